@@ -1,1 +1,1 @@
-"""The Ray layer: who runs where. No algorithm lives here."""
+"""The Ray layer: actors, pools and executors, without any algorithm."""

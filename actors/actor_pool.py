@@ -1,4 +1,4 @@
-"""Pool of actors for one run after another: a released actor is told to start again, which spares a torch import."""
+"""Pool of actors that several runs of one process share; reusing an actor saves importing PyTorch again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Acquired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
 
 
 class ActorPool:
-    """Makes actors, and keeps those that are released for the next run of this process."""
+    """Pool that makes actors, and keeps released ones for the next run of this process."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, ResourceShare], list[ActorHandle[Any]]] = defaultdict(list)
@@ -28,7 +28,7 @@ class ActorPool:
         self._machines: dict[Machine, None] = {}
 
     def acquire(self, kind: type, share: ResourceShare, *arguments: Any) -> Acquired:
-        """Return an actor made with its share and these arguments."""
+        """Return an actor with this share of a node and these arguments: a released one, or a new one."""
         key = kind.__name__, share
         if self._idle[key]:
             actor = self._idle[key].pop()
@@ -44,7 +44,7 @@ class ActorPool:
         return actor, self._asked[-1]
 
     def machines(self) -> list[Machine]:
-        """Return the machines of all actors that have come up so far, each once."""
+        """Return the machines of all actors that have started so far, each once."""
         up, self._asked = ray.wait(self._asked, num_returns=len(self._asked), timeout=0) if self._asked else ([], [])
         for told in up:
             with suppress(RayError):  # it died, or its error is known to who waits for it
@@ -52,7 +52,7 @@ class ActorPool:
         return list(self._machines)
 
     def release(self, actor: ActorHandle[Any], keep: bool) -> None:
-        """Keep an actor that has done its work for a later `acquire`, or end it and what it may be doing."""
+        """Keep an actor that has finished its work for a later `acquire`, or end it and its pending calls."""
         key = self._kinds[actor]
         if keep:
             self._idle[key].append(actor)

@@ -1,4 +1,4 @@
-"""AttackerActor: an attacker in a process of its own, which is never sent data or the scenario's seed."""
+"""AttackerActor: an attacker in its own process, which is never sent data or the scenario's seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayfed.update import Observation
 
 
 class AttackerActor(Renewable, Attacker):
-    """Does the calls of `Attacker` on its share of a node."""
+    """Actor that runs the methods of `Attacker` on its share of a node."""
 
     def __init__(self, share: ResourceShare, sample: SampleSpec, classes: int) -> None:
         super().__init__(sample, classes, set_up(share))
@@ -23,6 +23,6 @@ class AttackerActor(Renewable, Attacker):
     def attack(
         self, attack: AttackSpec, arm: ResolvedArm, observations: Sequence[Observation], keys: Sequence[bytes]
     ) -> tuple[list[Guess], list[Guess]]:
-        """Return guesses as `Attacker.attack` does, and publish the progress of its searches meanwhile."""
+        """Return guesses as `Attacker.attack` does, and publish the progress of its searches."""
         with listening(standings.post):
             return super().attack(attack, arm, observations, keys)

@@ -1,4 +1,4 @@
-"""Autoscaling: what a run asks a cluster for beyond the nodes that are there."""
+"""Requests to Ray's autoscaler for nodes that a run could use beyond those that are up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actors.cluster import Allotment
 
 @contextmanager
 def asking(most: Allotment) -> Iterator[None]:
-    """Ask Ray's autoscaler for room for all these actors while the block lasts; a cluster without one takes no notice.
+    """Ask Ray's autoscaler for room for all these actors during the block; no effect on a cluster without autoscaler.
 
     A cluster has one request, the latest of any driver's, and keeps that of a driver that is killed.
     """

@@ -1,4 +1,4 @@
-"""Calls to actors that are under way, and their deadlines."""
+"""Pending and running calls to actors, and their deadlines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayfed.engine.executor import Call
 
 @dataclass(frozen=True)
 class Started:
-    """A call that an actor has been handed."""
+    """A call that has been given to an actor."""
 
     slot: int
     """Number of the actor, which no other has had."""
@@ -29,7 +29,7 @@ class Started:
 
 
 class Waiting:
-    """Calls that no actor has been handed, in their order for every node on which some are best done."""
+    """Queue of calls not yet given to an actor, with a queue of its own for each preferred node."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
         self._queues: defaultdict[str, deque[tuple[Call, int]]] = defaultdict(deque)
@@ -40,11 +40,11 @@ class Waiting:
         return sum(map(len, self._queues.values()))
 
     def put_back(self, call: Call, losses: int) -> None:
-        """Have a call made next that has ended so many actors."""
+        """Put a call back at the front of the queue, with the number of actors that it has ended."""
         self._queues[call.node].appendleft((call, losses))
 
     def take(self, node: str, idle: bool) -> tuple[Call, int] | None:
-        """Remove and return the next call for an actor of a node; None where it had better wait.
+        """Remove and return the next call for an actor on a node; None if the call should wait for another node.
 
         An `idle` one takes from the node with most calls left where its own, and those for any, are done.
         """
@@ -55,7 +55,7 @@ class Waiting:
 
 
 class Running:
-    """The calls that actors have been handed, by the reference to their first result.
+    """The calls that actors are running, by the reference to their first result.
 
     An actor works at the first of its calls: the time of the next one begins when that has ended.
     """
@@ -73,21 +73,21 @@ class Running:
         return bool(self._calls)
 
     def add(self, done: ray.ObjectRef[Any], started: Started) -> None:
-        """Add a call that an actor has been handed."""
+        """Add a call that has been given to an actor."""
         if not self.queued[started.slot]:
             self._began[started.slot] = monotonic()
         self._calls[done] = started
         self.queued[started.slot] += 1
 
     def pop(self, done: ray.ObjectRef[Any]) -> Started:
-        """Remove and return a call that has ended, or is to be ended."""
+        """Remove and return a call that has ended or is about to be ended."""
         ended = self._calls.pop(done)
         self._began[ended.slot] = monotonic()
         self.queued[ended.slot] -= 1
         return ended
 
     def head(self, done: ray.ObjectRef[Any]) -> ray.ObjectRef[Any]:
-        """Return the call that ended first of those of an actor that has ended one; another reference as it is.
+        """Return the reference to the oldest call of the actor that runs this one; an unknown reference unchanged.
 
         An actor does its calls in order: where it died, this is the one that it was at.
         """
@@ -97,12 +97,12 @@ class Running:
         return next(first for first, started in self._calls.items() if started.slot == slot)
 
     def behind(self, slot: int) -> list[Started]:
-        """Remove and return the calls that an actor which is ended had still to do."""
+        """Remove and return the calls queued on an actor behind the one that is being ended."""
         return [self.pop(done) for done in [d for d, started in self._calls.items() if started.slot == slot]]
 
     @property
     def worked_at(self) -> Iterator[tuple[ray.ObjectRef[Any], Call]]:
-        """The calls that actors are at, none of those behind them."""
+        """The calls that actors are executing now, without those queued behind them."""
         return ((done, self._calls[done].call) for done in self._heads.values())
 
     @property
@@ -113,7 +113,7 @@ class Running:
         return heads
 
     def next_end(self) -> tuple[float, ray.ObjectRef[Any]] | None:
-        """Return the earliest deadline of the calls that are worked at, and its call; None where none has a limit."""
+        """Return the earliest deadline of the executing calls, with its call; None if none has a limit."""
         limits = [(done, self._began[slot], self._calls[done].call.limit) for slot, done in self._heads.items()]
         ends = [(began + limit, done) for done, began, limit in limits if limit is not None]
         return min(ends, key=lambda end: end[0], default=None)

@@ -1,4 +1,4 @@
-"""Ray clusters: connect to one or start it, and find how many actors it can hold."""
+"""Ray clusters: connect to one or start it, and compute how many actors fit on it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TMPDIR_LENGTH = 35
 
 @contextmanager
 def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
-    """Connect to Ray for the time of a run: the Ray that is there, the cluster at `address`, or a local one.
+    """Connect to Ray during the block: to the connected one, the cluster at `address`, or a local one.
 
     Nodes of a cluster are sent the user's own modules; to a local Ray that would cost seconds.
     """
@@ -52,7 +52,7 @@ def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
 
 @contextmanager
 def _explaining_start(address: str | None) -> Iterator[None]:
-    """Turn what prevents a start of Ray, or a connection to it, into a `ResourceError`."""
+    """Turn errors while starting or connecting to Ray into a `ResourceError`."""
     try:
         yield
     except Exception as error:
@@ -90,7 +90,7 @@ class Allotment:
         return ", ".join(f"{n} {what}{'s' * (n > 1)} of {share} each" for n, what, share in kinds if n)
 
     def environment(self) -> dict[str, object]:
-        """Return the cluster's part of environment.json: its resources, and what of them the actors take."""
+        """Return the cluster's part of environment.json: its resources, and how much of them the actors use."""
         have = ray.cluster_resources()
         clients, attackers = f"{self.clients} clients ({self.client})", f"{self.attackers} attackers ({self.attacker})"
         return {
@@ -102,7 +102,7 @@ class Allotment:
 
 
 def allot(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Divide the cluster as it is among the run's actors, at most one for each call that can go on at once.
+    """Divide the cluster's present resources among the run's actors, at most one for each concurrent call.
 
     The server is where the driver is: other nodes may be lent ones that go, and a run ends with its driver anyway.
     """
@@ -113,7 +113,7 @@ def allot(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment
 
 
 class Node(NamedTuple):
-    """What a node has for actors."""
+    """The resources of one node that actors can use."""
 
     cpus: float
     gpus: float
@@ -121,7 +121,7 @@ class Node(NamedTuple):
 
 
 def alive() -> dict[str, Node]:
-    """Return the nodes of the cluster as it is, by Ray's number of each."""
+    """Return the living nodes of the cluster, by Ray's identifier."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return {
         node["NodeID"]: Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0), node["Labels"])
@@ -130,7 +130,7 @@ def alive() -> dict[str, Node]:
 
 
 def wanted(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Return the most actors that a run has use for: one for each call that can go on at once.
+    """Return the largest number of actors that a run can use: one for each concurrent call.
 
     Clients and attackers take turns, so a core that holds one of each is never asked for two cores' work. They do not
     where they are on unlike nodes.
@@ -147,12 +147,12 @@ def wanted(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotmen
 
 
 def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Divide nodes among the run's actors, see `allot`; of either kind there is one at least."""
+    """Divide nodes among the run's actors, at least one of each kind; see `allot`."""
     r, most = scenario.resources, wanted(scenario, client_calls, attack_calls)
     client, attacker = [most.client], [most.attacker] * bool(most.attackers)
 
     def slots(kind: list[ResourceShare], *others: ResourceShare) -> int:
-        """Return how many of a kind have a place beside others; one at least."""
+        """Return how many actors of a kind fit beside the others, at least one."""
         numbers = range(1, max(client_calls, attack_calls, 1) + 1)
         return max(1, bisect_left(numbers, True, key=lambda n: not fits(nodes, [most.server, *others, *kind * n])))
 
@@ -167,7 +167,7 @@ def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_
 
 
 def _without(labels: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return what keeps actors off the nodes that others ask for by these labels."""
+    """Return the label selector that keeps actors off the nodes that others request by these labels."""
     return tuple((name, f"!{value}") for name, value in labels)
 
 
@@ -190,7 +190,7 @@ def allot_trial(scenario: Scenario) -> Allotment:
 
 
 def check(allotment: Allotment, nodes: Sequence[Node]) -> None:
-    """Raise `ResourceError` where nodes have no place for all actors of an allotment; a cluster without CPUs grows."""
+    """Raise `ResourceError` if nodes cannot hold all actors of an allotment; a cluster without CPUs may grow."""
     if not any(node.cpus for node in nodes):
         return
     _check_node("server", allotment.server, nodes)
@@ -201,7 +201,7 @@ def check(allotment: Allotment, nodes: Sequence[Node]) -> None:
 
 
 def fits(nodes: Sequence[Node], shares: Sequence[ResourceShare]) -> bool:
-    """Return whether actors with these shares have a place, each on one node and a part of a GPU on one GPU.
+    """Return whether actors with these shares fit, each on one node, and each fraction of a GPU on one GPU.
 
     Those that ask for labels are placed first, then the largest.
     """
@@ -212,14 +212,14 @@ def fits(nodes: Sequence[Node], shares: Sequence[ResourceShare]) -> bool:
 
 @dataclass
 class _Free:
-    """Resources that are left of a node."""
+    """Free resources of a node."""
 
     cpus: float
     gpus: list[float]
     labels: Mapping[str, str]
 
     def take(self, share: ResourceShare) -> bool:
-        """Take a share from the node and return whether it was there."""
+        """Take a share from the node if it is free; return whether it was."""
         each = min(share.num_gpus, 1.0)
         able = [i for i, left in enumerate(self.gpus) if left > each - _ROUNDING][: ceil(share.num_gpus)]
         if share.num_cpus > self.cpus + _ROUNDING or len(able) < ceil(share.num_gpus):
@@ -239,7 +239,7 @@ def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceS
 
 
 def _check_node(what: str, share: ResourceShare, nodes: Sequence[Node]) -> None:
-    """Raise `ResourceError` where no node has room for one actor."""
+    """Raise `ResourceError` if no node has room for one actor."""
     if fits(nodes, [share]):
         return
     able = [node for node in nodes if share.may_be_on(node.labels)]
@@ -253,7 +253,7 @@ def _check_node(what: str, share: ResourceShare, nodes: Sequence[Node]) -> None:
 
 
 def _no_label(what: str, share: ResourceShare, nodes: Sequence[Node]) -> str:
-    """Return a message where no node has the labels that actors ask for."""
+    """Return an error message if no node has the requested labels, else None."""
     if any(value.startswith("!") for _, value in share.labels):
         kept = " or ".join(f"{name}={value[1:]}" for name, value in share.labels)
         return (

@@ -1,4 +1,4 @@
-"""Executions by name: on Ray, or in this process, which imports no Ray."""
+"""Executions by name: on Ray, or in this process without importing Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Name = Literal["ray", "local"]
 
 
 def execution(name: str, address: str | None = None) -> Execution:
-    """Return the execution that plays runs; raises `UserError` for a cluster that is not to be used."""
+    """Return the execution that plays runs; raises `UserError` if a cluster is named that it would not use."""
     if _is_ray(name, address):
         from actors.executor import on_ray
 
@@ -25,7 +25,7 @@ def execution(name: str, address: str | None = None) -> Execution:
 
 
 def sweep_execution(name: str, address: str | None = None) -> SweepExecution:
-    """Return the execution that plays sweeps; raises `UserError` for a cluster that is not to be used."""
+    """Return the execution that plays sweeps; raises `UserError` if a cluster is named that it would not use."""
     if _is_ray(name, address):
         from actors.sweep import on_tune
 

@@ -33,7 +33,7 @@ from rayfed.errors import ClientError, OverdueError, UserError
 
 
 def on_ray(address: str | None = None) -> Execution:
-    """Return an execution on the Ray that is connected to, the cluster at `address`, or a local Ray started for it."""
+    """Return an execution on Ray: the connected one, the cluster at `address`, or a new local one."""
 
     @contextmanager
     def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
@@ -52,7 +52,7 @@ def on_ray(address: str | None = None) -> Execution:
 
 
 def for_trial(allotment: Allotment, actor_pool: ActorPool) -> Execution:
-    """Return an execution for trials, one after another, within this allotment and with the actors of this pool."""
+    """Return an execution for successive trials, within this allotment and with the actors of this pool."""
 
     @contextmanager
     def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
@@ -67,7 +67,7 @@ def for_trial(allotment: Allotment, actor_pool: ActorPool) -> Execution:
 
 @contextmanager
 def _closing(executor: RayExecutor, keep: bool) -> Iterator[RayExecutor]:
-    """Close an executor when the block ends; `keep` leaves its actors to another run, unless they may be at fault.
+    """Close an executor when the block ends; with `keep`, leave actors to another run unless the error may be theirs.
 
     A call that is still under way does not matter: an actor begins anew behind it.
     """
@@ -90,13 +90,13 @@ LOOK = 2.0
 
 
 class RayExecutor:
-    """Executor that does calls on actors, as many at once as there are (`rayfed.engine.executor.Executor`).
+    """Executor that runs calls on actors, as many at once as there are (`rayfed.engine.executor.Executor`).
 
     Their number follows the cluster, which may grow and shrink.
     """
 
     def __init__(self, room: Callable[[], Allotment], actor_pool: ActorPool, note: Callable[[str], None]) -> None:
-        """Play on what `room` says that there is room for, now and again later."""
+        """Begin with the allotment that `room` returns; `room` is called again when the cluster may have changed."""
         transport.register()
         self._room, self._actor_pool, self._note = room, actor_pool, note
         self._allotment, self._looked = room(), monotonic()
@@ -111,7 +111,7 @@ class RayExecutor:
         return self._allotment.clients
 
     def nodes(self) -> dict[str, int]:
-        """Return the nodes of the client actors that are up."""
+        """Return the nodes of the client actors that have started."""
         return self._clients.nodes() if self._clients else {}
 
     def describe(self) -> str:
@@ -119,15 +119,15 @@ class RayExecutor:
         return self._allotment.describe()
 
     def environment(self) -> dict[str, object]:
-        """Return the cluster's part of environment.json: its resources, and what of them the actors take."""
+        """Return the cluster's part of environment.json: its resources, and how much of them the actors use."""
         return self._allotment.environment()
 
     def machines(self) -> list[Machine]:
-        """Return the driver's machine and those of all actors that have come up so far."""
+        """Return the driver's machine and those of all actors that have started so far."""
         return [this_machine("driver", torch.device("cpu")), *self._actor_pool.machines()]
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Start the actors and wait until the clients' are up, so that a round's time is that of its work."""
+        """Start the actors and wait for the clients', so that a round's time is that of its work."""
         data = inputs.data
         self._attackers_made_of = data.sample.published(), len(data.classes)
         shared = [ray.put(value) for value in (data, Parts.of(inputs.parts), Parts.of(inputs.validation))]
@@ -144,23 +144,23 @@ class RayExecutor:
             self._note(f"{self._clients.losses} client actor died as it started; another takes its place")
 
     def check_server(self) -> None:
-        """Wait until the server's actor is up."""
+        """Wait until the server's actor has started."""
         with telling_losses():
             wait_for([self._server.__ray_ready__.remote()])
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """End the server's actor, which may live on with half a round added, and make another."""
+        """End the server's actor, which may hold half a round's sums, and start another."""
         if self._server is not None:
             self._actor_pool.release(self._server, keep=False)
         self._server, _ = self._actor_pool.acquire(ServerActor, self._allotment.server, roles, saved)
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """Do calls on client actors."""
+        """Run calls on client actors."""
         assert self._clients is not None
         return self._noting_losses(self._clients, calls, "client actor")
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
-        """Do calls on attackers, which are started for the first calls."""
+        """Run calls on attackers, which are started for the first calls."""
         if self._attackers is None:
             self._attackers = self._workers(
                 AttackerActor,
@@ -174,7 +174,7 @@ class RayExecutor:
         return self._noting_losses(self._attackers, calls, "attacker", hear)
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call a method of the server's actor, one call after another."""
+        """Call a method of the server's actor; calls run one after another."""
         return getattr(self._server, method).options(num_returns=returns).remote(*args)
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
@@ -188,7 +188,7 @@ class RayExecutor:
                 raise original(error) from None
 
     def close(self, keep: bool = False) -> None:
-        """End all actors, or with `keep` release them to the actor pool."""
+        """End all actors; with `keep`, release them to the actor pool instead."""
         for pool in (self._clients, self._attackers):
             if pool:
                 pool.close(keep)
@@ -201,7 +201,7 @@ class RayExecutor:
         return Workers(self._actor_pool, size, kind, share, *args, make_room=make_room, look=self._look)
 
     def _look(self, lost: bool) -> None:
-        """Have as many actors as the cluster has room for now; it is looked at now and then, and when one is lost."""
+        """Adapt the number of actors to the cluster, at intervals and after losing one."""
         if not lost and monotonic() < self._looked + LOOK:
             return
         self._looked, before, self._allotment = monotonic(), self._allotment, self._room()
@@ -219,7 +219,7 @@ class RayExecutor:
         self._make_room(self._clients, "client actor")
 
     def _make_room(self, giver: Workers | None, what: str) -> None:
-        """End an actor of the other kind where a node died and its actors find no place on those that are left."""
+        """End an actor of the other kind if a node died and the remaining nodes have no room for this kind."""
         if giver and giver.give_place():
             self._note(f"there is no place for what died: one {what} gives way")
 

@@ -1,4 +1,4 @@
-"""A local Ray, which may start in the background while a command imports PyTorch and reads its scenario.
+"""A local Ray, which can start in the background while a command imports PyTorch and reads its scenario.
 
 Either takes seconds. Nothing here needs PyTorch or rayfed's other modules, so that it can begin at once.
 """
@@ -16,7 +16,7 @@ from actors import ray_files
 
 
 def connect(**options: Any) -> None:
-    """Call `ray.init` without its own lines (where it runs, deprecations), which are not about the run."""
+    """Call `ray.init` without the lines that Ray prints about itself."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -24,9 +24,9 @@ def connect(**options: Any) -> None:
 
 
 def start() -> None:
-    """Start a Ray on this machine that no other machine reaches, and remove the files of those that are dead."""
+    """Start a Ray on this machine that listens on 127.0.0.1 only, and remove the files of dead ones."""
     ray_files.guard_token()
-    # of memory that is short, one actor at a time dies and the youngest first: not the server beside whoever took it
+    # of memory that is short, one actor at a time dies and the youngest first: not the server beside those that took it
     os.environ.setdefault("RAY_worker_killing_policy_by_group", "true")
     with _on_loopback():
         connect(address="local", include_dashboard=False)
@@ -35,7 +35,7 @@ def start() -> None:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Disconnect from Ray after the block, and end one that `start` has started.
+    """Disconnect from Ray after the block, and stop a Ray that `start` has started.
 
     Where the block fails its logs stay until another is started.
     """
@@ -52,7 +52,7 @@ def ending() -> Iterator[None]:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Have Ray listen on 127.0.0.1 alone, as it does where it knows of no clusters (macOS, Windows).
+    """Make Ray listen on 127.0.0.1 only, as it does by default on macOS and Windows.
 
     It has no option for that: what `_node_ip_address` says of this machine it replaces by an address that others reach.
     """
@@ -66,7 +66,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 class _Background(Thread):
-    """Thread that starts Ray and stays while it is needed: Ray's processes end with the thread that started them."""
+    """Thread that starts Ray and outlives its use: Ray's processes end with the thread that started them."""
 
     def __init__(self) -> None:
         super().__init__(name="local-ray", daemon=True)
@@ -74,7 +74,7 @@ class _Background(Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Start Ray and wait until it is not needed any more."""
+        """Start Ray and wait until it is no longer needed."""
         try:
             start()
         except Exception as error:
@@ -88,7 +88,7 @@ _background: _Background | None = None
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Start a Ray in the background unless there is one; it ends with this block, used or not."""
+    """Start a local Ray in the background unless one runs; it stops when the block ends."""
     import ray
 
     global _background

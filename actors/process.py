@@ -1,4 +1,4 @@
-"""Set-up of an actor's process: its threads, its device, its way of sending tensors."""
+"""Set-up of an actor's process: threads, device, and the serialisation of tensors."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class ResourceShare:
         return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")
 
     def may_be_on(self, labels: Mapping[str, str]) -> bool:
-        """Return whether a node with these labels will do."""
+        """Return whether the share allows a node with these labels."""
         return all((labels.get(name) == value.strip("!")) != value.startswith("!") for name, value in self.labels)
 
 
 def set_up(share: ResourceShare) -> torch.device:
-    """Bind this process to its share and return the device to compute on.
+    """Apply a share to this process and return its device.
 
     The number of threads follows the scenario and not the machine, for it changes the order of sums inside a
     convolution. A fraction of a GPU is a scheduling hint to Ray alone, so the memory is capped here.
@@ -64,7 +64,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep freed memory for the next allocation: every training step allocates the same.
+    """Make glibc keep freed memory for the next allocation: every training step allocates the same.
 
     Measured on LeNet-5: 400 to 700 page faults a step without, none with, and a third of the time saved.
     """
@@ -75,7 +75,7 @@ def _keep_freed_memory() -> None:
 
 
 class Arrival(NamedTuple):
-    """Where an actor has come up."""
+    """Where an actor has started: its node, process and machine."""
 
     machine: Machine
     node: str
@@ -83,22 +83,22 @@ class Arrival(NamedTuple):
 
 
 class Renewable:
-    """Base of actors: each says where it is, and one run can leave it to the next."""
+    """Base of actors: each reports where it runs, and one run can leave it to the next."""
 
     computes = True
     """Whether it takes a GPU of its share."""
 
     def machine(self, share: ResourceShare) -> Machine:
-        """Return the machine of this process; raises `ResourceError` where it is not what the scenario asks for."""
+        """Return the machine of this process; raises `ResourceError` if it does not calculate as the scenario asks."""
         check_arithmetic(share.deterministic)
         return this_machine(type(self).__name__, device_for(share.num_gpus if self.computes else 0))
 
     def arrive(self, share: ResourceShare) -> Arrival:
-        """Return where this process is; raises what `machine` raises."""
+        """Return where this process runs; raises as `machine` does."""
         return Arrival(self.machine(share), ray.get_runtime_context().get_node_id())
 
     def renew(self, share: ResourceShare, *arguments: Any) -> Arrival:
-        """Initialise the actor anew with its share and these arguments, and return where it is."""
+        """Initialise the actor anew with its share and these arguments, and return where it runs."""
         self.__dict__.clear()
         self.__init__(share, *arguments)  # type: ignore[misc]
         return self.arrive(share)

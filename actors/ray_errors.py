@@ -1,4 +1,4 @@
-"""Ray's exceptions, told apart: who has to do something again, and what a person has to mend."""
+"""Classification of Ray's exceptions: which calls to repeat, and what to tell the user."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NODE_DIED = "its node has died"
 
 
 class Loss(Enum):
-    """What an actor has died of."""
+    """The cause of an actor's death."""
 
     NODE = auto()
     """Its machine is gone, with all that was there: no fault of the call's."""
@@ -39,7 +39,7 @@ class Loss(Enum):
 
 
 def loss_of(error: Exception) -> Loss:
-    """Return what an actor has died of, by one of `DEATHS`."""
+    """Return why an actor has died, from one of the exceptions in `DEATHS`."""
     if isinstance(error, OutOfMemoryError):
         return Loss.MEMORY
     if isinstance(error, NodeDiedError) or getattr(error, "preempted", False) or _NODE_DIED in str(error):
@@ -48,7 +48,7 @@ def loss_of(error: Exception) -> Loss:
 
 
 def original(error: RayTaskError) -> Exception:
-    """Return what the call has raised, or Ray's error about an argument or the machine.
+    """Return the exception that the call raised, or Ray's own error about an argument or the machine.
 
     A defect, and a mistake in the user's own code, has the traceback that it had in the actor as a note.
     """
@@ -61,7 +61,7 @@ def original(error: RayTaskError) -> Exception:
 
 
 def brief(error: Exception) -> str:
-    """Return what one of `DEATHS` says: of a memory killer's pages the first line, which has the figures."""
+    """Return the message of one of `DEATHS`; of a memory killer's, the first line, which has the figures."""
     return str(error).partition("\n")[0] if loss_of(error) is Loss.MEMORY else str(error)
 
 
@@ -78,7 +78,7 @@ def telling_losses() -> Iterator[None]:
 
 @contextmanager
 def in_words_for_people() -> Iterator[None]:
-    """Turn Ray's errors about the machine into `ResourceError`, which says what to do."""
+    """Turn Ray's errors about the machine into a `ResourceError` that says what to do."""
     try:
         yield
     except (OutOfDiskError, ObjectStoreFullError) as error:
@@ -92,7 +92,7 @@ def in_words_for_people() -> Iterator[None]:
 
 
 def raylet_died() -> ResourceError:
-    """Return the error for a run whose own machine's raylet is gone."""
+    """Return the error for a run whose local raylet has died."""
     return ResourceError(
         "Ray's raylet on this machine has died (killed, or out of memory or disk: its log is raylet.err in Ray's "
         "temporary folder, by default /tmp/ray/session_latest/logs); complete rounds are kept and `rayfed resume` goes "

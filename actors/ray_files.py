@@ -1,4 +1,4 @@
-"""Files of Ray on this machine: whoever may read its token, and the session folders that killed drivers leave."""
+"""Ray's files on this machine: the permissions of its token, and session folders that killed drivers leave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _session: IO[bytes] | None = None
 
 
 def guard_token() -> None:
-    """Have the token by which this machine's Rays know their user readable for the user alone: Ray writes it for all.
+    """Make Ray's token file readable for its owner only; Ray creates it readable for all.
 
     Who has it can run code as the user. Does nothing where the environment names another token, or none.
     """
@@ -37,7 +37,7 @@ def guard_token() -> None:
 
 
 def claim_session() -> None:
-    """Mark the session that this process has started as ours, and remove those of drivers that are dead."""
+    """Mark the session of this process as rayfed's, and remove marked sessions whose drivers are dead."""
     import ray
 
     global _session
@@ -49,7 +49,7 @@ def claim_session() -> None:
 
 
 def remove_dead(root: Path) -> None:
-    """Remove the session folders in `root` that a driver of ours has marked and nobody holds any more."""
+    """Remove the session folders in `root` that a rayfed driver has marked and no process locks any more."""
     for folder in root.glob("session_*"):
         if (folder / MARK).exists() and not folder.is_symlink() and (lock := _locked(folder)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -57,7 +57,7 @@ def remove_dead(root: Path) -> None:
 
 
 def leave_session(remove: bool) -> None:
-    """Let go of this process's own session, whose Ray has ended; what is not removed is when another is claimed."""
+    """Unlock and remove this process's own session after Ray has stopped; a later `claim_session` removes leftovers."""
     global _session
     if _session:
         if remove:
@@ -67,7 +67,7 @@ def leave_session(remove: bool) -> None:
 
 
 def _locked(folder: Path) -> IO[bytes] | None:
-    """Return the mark of a session, locked by this process; None where a living one holds it, or another user."""
+    """Return the mark of a session, locked by this process; None if another process or user holds it."""
     try:
         mark = (folder / MARK).open("ab")
     except OSError:

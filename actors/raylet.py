@@ -1,4 +1,4 @@
-"""Watch over this machine's raylet: where it dies Ray ends the driver seconds later, which could write no report."""
+"""Watchdog of the local raylet: when it dies, Ray kills the driver within seconds, before it could write a report."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def watched() -> Iterator[None]:
 
 
 class _Watch(Thread):
-    """Thread that waits at a connection to the raylet, over which neither side says anything."""
+    """Thread that blocks on a connection to the raylet, over which nothing is sent."""
 
     def __init__(self) -> None:
         super().__init__(name="raylet-watch", daemon=True)
@@ -56,7 +56,7 @@ class _Watch(Thread):
         self._name, self._socket = node.raylet_socket_name, socket.socket(socket.AF_UNIX)
 
     def run(self) -> None:
-        """Interrupt the main thread when the connection ends, or there is none."""
+        """Interrupt the main thread when the connection ends or cannot be made."""
         with suppress(OSError):
             self._socket.connect(self._name)
             self._socket.recv(1)
@@ -65,7 +65,7 @@ class _Watch(Thread):
             signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
 
     def end(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._over = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

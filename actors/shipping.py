@@ -1,4 +1,4 @@
-"""Shipping of the user's own code to the nodes of a cluster, which have only rayfed installed."""
+"""Distribution of the user's own code to the nodes of a cluster, which have only rayfed installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayfed.scenario import Scenario, dotted_paths
 
 
 def runtime_env(scenario: Scenario) -> dict[str, Any]:
-    """Return Ray's `runtime_env` for a scenario: how its processes calculate, and the modules of its dotted paths.
+    """Return Ray's `runtime_env` for a scenario: environment variables, and the modules of its dotted paths.
 
     These are the modules that checking the scenario has imported from where users keep their own (the folders that
     dotted paths are searched in, and PYTHONPATH), with those that they import themselves.

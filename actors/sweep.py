@@ -1,4 +1,4 @@
-"""Sweeps on Ray Tune: trials side by side, stopped early by a scheduler, logged by trackers."""
+"""Sweeps on Ray Tune: parallel trials, stopped early by a scheduler, logged by trackers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TUNE = "tune"
 
 
 def on_tune(address: str | None = None) -> SweepExecution:
-    """Return an execution on the Ray that is connected to, the cluster at `address`, or one that is started for it."""
+    """Return an execution of sweeps on Ray: the connected one, the cluster at `address`, or a new local one."""
 
     def execution(recorder: SweepRecorder) -> None:
         scenario, folder = recorder.scenario, recorder.folder
@@ -82,7 +82,7 @@ def _tuner(recorder: SweepRecorder, callback: _Recording) -> tune.Tuner:
 
 
 def scheduler(sweep: Sweep, rounds: int) -> TrialScheduler | None:
-    """Return the scheduler that stops trials early by their test accuracy; None where the sweep names none."""
+    """Return the scheduler that stops trials early by their test accuracy; None if the sweep names none."""
     common: dict[str, Any] = {"time_attr": "rounds", "metric": "test_accuracy", "mode": "max"}
     if sweep.scheduler == "asha":
         # what reaches max_t is stopped: no trial does, for each ends by itself
@@ -105,7 +105,7 @@ def _search(recorder: SweepRecorder) -> OptunaSearch:
 
 
 def _trainable(recorder: SweepRecorder) -> Any:
-    """Return the function that plays a setting with its repeats, one after another, and reports the objectives."""
+    """Return the function that plays a setting's repeats one after another and reports the objectives."""
     scenario, folder, places = recorder.scenario, recorder.folder, search_places()
     allotment, objectives = allot_trial(scenario), swept(scenario).objectives
 
@@ -138,29 +138,29 @@ class _Recording(tune.Callback):
         return {}  # Tune saves its callbacks to continue by itself; a sweep continues from its outcomes
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
-        """Record a trial that has ended, well or not, or that a scheduler has stopped."""
+        """Record a trial that has finished, failed, or been stopped by a scheduler."""
         self._recorder.end(_repeats(trial.config), (trial.last_result or {}).get("error"))
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
-        """Note a trial whose process has died."""
+        """Record that a trial's process has died."""
         error = trial.get_error()  # Tune may have none: all that it knows is that the process is gone
         said = str(getattr(error, "cause", None) or error) if error else "the trial's process died, time and again"
         self.lost.append((_repeats(trial.config), said))
 
     def give_up(self) -> None:
-        """Record trials that have lost their process too often as failed."""
+        """Record as failed the trials whose process has died too often."""
         for repeats, error in self.lost:
             self._recorder.end(repeats, error)
 
 
 def _repeats(config: dict[str, Any]) -> list[Trial]:
-    """Return the trials behind one of Tune's."""
+    """Return the trials of rayfed that one trial of Tune plays."""
     return trials_of(config.get("trial", config))
 
 
 @contextmanager
 def _quiet_tune() -> Iterator[None]:
-    """Silence Tune's own lines and files, which are not about the user's sweep; interruptions are ours to report."""
+    """Silence Tune's own lines and files; rayfed reports interruptions itself."""
     ours = {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",

@@ -1,4 +1,4 @@
-"""Experiment trackers: what Tune and the trackers themselves offer, switched on by name."""
+"""Experiment trackers, by name: Tune's callbacks and those that the trackers bring themselves."""
 
 from __future__ import annotations
 

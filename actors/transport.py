@@ -1,4 +1,4 @@
-"""Transport of tensors between actors: as flat numpy memory, which Ray reads in place, never as torch pickles.
+"""Serialisation of tensors between actors: as flat numpy memory that Ray maps without a copy.
 
 Measured on 44 MB: 0.3 ms to read a numpy array from the object store, 177 ms to unpickle the same torch tensor. The
 copy on arrival is deliberate: the store's memory is read-only, and a defence that writes to it would crash the process.

@@ -1,4 +1,4 @@
-"""One trial of a sweep as Ray Tune sees it: a function of its values that reports every round."""
+"""One trial of a sweep as a Ray Tune trainable, which reports every round."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trainable(scenario: Scenario) -> Trainable:
 
 
 def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
-    """Return the trainable with a placement group for itself and its actors: two trials never wait for each other."""
+    """Return the trainable with a placement group for itself and its actors, so that two trials cannot deadlock."""
     shares = [allotment.client] * allotment.clients + [allotment.attacker] * allotment.attackers
     if allotment.server.num_cpus or allotment.server.num_gpus:
         shares.append(allotment.server)
@@ -52,7 +52,7 @@ def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
 
 @cache
 def own_actor_pool() -> ActorPool:
-    """Return the actor pool of this process, to which Tune may give one trial after another."""
+    """Return the actor pool of this process, which successive trials share."""
     return ActorPool()
 
 
@@ -61,12 +61,12 @@ Places = tuple[list[str], list[str], str]
 
 
 def search_places() -> Places:
-    """Return where this process finds modules and files, for the processes of trials."""
+    """Return the folders in which this process finds modules and files, for the processes of trials."""
     return list(sys.path), list(registry.SEARCHED), str(Path.cwd())
 
 
 def prepare_process(places: Places) -> None:
-    """Set up a trial's process: one thread, and the driver's modules and files.
+    """Set up a trial's process: one thread, and the driver's folders of modules and files.
 
     Tune lets a trial work in its own folder, where no path of the scenario leads anywhere.
     """

@@ -1,6 +1,6 @@
-"""Calls to as many actors as there is room for, results as they finish, repeated elsewhere when an actor dies.
+"""Dispatch of calls to a pool of actors: results as they finish, calls repeated elsewhere when an actor dies.
 
-Every call is a pure function of its arguments, so a call that was lost with its actor is simply made again.
+Every call is a pure function of its arguments, so a call that was lost with its actor is made again.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ PATIENCE = 30.0
 
 
 class ActorsLost(ResourceError):
-    """A call that nobody can search ended several actors, one after another."""
+    """Error for one call that has ended several actors, and that cannot be divided to find the cause."""
 
 
 class Workers:
-    """Equal actors that do calls; dead ones are replaced, and their number follows the cluster.
+    """Pool of equal actors that run calls; dead ones are replaced, and their number follows the cluster.
 
     Where Ray ends some because a machine has too little memory, half as many go on. A call that is too large even for
     one alone is the cause, and the others come back.
@@ -55,7 +55,7 @@ class Workers:
         make_room: Callable[[], None] = lambda: None,
         look: Callable[[bool], None] = lambda lost: None,
     ) -> None:
-        """Start `size` actors from what `ActorPool.acquire` takes, `made_of`.
+        """Start `size` actors; `made_of` are the arguments of `ActorPool.acquire`.
 
         `make_room` is called where all have died and no new one comes up. `look` is called again and again while calls
         are done, with whether an actor was lost: it may `resize`.
@@ -79,11 +79,11 @@ class Workers:
 
     @property
     def abreast(self) -> int:
-        """Return the number of actors that go on at once."""
+        """Return the number of actors that work at once."""
         return max(1, self._size >> self.halvings)
 
     def resize(self, size: int, nodes: Collection[str]) -> None:
-        """Go on with `size` actors on a cluster of these nodes; of too many, those whose node is gone end first.
+        """Change to `size` actors on these nodes; surplus actors end, those of lost nodes first.
 
         What these were at is made again.
         """
@@ -93,7 +93,7 @@ class Workers:
             self._fill()
 
     def wait(self) -> None:
-        """Wait until all actors are up; raises `ResourceError` when none comes up within `START_TIMEOUT`.
+        """Wait until all actors have started; raises `ResourceError` if none does within `START_TIMEOUT`.
 
         One that dies as it starts is replaced; one that raises then raises its own error, for it would again.
         """
@@ -146,7 +146,7 @@ class Workers:
             yield Done(ended.call, result, ended.rest, self._nodes.get(ended.slot, ""))
 
     def _hand_out(self, waiting: Waiting, running: Running) -> None:
-        """Hand calls to actors that are up: to idle ones, and while many calls wait to those with a single one."""
+        """Give calls to started actors: to idle ones, and a second call to busy ones while many calls wait."""
         while waiting:
             most = 2 if len(waiting) > self.abreast else 1
             up = sorted(set(self._actors) - set(self._starting.values()), key=lambda slot: (running.queued[slot], slot))
@@ -162,12 +162,12 @@ class Workers:
 
     @staticmethod
     def _move(behind: Sequence[Started], waiting: Waiting) -> None:
-        """Have other actors make calls that were behind one that has ended its actor."""
+        """Give the calls queued behind one that ended its actor to other actors."""
         for other in behind:
             waiting.put_back(other.call, other.losses)
 
     def _lost(self, ended: Started, error: Exception, waiting: Waiting, running: Running) -> Crashed | None:
-        """Replace the actor that a call was lost with, and have its calls made again.
+        """Replace the actor that a call was lost with, and queue its calls again.
 
         The one that it was at is blamed, those behind it are not; nor is it where the machine died, or where memory
         was short while other actors went on. Returns what comes in place of the result of one that is not made again.
@@ -190,7 +190,7 @@ class Workers:
         return Crashed(memory=loss is Loss.MEMORY)
 
     def _mourn(self, slot: int, error: Exception) -> Loss:
-        """Replace an actor that has died, unless fewer are to go on; return what it has died of."""
+        """Replace a dead actor, unless the pool is shrinking; return the cause of its death."""
         self.losses += 1
         self._end(slot)
         self._look(True)
@@ -202,7 +202,7 @@ class Workers:
         return loss
 
     def _first(self, running: Running, hear: Hear | None = None) -> tuple[ray.ObjectRef[Any], bool]:
-        """Return the first event, an actor that is up or the end of a call, and False; or an overdue call and True.
+        """Return the next event and whether it is a timeout: an actor started, a call ended, or a call is overdue.
 
         Without a limit the end always comes, for an actor that is up ends its call or dies; a start does not where
         there is no place. `hear` is told how far searches are.
@@ -224,7 +224,7 @@ class Workers:
                     hear(worked_at, standing)
 
     def _first_start(self) -> ray.ObjectRef[Any]:
-        """Wait for the first actor that comes up, where there is none."""
+        """Wait until the first actor has started, if none has."""
         deadline = monotonic() + START_TIMEOUT
         while (left := deadline - monotonic()) > 0:
             done, _ = ray.wait([*self._starting], num_returns=1, timeout=min(left, PATIENCE))
@@ -237,7 +237,7 @@ class Workers:
         raise _not_started(len(self._starting), len(self._actors))
 
     def _started(self, ready: ray.ObjectRef[Any]) -> None:
-        """Take an actor as up, or replace it where it has died as it started; raises where that goes on and on."""
+        """Note that an actor has started, or replace it if it died while starting; raises after repeated deaths."""
         slot = self._starting.pop(ready)
         try:
             self._nodes[slot] = ray.get(ready).node
@@ -255,11 +255,11 @@ class Workers:
             self._failed_starts = 0
 
     def nodes(self) -> dict[str, int]:
-        """Return the nodes of the actors that are up, each with their number there."""
+        """Return the nodes of the started actors, with their number on each."""
         return dict(Counter(self._nodes[slot] for slot in set(self._actors) - set(self._starting.values())))
 
     def give_place(self) -> bool:
-        """End one of several actors, and those not up yet, for an actor of another pool; return whether any was ended.
+        """End one of several actors, or those still starting, for another pool's actor; return whether any was ended.
 
         The next `run` starts them again, to come up once there is room.
         """
@@ -277,7 +277,7 @@ class Workers:
         return refs if call.returns > 1 else [refs]
 
     def _fill(self) -> None:
-        """Start the actors that are missing, and end those that are too many; what these were at is made again.
+        """Start missing actors and end surplus ones; calls of ended actors are repeated.
 
         Those that are not up end first, then those whose node is gone.
         """
@@ -301,7 +301,7 @@ class Workers:
 
 
 def wait_for(starting: list[ray.ObjectRef[Any]]) -> None:
-    """Wait for references that say that actors are up; raises `ResourceError` after `START_TIMEOUT`."""
+    """Wait until these actors have started; raises `ResourceError` after `START_TIMEOUT`."""
     ready, missing = ray.wait(starting, num_returns=len(starting), timeout=START_TIMEOUT)
     try:
         ray.get(ready)

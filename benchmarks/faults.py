@@ -100,7 +100,7 @@ def _fail(how: str, where: Path) -> None:
 
 @dataclass
 class Command:
-    """A command of Python and the processes that descend from it, whoever their parent is by now."""
+    """A command of Python and the processes that descend from it, no matter who their parent is by now."""
 
     arguments: list[str]
     environment: Mapping[str, str]
@@ -298,7 +298,7 @@ def hung(place: Path, round: int, client: int) -> Disturbed:
 
 
 def failed(place: Path, round: int, client: int, how: str, then: str) -> Disturbed:
-    """One client in one round, each time: it is left out, or ends the run, which goes on when it is mended."""
+    """One client in one round, each time: it is left out, or ends the run, which goes on when it is fixed."""
     file = fault_file(place, round, client, how)
     environment = {WHERE: str(file)} | (short_of_memory() if how == "memory" else {})
     command = launched(place, f"federation.failures.then={then}", environment=environment)

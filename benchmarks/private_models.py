@@ -206,7 +206,7 @@ def cost(chosen: argparse.Namespace) -> None:
             act()
             seconds[defence].append((process_time() - began) / 20)
     for defence, spent in seconds.items():
-        least = min(spent)  # of many: whoever else computes on the machine only adds
+        least = min(spent)  # of many: what else computes on the machine only adds
         ratio = least / min(seconds["none"])
         print(f"{chosen.case} batch {chosen.batch} {defence:9} {1000 * least:.2f} ms, {ratio:.2f} times plain")
 

@@ -38,6 +38,10 @@ INFORMED = {"defence", "code"}
 """Grants that tell an attacker of the defence."""
 
 HEADER = """\
+---
+hide: [toc]
+---
+
 # What each defence buys, and what it costs
 
 Made by `python docs/findings.py` from [`records.json`](records.json), one row for every published defence that rayfed

@@ -221,7 +221,7 @@ def tables() -> str:
 
 OUTCOMES = """\
 `rayfed.load(RUN).outcomes()` has a row for each arm and attack. Of a sweep it has them for each trial, beside a column
-for each swept field. Better means better for whoever protects data. `rayfed recommend --where` bounds any measure.
+for each swept field. Better means better for those who protect data. `rayfed recommend --where` bounds any measure.
 """
 
 

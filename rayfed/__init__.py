@@ -25,7 +25,7 @@ __all__ = ["__version__", "attack", "audit", "defend", "launch", "load", "record
 
 
 def load(path: str | PathLike[str]) -> Run | Sweep:
-    """The run or sweep at a local path or fsspec URL, to look at: tables, images, settings, fronts.
+    """Open the run or sweep at a local path or fsspec URL: tables, images, settings, fronts.
 
     Raises `rayfed.errors.RunError` where there is none.
     """
@@ -45,7 +45,7 @@ def record(
     classes: int | None = None,
     shape: Sequence[int] | None = None,
 ) -> Recorder:
-    """Record what a server sees of a federation's updates into a folder, for `rayfed replay`.
+    """Record a federation's updates, as its server sees them, into a folder for `rayfed replay`.
 
     In ``with record(model, "updates", LocalTraining(steps=5, lr=0.1)) as r:`` call, for each client of each round,
     ``r.round(sent, returned, (images, labels))``.
@@ -71,7 +71,7 @@ def defend(
     poisson: bool = False,
     seed: int | None = None,
 ) -> Defended:
-    """Put defences into a training loop of your own: on each step's gradient, and on what a client answers.
+    """Apply defences in a training loop of your own: to each step's gradient, and to what a client answers.
 
     The account is of the loop that the arguments tell of: `rounds` in which the client answers at most, and where a
     defence works on gradients the `samples` that it holds, the `batch_size` of a step and the `steps` of a round, with
@@ -145,7 +145,7 @@ def sweep(
     executor: str = "local",
     address: str | None = None,
 ) -> Sweep:
-    """Play every trial that a scenario's `sweep` stands for, as `rayfed sweep` does, and return the results.
+    """Play every trial of a scenario's `sweep`, as `rayfed sweep` does, and return the results.
 
     The arguments are those of `launch`.
     """
@@ -175,7 +175,7 @@ def attack(
     address: str | None = None,
     show: bool = False,
 ) -> Run:
-    """Play a scenario's attacks without its training, as `rayfed attack` does, and return what they got.
+    """Play a scenario's attacks without its training, as `rayfed attack` does, and return the results.
 
     They attack the untrained model, or what each arm of a `run` has learnt; with `arm` all attack what that one has.
     The other arguments are those of `launch`.

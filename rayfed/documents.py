@@ -1,4 +1,4 @@
-"""YAML and JSON that may come from anybody, as plain data or one `ValueError`, whatever is in them."""
+"""Safe reading of untrusted YAML and JSON: plain data, or one `ValueError`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 200_000
 
 
 def read_yaml(text: str) -> tuple[Any, list[tuple[Place, int]]]:
-    """A YAML document, and the lines of its paths; raises `ValueError` for what is none, or refers to itself."""
+    """Return a YAML document and the lines of its paths; raises `ValueError` for invalid or self-referencing YAML."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         lines = list(islice(_lines(root), _MOST + 1))
@@ -32,7 +32,7 @@ def read_yaml(text: str) -> tuple[Any, list[tuple[Place, int]]]:
 
 
 def read_json(text: str) -> Any:
-    """A JSON document; raises `ValueError` for what is none."""
+    """Return a JSON document; raises `ValueError` for invalid JSON."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -40,7 +40,7 @@ def read_json(text: str) -> Any:
 
 
 def _lines(node: yaml.Node | None, path: Place = ()) -> Iterator[tuple[Place, int]]:
-    """The line, from 1, of every path in the document; raises `ValueError` for text that no file or path can have."""
+    """Yield every path of the document with its line, from 1; raises `ValueError` for text that no path can have."""
     if node is None:
         return
     yield path, node.start_mark.line + 1
@@ -59,7 +59,7 @@ def _lines(node: yaml.Node | None, path: Place = ()) -> Iterator[tuple[Place, in
 
 
 def _text(node: yaml.Node) -> str:
-    """A scalar as it is written, where a file or path could have it."""
+    """Return a scalar as it is written; raises `ValueError` if no file or path could hold it."""
     value = str(node.value)
     if "\0" in value:
         raise ValueError(f"line {node.start_mark.line + 1}: there is a NUL character in it")

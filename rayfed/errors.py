@@ -1,4 +1,4 @@
-"""Errors that are written for the person at the keyboard.
+"""Exceptions with messages for the user: what is wrong, where, and what to do.
 
 A `UserError` says what is wrong, where, and what to do; the command line prints it without a traceback and
 ends with exit code 2. Anything else is a defect of ours: exit code 1.
@@ -15,11 +15,11 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Something that the user can mend: a scenario, a file, a resource request."""
+    """Error that the user can fix, in a scenario, a file or a resource request."""
 
 
 class ScenarioError(UserError):
-    """A scenario that does not hold together; carries every problem found, not the first only.
+    """An inconsistent scenario; carries every problem found, not only the first.
 
     `problems` are the places of fields, as keys and indices, and what is wrong there; none where it is no document.
     """
@@ -38,7 +38,7 @@ class ResourceError(UserError):
 
 
 class NotPortable(ResourceError):
-    """A process whose instruction set is not fixed as its scenario asks; the command line starts itself anew."""
+    """A process whose instruction set is not fixed as the scenario asks; the command line restarts itself."""
 
 
 class RunError(UserError):
@@ -54,11 +54,11 @@ class ClientError(UserError):
 
 
 class OverdueError(UserError):
-    """A call that took longer than `resources.timeout`; who was to do it may hang still."""
+    """A call that took longer than `resources.timeout`; its process may still hang."""
 
     def __init__(self, what: str, seconds: float) -> None:
         super().__init__(
-            f"{what} took longer than resources.timeout allows ({seconds:g} s): raise it, or mend what hangs; complete "
+            f"{what} took longer than resources.timeout allows ({seconds:g} s): raise it, or fix what hangs; complete "
             f"rounds are kept and `rayfed resume` goes on from there"
         )
 
@@ -71,7 +71,7 @@ class ProtectionError(UserError):
 
 
 class Killed(KeyboardInterrupt):
-    """A signal that tells the process to end, such as SIGTERM; where Ctrl-C is caught, so is this."""
+    """A signal that ends the process, such as SIGTERM; code that handles Ctrl-C handles it alike."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(f"killed by {Signals(signal).name}")
@@ -92,7 +92,7 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plain(message: str) -> str:
-    """Return a message without the colours and control characters that libraries put into theirs."""
+    """Return a message without the colours and control characters that libraries add."""
     return _CONTROL.sub("", message)
 
 

@@ -1,4 +1,4 @@
-"""Files of the user's: where a path leads as it is written."""
+"""Paths that users write: expansion and look-up."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def in_package(path: str | Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Return whether something is at a path, which may be one that no file can have."""
+    """Return whether a path exists; False for text that no file name can be."""
     return os.path.exists(path)  # `Path.exists` raises where a name is too long
 
 
 def find_in(folders: Sequence[Path], path: str | Path) -> Path:
-    """Return where a path leads: in the first of these folders that has it, in the first of all where none has."""
+    """Return a path inside the first of these folders that has it, else inside the first of all."""
     places = [folder / local_path(path) for folder in folders]
     return next((place for place in places if exists(place)), places[0]).resolve()

@@ -34,7 +34,7 @@ def buffers_of(model: nn.Module) -> Named:
 
 
 class Penalised(ABC):
-    """A module whose output costs something: whatever computes a loss or its gradient here adds that."""
+    """A module whose output adds a penalty to the loss; all losses and gradients of this file include it."""
 
     @abstractmethod
     def penalty(self, output: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Penalised(ABC):
 def batch_loss(
     model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Return the mean of the model's loss (`rayfed.losses`) over a batch with what `Penalised` modules add, a scalar.
+    """Return the mean loss of a model over a batch, a scalar, with the penalties of `Penalised` modules.
 
     `inputs` is (N, *shape), such as images (N, C, H, W) in [0, 1]; `labels` is (N,) int64, or (N, K) probabilities, or
     words (N, L) int64, or numbers (N, k); `mask` is (N,) weights of the samples, 0 for padding.
@@ -53,7 +53,7 @@ def batch_loss(
 
 
 def within(model: nn.Module, state: Named, act: Callable[[nn.Module], Result]) -> Result:
-    """Return what `act` makes of the model with the tensors of `state` in the place of its own.
+    """Return `act(model)`, with the tensors of `state` in place of the model's own.
 
     `functional_call` for more than a forward pass: what a backward pass computes again (`torch.utils.checkpoint`) reads
     the tensors that the model has then.
@@ -84,7 +84,7 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | Non
 
 @contextmanager
 def _penalties(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the penalties of a forward pass that is run inside; nothing of them stays with the model."""
+    """Collect the penalties of a forward pass that runs in the block; the model keeps nothing of them."""
     found: list[Tensor] = []
     modules = [module for module in model.modules() if isinstance(module, Penalised)]
     hooks = [m.register_forward_hook(lambda m, _, output: found.append(m.penalty(output))) for m in modules]
@@ -104,7 +104,7 @@ def gradient(
     mask: Tensor | None = None,
     create_graph: bool = False,
 ) -> tuple[Named, Tensor]:
-    """Return the gradient of `batch_loss` in the weights, by name, and the loss (a detached scalar).
+    """Return the gradient of `batch_loss` with respect to the weights, by name, and the loss (a detached scalar).
 
     With `create_graph` the gradient can be differentiated again in `inputs` and `labels`, and in weights that have a
     graph.
@@ -162,7 +162,7 @@ def norm(tensors: Named) -> Tensor:
 
 
 def clipped(tensors: Named, bound: float, leading: int = 0) -> Named:
-    """Return a gradient scaled down to a norm where it is longer, as `torch.nn.utils.clip_grad_norm_` does.
+    """Return a gradient scaled down to a norm if it is longer, as `torch.nn.utils.clip_grad_norm_` does.
 
     With `leading` dimensions there is a gradient at each of their places.
     """

@@ -1,4 +1,4 @@
-"""Losses that clients minimise: those of the table, components of the user's own, any function of outputs and targets.
+"""Losses that clients minimise: built-in ones, the user's own components, and functions of outputs and targets.
 
 A model carries its loss (`attach`, `of`), so whatever trains, evaluates or matches gradients of it takes the same one.
 Targets are classes (N,) int64, or their probabilities (N, K), or words (N, L) int64; or numbers (N, k) float, one for
@@ -53,15 +53,15 @@ class Loss(ABC):
         return outputs
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return the share of each sample's labels that is right, (N,); None where targets are numbers."""
+        """Return the share of each sample's labels that is predicted right, (N,); None if targets are numbers."""
         return None if targets.is_floating_point() else objective.correct(outputs, targets)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return each sample's mean absolute error (N,); None where targets are no quantities."""
+        """Return each sample's mean absolute error (N,); None if targets are not numbers."""
         return None
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the slopes of each sample's loss in the outputs, (N, K) float64."""
+        """Return the derivative of each sample's loss with respect to its outputs, (N, K) float64."""
         moving = outputs.detach().double().requires_grad_()
         with torch.enable_grad():
             slopes: Tensor = torch.autograd.grad(self(moving, targets, "sum"), moving)[0]
@@ -86,11 +86,11 @@ class CrossEntropy(Loss):
         return objective.loss(outputs, targets, reduction, self.label_smoothing)
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """Return probabilities (..., K)."""
+        """Return the probabilities of the classes, (..., K)."""
         return outputs.softmax(-1)
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return probabilities less smoothed labels, (N, K) float64."""
+        """Return the probabilities minus the smoothed labels, (N, K) float64."""
         labels = F.one_hot(targets, outputs.shape[1]).double()
         if self.label_smoothing:
             labels = torch.lerp(labels, torch.full_like(labels, 1 / labels.shape[1]), self.label_smoothing)
@@ -121,7 +121,7 @@ class BinaryCrossEntropy(Loss):
 
 @component
 class MeanSquaredError(Loss):
-    """Squared error, mean over the outputs: regression."""
+    """Squared error, averaged over the outputs, for regression."""
 
     takes: ClassVar[Literal["numbers"]] = "numbers"
 
@@ -166,7 +166,7 @@ class OwnLoss(Loss):
         return self.function(outputs, targets, **self.parameters)
 
     def _slope(self, outputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-        """Return the slope in the outputs, zeros where there is none, of the losses (N,) times `shares` (N,), or mean.
+        """Return the gradient in the outputs of the losses (N,), weighted by `shares` (N,) or averaged.
 
         Shares that differ show what couples samples and leaves their mean as it is.
         """
@@ -176,7 +176,7 @@ class OwnLoss(Loss):
         return torch.autograd.grad(loss, moving, materialize_grads=True)[0] if loss.requires_grad else moving * 0
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Try the function on some samples; raises `UserError` where it is not the mean of its samples' losses.
+        """Try the function on some samples; raises `UserError` unless a batch's loss is the mean of its samples'.
 
         What is otherwise on other samples than these is not found.
         """
@@ -222,7 +222,7 @@ def _described(value: Any) -> str:
 
 
 def build(name: str, parameters: Mapping[str, Any]) -> Loss:
-    """Return the loss of a name: of the table, or a dotted path to a component, a function, or a class of functions.
+    """Return the loss of a name: a built-in one, or the dotted path of a component, function or class of functions.
 
     Raises `UserError` for the name, and for what cannot be called with its parameters.
     """
@@ -244,11 +244,11 @@ DEFAULT = CrossEntropy()
 
 
 def attach(model: nn.Module, loss: Loss) -> None:
-    """Make a loss that of a model, in place; copies of the model have it, too."""
+    """Set the loss of a model, in place; copies of the model have it, too."""
     model.rayfed_loss = loss  # type: ignore[assignment]  # no tensor and no module: nothing of it is sent
 
 
 def of(model: nn.Module) -> Loss:
-    """Return the loss of a model: cross entropy unless another one was attached."""
+    """Return the loss of a model; cross entropy unless another one was attached."""
     found: Loss = getattr(model, "rayfed_loss", DEFAULT)
     return found

@@ -1,4 +1,4 @@
-"""Objectives that models are trained for and judged by: the class of an image, or the word that stands in it.
+"""Functions of outputs and labels for both tasks: classifying an image, and reading the word in it.
 
 Which of them follows from the labels. Words are found without knowing where their letters stand, by connectionist
 temporal classification (Graves et al. 2006, CTC): a model gives each of T places of an image a letter or the blank, and

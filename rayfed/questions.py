@@ -1,4 +1,4 @@
-"""Questions that a server asks the clients of a round before it can step, and its session with their answers."""
+"""Questions of the server to a round's clients, and the session that collects the answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Question:
 
 
 class RoundSession:
-    """The server's side of one round in which clients are asked; immutable, every step makes a new one.
+    """The server's side of one round with questions to clients; immutable, each step returns a new one.
 
     It asks in two phases. Before clients train it may `request` what has to be known by then, and `broadcast` what
     clients need of it; `finalise` takes what they have sent, and it may `request` again, until it can be combined.
@@ -33,19 +33,19 @@ class RoundSession:
     """Reason why the round is void, so that the server takes no step; None where it is not."""
 
     def request(self) -> Question | None:
-        """Return the next question, given what is known by now; None where this phase has none (left)."""
+        """Return the next question; None if the current phase has no more."""
         return None
 
     def receive(self, answers: Mapping[int, Any]) -> RoundSession:
-        """Return the session with the clients' answers to what was requested last, by client."""
+        """Return the session with the clients' answers to the last question, by client."""
         raise NotImplementedError
 
     def broadcast(self) -> Any:
-        """Return what clients are sent beside the weights when they train; None for nothing."""
+        """Return data that clients are sent with the weights when they train; None for nothing."""
         return None
 
     def finalise(self, total: Any) -> RoundSession:
-        """Return the session with what clients sent, reduced to one partial result."""
+        """Return the session with what clients sent, merged into one partial result."""
         raise NotImplementedError
 
     def remembered(self) -> Memory:

@@ -1,4 +1,4 @@
-"""Recordings of federations that exist: what a server sees of each update, in an open format.
+"""Recordings of existing federations: what a server sees of each update, in an open format.
 
 `docs/existing-federations.md` describes it: a folder with `recording.json`, and for every update a row in
 `index/*.parquet`, the state that the client was sent in `sent/`, what it returned in `returned/`, and, only where
@@ -58,7 +58,7 @@ Kind = Literal["state", "gradient"]
 
 @dataclass(frozen=True)
 class Header:
-    """What all updates of a recording have in common."""
+    """Properties that all updates of a recording share."""
 
     model: str
     """Name of the model's class, for people."""
@@ -76,7 +76,7 @@ class Header:
 
 
 class Recorder:
-    """Writes a recording; as a context manager it says at its end where nothing was recorded."""
+    """Writer of a recording; as a context manager it warns at its end if nothing was recorded."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Recorder:
         classes: int | None = None,
         shape: Sequence[int] | None = None,
     ) -> None:
-        """Begin, or go on with, a recording in a folder; see `rayfed.record`."""
+        """Start or continue a recording in a folder; see `rayfed.record`."""
         if (mean is None) != (std is None):
             raise UserError("record: give both mean and std of the normalisation, or neither")
         self._model, self._folder, self._local, self._truth = model, Path(folder), local, truth
@@ -162,7 +162,7 @@ class Recorder:
         return round, client
 
     def _behind(self, batch: tuple[Tensor, Tensor] | int) -> tuple[int, Named]:
-        """Return how many samples are behind an update, and they themselves where the truth is recorded."""
+        """Return the number of samples behind an update, and the samples if the truth is recorded."""
         if isinstance(batch, int):
             if self._shape is None or self._truth or batch < 1:
                 raise UserError(
@@ -177,7 +177,7 @@ class Recorder:
         return len(images), {"inputs": images, "labels": batch[1].long()} if self._truth else {}
 
     def _images(self, inputs: Tensor) -> Tensor:
-        """Return images in [0, 1], the normalisation undone; raises `UserError` for inputs that are none."""
+        """Return images in [0, 1] with the normalisation undone; raises `UserError` for inputs that are not images."""
         if inputs.ndim != 4 or not inputs.is_floating_point() or not len(inputs):
             raise UserError(
                 f"record: inputs are {inputs.dtype} {tuple(inputs.shape)}, and images (N, C, H, W) of floats are what "
@@ -204,7 +204,7 @@ class Recorder:
         samples: int,
         local: LocalTraining | None,
     ) -> None:
-        """Look the first update over, and write the header, or check that it is that of the recording that is there."""
+        """Check the first update, then write the header, or compare it with that of the recording in the folder."""
         assert self._shape is not None
         channels, height, width = self._shape
         classes = self._classes or _outputs(self._model, torch.zeros(1, *self._shape))
@@ -248,7 +248,7 @@ class RecordedUpdate:
 
     @property
     def name(self) -> str:
-        """The update in words."""
+        """Short description of the update."""
         return f"round {self.round}, client {self.client}"
 
     @property
@@ -258,23 +258,23 @@ class RecordedUpdate:
 
     @property
     def returned(self) -> Named:
-        """The state dict, or the gradient, that it returned."""
+        """The state dict, or the gradient, that the client returned."""
         return self._read("returned")
 
     @property
     def has_truth(self) -> bool:
-        """Whether its samples were recorded, too."""
+        """Whether the samples behind the update were recorded, too."""
         return self.files["truth"] is not None
 
     @property
     def truth(self) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) in [0, 1] and labels (N,) int64 behind it."""
+        """Images (N, C, H, W) in [0, 1] and labels (N,) int64 behind the update."""
         found = self._read("truth")
         return found["inputs"], found["labels"]
 
     @property
     def answer(self) -> dict[str, Any]:
-        """What `rayfed.attacks.given.observe` takes of it, by keyword."""
+        """Keyword arguments of `rayfed.attacks.given.observe` for this update."""
         return (
             {"gradient": self.returned} if self.kind == "gradient" else {"returned": self.returned, "local": self.local}
         )
@@ -290,13 +290,13 @@ class RecordedUpdate:
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording in a folder; raises `DataError` where there is none, or another version's."""
+    """A recording in a folder; raises `DataError` if there is none, or one of another version."""
 
     folder: Path
 
     @cached_property
     def header(self) -> Header:
-        """What all updates have in common."""
+        """Properties that all updates share."""
         path = self.folder / _HEADER
         try:
             read = json.loads(path.read_text())
@@ -340,7 +340,7 @@ class Recording:
         return list(dict.fromkeys(update.round for update in self.updates))
 
     def of_round(self, round: int) -> list[RecordedUpdate]:
-        """Return the updates of a round; raises `UserError` where there are none, or where they began differently."""
+        """Return the updates of a round; raises `UserError` if there are none, or if their initial weights differ."""
         found = [update for update in self.updates if update.round == round]
         if not found:
             raise UserError(f"{self.folder} has no round {round}, but {', '.join(map(str, self.rounds))}")

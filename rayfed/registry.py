@@ -1,4 +1,4 @@
-"""Name -> component, for every kind of component a scenario can name.
+"""Registry that maps names to components, for every kind of component that a scenario can name.
 
 A component is a frozen dataclass whose fields are the parameters that the scenario sets. It is named by its short
 name, by the entry point of another installed package (group `rayfed.attacks`, `rayfed.defences`, ...), or by a
@@ -42,7 +42,7 @@ KINDS = (
     "metrics",
 )
 DOTTED_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
-"""What names a module and something in it; nothing else is imported, so whoever looks for these finds all."""
+"""What names a module and something in it; nothing else is imported, so a search for these finds all."""
 FILE_PATH = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
 """What names a Python file and something in it, wherever the file lies."""
 SEARCHED: list[str] = []
@@ -94,7 +94,7 @@ class Parameter:
 
 
 def table(kind: str) -> Mapping[str, str]:
-    """Short name -> `module:Class` of everything of one kind, our own and what other packages register."""
+    """Return the components of one kind, short name -> `module:Class`: rayfed's own and those of other packages."""
     if kind not in KINDS:
         raise UserError(f"'{kind}' is no kind of component: {nearest(kind, KINDS)}")
     own: dict[str, str] = dict(import_module(f"rayfed.{_ROOMS.get(kind, kind)}").TABLE)
@@ -110,25 +110,25 @@ def table(kind: str) -> Mapping[str, str]:
 
 @cache
 def _registered() -> Mapping[str, list[tuple[str, str]]]:
-    """What other packages register, by kind, looked for once: it reads the metadata of all that are installed."""
+    """Return the components that other packages register, by kind; cached, as it reads all packages' metadata."""
     found = entry_points()
     return {kind: [(entry.name, entry.value) for entry in found.select(group=f"rayfed.{kind}")] for kind in KINDS}
 
 
 def _one(kind: str) -> str:
-    """Return the name of one component of a kind."""
+    """Return the noun for one component of a kind."""
     return "loss" if kind == "losses" else kind.removesuffix("s")
 
 
 def search(folder: str, last: bool = False) -> None:
-    """Let dotted paths name modules in this folder too, before all others or after them."""
+    """Make modules in this folder importable by dotted paths, before all other folders or after them."""
     for folders in (sys.path, SEARCHED):
         if folder not in folders:
             folders.insert(len(folders) if last else 0, folder)
 
 
 def dotted(file: Path, name: str) -> str:
-    """Return the dotted path of something in a Python file, whose folder is searched from now on.
+    """Return the dotted path of an object in a Python file, and make the file's folder importable.
 
     Raises `UserError` where that name leads to another module.
     """
@@ -143,7 +143,7 @@ def dotted(file: Path, name: str) -> str:
 
 
 def find(kind: str, name: str) -> Any:
-    """The class or function behind a name.
+    """Return the class or function of a name.
 
     Raises `UserError` for a name that is neither in the table nor an importable `module:attribute`, for a module that
     fails when it is imported, and for what is no component of this kind.
@@ -199,12 +199,12 @@ def find(kind: str, name: str) -> Any:
 
 
 def build(kind: str, name: str, parameters: Mapping[str, Any]) -> Any:
-    """Build a component; raises `UserError` for its name, `pydantic.ValidationError` for its parameters."""
+    """Build a component; raises `UserError` for an unknown name, `pydantic.ValidationError` for bad parameters."""
     return TypeAdapter(find(kind, name)).validate_python(dict(parameters))
 
 
 def parameters(target: Callable[..., Any]) -> list[Parameter]:
-    """The parameters of a component with types, defaults and descriptions, in the order of definition.
+    """Return a component's parameters with types, defaults and descriptions, in the order of definition.
 
     A metric, which is an object and no class, has none.
     """
@@ -222,7 +222,7 @@ def parameters(target: Callable[..., Any]) -> list[Parameter]:
 
 
 def _properties(target: type) -> dict[str, Any]:
-    """The fields' schemas; a field that a base component defines keeps the description that it has there."""
+    """Return the JSON schemas of a component's fields; descriptions are inherited from base components."""
     properties: dict[str, Any] = {}
     for cls in reversed(target.__mro__):
         if is_pydantic_dataclass(cls):

@@ -1,4 +1,4 @@
-"""Kinds of samples: images, texts in tokens, and records; how each is kept, drawn, tried and described.
+"""Kinds of samples (images, texts, records): their storage, shapes, random draws and descriptions.
 
 A data set keeps images and records in bytes, and texts in the numbers of their tokens. A `SampleSpec` says what models
 take in their place; whatever works on samples of more than one modality asks it.
@@ -31,7 +31,7 @@ _UNLESS_SAID: dict[str, tuple[Modality, ...]] = {
 
 
 def taken(kind: str, target: Any) -> tuple[Modality, ...]:
-    """Return the modalities that a component works on: its class variable `takes`, or what most of its kind do.
+    """Return the modalities that a component works on: its class variable `takes`, or its kind's default.
 
     A user's own module is no component and says nothing: it may take all of them.
     """
@@ -48,7 +48,7 @@ def held(target: Any) -> Modality:
 
 
 def in_unit_range(levels: Tensor) -> Tensor:
-    """Return levels of 8 or 16 bits as floats in [0, 1]."""
+    """Return stored values of 8 or 16 bits as floats in [0, 1]."""
     return levels.float().div_(torch.iinfo(levels.dtype).max)
 
 
@@ -89,7 +89,7 @@ class SampleSpec(ABC):
         return 1
 
     def tensor(self, stored: np.ndarray, device: torch.device | None = None) -> Tensor:
-        """Return inputs (N, *shape) from the numbers that a data set keeps."""
+        """Return inputs (N, *shape) from the numbers that a data set stores."""
         return in_unit_range(torch.from_numpy(stored).to(device))
 
     def blank(self, count: int) -> Tensor:
@@ -97,7 +97,7 @@ class SampleSpec(ABC):
         return torch.zeros(count, *self.shape, dtype=self.dtype)
 
     def trial(self) -> Tensor:
-        """Return two inputs that a model has to take, of the smallest and of the largest numbers: (2, *shape)."""
+        """Return two inputs to try a model with, one of the smallest and one of the largest numbers: (2, *shape)."""
         return torch.stack([self.blank(1)[0], torch.full(self.shape, self.largest, dtype=self.dtype)])
 
     def noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -105,11 +105,11 @@ class SampleSpec(ABC):
         return torch.rand(count, *self.shape, generator=generator)
 
     def scored(self, inputs: Tensor) -> Tensor:
-        """Return samples as metrics compare them."""
+        """Return samples in the form that metrics compare."""
         return inputs
 
     def published(self) -> SampleSpec:
-        """Return the description that attackers get: without what only the samples' holder knows."""
+        """Return the description that attackers get, without what only the holder of the samples knows."""
         return self
 
     def describe(self, trained: int, tested: int) -> str:
@@ -190,7 +190,7 @@ class Tokens(SampleSpec):
         return len(self.vocabulary) - 1
 
     def tensor(self, stored: np.ndarray, device: torch.device | None = None) -> Tensor:
-        """Return token numbers (N, L) as a data set keeps them."""
+        """Return token numbers (N, L) as models take them."""
         return torch.from_numpy(stored).to(device)
 
     def noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -199,11 +199,11 @@ class Tokens(SampleSpec):
         return (256 * high + low) % len(self.vocabulary)
 
     def scored(self, inputs: Tensor) -> Tensor:
-        """Return texts (N, L) with -1 for what fills them up, which no metric counts."""
+        """Return texts (N, L) with -1 for padding, which no metric counts."""
         return inputs if self.pad is None else inputs.masked_fill(inputs == self.pad, -1)
 
     def read(self, inputs: Tensor) -> list[list[str]]:
-        """Return the tokens of texts (N, L) in words; one outside the vocabulary reads as its number."""
+        """Return the texts (N, L) in words; a token outside the vocabulary appears as its number."""
         known = len(self.vocabulary)
         return [[self.vocabulary[n] if 0 <= n < known else f"<{n}>" for n in row] for row in inputs.tolist()]
 
@@ -287,7 +287,7 @@ class Records(SampleSpec):
         return f"{len(self.columns)} columns{coded}"
 
     def published(self) -> Records:
-        """Return the columns without what the training values say of them: their bounds and deviations."""
+        """Return the columns without statistics of the training values: bounds and deviations."""
         return Records(tuple(Column(column.name, column.categories) for column in self.columns))
 
     def split(self, inputs: Tensor) -> list[Tensor]:

@@ -41,7 +41,7 @@ STREAMS = 2
 
 
 def encoded(*parts: KeyPart) -> bytes:
-    """Return the parts as one string of bytes that no other parts have: each with its type and its length."""
+    """Return an unambiguous byte string of these parts: each with its type and its length."""
     return b"".join(_encoded(part) for part in parts)
 
 
@@ -62,7 +62,7 @@ def derived(*key: KeyPart) -> bytes:
 
 
 def number(*key: KeyPart) -> int:
-    """Derive a number of 256 bits from a key, see `derived`."""
+    """Derive a number of 256 bits from a key; see `derived`."""
     return int.from_bytes(derived(*key))
 
 
@@ -72,7 +72,7 @@ def torch_generator(*key: KeyPart) -> torch.Generator:
 
 
 def filled(generator: torch.Generator, key: bytes) -> torch.Generator:
-    """Fill all 624 words of a CPU generator from a key, and return it: its own `manual_seed` uses 32 bits.
+    """Seed all 624 words of a CPU generator from a key, and return it; `manual_seed` would use 32 bits.
 
     Its `initial_seed`, which nothing is drawn from, tells it from others.
     """
@@ -90,7 +90,7 @@ def numpy_generator(*key: KeyPart) -> np.random.Generator:
 
 @contextmanager
 def global_stream(*key: KeyPart, cuda: bool = False) -> Iterator[None]:
-    """Make PyTorch's global generators draw from a key's stream, for what knows no other (initial weights, dropout).
+    """Seed PyTorch's global generators from a key during the block, for code that draws from no other.
 
     They go on as before afterwards. With `cuda` those of the GPUs are meant, too, which take 64 bits of the key.
     """
@@ -102,10 +102,10 @@ def global_stream(*key: KeyPart, cuda: bool = False) -> Iterator[None]:
 
 
 def drawn(generator: torch.Generator) -> bytes:
-    """Draw a key of 256 bits from a generator, for a stream of its own."""
+    """Draw a key of 256 bits from a generator, to seed an independent stream."""
     return torch.randint(256, (32,), generator=generator, dtype=torch.uint8).numpy().tobytes()
 
 
 def again(repeat: int) -> tuple[int, ...]:
-    """Return the end of a repeat's key: empty the first time, which is as if there were no repeats."""
+    """Return the key's suffix for a repeat; empty for the first, so that it equals a run without repeats."""
     return (repeat,) if repeat else ()

@@ -1,4 +1,4 @@
-"""Scenarios and reproductions that come with rayfed: inside the installed package, beside it in a checkout."""
+"""Scenarios and reproductions that come with rayfed, in the installed package or beside it in a checkout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayfed.errors import UserError, nearest
 
 
 def shipped(kind: Literal["scenarios", "reproductions"]) -> Path:
-    """Return the folder of those that come with rayfed."""
+    """Return the folder of rayfed's own scenarios or reproductions."""
     package = Path(__file__).parent
     inside = package / "shipped" / kind
     return inside if inside.is_dir() else package.parent / kind
@@ -29,7 +29,7 @@ def shipped_scenario(name: str) -> Path:
 
 
 def scenario_path(source: Path) -> Path:
-    """Return the file of a scenario by its path, or by its name where it comes with rayfed; a file goes first."""
+    """Return a scenario's file by path or, if no such file exists, by the name of one that comes with rayfed."""
     if source.is_file() or str(source) not in scenario_names():
-        return source  # whoever reads it says what is wrong
+        return source  # its reader says what is wrong
     return shipped_scenario(str(source))

@@ -1,4 +1,4 @@
-"""Random subsets, many at a time."""
+"""Drawing of many random subsets at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def subsets(rng: np.random.Generator, draws: int, choices: int, size: int) -> np.ndarray:
-    """(draws, size) int64: each row is a subset of range(choices), all subsets as likely, in no useful order.
+    """Draw random subsets of range(choices), one in each row of (draws, size) int64, all equally likely.
 
     Floyd's algorithm (Bentley and Floyd 1987, 'A sample of brilliance'), all draws at once: its memory goes with what
     is drawn, not with the choices. Needs `size <= choices`.

@@ -1,4 +1,4 @@
-"""Sweeps of your own: a scenario as a trainable for Ray Tune, with your search space and scheduler (docs/sweeps.md)."""
+"""Scenarios as trainables for Ray Tune, with your own search space and scheduler (docs/sweeps.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayfed.scenario import Scenario
 
 
 def trainable(scenario: Scenario) -> Callable[[dict[str, Any]], None]:
-    """A scenario as something that `ray.tune.Tuner` can try, with the actors that one trial needs.
+    """Return a scenario as a trainable for `ray.tune.Tuner`, with the actors that one trial needs.
 
     Tune's `config` maps paths of fields (`training.lr`) to values. Every round is reported as `rounds` (played so far),
     `train_loss`, `test_loss`, `test_accuracy` and the mean `psnr`, `ssim` and `label_accuracy` of the attacks so far,

@@ -1,4 +1,4 @@
-"""Messages that cross a boundary: from a client to the server, and from the server to an attacker.
+"""Messages between roles: from clients to the server, and from the server to an attacker.
 
 An `Update` is all that leaves a client. An `Observation` is all that an attacker ever sees.
 """
@@ -97,7 +97,7 @@ class Sealed(Protocol):
 
 @dataclass(frozen=True)
 class Encrypted:
-    """Updates of one or more clients, encrypted and added: all that the server has of them."""
+    """Sum of encrypted updates of one or more clients: all that the server has of them."""
 
     unreadable: ClassVar[str] = "the update is encrypted: there is a ciphertext and no gradient to look at"
 
@@ -122,7 +122,7 @@ class Encrypted:
 
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """Weighted updates of some clients as integers under masks, and added: the server sees no more until the end."""
+    """Sum of some clients' weighted updates as integers under masks, which only the sum of all removes."""
 
     unreadable: ClassVar[str] = (
         "the update is masked: without the other clients' shares it is uniform noise, and no gradient"
@@ -145,7 +145,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Local steps behind an update, which the server sets and so knows; by default one gradient (FedSGD)."""
+    """Settings of the local steps behind an update, which the server knows; by default one gradient (FedSGD)."""
 
     steps: int = 1
     batch_size: int | None = None
@@ -159,7 +159,7 @@ class LocalTraining:
 
     @property
     def scale(self) -> float:
-        """Ratio of the update to the mean gradient, were that the same in all steps.
+        """Ratio of the update to the mean gradient, if the gradient were the same in all steps.
 
         With momentum m it counts 1 + m + ... + m^(k-1) times in step k.
         """
@@ -169,7 +169,7 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class Mixtures:
-    """Updates of a round, or mixtures of them, sent to every client where a rule has clients score them."""
+    """Updates of a round, or mixtures of them, that a rule sends to every client for scoring."""
 
     updates: dict[int, Named]
     """Client -> its update, or the mixture that stands for it."""
@@ -190,7 +190,7 @@ UNREHEARSED = "the defences could not be run on gradients of one's own"
 
 @dataclass(frozen=True)
 class Observation:
-    """All that an attacker sees of one victim; the truth is not in it, scoring happens elsewhere."""
+    """All that an attacker sees of one victim; never the truth."""
 
     victim: int
     round: int
@@ -230,7 +230,7 @@ class Observation:
     """What was seen of the victim in earlier rounds, at the weights that it was sent then, on the same samples."""
 
     def to(self, device: torch.device) -> Observation:
-        """Return a copy on another device; `extra` and `shown`, which observations may share, stay where they are."""
+        """Return a copy on another device; `extra` and `shown`, which observations may share, are not moved."""
 
         def moved(tensors: Named) -> Named:
             return {name: t.to(device) for name, t in tensors.items()}
@@ -252,7 +252,7 @@ class Observation:
 
     @property
     def undecayed(self) -> Named:
-        """The update without what weight decay adds, exactly so after one step.
+        """The update with the effect of weight decay removed, exact after one step.
 
         Where a defence has left nothing there is nothing to take off, and of an update that it scaled (a clip) as much
         as it left, if a linear layer tells.
@@ -263,7 +263,7 @@ class Observation:
         return {n: torch.where(t == 0, t, t - decay * self.weights[n]) for n, t in self.update.items()}
 
     def _left_of(self, decay: float) -> float:
-        """Return the factor c by which the update was scaled after a decay was added; 1 where no linear layer tells.
+        """Return the factor by which the update was scaled after a decay was added; 1 if no linear layer shows it.
 
         A square part of such a layer's update is c (D + G), D the decay's and G the gradient's, whose rank is that of
         the samples. So c is an eigenvalue of the update over D, as many times as the part has more rows than that.
@@ -285,5 +285,5 @@ class Observation:
 
     @property
     def step(self) -> Named:
-        """The mean local step behind the update, over the learning rate: the gradient, and the weight decay with it."""
+        """The mean local step behind the update divided by the learning rate: the gradient with its weight decay."""
         return {name: tensor / self.scale for name, tensor in self.update.items()}

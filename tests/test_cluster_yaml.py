@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def test_every_node_shows_the_token_and_the_dashboard_stays_at_home(cluster: dic
     starts = [c for kind in ("head", "worker") for c in cluster[f"{kind}_start_ray_commands"] if "ray start" in c]
     assert len(starts) == 2
     assert all("RAY_AUTH_MODE=token" in command for command in starts)
+    assert "--env=RAY_AUTH_MODE=token" in cluster["docker"]["run_options"]  # `ray exec` and `ray submit` show it, too
     assert any(path.endswith(".ray/auth_token") for path in cluster["file_mounts"])
     assert "--dashboard-host=127.0.0.1" in starts[0]
 
@@ -50,6 +52,27 @@ def test_workers_come_and_go_by_demand(cluster: dict[str, Any]) -> None:
     workers = {name: kind for name, kind in kinds.items() if name != cluster["head_node_type"]}
     assert all(kind["min_workers"] < kind["max_workers"] for kind in workers.values())
     assert any(kind["resources"].get("GPU") for kind in workers.values())
+
+
+def test_all_examples_run_in_the_images_of_the_dockerfile(cluster: dict[str, Any]) -> None:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    built = set(re.findall(r"docker build -t (\S+)", dockerfile))
+    images = {cluster["docker"]["image"].removesuffix(":latest")}
+    images |= {kind["docker"]["worker_image"] for kind in cluster["available_node_types"].values() if "docker" in kind}
+    assert images == built
+    page = (REPOSITORY / "docs" / "cluster.md").read_text()
+    assert set(re.findall(r"docker build -t (\S+)", page)) == built
+    kubernetes = re.findall(r"image: ([^,\s]+)", page)
+    assert len(kubernetes) == 2
+    assert {image.removesuffix(":latest") for image in kubernetes} <= built
+
+
+def test_the_autoscaler_can_start_the_image(cluster: dict[str, Any]) -> None:
+    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    assert not re.search(r"^ENTRYPOINT", dockerfile, re.MULTILINE)  # it gives `bash` as the command
+    [home] = re.findall(r"^ENV HOME=(.+)$", dockerfile, re.MULTILINE)  # it asks the image, not the container
+    assert all(path.startswith(f"{home}/") for path in cluster["file_mounts"])
+    assert "rsync" in dockerfile
 
 
 PROCESSORS = {"c5a": "AMD EPYC 7R32", "g5": "AMD EPYC 7R32", "c6i": "Intel Xeon 8375C", "m6i": "Intel Xeon 8375C"}

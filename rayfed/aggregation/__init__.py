@@ -1,4 +1,4 @@
-"""Aggregation rules, one a file; `TABLE` is what a scenario can name."""
+"""Aggregation rules, one a file; `TABLE` lists those that a scenario can name."""
 
 TABLE: dict[str, str] = {
     "fedavg": "rayfed.aggregation.fedavg:FedAvg",

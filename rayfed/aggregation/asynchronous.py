@@ -1,4 +1,4 @@
-"""Asynchronous rules: the server steps on updates as they arrive, each computed from weights that may be stale.
+"""Asynchronous rules: the server steps on updates as they arrive, each computed from possibly stale weights.
 
 They play in virtual time alone (`federation.system`): how stale an update is follows from the clients' devices.
 """
@@ -23,14 +23,14 @@ class Model:
 
 
 class AsynchronousRule(WeightedSumRule):
-    """Base of the rules that step on every `clients_per_round` updates in the order in which they arrive."""
+    """Base of the rules that step on every `clients_per_round` updates, in the order in which they arrive."""
 
     asynchronous: ClassVar[bool] = True
     mixes: ClassVar[bool] = False
     """Whether the server mixes models, so that `aged` needs the one that a client was sent."""
 
     def weight(self, update: Update) -> int:
-        """Return 1, for every client."""
+        """Return 1 for every client."""
         return 1
 
     def heaviest(self, clients: int, samples: int) -> int:
@@ -38,7 +38,7 @@ class AsynchronousRule(WeightedSumRule):
         return clients
 
     def aged(self, update: WeightedSum, staleness: int, sent: Named, now: Model) -> WeightedSum:
-        """Return one client's update as it is added when it arrives.
+        """Return an arriving update, weighted by its staleness, as the server adds it.
 
         `staleness` is how many steps the server has made since the client was `sent` its weights, which are empty
         unless the rule `mixes`; `now` is the model that the step begins from.
@@ -46,5 +46,5 @@ class AsynchronousRule(WeightedSumRule):
         raise NotImplementedError
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
-        """Return the mean of the aged updates, by their number and not by their weights, and of the buffers."""
+        """Return the mean of the weighted updates, divided by their number, and of the buffers."""
         return scaled(total.tensors, 1 / total.weight), scaled(total.buffers, 1 / total.weight)

@@ -38,10 +38,10 @@ class Aggregation(Generic[Sent, Partial, Total]):
     """Information that clients give the server beside their updates, in words; no defence of the update covers it."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` where the rule has no meaning with so many clients, the fewest of any round."""
+        """Raise `UserError` if the rule is undefined for this number of clients, the fewest of any round."""
 
     def partial(self, sent: Iterable[Sent]) -> Partial:
-        """Reduce what one cohort sends; what it returns is sent to the server and must be picklable."""
+        """Reduce the updates of one cohort to a partial result, which must be picklable."""
         raise NotImplementedError
 
     def merge(self, left: Partial, right: Partial) -> Partial:
@@ -56,7 +56,7 @@ class Aggregation(Generic[Sent, Partial, Total]):
         raise NotImplementedError
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """Return the step after a round in which no client was drawn: zeros."""
+        """Return the step after a round without clients: zeros."""
         return {name: torch.zeros_like(w) for name, w in weights.items()}
 
 
@@ -65,7 +65,7 @@ AnyAggregation: TypeAlias = Aggregation[Any, Any, Any]
 
 
 class Member(Protocol):
-    """A client as it answers a question."""
+    """Protocol of a client that answers questions."""
 
     @property
     def client(self) -> int:
@@ -73,33 +73,33 @@ class Member(Protocol):
 
     @property
     def round(self) -> int:
-        """Number of the round that is asked about."""
+        """Number of the round that the question is about."""
 
     def evaluate(
         self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
     ) -> tuple[float, float]:
-        """Return the mean loss and accuracy, on the client's own samples, of the model that sent this update.
+        """Return mean loss and accuracy, on the client's own samples, of the model that sent this update.
 
         Where the update is a mean of updates, the model is the mean of those that sent them.
         """
 
 
 class InteractiveAggregation(Aggregation[Sent, Partial, Total]):
-    """Base of the rules that ask clients; what `combine` takes is the round's session."""
+    """Base of the rules that ask clients questions; `combine` takes the round's session."""
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundSession:
-        """Begin a round of these clients, and return the server's session.
+        """Begin a round with these clients, and return the server's session.
 
         `memory` is the rule's state after the round before, empty at first.
         """
         raise NotImplementedError
 
     def answer(self, payload: Any, member: Member) -> Any:
-        """Return a client's answer to a question, made on a client actor and sent to the server."""
+        """Return a client's answer to a question; runs on a client actor."""
         raise NotImplementedError
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures | None:
-        """Return what clients of a round with these updates are sent of them to score; None for nothing.
+        """Return the models that clients are sent to score, given a round's updates; None for none.
 
         For attackers alone.
         """

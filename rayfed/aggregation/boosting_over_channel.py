@@ -1,4 +1,4 @@
-"""FedBoosting on updates that the server cannot read: it multiplies and adds ciphertexts by the weights that it finds.
+"""FedBoosting on encrypted updates: the server multiplies ciphertexts by the weights and adds them.
 
 It needs a channel that does both, whichever it is, and is a class beside `FedBoosting` because what passes is not the
 same: weights are whole pieces here, one client opens the step, and clients look at what they are asked to open.
@@ -43,13 +43,13 @@ class EncryptedCandidate(Candidate[Encrypted]):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes on the wire of what is encrypted."""
+        """Bytes on the wire of the encrypted part."""
         return self.model.sent_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncryptedScores(RoundScores[Encrypted]):
-    """Session of a round of updates that clients alone can open."""
+    """Session of a round whose updates only clients can decrypt."""
 
     over: BoostingOverChannel
     opened: Tensors | None = None
@@ -73,14 +73,14 @@ class EncryptedScores(RoundScores[Encrypted]):
 
 @dataclass(frozen=True)
 class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted], EncryptedScores]):
-    """FedBoosting over any channel that adds and multiplies."""
+    """FedBoosting over any channel that can add and multiply."""
 
     rule: FedBoosting
     channel: EncryptedChannel
 
     @classmethod
     def of(cls, rule: FedBoosting, protection: Protection, clients: int) -> BoostingOverChannel:
-        """Return the rule under a protection, for rounds of at most so many clients.
+        """Return the rule over a protection's channel, for rounds of at most this many clients.
 
         Raises `UserError` for a protection or parameters without room for its sums, and for more clients than can be
         fused in so few pieces.
@@ -96,17 +96,17 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
 
     @property
     def pieces(self) -> int:
-        """Number of pieces that the whole weight is dealt in."""
+        """Number of pieces into which the total weight is divided."""
         return self.channel.encryptor.load.units
 
     def caveat(self) -> str | None:
-        """Say what clients see: updates, or what they can be worked out from."""
+        """Return what clients learn of one another: updates, or what these can be computed from."""
         if self.rule.fusion is None:
             return "shows every client all others' updates in plain, to be scored: only the server does not see them"
         return "shows every client mixtures of all updates: fusion adds no noise, so that each can be worked out"
 
     def weight(self, update: Update) -> int:
-        """Return 1: the weight is not for the client to say."""
+        """Return 1: the server chooses the weights, not the client."""
         return 1
 
     def protect(self, update: Update) -> EncryptedCandidate:
@@ -126,21 +126,21 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         return EncryptedScores(weigh=self.rule.weigh, mixed=self.mixed, memory=memory, over=self)
 
     def mixed(self, models: Mapping[int, Encrypted]) -> dict[int, Encrypted]:
-        """Return what stands for each client's model when it is scored (equation 4.5, rounded down as there)."""
+        """Return the encrypted mixture that represents each client's model in scoring (equation 4.5)."""
         return {
             model: self.channel.encryptor.weighted([models[client] for client in mix], list(mix.values()))
             for model, mix in self._mixes(models).items()
         }
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures:
-        """Return the mixtures that clients are sent to score, opened."""
+        """Return the decrypted mixtures that clients are sent to score."""
         models = {update.client: self.protect(update).model for update in updates}
         mixes = self._mixes(models)
         shares = {model: {c: Fraction(n, sum(mix.values())) for c, n in mix.items()} for model, mix in mixes.items()}
         return as_mixtures(self._opened(self.mixed(models), updates[0].round), shares)
 
     def answer(self, payload: Score[Encrypted] | Open, member: Member) -> Evaluation | Tensors:
-        """Return the client's scores of all models; or the weighted sum in the clear, never one client's update.
+        """Return the client's scores of all models, or the decrypted weighted sum; never a single update.
 
         Raises `ProtectionError` for mixtures that are not the rule's, and for a sum of less than all pieces. How these
         are dealt the server finds, from what it is told, and may name as it likes.
@@ -167,7 +167,7 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
             )
 
     def _opened(self, models: Mapping[int, Encrypted], round: int) -> dict[int, Tensors]:
-        """Open what is to be scored; a single update only where nothing is fused."""
+        """Decrypt the models to be scored; a single update only if nothing is fused."""
         return {model: self._mean(one, round, alone=self.rule.fusion is None) for model, one in models.items()}
 
     def _mean(self, encrypted: Encrypted, round: int, alone: bool = False) -> Tensors:
@@ -175,11 +175,11 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         return scaled(tensors, 1 / weight), scaled(buffers, 1 / weight)
 
     def _mixes(self, clients: Collection[int]) -> dict[int, dict[int, int]]:
-        """Return the pieces of each client's update in what stands for each model: model -> client -> pieces."""
+        """Return the pieces of each client's update in the mixture for each model: model -> client -> pieces."""
         shares = self.rule.shares(clients)
         return {model: {client: int(s * self.pieces) for client, s in mix.items()} for model, mix in shares.items()}
 
 
 def factors(encrypted: Encrypted) -> dict[int, int]:
-    """Return the factors by which the server has multiplied updates, by client."""
+    """Return the factor by which the server has multiplied each client's update."""
     return {share.client: share.after for share in encrypted.shares}

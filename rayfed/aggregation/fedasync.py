@@ -1,4 +1,4 @@
-"""FedAsync: every model that arrives is mixed into the global one, the staler the less.
+"""FedAsync: each arriving model is mixed into the global one, with less weight the staler it is.
 
 Source: Xie, Koyejo and Gupta 2019, 'Asynchronous federated optimization', algorithm 1 and the staleness functions of
 section 5.2: x <- (1 - a s(t - tau)) x + a s(t - tau) x_new. A client sends the difference to what it was sent, from
@@ -23,7 +23,7 @@ Factor = Annotated[FiniteFloat, Field(ge=0)]
 
 @component
 class FedAsync(AsynchronousRule):
-    """Mixture of the global model and each client's as it arrives, with `clients_per_round: 1`; no round waits.
+    """Mixing of each client's model into the global one as it arrives, with `clients_per_round: 1`.
 
     `federation.system.concurrency` devices train at once. Source: Xie et al. 2019, algorithm 1.
     """
@@ -41,12 +41,12 @@ class FedAsync(AsynchronousRule):
     """Staleness from which on `hinge` falls."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` where several models would be mixed in one step."""
+        """Raise `UserError` unless one model is mixed at a time."""
         if clients != 1:
             raise UserError(f"fedasync mixes one model at a time: set federation.clients_per_round to 1, not {clients}")
 
     def share(self, staleness: int) -> float:
-        """Return the weight of a model that is so many steps old."""
+        """Return the mixing weight of a model that is this many steps old."""
         if self.staleness == "constant":
             return self.mixing
         if self.staleness == "hinge":
@@ -54,7 +54,7 @@ class FedAsync(AsynchronousRule):
         return float(self.mixing * (1 + staleness) ** -self.a)
 
     def aged(self, update: WeightedSum, staleness: int, sent: Named, now: Model) -> WeightedSum:
-        """Return the step to the mixture, and the mixture of the buffers."""
+        """Return the step from the global model to the mixture, and the mixture of the buffers."""
         share = self.share(staleness)
         away = {name: now.weights[name] - sent[name] + t for name, t in update.tensors.items()}
         buffers = {name: now.buffers[name] + share * (b - now.buffers[name]) for name, b in update.buffers.items()}

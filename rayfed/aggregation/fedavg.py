@@ -22,11 +22,11 @@ class FedAvg(WeightedSumRule):
     """Weigh a client by its samples, or every client alike."""
 
     def weight(self, update: Update) -> int:
-        """Return the number of the client's samples, or 1."""
+        """Return the number of the client's samples, or 1 if all clients count alike."""
         return update.samples if self.weights == "samples" else 1
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """Return the number of all samples, or of all clients."""
+        """Return the largest total weight: the number of all samples, or of all clients."""
         return samples if self.weights == "samples" else clients
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:

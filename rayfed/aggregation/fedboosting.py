@@ -1,4 +1,4 @@
-"""FedBoosting: clients score one another's models, and a model weighs as it generalises.
+"""FedBoosting: clients score one another's models, and models that generalise better get more weight.
 
 Source: Ren's thesis, chapter 4, equations 4.1 to 4.3 and 4.5, and algorithms 2 and 3; `boosting_over_channel` has its
 encryption. Its V is called a loss once; what it says of poisoned models makes it a score, higher is better, which is
@@ -53,7 +53,7 @@ Tensors = tuple[Named, Named]
 
 @dataclass(frozen=True)
 class Score(Generic[Model]):
-    """Question to a client for its evaluation of all models of a round."""
+    """Question to a client: evaluate all models of a round."""
 
     models: dict[int, Model]
     """Client -> what stands for its model."""
@@ -71,7 +71,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class RoundScores(RoundSession, Generic[Model]):
-    """Session of a round: its candidates, how clients score them, and the weights that follow."""
+    """Session of a round: its candidates, the clients' scores of them, and the resulting weights."""
 
     weigh: Callable[[Mapping[int, float], Mapping[int, Evaluation], Memory], tuple[dict[int, float], Memory]]
     """Function that decides the weights (`FedBoosting.weigh`)."""
@@ -94,17 +94,17 @@ class RoundScores(RoundSession, Generic[Model]):
         return Question(Score(self.mixed({client: candidate.model for client, candidate in self.candidates.items()})))
 
     def receive(self, answers: Mapping[int, Any]) -> Self:
-        """Return the session with the weights decided."""
+        """Return the session with the weights computed."""
         losses = {client: candidate.loss for client, candidate in self.candidates.items()}
         weights, memory = self.weigh(losses, answers, self.memory)
         return replace(self, evaluations=answers, weights=weights, memory=memory)
 
     def remembered(self) -> Memory:
-        """Return the state of the smoothed weights."""
+        """Return the state of the smoothed weights for the next round."""
         return self.memory
 
     def rows(self) -> Tables:
-        """Return the rows of the round's weights and of all scores."""
+        """Return table rows of the round's weights and of all scores."""
         said = [
             {"model": model, "validator": validator, "loss": loss, "accuracy": accuracy}
             for model in self.candidates
@@ -125,7 +125,7 @@ class RoundScores(RoundSession, Generic[Model]):
 
 @component
 class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScores[Tensors]]):
-    """Weighted sum of the updates, with weights from clients' training losses and from their models' scores.
+    """Weighted sum of the updates, with weights from clients' training losses and their models' scores.
 
     Source: thesis, section 4.2.1. The weights sum to 1, and how many samples a client has does not enter. A client
     scores its own model, too, as in algorithm 2. Every client is sent all models of a round, as they are or fused.
@@ -161,7 +161,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
             )
 
     def partial(self, sent: Iterable[Update]) -> Candidates[Tensors]:
-        """Return the cohort's updates as they are, with their training losses."""
+        """Return the cohort's updates unchanged, with their training losses."""
         return {u.client: Candidate(u.client, (u.tensors, u.buffers), u.loss) for u in sent}
 
     def merge(self, left: Candidates[Tensors], right: Candidates[Tensors]) -> Candidates[Tensors]:
@@ -173,7 +173,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return RoundScores(self.weigh, self.mixed, memory)
 
     def mixed(self, models: Mapping[int, Tensors]) -> dict[int, Tensors]:
-        """Return what stands for each client's model when it is scored: its update and its buffers, or a mixture."""
+        """Return the update and buffers that represent each client's model in scoring: its own, or a mixture."""
         if self.fusion is None:
             return dict(models)
         updates = {client: tensors for client, (tensors, _) in models.items()}
@@ -182,9 +182,9 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return {model: (weighted_sum(updates, mix), weighted_sum(buffers, mix)) for model, mix in shares.items()}
 
     def shares(self, clients: Collection[int]) -> dict[int, dict[int, Fraction]]:
-        """Return the share of each client's update in what is scored for each model: model -> client -> share.
+        """Return the share of each client's update in the mixture for each model: model -> client -> share.
 
-        It is equation 4.5 without P; exact, for whoever rounds down its multiples.
+        It is equation 4.5 without P; exact for a sender who rounds down its multiples.
         """
         if self.fusion is None:
             return {model: {model: Fraction(1)} for model in clients}
@@ -193,7 +193,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return {model: {client: own if client == model else other for client in clients} for model in clients}
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures:
-        """Return all models or mixtures of a round with these updates."""
+        """Return all models or mixtures of a round with these updates, for clients to score."""
         models = {update.client: (update.tensors, update.buffers) for update in updates}
         return as_mixtures(self.mixed(models), self.shares(models))
 
@@ -222,7 +222,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return dict(zip(losses, weights.tolist(), strict=True)), memory
 
     def _evidence(self, losses: Mapping[int, float], evaluations: Mapping[int, Evaluation]) -> Tensor:
-        """Return the logarithms of the weights up to a common summand, (N,) float64."""
+        """Return the logarithms of the weights up to a common additive constant, (N,) float64."""
         found = _doubles([[judge.validation[model] for judge in evaluations.values()] for model in losses])
         loss, accuracy = found.nan_to_num(nan=torch.inf, posinf=torch.inf).unbind(dim=-1)  # (models, validators)
         trained = _doubles(list(losses.values()))
@@ -239,14 +239,14 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return accuracy.mean(dim=1).log() + fit.log()
 
     def combine(self, total: RoundScores[Tensors], generator: torch.Generator) -> Tensors:
-        """Return the weighted sum (equation 4.1)."""
+        """Return the weighted sum of the updates (equation 4.1)."""
         updates = {client: candidate.model[0] for client, candidate in total.candidates.items()}
         buffers = {client: candidate.model[1] for client, candidate in total.candidates.items()}
         return weighted_sum(updates, total.weights), weighted_sum(buffers, total.weights)
 
 
 def as_mixtures(models: Mapping[int, Tensors], shares: Mapping[int, Mapping[int, Fraction]]) -> Mixtures:
-    """Return models that are mixed by these shares as `Mixtures`."""
+    """Return models mixed by these shares as `Mixtures`."""
     return Mixtures(
         updates={model: update for model, (update, _) in models.items()},
         buffers={model: buffers for model, (_, buffers) in models.items()},

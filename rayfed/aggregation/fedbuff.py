@@ -20,7 +20,7 @@ from rayfed.update import Named
 
 @component
 class FedBuff(AsynchronousRule):
-    """Mean of a buffer of updates in the order in which they arrive, stale ones with less weight; no round waits.
+    """Mean of a buffer of updates in the order in which they arrive, stale ones with less weight.
 
     The buffer has `clients_per_round` places. While it fills, `federation.system.concurrency` devices train, each on
     the weights of when it began. Source: Nguyen et al. 2022, algorithm 1.

@@ -1,4 +1,4 @@
-"""Rules that look at all updates of a round side by side, as robust ones do."""
+"""Rules that need all updates of a round at once, as robust ones do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class Received:
-    """Part of one client's message that a rule looks at."""
+    """The part of a client's message that a rule uses."""
 
     tensors: Named
     buffers: Named
@@ -24,7 +24,7 @@ class Received:
 
 
 class Gathering(Aggregation[Update, list[Received], list[Received]]):
-    """Base of the rules that need every update at the server, whose memory grows with the clients of a round.
+    """Base of the rules that collect every update at the server; memory grows with the clients of a round.
 
     The float buffers (batch-norm statistics) are a second vector to which the same rule is applied, for a client that
     lies about the one may lie about the other.
@@ -33,15 +33,15 @@ class Gathering(Aggregation[Update, list[Received], list[Received]]):
     gathers: ClassVar[bool] = True
 
     def partial(self, sent: Iterable[Update]) -> list[Received]:
-        """Return the cohort's updates as they are."""
+        """Return the cohort's updates unchanged."""
         return [Received(update.tensors, update.buffers, update.samples) for update in sent]
 
     def merge(self, left: list[Received], right: list[Received]) -> list[Received]:
-        """Join two lists, in order."""
+        """Concatenate two lists of updates, in order."""
         return left + right
 
     def combine(self, total: list[Received], generator: torch.Generator) -> tuple[Named, Named]:
-        """Return the rule's result on the updates, and on the buffers."""
+        """Return the rule's result for the updates, and for the buffers."""
         samples = torch.tensor([float(one.samples) for one in total])
         return (
             self._reduced([one.tensors for one in total], samples),
@@ -49,7 +49,7 @@ class Gathering(Aggregation[Update, list[Received], list[Received]]):
         )
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """Return one vector (d,) for the clients' (n, d), given their numbers of samples (n,)."""
+        """Return one vector (d,) for the clients' vectors (n, d), given their numbers of samples (n,)."""
         raise NotImplementedError
 
     def _reduced(self, sent: Sequence[Named], samples: Tensor) -> Named:

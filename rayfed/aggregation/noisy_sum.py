@@ -1,4 +1,4 @@
-"""The server's side of client-level differential privacy: a sum with noise over a number of clients that is known.
+"""The server's side of client-level differential privacy: a noisy sum, divided by a fixed number of clients.
 
 Source: McMahan et al. 2018, 'Learning differentially private recurrent language models', section 2.2 (the estimator
 with a fixed denominator); Geyer et al. 2017, algorithm 1.
@@ -17,7 +17,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySum(WeightedSumRule):
-    """Sum of all updates alike, with noise, divided by how many clients a round has, or is expected to have.
+    """Unweighted sum of all updates with noise, divided by the actual or expected number of clients of a round.
 
     A divisor that follows from who was drawn would tell something about it; so the mean is right in expectation only.
     """
@@ -31,7 +31,7 @@ class NoisySum(WeightedSumRule):
     None where they have not. Nothing may round or clip such values again, for the sum would lose noise."""
 
     def weight(self, update: Update) -> int:
-        """Return 1, for every client."""
+        """Return 1 for every client."""
         return 1
 
     def heaviest(self, clients: int, samples: int) -> int:
@@ -39,7 +39,7 @@ class NoisySum(WeightedSumRule):
         return clients
 
     def buffers(self, update: Update) -> Named:
-        """Return the buffers in double precision, so that the mean of equal ones in single precision is exact."""
+        """Return the buffers in double precision, so that the mean of equal single-precision values is exact."""
         return {name: b.double() for name, b in update.buffers.items()}
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
@@ -50,7 +50,7 @@ class NoisySum(WeightedSumRule):
         return self._noised(total.tensors, generator), {n: b / total.weight for n, b in total.buffers.items()}
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """Return noise alone: that nobody was drawn is as secret as who was."""
+        """Return noise alone: whether anybody was drawn is secret, too."""
         return self._noised({name: torch.zeros_like(w) for name, w in weights.items()}, generator)
 
     def _noised(self, sums: Named, generator: torch.Generator) -> Named:

@@ -21,7 +21,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class Bounded:
-    """Sum of some clients' bounded updates, and their buffers one by one."""
+    """Sum of some clients' bounded updates, with the list of their buffers."""
 
     updates: WeightedSum
     buffers: list[Received]
@@ -29,7 +29,7 @@ class Bounded:
 
 @component
 class NormBounding(Aggregation[Update, Bounded, Bounded]):
-    """Mean of the updates, each shortened to a Euclidean norm first if it is longer.
+    """Mean of the updates, each scaled down to a Euclidean norm if it is longer.
 
     Source: Sun et al. 2019, without their noise. Updates are shortened where they are made and streamed as a sum. Float
     buffers are values and have no norm that says anything: theirs is the coordinate-wise median.
@@ -46,7 +46,7 @@ class NormBounding(Aggregation[Update, Bounded, Bounded]):
         return Bounded(self._mean.partial(self._bounded(sent, buffers)), buffers)
 
     def merge(self, left: Bounded, right: Bounded) -> Bounded:
-        """Add two sums, and join the buffers."""
+        """Add two sums, and concatenate the buffers."""
         return Bounded(self._mean.merge(left.updates, right.updates), left.buffers + right.buffers)
 
     def combine(self, total: Bounded, generator: torch.Generator) -> tuple[Named, Named]:

@@ -1,4 +1,4 @@
-"""A rule over a secure channel: the rule weighs clients and makes the step of a sum, the channel does the rest."""
+"""A rule over a secure channel: the rule weighs clients and turns the sum into a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayfed.update import Named, Sealed, Update
 
 @dataclass(frozen=True)
 class OverChannel(InteractiveAggregation[Sent, Partial, Total]):
-    """Base of aggregations that apply a rule to what a channel carries."""
+    """Base of aggregations that apply a rule to what a channel transports."""
 
     rule: AnyAggregation
     channel: SecureChannel[Any, Any]
@@ -29,40 +29,40 @@ class OverChannel(InteractiveAggregation[Sent, Partial, Total]):
         raise NotImplementedError
 
     def caveat(self) -> str | None:
-        """Say what clients see of one another in spite of the channel; None where they see sums alone."""
+        """Return what clients learn of one another despite the channel; None if only sums."""
         return None
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` where the rule or the channel has no meaning with so many clients."""
+        """Raise `UserError` if the rule or the channel is undefined for this number of clients."""
         self.rule.check(clients)
         self.channel.check(clients)
 
     def at_clients(self, round: ClientRound) -> Self:
-        """Return a copy with what clients of a round know."""
+        """Return a copy with the secrets that the clients of a round share."""
         return replace(self, channel=self.channel.at_clients(round))
 
     def protect(self, update: Update) -> Sent:
-        """Return what a client sends of its update, with its size as `sent_bytes`."""
+        """Return the protected form of a client's update, with its size as `sent_bytes`."""
         raise NotImplementedError
 
     def observed(self, update: Update) -> Sealed | None:
-        """Return what a server that looks at one client has in place of its update; None for the update itself."""
+        """Return what a server sees when it looks at one client; None for the update itself."""
         return self.channel.observed(update, self.weight(update))
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """Return the rule's step after a round in which no client was drawn."""
+        """Return the rule's step after a round without clients."""
         return self.rule.idle(weights, generator)
 
 
 @dataclass(frozen=True)
 class SumOverChannel(OverChannel[Any, Any, RoundSession]):
-    """Aggregation by any weighted sum over any channel."""
+    """Any weighted sum as an aggregation over any channel."""
 
     rule: WeightedSumRule
 
     @classmethod
     def of(cls, rule: AnyAggregation, protection: Protection, clients: int, samples: int) -> SumOverChannel:
-        """Return the rule under a protection, for rounds of at most so many clients and samples.
+        """Return the rule over a protection's channel, for rounds of at most this many clients and samples.
 
         Raises `UserError` for a rule that is no weighted sum, and for parameters without room for one.
         """
@@ -79,7 +79,7 @@ class SumOverChannel(OverChannel[Any, Any, RoundSession]):
         return self.rule.weight(update)
 
     def protect(self, update: Update) -> Any:
-        """Return the update with its weight as the channel sends it."""
+        """Return the update with its weight in the channel's protected form."""
         return self.channel.protect(update, self.weight(update))
 
     def partial(self, sent: Iterable[Any]) -> Any:
@@ -91,11 +91,11 @@ class SumOverChannel(OverChannel[Any, Any, RoundSession]):
         return self.channel.merge(left, right)
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundSession:
-        """Begin the channel's session to open the sum."""
+        """Begin the channel's session that opens the sum."""
         return self.channel.begin_round(clients)
 
     def answer(self, payload: Any, member: Member) -> Any:
-        """Return the answer of a client of the channel."""
+        """Return a client's answer to the channel's session."""
         return self.channel.answer(payload, member.client, member.round)
 
     def combine(self, total: RoundSession, generator: torch.Generator) -> tuple[Named, Named]:

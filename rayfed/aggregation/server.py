@@ -1,4 +1,4 @@
-"""The server's side of a run: global weights, and the fold of a round's partial results into one step."""
+"""The server's side of a run: global weights, and the merging of a round's partial results into one step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class TreeFold:
 
     @property
     def nodes(self) -> dict[tuple[int, int], Any]:
-        """Partial results so far by (level, index): adding these elsewhere adds all that has come here."""
+        """Partial results so far by (level, index); adding these to another fold is as adding all that they contain."""
         return self._nodes
 
     def add(self, index: int, partial: Any, level: int = 0) -> None:
-        """Add partial result number `index` (0 .. count - 1), each once; on a `level` above 0, that of 2^level."""
+        """Add partial result number `index` (0 .. count - 1) once; above `level` 0 it stands for 2^level of them."""
         while (level, index ^ 1) in self._nodes:
             sibling = self._nodes.pop((level, index ^ 1))
             left, right = (sibling, partial) if index & 1 else (partial, sibling)
@@ -39,7 +39,7 @@ class TreeFold:
         self._nodes[level, index] = partial
 
     def total(self) -> Any:
-        """Return all partial results merged into one, None where all are None; raises `ValueError` before all are in.
+        """Return the merged result, None if all parts are None; raises `ValueError` before all parts are in.
 
         Subtrees of an uneven count are joined from the left.
         """
@@ -59,7 +59,7 @@ class TreeFold:
 
 @dataclass
 class GlobalModel:
-    """Global weights of one arm, the optimiser that moves them, and the server's state beside them."""
+    """Global weights of one arm, the optimiser that updates them, and the server's state."""
 
     weights: Named
     buffers: Named
@@ -70,6 +70,6 @@ class GlobalModel:
     """State of the aggregation rule."""
 
     def apply(self, step: Named, buffers: Named) -> None:
-        """Take one step of the optimiser, and replace the buffers that are named, in the precision that they had."""
+        """Take one optimiser step, and replace the given buffers, in their original precision."""
         self.weights, self.state = self.optimiser.step(self.weights, step, self.state)
         self.buffers = {**self.buffers, **{n: b.to(self.buffers[n].dtype) for n, b in buffers.items()}}

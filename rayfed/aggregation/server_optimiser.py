@@ -16,7 +16,7 @@ from rayfed.update import Named
 
 @dataclass(frozen=True)
 class ServerOptimiser:
-    """Server optimiser, `sgd` (with momentum) or `adam`; pure: weights, step and state in, weights and state out."""
+    """Server optimiser, `sgd` (with momentum) or `adam`, as a pure function of weights, step and state."""
 
     kind: Literal["sgd", "adam"]
     lr: float
@@ -27,7 +27,7 @@ class ServerOptimiser:
     """Adaptivity: added to the root of the second moment (Reddi 2021, algorithm 2; 1e-3 in its experiments)."""
 
     def step(self, weights: Named, step: Named, state: dict[str, Named]) -> tuple[Named, dict[str, Named]]:
-        """Return `weights` moved against `step`, and the next state; `{}` starts."""
+        """Return the updated weights and the next state; the initial state is `{}`."""
         if self.kind == "adam":
             return self._adam(weights, step, state)
         if self.momentum:
@@ -37,7 +37,7 @@ class ServerOptimiser:
         return {n: w - self.lr * step[n] for n, w in weights.items()}, state
 
     def _adam(self, weights: Named, step: Named, state: dict[str, Named]) -> tuple[Named, dict[str, Named]]:
-        """Take a step of FedAdam without bias correction, as the paper has it; v starts at tau squared."""
+        """Take a step of FedAdam without bias correction, as in the paper; v starts at tau squared."""
         b1, b2 = self.betas
         zeros = {n: torch.zeros_like(s) for n, s in step.items()}
         first = state.get("first", zeros)

@@ -23,7 +23,7 @@ class TrimmedMean(Gathering):
     """Clients of a round that may be malicious: as many values are left out at each end. Under half of them."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` unless something is left between the two ends."""
+        """Raise `UserError` unless values remain after trimming both ends."""
         if 2 * self.malicious >= clients:
             raise UserError(
                 f"trimmed_mean with malicious: {self.malicious} leaves out {2 * self.malicious} values, and a round "
@@ -31,5 +31,5 @@ class TrimmedMean(Gathering):
             )
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """Return the mean of every column's middle values."""
+        """Return the mean of every column without its extreme values."""
         return vectors.sort(dim=0).values[self.malicious : len(vectors) - self.malicious].mean(dim=0)

@@ -1,4 +1,4 @@
-"""Rules that need nothing of the updates but their weighted sum: they go over any channel."""
+"""Rules that depend on the updates only by their weighted sum, and so work over any channel."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class WeightedSum:
 
 
 class WeightedSumRule(Aggregation[Update, WeightedSum, WeightedSum]):
-    """Base of the rules that weigh each client by itself, add up, and make the step of the sum (`combine`)."""
+    """Base of the rules that weigh each client independently and turn the sum into a step (`combine`)."""
 
     def weight(self, update: Update) -> int:
         """Return a client's weight in the sum, 1 or more."""
         raise NotImplementedError
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """Return the largest total weight of so many clients, who have so many samples together."""
+        """Return the largest total weight of this many clients with this many samples together."""
         raise NotImplementedError
 
     @property
     def step(self) -> float | None:
-        """Step of which all values are whole multiples, which a channel has to leave exact.
+        """Grid step if all values are whole multiples of one, which a channel must keep exact; else None.
 
         None where rounding is no harm.
         """
         return None
 
     def buffers(self, update: Update) -> Named:
-        """Return a client's buffers as they are added."""
+        """Return a client's buffers in the form in which they are added."""
         return update.buffers
 
     def partial(self, sent: Iterable[Update]) -> WeightedSum:
-        """Return the weighted sum over one cohort, in the order of its clients; added in place, for it may be large."""
+        """Return the weighted sum over one cohort, in the order of its clients."""
         total: WeightedSum | None = None
         for update in sent:
             weight = float(self.weight(update))
@@ -69,7 +69,7 @@ class WeightedSumRule(Aggregation[Update, WeightedSum, WeightedSum]):
 
 
 def scaled(tensors: Named, factor: float) -> Named:
-    """Return every tensor times the factor."""
+    """Return every tensor multiplied by the factor."""
     return {name: t * factor for name, t in tensors.items()}
 
 

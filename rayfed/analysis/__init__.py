@@ -1,1 +1,1 @@
-"""Tables in, statements out: summaries, Pareto fronts, recommendations, comparisons."""
+"""Statements from a run's tables: summaries, Pareto fronts, recommendations, comparisons."""

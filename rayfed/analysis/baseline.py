@@ -1,4 +1,4 @@
-"""Whether attacks get more than they did at an earlier time, by more than chance.
+"""Comparison of a gate's result with an earlier one: whether attacks get more than before, beyond chance.
 
 One value is an attacked update's: the mean over its samples of what the best attack on each got. Where the same samples
 were attacked, updates are paired, and the test is the paired t test (Student 1908); where others were, Welch's (1947).
@@ -33,13 +33,13 @@ Key = tuple[int, int, int]
 
 
 def attacked(images: Iterable[Row], texts: Iterable[Row]) -> str:
-    """Return the SHA-256 of all samples that were attacked, each counted once: the same for the same samples alone."""
+    """Return the SHA-256 of the set of attacked samples, equal for equal sets."""
     every = {(row["round"], row["victim"], row["sample"], repr(row["true"])) for row in [*images, *texts]}
     return sha256(repr(sorted(every)).encode()).hexdigest()
 
 
 def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what attacks got of every attacked update, by arm: its round, batch size, client, and values by metric.
+    """Return the results of attacks on every attacked update, by arm: round, batch size, client, values by metric.
 
     A value is the mean over the update's samples of the nearest that any attack got to each, to four digits; `leaked`
     is of how many of them a reconstruction is a leak, by the run's own criterion.
@@ -71,7 +71,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one metric on one arm since the baseline."""
+    """Change of one metric on one arm since the baseline."""
 
     run: int
     """Place of the run among those of the gate."""
@@ -92,7 +92,7 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        """The change in words, on one line."""
+        """One-line description of the change."""
         told = f"{self.arm}, {METRICS[self.metric].title} since the baseline: {self.state.upper()}"
         if self.difference is not None:
             kind = "pairs of the same samples" if self.test == "paired t" else "updates of other samples"
@@ -104,7 +104,7 @@ class Change:
 
 
 def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
-    """Return what became of every arm and metric of a gate's document (`rayfed.report.gate`) since an earlier one."""
+    """Return the change of every arm and metric between two documents of a gate (`rayfed.report.gate`)."""
     found = []
     for run, mine in enumerate(now["runs"]):
         nothing: dict[str, Any] = {"samples": "", "arms": [], "updates": []}
@@ -127,14 +127,14 @@ def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
 
 
 def _counterpart(arm: str, mine: Sequence[str], theirs: Sequence[str]) -> str:
-    """Return the arm of the baseline that an arm is set against: that of its name, or the only one beside the only."""
+    """Return the baseline's arm to compare an arm with: that of its name, or the only arm if both have one."""
     return theirs[0] if len(mine) == len(theirs) == 1 else arm
 
 
 def _newly(
     mine: Sequence[Mapping[str, Any]], arm: str, theirs: Sequence[Mapping[str, Any]], other: str
 ) -> tuple[Key, ...]:
-    """Return the updates of an arm of which something leaks now, and of the same ones nothing did then."""
+    """Return the updates of an arm that leak now and did not leak in the baseline."""
     now, then = (
         {(one["round"], one["batch"], one["victim"]): one["leaked"] for one in updates if one["arm"] == name}
         for updates, name in ((mine, arm), (theirs, other))
@@ -148,7 +148,7 @@ def _values(updates: Sequence[Mapping[str, Any]], arm: str, name: str) -> dict[K
 
 
 def _change(of: Change, mine: Mapping[Key, float], theirs: Mapping[Key, float], alike: bool) -> Change:
-    """Return a change with what was measured of it and its p value, which is not corrected yet.
+    """Return a change with its measurements and its uncorrected p value.
 
     Updates of other batch sizes are not compared, and what the baseline has and this run lacks is not measured.
     """
@@ -195,7 +195,7 @@ def _unpaired(mine: Sequence[float], theirs: Sequence[float], side: str) -> floa
 
 
 def _judged(one: Change) -> Change:
-    """Return a change with its state, by its corrected p value."""
+    """Return a change with its state, given its corrected p value."""
     if one.newly:
         return replace(one, state="failed")
     if one.difference is None:

@@ -1,4 +1,4 @@
-"""Comparison of runs and sweeps: their settings, the differences of their scenarios, and whether they compare."""
+"""Comparison of runs and sweeps: their settings, the differences of their scenarios, and their comparability."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WIDEST = 60
 
 @dataclass(frozen=True)
 class Difference:
-    """One field that is not alike in all scenarios."""
+    """One field that differs between scenarios."""
 
     path: str
     values: list[str]
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def compare(results: Sequence[Results], against: str | None = None) -> Comparison:
-    """Compare several runs and sweeps, in the order given, by pairs with the arm `against`.
+    """Compare several runs and sweeps in the order given, by differences from the arm `against`.
 
     Raises `UserError` for fewer than two, and for an arm that there is not.
     """
@@ -88,7 +88,7 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
 
 
 def attacks_changed(scenarios: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of attacks that all scenarios have, and not alike; what only some have is in no pair."""
+    """Return the names of attacks that all scenarios have with different settings."""
     own = [
         {str(attack.get("label") or attack["name"]): attack for attack in one.get("attacks") or []} for one in scenarios
     ]
@@ -102,7 +102,7 @@ def _names(results: Sequence[Results]) -> list[str]:
 
 
 def differences(values: Sequence[Any], path: str = "") -> Iterator[Difference]:
-    """Find where documents part, as deep as they have the same sections and the same named entries."""
+    """Return the fields in which documents differ, as deep as their sections and named entries correspond."""
     if all(value == values[0] for value in values):
         return
     parts = [_parts(value) for value in values]
@@ -115,7 +115,7 @@ def differences(values: Sequence[Any], path: str = "") -> Iterator[Difference]:
 
 
 def _parts(value: Any) -> Mapping[str, Any] | None:
-    """Return the pieces of a value: of a section, or of a list of components that have different names."""
+    """Return the parts of a value: of a section, or of a list of components with distinct names."""
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) and "name" in entry for entry in value):
         named = {str(entry.get("label") or entry["name"]): entry for entry in value}
         return named if len(named) == len(value) else None
@@ -130,7 +130,7 @@ def _short(value: Any) -> str:
 
 
 def _bare(value: Any) -> Any:
-    """Return a value without the defaults that say nothing."""
+    """Return a value without fields that are at their default."""
     if isinstance(value, Mapping):
         return {key: _bare(inner) for key, inner in value.items() if inner not in (None, [], {})}
     return [_bare(inner) for inner in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Criteria by which a paper on Bayesian privacy sets arms in bold: private, accurate and cheap at once.
+"""Criteria by which a paper on Bayesian privacy marks arms as private, accurate and cheap at once.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.2 and table 1.
 """
@@ -22,7 +22,7 @@ MOST_SECONDS = 100.0
 
 @dataclass(frozen=True)
 class CriteriaMet:
-    """Results of one arm by the four bounds against one attack; None where what is bounded was not measured."""
+    """Results of one arm against one attack under four bounds; None if the bounded quantity was not measured."""
 
     arm: str
     attack: str
@@ -38,7 +38,7 @@ class CriteriaMet:
 
 
 def criteria(arms: Sequence[ArmSummary], leaks: Sequence[Leak]) -> list[CriteriaMet]:
-    """Judge every leak of which BP_KI was measured, from means over images and repeats, or over rounds."""
+    """Evaluate the criteria for every leak with a measured BP_KI, from means over images and repeats, or rounds."""
     best = max((arm.accuracy for arm in arms if arm.accuracy is not None), default=None)
     by_name = {arm.name: arm for arm in arms}
     return [_judge(by_name[leak.arm], leak, best) for leak in leaks if leak.scores["bp_ki"]]

@@ -1,4 +1,4 @@
-"""Figures of measures as people read them, in tables and in sentences."""
+"""Formatting of measured figures for tables and sentences."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def cell(measure: str, estimate: Estimate | None) -> str:
 
 
 def said(measure: str, value: float) -> str:
-    """Return one value with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
+    """Return a value with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
     unit = MEASURES[measure].unit
     if MEASURES[measure].proved:
         return at_most(value)
@@ -91,7 +91,7 @@ def said(measure: str, value: float) -> str:
 
 
 def said_with_interval(measure: str, estimate: Estimate) -> str:
-    """Return a mean with its 95 % interval: `12.3 dB (11.8 dB to 12.9 dB)`.
+    """Return a mean with its unit and 95 % interval: `12.3 dB (11.8 dB to 12.9 dB)`.
 
     The value stands alone where there is no spread.
     """
@@ -103,7 +103,7 @@ def said_with_interval(measure: str, estimate: Estimate) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """Settings as a table of text."""
+    """Table of text with settings as rows."""
 
     headings: list[str]
     words: int
@@ -147,7 +147,7 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
 
 
 def _marked(name: str, one: Setting) -> str:
-    """Return a figure, marked where it is no evidence of protection."""
+    """Return a formatted figure, with a mark if it is no evidence of protection."""
     text = cell(name, one.measures.get(name))
     if text == NONE or not of_attacks(name):
         return text
@@ -156,7 +156,7 @@ def _marked(name: str, one: Setting) -> str:
 
 
 def _best(name: str, settings: Sequence[Setting]) -> set[int]:
-    """Return the rows with the best mean for who protects data: of leakage for each attack, else of all.
+    """Return the rows with the best mean for the data's owner: for leakage by attack, else over all rows.
 
     Settings that nobody would use, and figures that prove nothing, are not compared; none is best where all are alike.
     """
@@ -178,20 +178,20 @@ def _best(name: str, settings: Sequence[Setting]) -> set[int]:
 
 
 def _printed(text: str) -> tuple[float, int]:
-    """Return the mean that stands in a cell, and its number of decimals."""
+    """Return the mean that a cell shows, and its number of decimals."""
     mean = Decimal(text.split()[0].removeprefix("≥"))
     exponent = mean.as_tuple().exponent
     return float(mean), -exponent if isinstance(exponent, int) else 0
 
 
 def _alike(one: tuple[float, int], other: tuple[float, int]) -> bool:
-    """Return whether two means are the same to the digits that both are printed with."""
+    """Return whether two means are equal in the digits that are printed."""
     decimals = min(one[1], other[1])
     return round(one[0], decimals) == round(other[0], decimals)
 
 
 def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
-    """Return what the intervals are over, and what is to be known of the figures besides."""
+    """Return the note under a table: what its intervals are over, and caveats."""
     known = [(name, found) for each in settings for name in shown if (found := each.measures.get(name))]
     counts = {over: sorted({e.n for _, e in known if e.over == over}) for over in ("repeats", "victims")}
     notes = []
@@ -225,7 +225,7 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
 
 
 def short_names(fields: Sequence[str]) -> list[str]:
-    """Return paths by their last key, where that says which it is."""
+    """Return paths shortened to their last key where that is unambiguous."""
     last = [path.rpartition(".")[2] for path in fields]
     return [name if last.count(name) == 1 else path for name, path in zip(last, fields, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Formats of numbers as people read them: the report's Jinja filters."""
+"""Formatting of numbers for readers; the report uses these functions as Jinja filters."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def decibel(value: float | None) -> str:
 
 
 def called(row: Mapping[str, Any]) -> str:
-    """Return the name of the sample of a row of `attacks`: an image, a text or a record."""
+    """Return the name for the sample in a row of `attacks`: an image, a text or a record."""
     return next((noun for metric, noun in _FOUND.items() if measured(row.get(metric.name))), NOUNS["pixels"])
 
 
 def near(row: Mapping[str, Any]) -> str:
-    """Say how near the truth a row of `attacks` comes: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
+    """Return how near the truth a row of `attacks` comes: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
     for metric in _FOUND:
         if measured(row.get(metric.name)):
             return f"{share(row[metric.name])} of its {metric.title}"
@@ -65,7 +65,7 @@ def decibel_mean(value: float) -> str:
 
 
 def plain(value: float | None, digits: int = 3) -> str:
-    """Format a number with so many significant digits: 0.01234 -> '0.0123', 1.2e-9 stays in powers of ten."""
+    """Format a number with this many significant digits: 0.01234 -> '0.0123', 1.2e-9 in scientific notation."""
     return f"{value:.{digits}g}".replace("-", "−") if value is not None and measured(value) else NONE
 
 
@@ -75,7 +75,7 @@ def error(value: float | None) -> str:
 
 
 def fixed(value: float | None, digits: int = 3) -> str:
-    """Format a number with so many decimals."""
+    """Format a number with this many decimals."""
     return f"{value:.{digits}f}".replace("-", "−") if value is not None and measured(value) else NONE
 
 
@@ -108,12 +108,12 @@ def counts(value: Spread | None) -> str:
 
 
 def mean_size(value: Spread | None) -> str:
-    """Format the mean of some sizes in bytes."""
+    """Format the mean of several sizes in bytes."""
     return size(value.mean if value else None)
 
 
 def mean_duration(value: Spread | None) -> str:
-    """Format the mean of some durations in seconds."""
+    """Format the mean of several durations in seconds."""
     return duration(value.mean if value else None)
 
 

@@ -1,4 +1,4 @@
-"""A gate on a run: whether what its attacks got passes the user's bounds, arm by arm and batch size by batch size.
+"""Gate on a run: checks the results of attacks against the user's bounds, by arm and batch size.
 
 An arm passes where attacks that passed the bound without a defence, on the same samples, did not pass it here. Where
 none did, nothing shows that they could have: that is inconclusive, and so is an arm without a defence on which nothing
@@ -43,7 +43,7 @@ SHARES = MEMBERSHIP | {IDENTITY: "people re-identified, top 1"}
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound on one measure of leakage, at which or nearer to the truth a gate fails."""
+    """Bound on one measure of leakage; a gate fails at it or nearer to the truth."""
 
     name: str
     """Metric of reconstructions, or one of `SHARES`."""
@@ -51,11 +51,11 @@ class Bound:
 
     @property
     def metric(self) -> Metric | None:
-        """The metric of reconstructions; None of an estimated share."""
+        """The bounded metric of reconstructions; None for an estimated share."""
         return METRICS.get(self.name)
 
     def written(self, value: float) -> str:
-        """Return a value in words."""
+        """Return a value with its unit."""
         metric = self.metric
         if self.name == "membership.auc":
             return f"{value:.3f}"
@@ -65,7 +65,7 @@ class Bound:
 
     @property
     def sentence(self) -> str:
-        """What has to hold, in words."""
+        """The requirement in words."""
         metric = self.metric
         title = SHARES[self.name] if metric is None else metric.title
         side = "below" if metric is None or metric.higher_is_closer else "above"
@@ -74,7 +74,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Reached(Criterion):
-    """What makes a reconstruction one that passes a bound: at it or nearer, beyond any guess, and its sample's own.
+    """Criterion for a reconstruction to violate a bound: that near, nearer than any guess, and its own sample's.
 
     `threshold` is the bound, and values are compared by how near they are: those of distances change their sign.
     """
@@ -82,14 +82,14 @@ class Reached(Criterion):
     metric: Metric
 
     def nearness(self, row: Row) -> float | None:
-        """Return how near a row's reconstruction is; None where the metric was not measured of it."""
+        """Return a row's nearness to the truth; None if the metric was not measured."""
         value: float | None = row.get(self.metric.name)
         if value is None or value != value:
             return None
         return min(value, self.metric.ceiling) if self.metric.higher_is_closer else -value
 
     def near(self, row: Row) -> bool:
-        """Return whether a row's reconstruction is at the bound or nearer, and nearer than any guess."""
+        """Return whether a row's reconstruction reaches the bound and beats every guess."""
         return self._at_bound(row) and (row["above_guessing"] or 0.0) > 0
 
     def _at_bound(self, row: Row) -> bool:
@@ -98,16 +98,16 @@ class Reached(Criterion):
 
 @dataclass(frozen=True)
 class Found(Reached):
-    """What makes labels found ones that pass a bound: their share alone."""
+    """Criterion for inferred labels to violate a bound: the share that was found."""
 
     needs: ClassVar[tuple[str, ...]] = ()
 
     def nearness(self, row: Row) -> float | None:
-        """Return the share of labels found; None where the attacker was given them."""
+        """Return the share of labels found; None if the attacker was given them."""
         return None if labels_given(row) else super().nearness(row)
 
     def near(self, row: Row) -> bool:
-        """Return whether the share is at the bound or above."""
+        """Return whether the share reaches the bound."""
         return self._at_bound(row)
 
     leaks = near
@@ -115,7 +115,7 @@ class Found(Reached):
 
 @dataclass(frozen=True)
 class Check:
-    """What one bound comes to on one arm, of one batch size."""
+    """Result of one bound on one arm at one batch size."""
 
     arm: str
     batch: int | None
@@ -134,7 +134,7 @@ class Check:
 
     @property
     def sentence(self) -> str:
-        """The check in words, on one line."""
+        """One-line description of the check."""
         where = f"{self.arm}, batch {self.batch}" if self.batch else self.arm
         value = "" if self.value is None else f"{self.bound.written(self.value)}" + (f" ({self.by})" if self.by else "")
         over = f", {self.reached} of {self.samples} samples" if self.state == "failed" and self.samples else ""
@@ -143,7 +143,7 @@ class Check:
 
 
 def parsed(texts: Iterable[str], modality: Modality, measured: Collection[str]) -> list[Bound]:
-    """Return the bounds that texts such as `ssim=0.5` state, or `15`, which is of the leading metric.
+    """Return the bounds in texts such as `ssim=0.5`, or `15` for the leading metric.
 
     Names are those of metrics or their short ones in tables. Raises `UserError` for others, listing those measured, and
     for values that the metric never has.
@@ -169,14 +169,14 @@ def _parsed(text: str, modality: Modality, measured: Collection[str], short: Map
 
 
 def boundable(modality: Modality) -> list[str]:
-    """Return the metrics of reconstructions that a bound may be on, where they are measured."""
+    """Return the metrics of reconstructions that were measured and can be bounded."""
     judged = [metric.name for metric in JUDGED if metric.format != "hit" and metric.success]
     return [name for name in metrics_of(modality) if name in judged or name == "label_accuracy"]
 
 
 @dataclass(frozen=True)
 class Played:
-    """What a gate reads of a run that attacks were played in."""
+    """Data that a gate reads of a run with attacks."""
 
     scenario: Mapping[str, Any]
     attacks: Sequence[Row]
@@ -185,26 +185,26 @@ class Played:
 
     @cached_property
     def modality(self) -> Modality:
-        """Form of the samples, by what the scenario measures of them."""
+        """Modality of the samples, inferred from the scenario's metrics."""
         names = self.scenario["metrics"]["names"]
         return next((form for form in MODALITIES if leading(form).name in names), "pixels")
 
     @property
     def measured(self) -> list[str]:
-        """Names of what was measured and can be bounded."""
+        """Names of the measures that can be bounded."""
         names = [name for name in boundable(self.modality) if name in self.scenario["metrics"]["names"]]
         names += [IDENTITY] if any(row.get(TOP_1.name) is not None for row in self.attacks) else []
         return names + (list(MEMBERSHIP) if any(row["metric"] == "auc" for row in self.inferences) else [])
 
     @property
     def gated(self) -> list[str]:
-        """Arms that a gate looks at unless it is told: all with a defence; where there is none, all."""
+        """Arms that a gate checks by default: all with a defence, or all if there are none."""
         named = arm_names(self.scenario, self.attacks, self.inferences)
         arms = [arm for arm in named if not any(other.startswith(f"{arm}{VERSUS}") for other in named)]
         return [arm for arm in arms if not undefended(self.scenario, arm)] or arms
 
     def checks(self, bounds: Sequence[Bound], arms: Sequence[str]) -> list[Check]:
-        """Return every bound's checks on every arm, in the order of the arms."""
+        """Return the checks of every bound on every arm, in the order of the arms."""
         found = [check for bound in bounds for check in self._checks(bound, arms)]
         return sorted(found, key=lambda check: arms.index(check.arm))
 
@@ -226,7 +226,7 @@ class Played:
                 yield Check(arm, None, bound, "not measured", reason="no attack rebuilt samples here")
 
     def doubt(self, arm: str) -> str:
-        """Return why what passes on an arm of a replay may be a mistake of what was recorded; empty elsewhere."""
+        """Return why a passed check of a replay may come from a recording mistake; empty for other runs."""
         defences = arm_spec(self.scenario, arm).get("defences") or []
         if all(one.get("defended", True) for one in defences if isinstance(one, Mapping)):
             return ""
@@ -239,7 +239,7 @@ class Played:
         )
 
     def _of_share(self, bound: Bound, arm: str) -> Check:
-        """Return the check of an estimated share, by the attack that did best on an arm."""
+        """Return the check of an estimated share, by the best attack on an arm."""
         found = self._identified(arm) if bound.name == IDENTITY else self._members(bound, arm)
         known = {title: one for title, one in found.items() if one}
         title, best = max(known.items(), key=lambda one: one[1].value, default=("", None))
@@ -259,7 +259,7 @@ class Played:
         return check
 
     def _members(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
-        """Return what each membership attack on an arm gets; None where it tells too little."""
+        """Return the result of each membership attack on an arm; None if there are too few candidates."""
         curves = {title: self._curve(arm, title) for title in self._asked(arm)}
         return {title: _estimate(bound, curve) if curve else None for title, curve in curves.items()}
 
@@ -268,7 +268,7 @@ class Played:
         return next((stated(curve, RATES[-1]) for curve in curves if curve), "no membership attack answered")
 
     def _identified(self, arm: str) -> dict[str, Estimate | None]:
-        """Return of how many samples each attack on an arm shows the person; None where not all were shown."""
+        """Return the share of samples whose person each attack on an arm reveals; None if some were not shown."""
         found: dict[str, Estimate | None] = {}
         own = [row for row in self.attacks if row["arm"] == arm]
         for title in dict.fromkeys(row["attack"] for row in own):
@@ -291,14 +291,14 @@ class Played:
         return roc([row for row in self.inferences if (row["arm"], row["attack"]) == (arm, title)])
 
     def _bare(self, arm: str) -> list[str]:
-        """Return the arms without a defence on the same model."""
+        """Return the arms without defences on the same model."""
         model = arm_spec(self.scenario, arm).get("model")
         arms = arm_names(self.scenario, self.attacks, self.inferences)
         bare = [one for one in arms if undefended(self.scenario, one)]
         return [one for one in bare if arm_spec(self.scenario, one).get("model") == model]
 
     def _works(self, bound: Bound, arm: str) -> bool:
-        """Return whether an attack of the bound's kind beats chance on an arm."""
+        """Return whether an attack on the bound's measure beats chance on an arm."""
         if bound.name == IDENTITY:
             people = max((row["people"] or 0 for row in self.attacks), default=0)
             shares = filter(None, self._identified(arm).values())
@@ -312,7 +312,7 @@ def _estimate(bound: Bound, curve: Roc) -> Estimate | None:
 
 
 def _check(found: Finding, bound: Bound, bare: bool) -> Check:
-    """Return what a finding by the bound's criterion says of the bound."""
+    """Return the check that follows from a finding under the bound's criterion."""
     short = (f"{WANT_OF_TIME}: {', '.join(found.unplayed)}",) if found.unplayed else ()
     reasons, state = "; ".join((*short, *found.reasons)), found.state
     assert bound.metric is not None

@@ -1,4 +1,4 @@
-"""Label inference in a sweep: the share of labels that was found, by the size of the batch.
+"""Label inference in a sweep: the share of labels found, by batch size.
 
 Source: Ren 2022 (thesis), table 3.13.
 """

@@ -58,46 +58,46 @@ class Results(ABC):
 
     @property
     def fields(self) -> list[str]:
-        """Paths of the swept fields; none of a run."""
+        """Paths of the swept fields; empty for a run."""
         return list((self.scenario.get("sweep") or {}).get("fields", []))
 
     @property
     @abstractmethod
     def tables(self) -> list[str]:
-        """Names that `table` takes."""
+        """Names of the tables that `table` returns."""
 
     @abstractmethod
     def table(self, name: str) -> pa.Table:
-        """Return a table as Arrow; raises `RunError` for one that does not exist or cannot be read."""
+        """Return a table as Arrow; raises `RunError` if it does not exist or cannot be read."""
 
     def frame(self, name: str) -> DataFrame:
         """Return a table as a pandas data frame."""
         return self.table(name).to_pandas()
 
     def outcomes(self) -> pa.Table:
-        """Return the outcomes: a row for every arm and attack, of a sweep for every trial."""
+        """Return the outcomes: one row for every arm and attack, and in a sweep for every trial."""
         return self.table(OUTCOMES)
 
     def settings(self, source: str = "") -> list[settings.Setting]:
-        """Return the outcomes by arm, attack and swept values, with their uncertainty over repeats."""
+        """Return the outcomes grouped by arm, attack and swept values, with uncertainty over repeats."""
         return settings.settings(self.outcomes().to_pylist(), self.fields, source)
 
     @abstractmethod
     def with_intervals(self) -> list[Setting]:
-        """Return the settings, those of a single run with intervals over the attacked clients."""
+        """Return the settings with intervals: over repeats, or over the attacked clients of a single run."""
 
     @abstractmethod
     def groups(self, source: str = "") -> list[paired.Group]:
-        """Return what arms can be paired by: of a run its victims, of a sweep its seeds."""
+        """Return the units by which arms are paired: the victims of a run, the seeds of a sweep."""
 
     def paired(self, against: str | None = None) -> list[paired.Paired]:
-        """Return paired differences of arms to one of them, by default the first; see `rayfed.analysis.paired`."""
+        """Return paired differences of arms to one arm, by default the first; see `rayfed.analysis.paired`."""
         return paired.paired(self.groups(), against)
 
     def front(
         self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None
     ) -> pareto.ParetoFront:
-        """Return the settings that no other beats; see `rayfed.analysis.pareto.front`."""
+        """Return the Pareto front of the settings; see `rayfed.analysis.pareto.front`."""
         return pareto.front(self.settings(), leakage, utility, cost, attack)
 
     def success_rates(self, *metrics: str, thresholds: Sequence[float] | None = None) -> pa.Table:
@@ -112,7 +112,7 @@ class Results(ABC):
 
     @abstractmethod
     def _groups(self) -> list[success.AttackGroup]:
-        """Return who was attacked by what, with the rows of `attacks`."""
+        """Return the rows of `attacks` grouped by arm, setting and attack."""
 
     def _repr_html_(self) -> str:
         return html(repr(self), self.settings())
@@ -123,12 +123,12 @@ class Results(ABC):
 
     @property
     def status(self) -> dict[str, Any]:
-        """Progress: `state`, `error`, and `rounds_done` of `rounds` or `trials_done`; empty before it began."""
+        """Progress: `state`, `error`, and `rounds_done` of `rounds` or `trials_done`; empty before the start."""
         return exits.status(self.folder)
 
 
 class Run(Results):
-    """One run; its tables are attributes, too: `run.rounds` is `run.table("rounds")`."""
+    """One run; its tables are also attributes: `run.rounds` is `run.table("rounds")`."""
 
     def __repr__(self) -> str:
         status, arms = self.status, ", ".join(self.scenario.get("arms") or {})
@@ -148,11 +148,11 @@ class Run(Results):
 
     @property
     def tables(self) -> list[str]:
-        """Names that `table` takes: `outcomes`, `success_rates`, `paired` and those of `rayfed.store.schemas`."""
+        """Names of the tables: `outcomes`, `success_rates`, `paired` and those of `rayfed.store.schemas`."""
         return [OUTCOMES, SUCCESS, PAIRED, *TABLES]
 
     def table(self, name: str) -> pa.Table:
-        """Return a table as Arrow; one that the run did not write has no rows.
+        """Return a table as Arrow; without rows if the run did not write it.
 
         Raises `RunError`, see `Results.table`.
         """
@@ -168,16 +168,16 @@ class Run(Results):
         )
 
     def verdicts(self) -> list[Verdict]:
-        """Return the verdict on each arm, with its sentence, as report and terminal print it."""
+        """Return the verdict on each arm with its sentence, as in the report and the terminal."""
         finished = self.status.get("state") == "finished"
         return verdicts(self.scenario, self.attacks.to_pylist(), self.inferences.to_pylist(), finished)
 
     def with_intervals(self) -> list[Setting]:
-        """Return the settings, with intervals over the clients that were attacked."""
+        """Return the settings with intervals over the attacked clients."""
         return victims.over_victims(self.settings(), self._victims())
 
     def groups(self, source: str = "") -> list[paired.Group]:
-        """Return what arms can be paired by: the victims."""
+        """Return the victims, by which arms are paired."""
         return paired.of_victims(self._victims(), source)
 
     def _victims(self) -> dict[tuple[str, str], dict[int, victims.Victim]]:
@@ -189,13 +189,13 @@ class Run(Results):
         return success.attack_groups(self.attacks.to_pylist())
 
     def images(self, arm: str | None = None, attack: str | None = None) -> Iterator[Picture]:
-        """Return true images and their reconstructions, of one arm or attack where named, in the order of rounds."""
+        """Return true images and their reconstructions in the order of rounds, optionally of one arm or attack."""
         for row in self._pictures():
             if arm in (None, row["arm"]) and attack in (None, row["attack"]):
                 yield Picture.of(row)
 
     def worst(self, count: int = 6) -> list[tuple[Picture, Mapping[str, Any]]]:
-        """Return the kept reconstructions with the highest PSNR, each with its row of `attacks`."""
+        """Return the stored reconstructions with the highest PSNR, each with its row of `attacks`."""
         scored = {_key(row): row for row in self.attacks.to_pylist() if summary.measured(row["psnr"])}
         kept = [row for row in self._pictures() if _key(row) in scored]
         kept = sorted(kept, key=lambda row: -scored[_key(row)]["psnr"])[:count]
@@ -207,7 +207,7 @@ class Run(Results):
 
 
 class Sweep(Results):
-    """Many runs of one scenario."""
+    """Many runs of one scenario with varied fields."""
 
     def __repr__(self) -> str:
         found = self.outcomes().select(["trial", "repeat", "status"]).to_pylist()
@@ -218,26 +218,26 @@ class Sweep(Results):
 
     @property
     def tables(self) -> list[str]:
-        """Names that `table` takes: `outcomes`, `success_rates` and `paired`; trials have the others."""
+        """Names of the tables: `outcomes`, `success_rates` and `paired`; the trials have the others."""
         return [OUTCOMES, SUCCESS, PAIRED]
 
     def table(self, name: str) -> pa.Table:
-        """Return outcomes, success rates or differences; raises `RunError` for another table, see `Results.table`."""
+        """Return outcomes, success rates or paired differences; raises `RunError` for other names."""
         self._check(name)
         if name == PAIRED:
             return paired.paired_table(self.paired())
         return self.success_rates() if name == SUCCESS else SweepFolder(self.folder).outcomes()
 
     def with_intervals(self) -> list[Setting]:
-        """Return the settings, whose intervals are over repeats."""
+        """Return the settings with intervals over repeats."""
         return self.settings()
 
     def groups(self, source: str = "") -> list[paired.Group]:
-        """Return what arms can be paired by: the seeds."""
+        """Return the seeds, by which arms are paired."""
         return paired.of_seeds(self.settings(source))
 
     def _groups(self) -> list[success.AttackGroup]:
-        """Return who was attacked by what in every setting, over all its repeats."""
+        """Return the rows of `attacks` grouped by setting and attack, over all repeats."""
         sweep, met = SweepFolder(self.folder), [one for one in self.settings() if one.attack]
         runs = dict.fromkeys(row["run"] for one in met for row in one.rows)
         attacks = {run: sweep.trial(run).read_table("attacks").to_pylist() for run in runs}
@@ -250,12 +250,12 @@ class Sweep(Results):
 
     @property
     def trials(self) -> list[Run]:
-        """Return the runs behind the outcomes, in their order; none is read before it is asked for."""
+        """Return the runs behind the outcomes, in their order; each is read when first used."""
         runs = dict.fromkeys(run for run in self.outcomes()["run"].to_pylist() if run is not None)
         return [self.trial_of(run) for run in runs]
 
     def trial_of(self, run: str) -> Run:
-        """Return the run that a row of the outcomes names; raises `RunError` for a name that no sweep gives."""
+        """Return the run of a row of the outcomes; raises `RunError` for an invalid name."""
         return Run(SweepFolder(self.folder).trial(run))
 
 

@@ -1,4 +1,4 @@
-"""How well a membership attack tells members from others, over all victims and rounds of an arm.
+"""Statistics of membership attacks: ROC curves over all victims and rounds of an arm.
 
 Scores of different victims are compared after each victim's have been brought to mean 0 and deviation 1, which an
 attacker can do. Where a victim's candidates are the same in several rounds, the scores of each are added up.
@@ -20,7 +20,7 @@ RATES = (0.01, 0.001)
 
 @dataclass(frozen=True)
 class Roc:
-    """The curve's figures."""
+    """Figures of a ROC curve: area, and true positive rates at low false positive rates."""
 
     auc: Estimate
     control: Estimate | None
@@ -35,7 +35,7 @@ class Roc:
 
 
 def roc(inferences: Sequence[Mapping[str, Any]]) -> Roc | None:
-    """Return the curve of one attack's rows of `inferences`; None where none has scores."""
+    """Return the figures of one attack's rows of `inferences`; None if no row has scores."""
     rows = [row for row in inferences if row.get("scores")]
     members, others = pooled(rows, "score")
     if not members:
@@ -47,12 +47,12 @@ def roc(inferences: Sequence[Mapping[str, Any]]) -> Roc | None:
 
 
 def area(found: Estimate) -> str:
-    """Return an AUC with its interval, in words."""
+    """Format an AUC with its interval."""
     return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 
 def stated(found: Roc, rate: float) -> str:
-    """Return the share of members found at a false positive rate, in words."""
+    """Format the share of members found at a false positive rate."""
     share = found.true_positives[rate]
     if share is None:
         few = f"it needs at least {needed(rate):,} non-members, these are {found.non_members:,}"
@@ -61,7 +61,7 @@ def stated(found: Roc, rate: float) -> str:
 
 
 def pooled(rows: Sequence[Mapping[str, Any]], of: str) -> tuple[list[float], list[float]]:
-    """Return what all victims' members and non-members scored (`of`: 'score' or 'control')."""
+    """Return the scores of all victims' members and non-members (`of`: 'score' or 'control')."""
     pooled: dict[str, list[float]] = defaultdict(list)
     for victim in _of_victims(rows, of):
         for (kind, _), found in victim.items():
@@ -70,7 +70,7 @@ def pooled(rows: Sequence[Mapping[str, Any]], of: str) -> tuple[list[float], lis
 
 
 def _of_victims(rows: Sequence[Mapping[str, Any]], of: str) -> list[dict[tuple[str, int], list[float]]]:
-    """Return for each victim (and round, where its candidates change) the scores of each candidate."""
+    """Return each candidate's scores by victim, and by round if candidates change between rounds."""
     asked: dict[tuple[int, frozenset[tuple[str, int]]], dict[tuple[str, int], list[float]]] = {}
     for row in rows:
         scores = [one[of] for one in row["scores"]]

@@ -1,4 +1,4 @@
-"""Runs and sweeps in a notebook: a table of their settings and, of a run, its worst reconstructions."""
+"""HTML of runs and sweeps for notebooks: a table of settings and, for a run, its worst reconstructions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PIXELS = 84
 
 
 def html(title: str, settings: Sequence[Setting], worst: Sequence[tuple[Picture, Row]] = ()) -> str:
-    """Return HTML for a page: nothing in it runs, and nothing is loaded.
+    """Return static HTML without scripts or external resources.
 
     `worst` has pictures with their rows of `attacks`.
     """

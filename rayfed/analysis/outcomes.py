@@ -1,4 +1,4 @@
-"""Outcomes of a run in one row for every arm and attack: what leaked, what was learnt, what it cost.
+"""Outcomes of a run, one row for every arm and attack: leakage, accuracy and cost.
 
 The rows are what sweeps, fronts, comparisons, recommendations and exports are made of. A sweep puts what it knows of a
 trial before them: which trial, which values its fields had.
@@ -26,7 +26,7 @@ _INAPPLICABLE = "not applicable"
 
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return a row for every arm and attack of a run; `attack` is null for an arm that none has met."""
+    """Return one row for every arm and attack of a run; `attack` is null for an arm that was not attacked."""
     scenario = folder.scenario()
     names = ("rounds", "attacks", "inferences", "privacy")
     rounds, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
@@ -65,14 +65,14 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
 def with_references(
     rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]
 ) -> list[dict[str, Any]]:
-    """Return the rows with what arms without a defence tell of them, of which `alike` is the same: `pmm`, `verdict`."""
+    """Return the rows with `pmm` and `verdict`, which need an otherwise equal arm without defences."""
     return with_verdicts(with_pmm(rows, scenario, alike), scenario, alike)
 
 
 def with_verdicts(
     rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]
 ) -> list[dict[str, Any]]:
-    """Return the rows with `verdict`, from what each attack came to (`answer`).
+    """Return the rows with `verdict`, derived from each attack's result (`answer`).
 
     Attacks show that they work on arms without a defence of the same model, of which `alike` is the same: on batches of
     the same size, and as many images.
@@ -98,7 +98,7 @@ def with_verdicts(
 
 
 def _verdict(answers: Mapping[Any, str], working: Collection[Any]) -> State:
-    """Return the verdict on an arm, by what each attack came to there, and which of them work without a defence."""
+    """Return the verdict on an arm from each attack's result there and on undefended arms."""
     states = set(answers.values())
     if "leaks" in states:
         return "leaks"
@@ -111,7 +111,7 @@ def _verdict(answers: Mapping[Any, str], working: Collection[Any]) -> State:
 
 
 def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
-    """Return the seconds of training, and half the 95 % interval of them; None where there are too few rounds.
+    """Return the training seconds and half their 95 % interval; None for the latter after too few rounds.
 
     The first round, in which processes warm up, counts as much as the others in the mean.
     """
@@ -123,18 +123,18 @@ def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
 
 
 def _guessing(rounds: Sequence[Row]) -> float | None:
-    """Return the accuracy of guessing on the test set of the last round that was evaluated."""
+    """Return the accuracy of guessing on the test set, as of the last evaluated round."""
     return next((row["guessing_accuracy"] for row in reversed(rounds) if row["test_accuracy"] is not None), None)
 
 
 def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
-    """Return the value of a measure with the most leakage; None where there is no value."""
+    """Return the value of a measure with the most leakage; None for no values."""
     known = [v for v in values if v is not None]
     return (min if MEASURES[measure].higher_is_better else max)(known, default=None)
 
 
 def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]) -> list[dict[str, Any]]:
-    """Return the rows with `pmm`, against an arm without a defence.
+    """Return the rows with `pmm`, which compares with an arm without defences.
 
     The reference is an arm of which `alike` is the same, and what the two set besides, and whom they are played
     against.
@@ -156,7 +156,7 @@ def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[
 
 
 def outcomes_table(rows: Sequence[Row], fields: Sequence[str] = (), trials: bool = False) -> pa.Table:
-    """Return outcomes as a table; with `trials`, the trial's columns and those of the swept fields come first."""
+    """Return outcomes as an Arrow table; with `trials`, columns of the trial and the swept fields come first."""
     swept = [pa.field(path, _type(row[path] for row in rows if row.get(path) is not None)) for path in fields]
     schema = pa.schema([*(TRIAL_FIELDS if trials else []), *swept, *OUTCOME_FIELDS])
     plain = [{**row, **{p: _as(row.get(p), schema.field(p).type) for p in fields}} for row in rows]
@@ -177,12 +177,12 @@ def _as(value: Any, type: pa.DataType) -> Any:
 
 
 def held(value: Any) -> Any:
-    """Return a swept field's value as a row holds it: a list or mapping is text."""
+    """Return a swept field's value as tables store it: lists and mappings as text."""
     return yaml_line(value) if isinstance(value, list | dict) else value
 
 
 def yaml_line(value: Any) -> str:
-    """Return a value as `--set PATH=VALUE` reads it; text stays as it is, for it may be YAML already."""
+    """Return a value as `--set PATH=VALUE` reads it."""
     if isinstance(value, str):
         return value
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9).removesuffix("...\n").strip()
@@ -193,7 +193,7 @@ def _met(row: Row) -> tuple[str, str]:
 
 
 def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Return what one attack came to on one arm, whatever it does elsewhere: a `State`, or that it does not apply."""
+    """Return the result of one attack on one arm, from its own rows: a `State`, or that it does not apply."""
     if all(row["status"] == _INAPPLICABLE and not (row["message"] or "").startswith(HIDDEN) for row in rows):
         return _INAPPLICABLE
     closed = closed_forms(scenario)
@@ -202,7 +202,7 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the rows of one attack on one arm come to, of which `leak` is the summary."""
+    """Return the result of the rows of one reconstruction attack on one arm, summarised in `leak`."""
     first = attacks[0]
     row: dict[str, Any] = {name: first[name] for name in ("attack", "batch_size", "observes", "knowledge")}
     row |= {"images": leak.images, "answer": _answer(scenario, attacks)}
@@ -219,7 +219,7 @@ def _beyond(claim: summary.Claim) -> float | None:
 
 
 def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
-    """Return the guarantee of an arm with the largest epsilon; nothing where it has none."""
+    """Return an arm's guarantee with the largest epsilon; empty if it has none."""
     mine = [row for row in privacy if row["arm"] == arm and row["epsilon"] is not None]
     weakest = max(mine, key=lambda row: row["epsilon"], default=None)
     if weakest is None:
@@ -231,7 +231,7 @@ def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
 
 
 def _all_else(scenario: Mapping[str, Any], arm: str) -> str:
-    """Return what an arm sets beside its defences, and whom it is played against."""
+    """Return an arm's settings other than its defences, and its opponent."""
     own = {
         key: value for key, value in arm_spec(scenario, arm).items() if key not in ("defences", "protection") and value
     }

@@ -1,4 +1,4 @@
-"""Paired differences between arms: what an attack got from the same victims, or with the same seeds, under another arm.
+"""Paired differences between arms: results on the same victims, or under the same seeds, in two arms.
 
 A run is paired by its victims: attacked clients whose rounds, batches and labels are the same in both arms. A sweep is
 paired by its seeds: victims of one seed share weights, so all of them stand in one pair. What is not the same is left
@@ -33,7 +33,7 @@ _MEASURES = tuple(
 
 @dataclass(frozen=True)
 class Group:
-    """Values of one setting under one attack, by what they are paired by."""
+    """Values of one setting under one attack, keyed by the unit of pairing."""
 
     arm: str
     title: str
@@ -50,7 +50,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Paired:
-    """Mean paired difference of an arm to the reference in one measure."""
+    """Mean paired difference of an arm from the reference in one measure."""
 
     attack: str | None
     measure: str
@@ -76,7 +76,7 @@ class Paired:
 
 
 def of_victims(found: Mapping[tuple[str, str], Mapping[int, Victim]], source: str = "") -> list[Group]:
-    """Return the groups of a run, from `rayfed.analysis.victims.victims`; `source` is its name among several."""
+    """Return the groups of a run by victim; `source` is the run's name among several."""
 
     def values(victims: Mapping[int, Victim]) -> dict[str, dict[Hashable, float]]:
         return {
@@ -94,7 +94,7 @@ def of_victims(found: Mapping[tuple[str, str], Mapping[int, Victim]], source: st
 
 
 def of_seeds(settings: Sequence[Setting]) -> list[Group]:
-    """Return the groups of a sweep's settings whose differences can be paired by seed."""
+    """Return the groups of a sweep's settings by seed."""
 
     def values(one: Setting) -> dict[str, dict[Hashable, float]]:
         return {
@@ -115,7 +115,7 @@ def of_seeds(settings: Sequence[Setting]) -> list[Group]:
 
 
 def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
-    """Return the differences of every setting to the same attack's on the arm `against`, by default the first arm.
+    """Return the differences of every setting from the same attack on arm `against`, by default the first.
 
     A setting that has no pair with it is told with none. Raises `UserError` for an arm that there is not, and where it
     has several settings, so that there are several references.
@@ -172,7 +172,7 @@ def _corrected(family: Sequence[Paired]) -> list[Paired]:
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
-    """Return p values corrected for their number (Holm 1979); None stays None and does not count."""
+    """Return p values after Holm's correction (1979); None stays None and is not counted."""
     known = sorted((value, place) for place, value in enumerate(values) if value is not None)
     corrected: list[float | None] = [None] * len(values)
     least = 0.0
@@ -183,7 +183,7 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def paired_table(found: Sequence[Paired]) -> pa.Table:
-    """Return the differences as a table, a row each."""
+    """Return the differences as an Arrow table, one row each."""
     kinds = {
         "pairs": pa.int64(),
         "excluded": pa.int64(),
@@ -194,7 +194,7 @@ def paired_table(found: Sequence[Paired]) -> pa.Table:
 
 
 def paired_grid(found: Sequence[Paired]) -> Grid | None:
-    """Return the differences as a table of text, and what has to be known of them; None where none has two pairs."""
+    """Return the differences as a text table with its notes; None if no difference has two pairs."""
     if not any(one.pairs + one.excluded > 1 for one in found):
         return None
     headings = ["arm", "attack", "measure", "pairs", "difference", "95 % interval", "p (t)", "p (Wilcoxon)"]
@@ -210,7 +210,7 @@ def _told(one: Paired) -> list[str]:
 
 
 def _notes(found: Sequence[Paired]) -> list[str]:
-    """Return what a difference is of, what it is about, and which test cannot find anything."""
+    """Return the notes on the differences: measure, unit of pairing, and tests that cannot reach significance."""
     references = " or ".join(dict.fromkeys(f"'{one.reference}'" for one in found))
     units = dict.fromkeys(one.unit for one in found)
     notes = [f"Mean over pairs of the arm less {references}, on the same {' or '.join(f'{unit}s' for unit in units)}."]

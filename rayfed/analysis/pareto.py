@@ -1,4 +1,4 @@
-"""Pareto fronts of defences: the settings that no other beats, and how much of the plane they cover.
+"""Pareto fronts of defences: the settings that no other dominates, and the hypervolume that they cover.
 
 Non-dominance and hypervolume are computed by moocore. Settings are compared by the means over their repeats.
 """
@@ -25,7 +25,7 @@ A tenth is customary (Ishibuchi et al. 2018, "How to Specify a Reference Point i
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """Pareto front: settings by some measures, and the best of them."""
+    """Pareto front of settings under several measures."""
 
     measures: tuple[str, ...]
     """Columns of `outcomes.MEASURES`."""
@@ -39,7 +39,7 @@ class ParetoFront:
     def hypervolume(
         self, reference: Mapping[str, float] | None = None, ideal: Mapping[str, float] | None = None
     ) -> float:
-        """Return the share, 0 to 1, of the box between `reference` and `ideal` in which some setting is better.
+        """Return the share, 0 to 1, of the box between `reference` and `ideal` that the front dominates.
 
         Both are measure -> value; give both or neither. By default the ideal has the best value that a setting reached
         in each measure, and the reference lies a tenth of the range behind the worst; a measure in which all settings
@@ -77,7 +77,7 @@ class ParetoFront:
 def front(
     settings: Sequence[Setting], leakage: str, utility: str, cost: str | None = None, attack: str | None = None
 ) -> ParetoFront:
-    """Return the settings that no other beats by a measure of leakage, one of utility and, if given, one of cost.
+    """Return the Pareto front by a measure of leakage, one of utility and, optionally, one of cost.
 
     Settings at the accuracy of guessing are left out, and those whose attacks prove nothing or broke off. Measures
     are columns of `outcomes.MEASURES`, whose direction is the defender's. A setting's leakage is that of the attack
@@ -105,7 +105,7 @@ def front(
 
 
 def _points(settings: Sequence[Setting], measures: Sequence[str]) -> np.ndarray:
-    """Return (settings, measures), turned such that more is better."""
+    """Return the values (settings, measures), with signs such that larger is better."""
     means = [[each.measures[name].mean for name in measures] for each in settings]
     points: np.ndarray = np.array(means, dtype=float) * _signs(measures)
     return points

@@ -1,4 +1,4 @@
-"""Comparison of proved bounds: only of one unit, relation of neighbours and adversary; of epsilons, one delta."""
+"""Comparability of proved bounds: same unit, neighbouring relation, adversary and, for epsilons, delta."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CALLED = {"epsilon": "epsilons", "rero": "bounds on reconstruction"}
 
 
 def mixed(settings: Sequence[Setting], measure: str) -> str | None:
-    """Say which kinds of guarantee the settings' values of a measure are of; None where it is one, or none is proved.
+    """Return the kinds of guarantee behind a measure's values, in words; None if they are of one kind or not proved.
 
     A smaller epsilon with another delta, for samples instead of clients, for neighbours that differ in another way or
     against who sees less is no better promise.

@@ -1,4 +1,4 @@
-"""Measurements beside what is proved of them: of attacks that an account covers, in shares with exact intervals.
+"""Comparison of measurements with proved bounds, for attacks that an account covers, with exact intervals.
 
 A membership attack is compared at some false positive rates, each by the upper end of its interval; a reconstruction by
 whether it is nearer to its sample than to all other ones, beside how often the same answer is so to another sample of
@@ -31,12 +31,12 @@ _TELLING = 0.99
 
 
 class BoundPassed(Exception):
-    """A measurement above what is proved: a defect of rayfed, whatever its user did."""
+    """Error for a measurement above its proved bound, which is a defect of rayfed."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measurement of an attack, and what is proved of it."""
+    """One measurement of an attack with its proved bound."""
 
     arm: str
     attack: str
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether the measurement is above its bound, interval and all."""
+        """Whether the measurement's whole interval is above the bound."""
         return self.share.low > self.bound
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Comparison:
 
 
 def comparisons(proved: Sequence[Row], attacks: Sequence[Row], inferences: Sequence[Row]) -> list[Comparison]:
-    """Return a run's measurements of which something is proved, in the order of the table `proved`."""
+    """Return a run's measurements that have a proved bound, in the order of the table `proved`."""
     curves: dict[tuple[str, str, str], list[Row]] = {}
     for row in proved:
         curves.setdefault((row["arm"], row["attack"], row["defence"]), []).append(row)
@@ -78,7 +78,7 @@ def comparisons(proved: Sequence[Row], attacks: Sequence[Row], inferences: Seque
 
 
 def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return for every arm and attack the measurement nearest to its bound, where that says anything."""
+    """Return the measurement nearest to its bound for every arm and attack, unless the bound is trivial."""
     nearest: dict[tuple[str, str], Comparison] = {}
     for one in (one for one in found if one.bound < _TELLING):
         other = nearest.get((one.arm, one.attack))
@@ -90,7 +90,7 @@ def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
 def uncovered(
     privacy: Sequence[Row], proved: Sequence[Row], attacks: Sequence[Row], inferences: Sequence[Row]
 ) -> list[tuple[str, str]]:
-    """Return arms and attacks of which nothing is proved, though the arm has an epsilon.
+    """Return the arms and attacks without a proved bound although the arm has an epsilon.
 
     They see or are told more of a client than an account counts, or so much that its bounds say nothing.
     """
@@ -102,7 +102,7 @@ def uncovered(
 
 
 def check_bounds(folder: RunFolder) -> None:
-    """Raise `BoundPassed` where a run has measured more than is proved to be possible."""
+    """Raise `BoundPassed` if a run has measured more than is proved to be possible."""
     tables = (folder.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences"))
     if above := [str(one) for one in comparisons(*tables) if one.passed]:
         raise BoundPassed(
@@ -112,7 +112,7 @@ def check_bounds(folder: RunFolder) -> None:
 
 
 def _of_members(curve: Sequence[Row], inferences: Sequence[Row]) -> list[Comparison]:
-    """Compare a membership attack, unless its control tells members apart without the update."""
+    """Compare a membership attack with its bound, unless its control tells members apart without the update."""
     told = roc([row for row in inferences if row["metric"] == "auc" and row["status"] == "ok"])
     if told is None or told.control is None or not _by_chance(told.control):
         return []
@@ -130,7 +130,7 @@ def _of_members(curve: Sequence[Row], inferences: Sequence[Row]) -> list[Compari
 
 
 def _by_chance(control: Estimate) -> bool:
-    """Return whether a control's AUC may be 0.5 within an interval as wide as those of the measurements."""
+    """Return whether a control's AUC is consistent with 0.5."""
     from scipy.stats import norm  # an import of a second
 
     width = (control.high - control.value) * float(norm.isf(_TAIL) / norm.isf(0.025))
@@ -138,7 +138,7 @@ def _by_chance(control: Estimate) -> bool:
 
 
 def _of_samples(curve: Sequence[Row], attacks: Sequence[Row]) -> list[Comparison]:
-    """Compare how many samples are told apart from others, where the same was asked of the victim's other samples."""
+    """Compare the share of identified samples with its bound, if a control was measured on other samples."""
     asked = [row for row in attacks if row["repeat"] == 0 and measured(row.get("decoy_told_apart"))]
     if not asked:
         return []

@@ -1,4 +1,4 @@
-"""Recommendation of a setting: the cheapest that keeps within all bounds, or the one that comes nearest to it.
+"""Recommendation of a setting: the cheapest within all bounds, or else the one nearest to them.
 
 A bound on leakage holds where it holds for every attack on the setting. A setting that no attack has met has no leakage
 that is known, and meets no such bound; nor does one whose attacks have not shown that they work. Where updates are
@@ -35,7 +35,7 @@ _BOUND = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(\S+)\s*")
 
 @dataclass(frozen=True)
 class Bound:
-    """Bound on a measure: what it may be at most or has to be at least."""
+    """Upper or lower bound on a measure."""
 
     measure: str
     limit: float
@@ -47,22 +47,22 @@ class Bound:
 
     @property
     def on_attacks(self) -> bool:
-        """Return whether the bound is about what attacks get: a guarantee is not."""
+        """Return whether the bound is on an attack's result, not on a guarantee."""
         return MEASURES[self.measure].kind == "leakage" and not MEASURES[self.measure].proved
 
     def excess(self, value: float) -> float:
-        """Return how far a value is beyond the bound; 0 or less within."""
+        """Return how far a value is beyond the bound; 0 or less if it keeps to it."""
         return value - self.limit if self.at_most else self.limit - value
 
     def holds_for(self, estimate: Estimate) -> bool:
-        """Return whether the 95 % interval is within the bound, to its end."""
+        """Return whether the whole 95 % interval keeps to the bound."""
         end = estimate.high if self.at_most else estimate.low
         return end is not None and self.excess(end) <= 0
 
 
 @dataclass(frozen=True)
 class BoundCheck:
-    """Check of one bound for one arm with its values."""
+    """Check of one bound for one arm and set of values."""
 
     bound: Bound
     setting: Setting | None
@@ -76,13 +76,13 @@ class BoundCheck:
 
     @property
     def estimate(self) -> Estimate | None:
-        """Figure that was judged."""
+        """Figure that was compared with the bound."""
         return self.setting.evidence(self.bound.measure) if self.setting else None
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One arm with one set of values, whatever attacks it."""
+    """One arm with one set of values, over all attacks."""
 
     settings: list[Setting]
     """Settings, one for every attack; one without an attack where none has met it."""
@@ -90,22 +90,22 @@ class Candidate:
 
     @property
     def miss(self) -> tuple[int, float]:
-        """Number of bounds on what is not known, and the Euclidean length of the other checks' shares."""
+        """Number of bounds on unknown figures, and the Euclidean norm of the relative excesses of the others."""
         known = [check.share for check in self.checks if check.setting]
         return len(self.checks) - len(known), hypot(*known)
 
     @property
     def meets(self) -> bool:
-        """Whether the candidate keeps within all bounds."""
+        """Whether the candidate keeps to all bounds."""
         return self.miss == (0, 0.0)
 
     @property
     def title(self) -> str:
-        """The arm and its values, in words."""
+        """Name of the arm with its values."""
         return self.settings[0].title
 
     def cost(self, measure: str) -> tuple[float, float]:
-        """Return both ends of a cost's interval, its mean twice where it has none; the unknown as infinite."""
+        """Return the ends of a cost's interval, or its mean twice without one; infinite if unknown."""
         known = self.settings[0].measures.get(measure)
         if known is None:
             return inf, inf
@@ -145,7 +145,7 @@ def bound(text: str) -> Bound:
 
 
 def cost(name: str) -> str:
-    """Return the measure of a cost; raises `UserError` for one that is no cost of the federation.
+    """Return the measure of a cost; raises `UserError` for a name that is no cost.
 
     An attacker's time is none.
     """
@@ -156,12 +156,12 @@ def cost(name: str) -> str:
 
 
 def usual_costs(settings: Sequence[Setting]) -> tuple[str, ...]:
-    """Return the costs by default."""
+    """Return the default measures of cost."""
     return SIMULATED if settings and all(SIMULATED[0] in each.measures for each in settings) else COSTS
 
 
 def of_worst_image(given: Bound) -> Bound:
-    """Return the bound on the worst image instead of the mean, where there is such a measure."""
+    """Return the same bound on the worst image instead of the mean, if there is such a measure."""
     worst = worst_of(given.measure)
     return Bound(worst, given.limit, given.at_most) if worst in MEASURES else given
 
@@ -169,7 +169,7 @@ def of_worst_image(given: Bound) -> Bound:
 def recommend(
     settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple[str, ...] | None = None
 ) -> Recommendation:
-    """Return the cheapest arm and set of values whose means meet all bounds, else that of the least `miss`.
+    """Return the cheapest candidate whose means meet all bounds, or else the one with the least `miss`.
 
     `costs` are by default `usual_costs`.
 
@@ -232,7 +232,7 @@ def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
 
 
 def rerun(results: Results, chosen: Candidate) -> dict[str, str]:
-    """Return the commands that play a candidate of these results again, by what they play."""
+    """Return the commands that play a candidate of these results again."""
     row, scenario = chosen.settings[0].rows[0], f"{results.url}/{SCENARIO}"
     arms = results.scenario.get("arms") or {}
     if row.get("run"):

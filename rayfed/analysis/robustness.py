@@ -1,4 +1,4 @@
-"""Robustness: the test accuracy of every arm against every opponent, from the rounds' table."""
+"""Robustness to malicious clients: the test accuracy of every arm against every opponent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayfed.store.schemas import VERSUS
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one arm against one opponent by the last evaluated round, in shares."""
+    """Test accuracy and backdoor rate of one arm against one opponent, at the last evaluated round, in shares."""
 
     accuracy: float
     backdoor: float | None
@@ -20,7 +20,7 @@ class Outcome:
 
 @dataclass
 class Matrix:
-    """Outcomes of a run whose arms have opponents, as a matrix."""
+    """Outcomes of a run with opponents, arms by opponents."""
 
     arms: list[str] = field(default_factory=list)
     opponents: list[str] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Matrix:
 
 
 def matrix(rounds: Iterable[Row]) -> Matrix:
-    """Return the last evaluated rows of `rounds`, in their order, whose arm has an opponent in its name."""
+    """Return the outcomes of the arms with an opponent in their name, from the last evaluated rows of `rounds`."""
     found = Matrix()
     for row in rounds:
         arm, versus, opponent = row["arm"].partition(VERSUS)

@@ -1,4 +1,4 @@
-"""Settings and their figures: outcomes gathered over repeats, each figure with its uncertainty."""
+"""Settings with their figures: outcomes grouped over repeats, each figure with its uncertainty."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _ACCURACIES = "test_accuracy", "guessing_accuracy"
 
 
 def of_rebuilt(measure: str) -> bool:
-    """Return whether a measure is about samples that attacks rebuild: what they infer and what is guaranteed is not."""
+    """Return whether a measure is about reconstructed samples, not about inferences or guarantees."""
     return of_attacks(measure) and measure != "inferred"
 
 
 def of_attacks(measure: str) -> bool:
-    """Return whether a measure is what attacks got: what is guaranteed is not."""
+    """Return whether a measure is an attack's result, not a guarantee."""
     return MEASURES[measure].kind == "leakage" and not MEASURES[measure].proved
 
 
@@ -41,7 +41,7 @@ class Estimate:
     """Whether an end of the interval was beyond what is possible, and stands there."""
 
     def within(self, measure: str) -> Estimate:
-        """Return the estimate with its interval cut at the least and largest value that its measure can have."""
+        """Return the estimate with its interval clipped to the measure's possible values."""
         if self.low is None or self.high is None:
             return self
         least, most = MEASURES[measure].bounds
@@ -50,7 +50,7 @@ class Estimate:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Return the ends of the interval; None for a single value, and where all values were alike."""
+        """Return the ends of the interval; None for a single value or equal values."""
         if self.low is None or self.high is None or self.high - self.low <= 2e-12 * max(1, abs(self.mean)):
             return None
         return self.low, self.high
@@ -58,7 +58,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Setting:
-    """One arm with one set of values of the swept fields, met by one attack or none."""
+    """One arm with one set of values of the swept fields, under one attack or none."""
 
     source: str
     """Run that the setting is of where several are looked at; empty otherwise."""
@@ -73,18 +73,18 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """The setting in words: `noise, sigma 0.1`."""
+        """Name of the setting: `noise, sigma 0.1`."""
         values = [f"{path.rpartition('.')[2]} {_short(value)}" for path, value in self.fields.items()]
         return ", ".join([*filter(None, [self.source]), self.arm, *values])
 
     @property
     def hidden(self) -> bool:
-        """Whether attacks had nothing to look at, for updates are hidden."""
+        """Whether updates are encrypted or masked, so that attacks have no values to use."""
         return any(row.get("verdict") == "nothing to attack" for row in self.rows)
 
     @property
     def unproven(self) -> str:
-        """Why what attacks rebuilt says nothing good of the setting, in words; empty where it may."""
+        """Reason why poor reconstructions are no evidence of protection; empty if they are evidence."""
         told = [row.get("verdict") for row in self.rows if row.get("attack")]
         if "not measured" in told:
             return "an attack that would tell did not answer"
@@ -94,28 +94,28 @@ class Setting:
 
     @property
     def unanswered(self) -> tuple[int, int]:
-        """On how many updates the attack diverged or failed, and how many it met, over all repeats."""
+        """Number of updates on which the attack diverged or failed, and number attacked, over all repeats."""
         counts = [[row.get(name) or 0 for row in self.rows] for name in ("unanswered", "attacked")]
         return sum(counts[0]), sum(counts[1])
 
     @property
     def useless(self) -> str:
-        """Why nobody would use the model, in words; empty where there is no such reason."""
+        """Reason why the trained model is useless; empty if there is none."""
         accuracy, guessing = (estimate([row.get(name) for row in self.rows]) for name in _ACCURACIES)
         return "its accuracy is that of guessing" if accuracy and guessing and accuracy.mean <= guessing.mean else ""
 
     def evidence(self, measure: str) -> Estimate | None:
-        """Return the figure for a measure, None where it is not known or proves nothing."""
+        """Return the figure for a measure; None if it is unknown or no evidence."""
         return None if of_rebuilt(measure) and self.unproven else self.measures.get(measure)
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """Key that all attacks on one arm with one set of values have in common."""
+        """Key that all attacks on the same arm and values share."""
         return self.source, self.arm, repr(self.fields)
 
 
 def settings(rows: Sequence[Row], fields: Sequence[str] = (), source: str = "") -> list[Setting]:
-    """Return outcomes by arm, attack and values of the fields; failed and stopped trials are left out."""
+    """Return outcomes grouped by arm, attack and swept values; failed and stopped trials are left out."""
     groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
         if row.get("status", "finished") == "finished":
@@ -135,7 +135,7 @@ def _setting(group: list[Row], fields: Sequence[str], source: str) -> Setting:
 
 
 def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
-    """Return an estimate; of a proved bound, which is a promise and no measurement, the weakest.
+    """Return an estimate over repeats; for a proved bound, the weakest of them.
 
     That of one training time has the interval of its rounds.
     """
@@ -152,7 +152,7 @@ def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Return the mean of what was measured, with its interval; None where nothing was.
+    """Return the mean of the measured values with its interval; None without any.
 
     Values that are not finite are left out: an infinite epsilon guarantees nothing, and outcomes cap a PSNR.
     """
@@ -169,7 +169,7 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
 
 
 def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
-    """Return every arm and set of values once, with the attack that gets most by the mean of a measure.
+    """Return each arm and set of values once, under the attack with the most leakage by a measure.
 
     Where attacks get the same, as of a cost, it is the first. Settings in which the measure is not known are left out;
     an arm that no attack has met has no leakage. Raises `UserError` for an unknown measure.
@@ -180,7 +180,7 @@ def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
 
 
 def by_values(settings: Sequence[Setting]) -> list[list[Setting]]:
-    """Group the settings that differ in nothing but the attack."""
+    """Group the settings that differ only in the attack."""
     groups: dict[tuple[str, str, str], list[Setting]] = {}
     for each in settings:
         groups.setdefault(each.identity, []).append(each)

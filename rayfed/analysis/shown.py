@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from what a test told apart: the most noise that its hits leave room for.
+"""Empirical lower bounds on epsilon from a canary test: the largest noise consistent with its hit rates.
 
 The scores of canaries that were there and of others that were not are cut in halves. The first chooses a threshold, the
 second is judged by it, with exact intervals for both rates (Clopper and Pearson 1934). Under the claimed mechanism the
@@ -39,7 +39,7 @@ _HALVINGS = 7
 
 @dataclass(frozen=True)
 class Shown:
-    """What a test shows of a claimed epsilon."""
+    """Empirical lower bound on a mechanism's epsilon, beside the claimed one."""
 
     claimed: float
     epsilon: float
@@ -52,14 +52,14 @@ class Shown:
 
     @property
     def refuted(self) -> bool:
-        """Whether the mechanism is shown to spend more than is claimed."""
+        """Whether the lower bound exceeds the claimed epsilon."""
         return self.noise < 1
 
 
 def shown(
     present: Sequence[float], absent: Sequence[float], spent: Spending, accountant: Method | None = None
 ) -> Shown:
-    """Return the lower bound on a mechanism's epsilon that follows from scores of present and absent canaries.
+    """Return the lower bound on a mechanism's epsilon from the scores of present and absent canaries.
 
     Scores are in no order; both have four at least.
     """
@@ -72,7 +72,7 @@ def shown(
 
 @dataclass(frozen=True)
 class _Family:
-    """The claimed mechanism, with more noise or less."""
+    """The claimed mechanism with its noise multiplied by a factor."""
 
     spent: Spending
     accountant: Method | None
@@ -84,7 +84,7 @@ class _Family:
         return guarantee(self.with_noise(times), self.spent.delta, self.accountant).epsilon
 
     def excess(self, hits: Estimate, alarms: Estimate, times: float) -> float:
-        """Return how far the rates are, intervals and all, above the curve with so much noise."""
+        """Return how far the rates, with their intervals, lie above the trade-off curve at a noise factor."""
         from scipy.stats import norm  # an import of a second
 
         if self.moved is not None:
@@ -93,20 +93,20 @@ class _Family:
 
     @cached_property
     def moved(self) -> float | None:
-        """The mu of Gaussian DP of the unit that is worst off; None where noise or draws are other than that."""
+        """The mu of Gaussian DP of the worst-off unit; None for other noise or sampling."""
         releases = self.spent.releases
         if any(release.noise != "gaussian" or release.rate < 1 or release.drawn for release in releases):
             return None
         return max(sqrt(release.count) / release.multiplier for release in releases)
 
     def place(self, hits: Estimate, alarms: Estimate) -> int:
-        """Return the place of the first of `_NOISES` whose curve the rates are above; their number for none."""
+        """Return the index of the first of `_NOISES` whose curve the rates exceed; their number for none."""
         if hits.low <= alarms.high:  # no noise is so large
             return len(_NOISES)
         return bisect_left(_NOISES, True, key=lambda times: self.excess(hits, alarms, times) > 0)
 
     def least(self, hits: Estimate, alarms: Estimate) -> float:
-        """Return about the least noise with which the rates are above the curve, and never less; infinite for none."""
+        """Return a noise factor, never too small, at which the rates exceed the curve; infinite for none."""
         place = self.place(hits, alarms)
         if place == len(_NOISES):
             return inf
@@ -122,7 +122,7 @@ def _above(scores: np.ndarray, threshold: float) -> Estimate:
 
 
 def _best_threshold(present: np.ndarray, absent: np.ndarray, family: _Family) -> float:
-    """Return the threshold whose rates leave room for the least noise; of several the one farthest above the curve."""
+    """Return the threshold whose rates allow the least noise; ties go to the largest excess."""
     tried = np.unique(np.quantile(np.concatenate([present, absent]), np.linspace(0.002, 0.998, _THRESHOLDS)))
 
     def room(threshold: float) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""Success rates: the share of attacked images that pass a threshold, for every threshold that there is.
+"""Success rates: the share of attacked images that pass a threshold, as a function of the threshold.
 
 Source: Ren 2022 (thesis), section 3.3.2.2 and figure 3.5. PoRS is a point of such a curve: at the thresholds of
 `metrics.success` the two agree.
@@ -37,7 +37,7 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class AttackGroup:
-    """Rows of `attacks` behind one curve: one attack on one arm, of a sweep under one setting."""
+    """Rows of `attacks` behind one curve: one attack on one arm and, in a sweep, under one setting."""
 
     setting: str
     arm: str
@@ -47,7 +47,7 @@ class AttackGroup:
 
 @dataclass(frozen=True)
 class SuccessCurve:
-    """Success rates of one attack by threshold."""
+    """Success rate of one attack as a function of the threshold."""
 
     group: AttackGroup
     metric: str
@@ -66,7 +66,7 @@ def attack_groups(attacks: Iterable[Row]) -> list[AttackGroup]:
 
 
 def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] | None = None) -> SuccessCurve | None:
-    """Return one metric's curve; None where no image has a value. PSNR is cut at its ceiling.
+    """Return the curve of one metric; None if no image has a value. PSNR is cut at its ceiling.
 
     Without `thresholds` at every value that was measured, between which nothing changes: up to each of them, from the
     one before, the share is the same. Raises `UserError` for a metric that has no curves.
@@ -84,7 +84,7 @@ def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] |
 
 
 def success_table(curves: Iterable[SuccessCurve]) -> pa.Table:
-    """Return a table with a row for every point of every curve.
+    """Return a table with one row for every point of every curve.
 
     Columns: `setting` (a run's arm), `arm`, `attack`, `batch_size` (null where it varies), `metric`, `threshold`,
     `images` (attacked ones) and `share`.

@@ -1,4 +1,4 @@
-"""Summary of a run, from its tables alone: what every arm reached, and what every attack got out of it.
+"""Summary of a run from its tables: each arm's training, and each attack's results.
 
 A metric enters means at no more than its ceiling, because an exact copy has an infinite PSNR. Values that were not
 measured (null or NaN) are left out, and every figure says how many values are behind it.
@@ -30,7 +30,7 @@ _LEADING = tuple(metric.name for metric in METRICS.values() if metric.leads)[::-
 
 @dataclass(frozen=True)
 class Spread:
-    """Five figures of some values."""
+    """Mean, deviation and range of some values."""
 
     mean: float
     sd: float | None
@@ -42,7 +42,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Leak:
-    """Leak of one arm to one attack, over all images that it reconstructed; None where it was not measured.
+    """Leakage of one arm to one attack, over all images that it reconstructed; None if not measured.
 
     Diverged reconstructions count like any other: they are what the attacker holds.
     """
@@ -71,7 +71,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Claim:
-    """Inferences of one attack in one arm, over all victims and rounds, other than images of a batch."""
+    """Inferences of one attack in one arm, over all victims and rounds, other than reconstructions."""
 
     arm: str
     attack: str
@@ -105,7 +105,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """Summary of one arm: how its training went."""
+    """Summary of one arm's training."""
 
     name: str
     defences: list[str]
@@ -150,7 +150,7 @@ class LabelMix:
 
 
 def spread(values: Iterable[float | None], ceiling: float = inf) -> Spread | None:
-    """Return mean, deviation and range of the measured values, each at most `ceiling`; None where none was."""
+    """Return mean, deviation and range of the measured values, each at most `ceiling`; None without any."""
     known = [min(float(v), ceiling) for v in values if v is not None and not isnan(v)]
     if not known:
         return None
@@ -164,7 +164,7 @@ def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
 
 
 def arm_spec(scenario: Row, arm: str) -> Row:
-    """Return what the scenario sets in an arm, whoever it is played against; the only one's where it has no arms."""
+    """Return the scenario's settings of an arm, ignoring its opponent."""
     own = (scenario.get("arms") or {}).get(arm.partition(VERSUS)[0], scenario.get("defences"))
     return own if isinstance(own, Mapping) else {"defences": own}
 
@@ -181,7 +181,7 @@ def undefended(scenario: Row, arm: str) -> bool:
 
 
 def leaks(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> list[Leak]:
-    """Return the leak for every arm and attack that met, arms in the order given, by thresholds of success."""
+    """Return the leak for every attacked arm and attack, in the order of the arms, by thresholds of success."""
     groups = _grouped(attacks, "arm", "attack")
     return [_leak(groups[key], thresholds) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
 
@@ -208,7 +208,7 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
 
 
 def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
-    """Return the probability of reconstruction success (PoRS): the share of images at the threshold or nearer.
+    """Return the probability of reconstruction success (PoRS): the share of images that reach the threshold.
 
     It is of all attacked images. An image that has no value is a failure; None where no image has one.
     """
@@ -218,17 +218,17 @@ def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
 
 
 def passing(metric: str, threshold: float) -> str:
-    """Return a threshold of success in words: `psnr ≥ 15`."""
+    """Format a threshold of success: `psnr ≥ 15`."""
     return f"{metric} {'≥' if METRICS[metric].higher_is_closer else '≤'} {threshold:g}"
 
 
 def people(rows: Iterable[Row]) -> int | None:
-    """Return how many classes the recogniser of these images tells apart; None where none was asked."""
+    """Return the number of people that the face recogniser tells apart; None if it was not used."""
     return next((row["people"] for row in rows if row.get("people") is not None), None)
 
 
 def claims(inferences: Sequence[Row], arms: Sequence[str]) -> list[Claim]:
-    """Return the claim for every arm and attack that inferred something, arms in the order given."""
+    """Return the claim for every arm and attack that inferred something, in the order of the arms."""
     groups = _grouped(inferences, "arm", "attack")
     return [_claim(groups[key]) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
 
@@ -249,7 +249,7 @@ def _claim(rows: Sequence[Row]) -> Claim:
 
 
 def setting(rows: Sequence[Row]) -> str:
-    """Say what an attack was given: `the gradient of 4 samples and the labels`, `only the update`."""
+    """Return an attack's inputs in words: `the gradient of 4 samples and the labels`, `only the update`."""
     sizes = sorted({row["batch_size"] for row in rows if row["batch_size"] is not None})
     count = "–".join(str(size) for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
     samples = f" of {count} sample{'' if sizes[-1] == 1 else 's'}" if sizes else ""
@@ -259,7 +259,7 @@ def setting(rows: Sequence[Row]) -> str:
 
 
 def _described(kind: str, name: str) -> str:
-    """Return a component's own words; the name of one that is not registered, for a table must not import code."""
+    """Return a component's description, or its name if it is not registered, so that no code is imported."""
     return str(registry.find(kind, name).describe) if name in registry.table(kind) else name
 
 
@@ -297,7 +297,7 @@ def arms(names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Se
 
 
 def warmed_up(rounds: Sequence[Row]) -> Sequence[Row]:
-    """Return the rounds of an arm, in their order, whose times count: all but the first, in which processes warm up."""
+    """Return an arm's rounds whose times count: all but the first, in which processes warm up."""
     return rounds[1:] or rounds
 
 
@@ -312,7 +312,7 @@ def _simulated(rounds: Sequence[Row]) -> Simulated | None:
 
 
 def on_the_clock(rounds: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rounds of virtual time with `simulated_minutes`, from the start of the run to their end."""
+    """Return the rounds of virtual time, with `simulated_minutes` from the start of the run."""
     clock: dict[str, float] = {}
     found = []
     for row in sorted(rounds, key=lambda row: (row["arm"], row["round"])):
@@ -334,7 +334,7 @@ def leading_metric(attacks: Iterable[Row]) -> str:
 
 
 def label_mix(partition: pa.Table) -> LabelMix | None:
-    """Return how samples and classes are spread over clients; None where no partition was written."""
+    """Return the spread of samples and classes over clients; None without the table `partition`."""
     if not partition.num_rows:
         return None
     clients, columns = np.unique(partition["client"], return_inverse=True)
@@ -353,12 +353,12 @@ def label_mix(partition: pa.Table) -> LabelMix | None:
 
 
 def measured(value: float | None) -> bool:
-    """Return whether there is a number."""
+    """Return whether a value is a number, neither None nor NaN."""
     return value is not None and not isnan(value)
 
 
 def _defences(scenario: Row, arm: str) -> list[str]:
-    """Return a pipeline as `name (parameter value, ...)`, after what else the arm sets; the only one without arms."""
+    """Return an arm's pipeline as `name (parameter value, ...)`, with its other settings."""
     own = (scenario.get("arms") or {}).get(arm, scenario.get("defences")) or []
     changed = []
     if isinstance(own, Mapping):

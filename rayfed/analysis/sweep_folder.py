@@ -1,4 +1,4 @@
-"""The folder of a sweep: its scenario, `outcomes.parquet`, and a run folder for every trial under `trials/`."""
+"""Folder of a sweep: its scenario, `outcomes.parquet`, and a run folder for every trial under `trials/`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ALWAYS = ("trial", "repeat", "status", "arm")
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Folder of one sweep; a run folder of another content, so that `RunFolder` reads and writes its files."""
+    """Folder of one sweep; it reads and writes files as `RunFolder` does."""
 
     files: RunFolder
 
@@ -39,7 +39,7 @@ class SweepFolder:
 
     @property
     def url(self) -> str:
-        """Address of the folder as a user would write it."""
+        """Address of the folder, as a user would write it."""
         return self.files.url
 
     @property
@@ -49,11 +49,11 @@ class SweepFolder:
 
     @property
     def fields(self) -> list[str]:
-        """Return the paths of the swept fields, in the scenario's order: columns of the outcomes."""
+        """Return the paths of the swept fields in the scenario's order, which are columns of the outcomes."""
         return list(self.scenario["sweep"]["fields"])
 
     def trial(self, run: str) -> RunFolder:
-        """Return the run folder of a trial; `run` is what stands in that column of the outcomes.
+        """Return the run folder of a trial; `run` is its value in that column of the outcomes.
 
         Raises `RunError` for a name that no sweep gives: it might lead out of the folder.
         """
@@ -64,11 +64,11 @@ class SweepFolder:
         return replace(self.files, root=f"{self.files.root}/{run}")
 
     def trial_names(self) -> list[str]:
-        """Return the trials that have a run folder, whether or not they have ended."""
+        """Return the names of the trials with a run folder, finished or not."""
         return self.files.folders(TRIALS)
 
     def outcomes(self) -> pa.Table:
-        """Return a row for every trial, arm and attack so far, in the order of the trials.
+        """Return one row for every finished trial, arm and attack, in the order of the trials.
 
         There is none before the first trial is over.
         """
@@ -80,7 +80,7 @@ class SweepFolder:
             raise RunError(f"cannot read '{self.url}/{OUTCOMES_FILE}': {error}; restore it from a copy") from error
 
     def _as_written(self, found: pa.Table) -> pa.Table:
-        """Return the columns that `write_outcomes` writes; the types of swept fields are those of their values."""
+        """Return the columns of `write_outcomes`, swept fields typed by their values."""
         columns, swept = [], self.fields  # a list that is read from the scenario's file
         expected = outcomes_table([], swept, trials=True).schema
         found = completed(found, pa.schema([field for field in expected if field.name not in swept]))

@@ -1,4 +1,4 @@
-"""Attacks that broke off: what a search leaves that diverged says nothing good of a defence.
+"""Attacks that diverged or failed, whose poor results are no evidence for a defence.
 
 Its reconstructions are what the attacker holds, so they may show a leak. That they are far from the truth shows that
 the attack did not work, and not that the defence does: they are marked in tables, and stand in no pair.
@@ -19,22 +19,22 @@ MEANING = f"{BROKEN}: the attack diverged or failed on some updates, so the figu
 
 
 def closed_forms(scenario: Mapping[str, Any]) -> frozenset[str]:
-    """Return the titles of a scenario's closed forms: one that finds that nothing fits has 'diverged', and answered."""
+    """Return the titles of a scenario's closed-form attacks, for which 'diverged' is a valid result."""
     attacks = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
     return frozenset(str(one.get("label") or one["name"]) for one in attacks if one["name"] in CLOSED_FORMS)
 
 
 def unanswered(row: Row, closed: Collection[str]) -> bool:
-    """Return whether the attack of a row of `attacks` or `inferences` diverged or failed; `closed` are closed forms."""
+    """Return whether the attack of a row diverged or failed; `closed` are the titles of closed forms."""
     return row["status"] == "failed" or (row["status"] == "diverged" and row["attack"] not in closed)
 
 
 def counted(rows: Iterable[Row], closed: Collection[str]) -> tuple[int, int]:
-    """Return on how many updates attacks diverged or failed, and how many they met."""
+    """Return the number of updates on which attacks diverged or failed, and the number attacked."""
     met = {tuple(row.get(name) for name in ("arm", "attack", "round", "victim", "repeat")): row for row in rows}
     return sum(unanswered(row, closed) for row in met.values()), len(met)
 
 
 def of_so_many(broken: int, met: int) -> str:
-    """Return both counts in words: `3 of 5`."""
+    """Format both counts: `3 of 5`."""
     return f"{broken} of {met}"

@@ -1,4 +1,4 @@
-"""Verdicts on a run: for each arm what its attacks got, in the sentences of the audit; the page and the terminal agree.
+"""Verdicts on a run: the result of the attacks on each arm, in the sentences that report and terminal share.
 
 Read are the scenario and the tables of attacks and inferences alone.
 """
@@ -34,7 +34,7 @@ WEIGHT: tuple[State, ...] = ("leaks", "not measured", "inconclusive", "not recon
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of one arm."""
+    """Verdict on one arm."""
 
     arm: str
     state: State
@@ -45,17 +45,17 @@ class Verdict:
 
     @property
     def answered(self) -> bool:
-        """Whether the attacks say something of the arm: what is inconclusive was not measured either."""
+        """Whether the attacks support a statement on the arm; inconclusive arms count as not measured."""
         return self.state not in ("not measured", "inconclusive")
 
 
 def weightiest(found: Sequence[Finding]) -> State:
-    """Return the state of some findings that comes first in `WEIGHT`; where there is none, nothing was measured."""
+    """Return the first state in `WEIGHT` that some findings have; "not measured" without findings."""
     return next((state for state in WEIGHT if any(finding.state == state for finding in found)), "not measured")
 
 
 def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
-    """Return the row of the reconstruction nearest to its sample: of those that are leaks, or of all where none is.
+    """Return the row of the reconstruction nearest to its sample, among leaks if there are any.
 
     None where nothing finite was reconstructed.
     """
@@ -64,7 +64,7 @@ def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
 
 
 def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criterion:
-    """Return the criterion of a run's rows, with the threshold that its scenario has for the leading metric."""
+    """Return the criterion for a run's rows, with the scenario's threshold for the leading metric."""
     form = modality_of(attacks)
     success = (scenario.get("metrics") or {}).get("success") or {}
     return Criterion.of(form, success.get(leading(form).name))
@@ -73,7 +73,7 @@ def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criteri
 def run_findings(
     scenario: Mapping[str, Any], attacks: Sequence[Row], finished: bool = True, criterion: Criterion | None = None
 ) -> list[Finding]:
-    """Return the findings of a run, by its own criterion unless one is given.
+    """Return the findings of a run, by its own criterion unless another is given.
 
     Attacks show that they work on arms without a defence that have the same model.
     """
@@ -89,7 +89,7 @@ def run_findings(
 def verdicts(
     scenario: Mapping[str, Any], attacks: Sequence[Row], inferences: Sequence[Row], finished: bool = True
 ) -> list[Verdict]:
-    """Return a verdict on every arm; of a run that has not `finished` only leaks are said."""
+    """Return a verdict on every arm; for an unfinished run, leaks only."""
     arms = arm_names(scenario, attacks, inferences)
     arms = [arm for arm in arms if not any(other.startswith(f"{arm}{VERSUS}") for other in arms)]
     found, criterion = run_findings(scenario, attacks, finished), criterion_of(scenario, attacks)
@@ -105,7 +105,7 @@ def verdicts(
 
 
 def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
-    """Return the answer in short: how many arms leak, and which, and of how many nothing else is known."""
+    """Return a summary sentence: how many arms leak, which, and how many are not known."""
     lines = []
     for states, one, many in _ANSWERS:
         arms = [
@@ -138,7 +138,7 @@ _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
 
 
 def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequence[Verdict]) -> str:
-    """Return what to do so that more is known; empty where every arm has an answer."""
+    """Return what to do to learn more; empty if every arm has an answer."""
     states = {verdict.state for verdict in told}
     if not attacks:
         return ""
@@ -168,7 +168,7 @@ def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequenc
 
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
-    """Return in words what the guesses are that stand beside the closest reconstructions."""
+    """Return a description of the guesses shown beside the closest reconstructions."""
     noun = NOUNS[modality_of(attacks)]
     public = (scenario.get("data") or {}).get("public")
     typical = "the commonest token at each place" if noun == "text" else f"the mean {noun} or the best constant"
@@ -177,7 +177,7 @@ def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
 
 
 def claimed(claim: Claim) -> str:
-    """Return what an attack inferred without rebuilding samples, beside chance, in words."""
+    """Return an attack's inferences other than reconstructions, beside chance, in words."""
     failures = "".join(f"; {status}: {message}" for status, message in claim.failures)
     if claim.roc:
         control = f"control without the update {area(claim.roc.control)}" if claim.roc.control else "no control"
@@ -191,7 +191,7 @@ def claimed(claim: Claim) -> str:
 
 
 def _brief(scenario: Mapping[str, Any]) -> list[str]:
-    """Return the titles of the audit's searches that had no more than `FEWEST` evaluations."""
+    """Return the titles of searches with at most `FEWEST` evaluations."""
     evaluations = {method.name: method.evaluations for method in METHODS if method.evaluations}
     return [
         str(attack.get("label")).partition(",")[0]

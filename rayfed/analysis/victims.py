@@ -1,4 +1,4 @@
-"""What attacks got from each attacked client of one run, so that a single run has intervals and arms can be paired.
+"""Results of attacks by attacked client of one run, for intervals and paired comparisons of a single run.
 
 Clients of one run share its weights and its seed. An interval over them is about other clients of the same training: it
 says nothing of other seeds.
@@ -37,7 +37,7 @@ class Victim:
 def victims(
     attacks: Sequence[Row], inferences: Sequence[Row], arms: Sequence[str], closed: Collection[str]
 ) -> dict[tuple[str, str], dict[int, Victim]]:
-    """Return the victims by (arm, attack) and client, from a run's tables, arms in the order given.
+    """Return the victims by (arm, attack) and client, in the order of the arms.
 
     `closed` are the closed forms among the attacks (`rayfed.analysis.unanswered.closed_forms`).
     """
@@ -72,7 +72,7 @@ def _told_apart(rows: Sequence[Row], met: tuple[str, str], columns: Sequence[str
 
 
 def over_victims(settings: Sequence[Setting], found: Mapping[tuple[str, str], Mapping[int, Victim]]) -> list[Setting]:
-    """Return a run's settings with intervals over its victims for what was measured of them; means stay as they are."""
+    """Return a run's settings with intervals over its victims; means are unchanged."""
 
     def estimate(one: Setting, name: str, known: Estimate) -> Estimate:
         mine = found.get((one.arm, one.attack or ""), {}).values()
@@ -86,7 +86,7 @@ def over_victims(settings: Sequence[Setting], found: Mapping[tuple[str, str], Ma
 
 
 def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> Estimate:
-    """Return a mean with its 95 % interval over victims, (mean of each, number of its values).
+    """Return a mean with its 95 % interval over victims, given (mean, number of values) of each.
 
     Of hits and misses it is exact (Clopper-Pearson); else Student's t of the ratio estimator, since victims may have
     batches of several sizes (Cochran 1977, "Sampling Techniques", section 6.3). Of equal sizes it is the usual one.

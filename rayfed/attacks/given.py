@@ -33,7 +33,7 @@ class Given:
 
     observation: Observation
     remarks: tuple[str, ...]
-    """What was mended, and what seems wrong, a sentence each; empty where nothing does, which proves nothing."""
+    """What was put right, and what seems wrong, a sentence each; empty where nothing does, which proves nothing."""
 
 
 def observe(

@@ -1,4 +1,4 @@
-"""How far a search is, told to whoever listens while it goes on; nobody does unless `listening` says so."""
+"""How far a search is, told to listeners while it goes on; there are none unless `listening` says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arms built for work: the model as its defences adapt it, the defences themselves, and the aggregation."""
+"""Construction of arms: the model as its defences adapt it, the defences, and the aggregation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rayfed.update import Named
 
 @dataclass(frozen=True)
 class Arm:
-    """A built arm: its specification, model and defences, as every process that plays a role in it builds them."""
+    """A built arm: specification, model and defences, identical in every process that plays a role in it."""
 
     spec: ResolvedArm
     model: nn.Module
@@ -41,17 +41,17 @@ class Arm:
 
     @cached_property
     def trained_privately(self) -> frozenset[str]:
-        """Names of the private parameters, which their client trains."""
+        """Names of the private parameters that their client trains."""
         return frozenset(name for name, p in self.model.named_parameters() if p.requires_grad) & self.private
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        """Names of the private tensors that stay as they were drawn (keys, passports)."""
+        """Names of the private tensors that are drawn once and never trained (keys, passports)."""
         return key_names(self.model)
 
     @property
     def weights(self) -> Named:
-        """Return copies of the parameters that clients send and are sent."""
+        """Return copies of the parameters that the server and clients exchange."""
         return without(weights_of(self.model), self.private)
 
     @property
@@ -61,7 +61,7 @@ class Arm:
 
     @cached_property
     def frozen(self) -> Named:
-        """Parameters and buffers that stay as they are, and that everybody has."""
+        """Parameters and buffers that are never trained, and that everybody has."""
         return without(only(buffers_of(self.model), frozen_names(self.model)), self.private)
 
     @property
@@ -71,12 +71,12 @@ class Arm:
 
     @property
     def common_start(self) -> Named:
-        """Return copies of the private tensors that begin alike at all clients."""
+        """Return copies of the private tensors with the same initial value at all clients."""
         return only(weights_of(self.model), common_names(self.model))
 
 
 def aggregation_of(arm: ResolvedArm) -> AnyAggregation:
-    """Return the arm's rule as its defences change it; raises `UserError` where a defence and the rule do not fit."""
+    """Return the arm's rule as its defences change it; raises `UserError` if they are incompatible."""
     rule: AnyAggregation = arm.aggregation.build()
     for defence in arm.defences:
         rule = defence.build().wrap_aggregation(rule, arm.clients_per_round)
@@ -85,7 +85,7 @@ def aggregation_of(arm: ResolvedArm) -> AnyAggregation:
 
 @dataclass(frozen=True)
 class Protecting:
-    """A protection with the numbers that an arm's server and clients have to agree on to hide updates in their sum."""
+    """A protection with the numbers that an arm's server and clients must agree on."""
 
     protection: ProtectionSpec
     clients: int
@@ -94,7 +94,7 @@ class Protecting:
     """Largest number of samples of these clients together."""
 
     def wrap(self, rule: AnyAggregation) -> SumOverChannel | BoostingOverChannel:
-        """Return the rule on what clients send; raises `UserError` where it and the protection do not go together."""
+        """Return the rule over protected updates; raises `UserError` if rule and protection are incompatible."""
         protection = self.protection.build()
         if isinstance(rule, FedBoosting):
             return BoostingOverChannel.of(rule, protection, self.clients)
@@ -102,13 +102,13 @@ class Protecting:
 
 
 def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> AnyAggregation:
-    """Return the arm's aggregation, over protected updates where clients hide what they send."""
+    """Return the arm's aggregation, over protected updates if the arm has a protection."""
     rule = aggregation_of(arm)
     return protecting.wrap(rule) if protecting else rule
 
 
 def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | bytes) -> Arm:
-    """Build an arm; raises `UserError` where the model does not fit data or defences, or has nothing to train."""
+    """Build an arm; raises `UserError` if the model does not fit the data or defences, or has nothing to train."""
     model, pipeline = spec.model, spec.defences
     defences = tuple(defence.build() for defence in pipeline)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
@@ -148,7 +148,7 @@ def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | b
 
 
 def _choose(model: nn.Module, train: Train) -> None:
-    """Freeze what of a model is not trained, in place."""
+    """Freeze the parts of a model that are not trained, in place."""
     lora, layers = train.lora, train.layers
     if layers is None:
         layers = ["head"] if lora else ["*"]

@@ -1,4 +1,4 @@
-"""A cohort's updates: client after client, or all clients in one `torch.func.vmap` call, with the same numbers.
+"""Updates of a cohort: client by client, or all in one `torch.func.vmap` call with the same results.
 
 Measured on CPU, the loop is the faster one for LeNet; on CUDA one call for the whole cohort keeps the device busy.
 """
@@ -40,7 +40,7 @@ from rayfed.update import Named, Update
 
 
 def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
-    """Yield one cohort's updates or failures in the order of `tasks`, one at a time, so that a sum needs little memory.
+    """Yield a cohort's updates or failures in the order of `tasks`, one at a time to save memory.
 
     Raises `UserError` when the scenario demands vmap and a link of the chain cannot follow.
     """
@@ -52,7 +52,7 @@ def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence
 
 @dataclass(frozen=True)
 class CohortRecord:
-    """Rows and states of a cohort's clients, noted as they finish."""
+    """Rows and states of a cohort's clients, recorded as they finish."""
 
     arm: str
     rule: AnyAggregation
@@ -62,7 +62,7 @@ class CohortRecord:
     """States of the clients; those of clients that failed stay as they were."""
 
     def sent(self, attempts: Iterable[Attempt], together: float) -> Iterator[Any]:
-        """Yield what clients send as they finish; `together` is a client's part of common work (s).
+        """Yield the clients' updates as they finish; `together` is a client's share of joint work, in seconds.
 
         Raises `ClientError` for a client that failed, unless such are dropped.
         """
@@ -86,7 +86,7 @@ class CohortRecord:
 
 
 def works_together(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
-    """Return whether a cohort of such tasks is one vmap call, as `training.vectorise` says."""
+    """Return whether a cohort of such tasks runs as one vmap call (`training.vectorise`)."""
     if training.vectorise == "loop":
         return False
     obstacle = _obstacle(task, defences)
@@ -98,7 +98,7 @@ def works_together(task: Task, training: Training, defences: Sequence[Defence]) 
 
 
 def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
-    """Return what keeps a cohort from being one vmap call, in words; None when nothing does."""
+    """Return why a cohort cannot run as one vmap call; None if it can."""
     for defence in defences:
         if not defence.vectorises and defence.overrides("wrap_gradient", "wrap_update"):
             return f"the defence {type(defence).__name__} works client by client"
@@ -131,7 +131,7 @@ def _vmapped(tasks: Sequence[Task], training: Training, defences: Sequence[Defen
 
 
 def _culprits(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> dict[int, Made]:
-    """Train each client alone, where all together raised, and return the failures by client."""
+    """Train each client alone after the joint call raised, and return the failures by client."""
 
     def alone(task: Task) -> Update:
         [update] = _train_together([task.replace(state=copy.deepcopy(task.state))], training, defences)
@@ -167,7 +167,7 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
 
 
 def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-def]
-    """Return the gradient as a function of tensors alone, which is what vmap can map over."""
+    """Return the gradient as a function of tensors only, as vmap requires."""
 
     def step(weights: Named, inputs: Tensor, labels: Tensor, mask: Tensor) -> tuple[Named, Tensor]:
         return gradient(task, weights, Batch(inputs, labels, mask))
@@ -176,7 +176,7 @@ def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-d
 
 
 def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: int) -> tuple[Batch, Tensor]:
-    """Return step k of every client, padded to one size with masked samples, and (clients,) whether it has one."""
+    """Return step k of every client, padded to one size with masked samples, and which clients have it, (clients,)."""
     device = local[0].inputs.device
     indices = [schedule[k] if k < len(schedule) else schedule[0][:0] for schedule in schedules]
     size = max(map(len, indices))
@@ -193,7 +193,7 @@ def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: in
 
 @torch.no_grad()
 def _step_active(optimiser: LocalOptimiser, weights: Named, slope: Named, active: Tensor) -> None:
-    """Move the clients that still have a batch; the others keep their weights."""
+    """Step the clients that still have a batch; the others keep their weights."""
     before = {name: w.clone() for name, w in weights.items()}
     optimiser.step(weights, slope)
     for name, w in weights.items():

@@ -1,4 +1,4 @@
-"""Defences in a training loop that is not rayfed's: on each step's gradient, and on what a client answers.
+"""Defences in the user's own training loop: on each step's gradient, and on a client's answer.
 
 An account is made of what the user says of the loop, and holds for that loop alone. What of it shows here is checked:
 the numbers of answers and of steps, sizes of batches, and that statistics are sent as they were. Whether every step was
@@ -40,7 +40,7 @@ _OURS = {
 
 @dataclass(frozen=True)
 class Loop:
-    """What a user says of a client's training: what its account is made of."""
+    """The user's description of a client's training, from which the account is computed."""
 
     rounds: int
     """Rounds in which the client answers, at most."""
@@ -65,7 +65,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Accounted:
-    """What is guaranteed of one defence over a loop, or why nothing is."""
+    """Guarantee of one defence over a loop, or the reason why there is none."""
 
     defence: str
     rounds: int
@@ -85,7 +85,7 @@ class Accounted:
 
 
 class Defended:
-    """One client's defences in a loop of the user's; `print` it for its account.
+    """One client's defences in a user's training loop; `print` shows its account.
 
     `backward(model, inputs, labels)` stands in the place of a loss's `backward()`, `answer(sent, returned)` makes of
     the state that was trained the one that is sent.
@@ -98,7 +98,7 @@ class Defended:
         loop: Loop,
         seed: int | None = None,
     ) -> None:
-        """Check that the defences, as a scenario names them, work in such a loop, find their noise, make the account.
+        """Check the defences for this loop, compute their noise, and compute the account.
 
         Noise is from the operating system's randomness; with a `seed` it is repeatable, which measures and does not
         protect. Raises `UserError` for a defence that a loop cannot have.
@@ -128,7 +128,7 @@ class Defended:
 
     @property
     def guaranteed(self) -> bool:
-        """Whether an epsilon is claimed."""
+        """Whether some defence has an epsilon."""
         return any(one.found is not None for one in self.account)
 
     def __str__(self) -> str:
@@ -162,7 +162,7 @@ class Defended:
     def answer(
         self, sent: Mapping[str, Tensor], returned: Mapping[str, Tensor], round: int | None = None, client: int = 0
     ) -> Named:
-        """Return the state that is sent in the place of the one that was trained.
+        """Return the state to send in place of the trained one.
 
         Both are state dicts; `sent` is what the client was sent. `round` counts from 0; answers are counted without it.
         The number of the `client` keeps noise that follows from a seed apart.
@@ -188,11 +188,11 @@ class Defended:
         return {name: changed.get(self._tied.get(name, name), tensor) for name, tensor in returned.items()}
 
     def given(self, client: int = 0) -> int:
-        """Return how many answers a client has given."""
+        """Return the number of answers that a client has given."""
         return self._given[client]
 
     def counted(self, client: int, given: int) -> None:
-        """Take note that a client has given so many answers, at least, in this process and in others."""
+        """Record that a client has given at least this many answers, counting other processes."""
         self._given[client] = max(self._given[client], given)
 
     def _task(
@@ -214,7 +214,7 @@ class Defended:
         )
 
     def _generator(self, *key: int) -> torch.Generator:
-        """Return a generator for one step or answer: of fresh randomness, whichever process this is a copy in."""
+        """Return a generator with fresh randomness for one step or answer, safe in copied processes."""
         if self._seed is None:
             return generator(os.urandom(32), secure=True)
         return seeds.torch_generator(self._seed, "defend", *key, self._steps)
@@ -270,7 +270,7 @@ class Defended:
 
 
 def _built(defences: Sequence[str | Mapping[str, Any]]) -> list[tuple[str, Defence]]:
-    """Return defences with their names; raises `UserError` for what is none."""
+    """Return defences with their names; raises `UserError` for anything that is not a defence."""
     if isinstance(defences, str):
         raise UserError(f"defences: found '{defences}'; give a list, such as ['{defences}']")
     written = [named(one) for one in defences]
@@ -282,7 +282,7 @@ def _built(defences: Sequence[str | Mapping[str, Any]]) -> list[tuple[str, Defen
 
 
 def _check(name: str, defence: Defence, model: nn.Module, later: Sequence[Defence]) -> None:
-    """Raise `UserError` for a defence that a loop, or the model, cannot have."""
+    """Raise `UserError` for a defence that the loop or the model does not support."""
     for hook, does in _OURS.items():
         if defence.overrides(hook):
             raise UserError(f"{name} {does}, which a loop of your own cannot have done for it: play it in a scenario")

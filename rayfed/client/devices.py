@@ -1,4 +1,4 @@
-"""Devices of clients in virtual time: drawn by a client's number, and none before somebody asks for it.
+"""Clients' devices in virtual time, each drawn from its client's number when first needed.
 
 Each client has a block of four numbers of a counter-based generator (Philox, Salmon et al. 2011), at its own place: any
 client's can be had alone, and those of a million in one call.
@@ -29,7 +29,7 @@ _HOURS = 24
 
 @dataclass(frozen=True)
 class Device:
-    """One client's device."""
+    """One client's device: speed, memory, bandwidth, latency and probability of failure."""
 
     speed: float
     """FLOP/s in training."""
@@ -47,7 +47,7 @@ class Device:
 
 @dataclass(frozen=True)
 class _Kinds:
-    """Classes of devices, or rows of a file, by column (kinds,)."""
+    """Columns (kinds,) of device classes, or of the rows of a file."""
 
     shares: np.ndarray
     """Upper ends of their shares of the clients, without the last, which is 1."""
@@ -59,7 +59,7 @@ class _Kinds:
 
 
 def devices(scenario: Scenario, clients: Sequence[int]) -> Iterator[Device]:
-    """Yield the devices of some clients; the scenario has `federation.system`."""
+    """Yield the devices of some clients; the scenario must have `federation.system`."""
     system = _system(scenario)
     kinds = _kinds(system.model_dump_json(), scenario.federation.clients)
     for client in clients:
@@ -78,7 +78,7 @@ def devices(scenario: Scenario, clients: Sequence[int]) -> Iterator[Device]:
 
 
 def there(seed: int, written: str, round: int, clients: int) -> np.ndarray:
-    """Return (clients,) bool, who is there when a round begins: each device for itself, drawn anew every hour.
+    """Return whether each client is available when a round begins, (clients,) bool, drawn anew every hour.
 
     `written` is the system as JSON.
     """
@@ -90,7 +90,7 @@ def there(seed: int, written: str, round: int, clients: int) -> np.ndarray:
 
 
 def fails(scenario: Scenario, round: int, client: int, device: Device) -> bool:
-    """Return whether a client's device drops out of a round."""
+    """Return whether a client's device drops out during a round."""
     if not device.failure:
         return False
     drawn = seeds.numpy_generator(scenario.seed, "device fails", round, client).random()
@@ -98,7 +98,7 @@ def fails(scenario: Scenario, round: int, client: int, device: Device) -> bool:
 
 
 def check_devices(scenario: Scenario) -> None:
-    """Raise `ScenarioError` for a file of devices that cannot be read, or that need a field of the scenario."""
+    """Raise `ScenarioError` for a file of devices that is invalid, or that needs another field of the scenario."""
     system = scenario.federation.system
     if system is None or system.file is None:
         return
@@ -122,7 +122,7 @@ def _system(scenario: Scenario) -> System:
 
 
 def _stream(key: int, first: int, blocks: int) -> np.ndarray:
-    """Return some blocks of a generator's numbers, (blocks, 4) uint64."""
+    """Return consecutive blocks of a counter-based generator, (blocks, 4) uint64."""
     place, secret = divmod(key, 2**128)
     stream = np.random.Philox(counter=place, key=secret)
     raw: np.ndarray = stream.advance(first).random_raw(4 * blocks)
@@ -130,24 +130,24 @@ def _stream(key: int, first: int, blocks: int) -> np.ndarray:
 
 
 def _uniform(raw: np.ndarray) -> np.ndarray:
-    """Return numbers in (0, 1), neither of which ends has a normal number."""
+    """Return uniform numbers in the open interval (0, 1), of which both ends would make infinite normal numbers."""
     uniform: np.ndarray = ((raw >> np.uint64(11)) + 0.5) * 2.0**-53
     return uniform
 
 
 def _numbers(seed: int, first: int, clients: int) -> np.ndarray:
-    """Return uniform numbers of some clients in a row, (clients, 4): of kind, speed, bandwidth, and one to spare."""
+    """Return uniform numbers of consecutive clients, (clients, 4): for kind, speed, bandwidth, and one unused."""
     return _uniform(_stream(seeds.number(seed, "devices"), first, clients))
 
 
 def _log_normal(uniform: float, spread: float) -> float:
-    """Return a log-normal factor of median 1; in Python's own arithmetic, which is the same on all machines."""
+    """Return a log-normal factor of median 1, by Python's own arithmetic for equal bits on all machines."""
     return math.exp(spread * NormalDist().inv_cdf(uniform)) if spread else 1.0
 
 
 @lru_cache(maxsize=2)
 def _rows(seed: int, written: str, clients: int) -> np.ndarray:
-    """Return the kind of every client, (clients,)."""
+    """Return the index of every client's kind, (clients,)."""
     kinds = _kinds(written, clients)
     if kinds.by_number:
         return np.arange(clients)
@@ -157,7 +157,7 @@ def _rows(seed: int, written: str, clients: int) -> np.ndarray:
 
 @lru_cache(maxsize=2)
 def _kinds(written: str, clients: int) -> _Kinds:
-    """Return the classes or rows of a system, as JSON has it."""
+    """Return the device classes or rows of a `system` section, given as JSON."""
     system = System.model_validate_json(written)
     if system.file is not None:
         return _of_file(system.file, clients)
@@ -167,7 +167,7 @@ def _kinds(written: str, clients: int) -> _Kinds:
 
 
 def _of_file(file: Path, clients: int) -> _Kinds:
-    """Return the rows of a Parquet file; raises `ScenarioError` for what is no table of devices."""
+    """Return the rows of a Parquet file of devices; raises `ScenarioError` if it is not one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -212,11 +212,11 @@ def _of_file(file: Path, clients: int) -> _Kinds:
 
 
 def _given(value: float | None) -> float:
-    """Return a device's figure; without one there is no limit."""
+    """Return a device's figure; infinite if it is not given."""
     return math.inf if value is None else value
 
 
 def _ends(shares: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return the upper ends of shares, all but the last: what is drawn beyond these is of the last kind."""
+    """Return the cumulative shares without the last, so that every draw falls into some kind."""
     ends: np.ndarray = np.cumsum(shares)[:-1] / np.sum(shares)
     return ends

@@ -1,4 +1,4 @@
-"""Diagnosis of clients' private layers (Gu 2021, figures 4 and 5), for the simulator and nobody in the federation."""
+"""Diagnosis of clients' private layers (Gu 2021, figures 4 and 5), visible to the simulator only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayfed.update import Named
 
 @torch.no_grad()
 def private_layers(model: nn.Module, parts: Sequence[Named]) -> list[dict[str, Any]]:
-    """Return a row of the table `private` for each private convolution, without arm and round.
+    """Return a row of the table `private` for each private convolution, without the columns arm and round.
 
     `parts` are clients' private tensors.
     """

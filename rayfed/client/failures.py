@@ -1,4 +1,4 @@
-"""Failures of clients: what counts as one, and how a round goes on without the client (`federation.failures`).
+"""Failures of clients: their definition, and rounds that continue without the client (`federation.failures`).
 
 A mistake of the scenario (`UserError`) is nobody's failure: every client would make it.
 """
@@ -26,7 +26,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class Failed:
-    """The failure of a client, in place of its update."""
+    """The failure of a client, returned in place of its update."""
 
     client: int
     reason: str
@@ -43,7 +43,7 @@ class Failed:
         )
 
     def error_under(self, attack: str, arm: str, round: int) -> ClientError:
-        """Return the error for a client that failed at what an attack observes, which is no part of the training."""
+        """Return the error for a client that failed under an attack's observation, not in training."""
         return self._error(f"under the attack '{attack}' in round {round + 1} of arm '{arm}': {self.advice}")
 
     def _error(self, where: str) -> ClientError:
@@ -59,7 +59,7 @@ Attempt = tuple[Task, Made]
 
 
 def attempt(client: int, work: Callable[[], Update]) -> Made:
-    """Do a client's work and return its update, or the failure where it raises."""
+    """Run a client's work and return its update, or a failure if it raises."""
     try:
         made = work()
     except (UserError, MemoryError, torch.OutOfMemoryError, BdbQuit):
@@ -67,34 +67,34 @@ def attempt(client: int, work: Callable[[], Update]) -> Made:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}, line {place.lineno}"
-        advice = "mend what its work runs (`--debug` shows where)"
+        advice = "fix what its work runs (`--debug` shows where)"
         return Failed(client, f"raised {type(error).__name__}: {error} ({where})", advice, traceback.format_exc())
     if not isinstance(made, Update):
-        return Failed(client, f"sent no update but a {type(made).__name__}", "mend the defence that returns it")
+        return Failed(client, f"sent no update but a {type(made).__name__}", "fix the defence that returns it")
     return made
 
 
 def made_or_raise(made: Made, arm: str, round: int) -> Update:
-    """Return a client's update; raises `ClientError` where it has failed."""
+    """Return a client's update; raises `ClientError` if the client failed."""
     if isinstance(made, Failed):
         raise made.error(arm, round)
     return made
 
 
 def formed(made: Made, task: Task) -> Made:
-    """Return the result of a client's work, or a failure where its update has not the model's form."""
+    """Return the result of a client's work, or a failure if its update does not have the model's form."""
     if isinstance(made, Failed):
         return made
     expected = {"tensors": without(task.weights, task.private), "buffers": returned_buffers(task)}
     for part, tensors in expected.items():
         if flaw := _misfit(getattr(made, part), tensors):
-            advice = f"mend the defence or the model that changes an update's {part}"
+            advice = f"fix the defence or the model that changes an update's {part}"
             return Failed(task.client, f"sent an update of the wrong form ({part}: {flaw})", advice)
     return made
 
 
 def checked(made: Made, task: Task) -> Made:
-    """Return the result of a client's work, or a failure where no server could add its update."""
+    """Return the result of a client's work, or a failure if no server could add its update."""
     made = formed(made, task)
     if isinstance(made, Failed):
         return made
@@ -124,7 +124,7 @@ def _misfit(sent: Named, expected: Named) -> str | None:
 def until_none_fails(
     attempted: Iterable[Attempt], again: Callable[[Sequence[int]], Iterable[Attempt]]
 ) -> list[Attempt]:
-    """Return the attempts of clients that were trained in one call, made `again` without those that fail.
+    """Return the results of clients trained in one call, repeating it (`again`) without those that fail.
 
     So the others' bits are those of a cohort that never had them.
     """
@@ -146,7 +146,7 @@ _KEEPING = {
 
 
 def check_droppable(scenario: Scenario, arm: Arm, rule: AnyAggregation) -> None:
-    """Raise `ScenarioError` where an arm cannot do without a client that is drawn, although the scenario drops some.
+    """Raise `ScenarioError` if the scenario drops failed clients but an arm needs every client that is drawn.
 
     `rule` is the arm's, with its protection.
     """
@@ -161,7 +161,7 @@ def check_droppable(scenario: Scenario, arm: Arm, rule: AnyAggregation) -> None:
 
 
 def _needing_all(scenario: Scenario, arm: Arm) -> Iterator[str]:
-    """Yield what in an arm needs all clients of a round, in words."""
+    """Yield the parts of an arm that need all clients of a round, in words."""
     yield from filter(None, (defence.needs_all for defence in arm.defences))
     malicious = arm.spec.malicious
     if malicious and malicious.build().colludes:
@@ -172,7 +172,7 @@ def _needing_all(scenario: Scenario, arm: Arm) -> Iterator[str]:
 
 
 def check_left(arm: ResolvedArm, round: int, left: int, drawn: int) -> None:
-    """Raise `ClientError` where an arm's rule has no meaning for those of a round's clients who have not failed."""
+    """Raise `ClientError` if an arm's rule is undefined for the clients that did not fail."""
     if not left:
         return  # as in a round that has drawn nobody
     try:
@@ -187,7 +187,7 @@ def check_left(arm: ResolvedArm, round: int, left: int, drawn: int) -> None:
 
 
 def check_asynchronous(scenario: Scenario, arm: Arm) -> None:
-    """Raise `ScenarioError` for what cannot be on the way while the server steps, in an arm whose rule does so."""
+    """Raise `ScenarioError` for parts of an arm that do not work with updates in flight, under an asynchronous rule."""
     if not aggregation_of(arm.spec).asynchronous:
         return
     state = "clients keep a state over rounds, and a run has the latest alone"

@@ -1,4 +1,4 @@
-"""Malicious clients: their data and updates are poisoned, everybody else's pass through."""
+"""Malicious clients of an arm, whose data and updates are poisoned."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ class Malicious:
 
     @classmethod
     def of(cls, scenario: Scenario, arm: ResolvedArm) -> Malicious:
-        """Return the malicious clients of an arm; without any, everything passes through."""
+        """Return the malicious clients of an arm, possibly none."""
         poisoning = arm.malicious.build() if arm.malicious else Poisoning()
         return cls(scenario, plan.malicious_clients(scenario, arm), poisoning)
 
     def check(self, image_shape: tuple[int, ...], classes: int) -> None:
-        """Raise `UserError` where the poisoning has no meaning for such data, or in one of the rounds."""
+        """Raise `UserError` if the poisoning is undefined for the data or in one of the rounds."""
         drawn = [plan.drawn_clients(self.scenario, round) for round in range(self.scenario.federation.rounds)]
         counts = [(len(clients), len(self.clients.intersection(clients))) for clients in drawn if clients]
         worst = max(counts, key=lambda count: count[1] / count[0], default=(0, 0))
         self.poisoning.check(image_shape, classes, *worst)
 
     def among(self, clients: Iterable[int]) -> list[int]:
-        """Return the malicious ones of some clients."""
+        """Return the malicious clients among these."""
         return [client for client in clients if client in self.clients]
 
     def data(self, client: int, own: Batch, classes: int) -> Batch:
-        """Return all of a client's samples as it trains on them."""
+        """Return a client's samples for training, poisoned if the client is malicious."""
         if client not in self.clients:
             return own
         generator = seeds.torch_generator(self.scenario.seed, "poisoning", client)
         return self.poisoning.poison_data(own, classes, generator)
 
     def attempted(self, made: Made, honest: Sequence[Update]) -> Made:
-        """Return one client's result as it is sent; the client may have failed, or fail as it poisons.
+        """Return a client's result, poisoned if malicious; training or poisoning may have failed.
 
         `honest` are the updates that all malicious clients of the round would send otherwise, where they collude.
         """

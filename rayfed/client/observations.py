@@ -1,4 +1,4 @@
-"""Observations of a client's work by attackers, the truth behind them, and how right inferences are.
+"""Attackers' observations of a client's work, the truth behind them, and the scoring of inferences.
 
 This is the simulator's, on the clients' side: only the `Observation` goes to an attacker. It is built in one place, of
 what the attack's view shows of the client's answer (`rayfed.client.views`) and what its grants give
@@ -36,7 +36,7 @@ from rayfed.update import Named, Observation, Update
 
 @dataclass(frozen=True)
 class ObservationBuilder:
-    """Builds observations of one runtime's clients, and judges inferences about them."""
+    """Builder of observations of one runtime's clients, and scorer of inferences on them."""
 
     runtime: ClientRuntime
 
@@ -55,7 +55,7 @@ class ObservationBuilder:
         return replace(seen, earlier=earlier), truth
 
     def judge(self, truth: Truth, guess: Inference) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
-        """Return an inference's row for the inferences' table, and pairs of true and made images.
+        """Return an inference's row for the table, and pairs of true and reconstructed images.
 
         The row is without the columns of its call. Each image that the attack made is paired with the nearest true
         image of that class in the victim's data.
@@ -80,7 +80,7 @@ class ObservationBuilder:
 
 
 def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
-    """Return what is seen of a client in one round, and the truth behind it."""
+    """Return the observation of a client in one round, and the truth behind it."""
     asked = observed.asked()
     supposed = observed.supposed() if asked.private else asked
     sight = _shown(observed, observed.answer())
@@ -92,7 +92,7 @@ def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
 
 
 def _told_apart(candidates: Sequence[Candidate], guess: Inference) -> dict[str, Any]:
-    """Return what a row of inferences has of the scores of candidates."""
+    """Return the columns of an inference's row on the scores of candidates."""
     without = [None] * len(candidates) if guess.control is None else guess.control.tolist()
     rows = [
         candidate._asdict() | {"score": score, "control": control}
@@ -107,7 +107,7 @@ def _told_apart(candidates: Sequence[Candidate], guess: Inference) -> dict[str, 
 
 
 def _holding(observed: ObservedClient) -> Tensor | None:
-    """Return the shares of the batches of all victims that hold each class, where the attack is scored by them.
+    """Return the share of all victims' batches that hold each class, if the attack is scored by it.
 
     A batch is drawn without replacement from its client's samples, so it lacks a class with hypergeometric probability.
     """
@@ -126,7 +126,7 @@ def _holding(observed: ObservedClient) -> Tensor | None:
 
 
 def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
-    """Return the samples behind the answer, and how far what is seen of it is from one without defences."""
+    """Return the samples behind the answer, and the error that the defences add to the observation."""
     order = list(batches(len(observed.indices), observed.training, asked.order))
     used = torch.cat(order).unique().to(observed.runtime.device)
     if not len(used):
@@ -145,7 +145,7 @@ def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
 
 
 def _decoys(observed: ObservedClient, numbers: np.ndarray) -> Tensor | None:
-    """Return the truth's decoys: what an answer comes near to among these, it comes near to without their gradient."""
+    """Return decoys for scoring, unused samples of the same labels; nearness to them needs no gradient."""
     runtime = observed.runtime
     if runtime.data.train_labels.ndim > 1:  # of words and numbers hardly two are alike
         return None
@@ -162,7 +162,7 @@ def _decoys(observed: ObservedClient, numbers: np.ndarray) -> Tensor | None:
 
 
 def _shown(observed: ObservedClient, answer: Update) -> Sight:
-    """Return what the attack's view lets through; raises `UserError` for tensors that are not of the answer's form."""
+    """Return the part of the answer that the attack's view shows; raises `UserError` for tensors of another form."""
     sight: Sight = observed.attack.view.shows(observed, answer)
     mixed = (sight.mixtures.updates, sight.mixtures.buffers) if sight.mixtures else ({}, {})
     parts = zip((sight.update.tensors, sight.update.buffers), mixed, (answer.tensors, answer.buffers), strict=True)
@@ -179,7 +179,7 @@ def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
 
 
 def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-    """Return what the attack's grants give, by name: the union; raises `UserError` for an undeclared name."""
+    """Return the union of the attack's grants by name; raises `UserError` for a name that was not declared."""
     given: dict[str, Any] = {}
     for name, grant in observed.attack.grants.items():
         if grant.overrides("sends", "knows", "supposes") and not grant.of_private:
@@ -194,7 +194,7 @@ def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, 
 def _observation(
     observed: ObservedClient, supposed: Task, sight: Sight, given: dict[str, Any], samples: int
 ) -> Observation:
-    """Build an observation: the only place that does."""
+    """Build an observation; nothing else does."""
     data, update, local = observed.runtime.data, sight.seen, local_training(len(observed.indices), observed.training)
     return Observation(
         victim=observed.client,

@@ -15,10 +15,10 @@ _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
 class LocalOptimiser:
-    """Optimiser of a client's local steps: moves weights in place, begins anew every round."""
+    """Optimiser of a client's local steps, in place on the weights, with a fresh state every round."""
 
     def __init__(self, training: Training, together: bool = False) -> None:
-        """Begin; with `together` every tensor has a leading dimension of clients, which are clipped one by one."""
+        """Initialise the state; with `together`, tensors have a leading dimension of clients."""
         self._training, self._together = training, together
         self._steps = 0
         self._first: Named = {}
@@ -27,7 +27,7 @@ class LocalOptimiser:
 
     @torch.no_grad()
     def step(self, weights: Named, slope: Named) -> None:
-        """Take one step down the slope, in place on `weights`."""
+        """Take one descent step, in place on `weights`."""
         training = self._training
         self._steps += 1
         move = self._sgd if training.optimiser == "sgd" else self._adam

@@ -1,4 +1,4 @@
-"""The plan of a round: drawn clients, cohorts, victims. From the scenario alone, so every process agrees."""
+"""The plan of a round (drawn clients, cohorts, victims), from the scenario alone and so equal in every process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _drawn(
 
 
 def started(scenario: Scenario, round: int) -> list[int]:
-    """Return the clients that begin on the weights of a round under an asynchronous rule, in this order.
+    """Return the clients that start on a round's weights under an asynchronous rule, in order.
 
     As many as a step takes, `drawn_clients`; before the first step all that train at once, with those that follow on
     the first to be done. None of them knows who is on the way from earlier rounds: a device does its tasks in turn.
@@ -51,13 +51,13 @@ def started(scenario: Scenario, round: int) -> list[int]:
 
 
 def leaving(scenario: Scenario, round: int) -> list[int]:
-    """Return the clients of a round in the order in which simulated drop-outs take them, the same in all arms."""
+    """Return the clients of a round in the order in which simulated drop-outs occur, the same in all arms."""
     drawn = drawn_clients(scenario, round)
     return [drawn[i] for i in seeds.numpy_generator(scenario.seed, "leaving", round).permutation(len(drawn))]
 
 
 def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) -> bytes:
-    """Return the key of the server's own randomness in a round without those clients that failed.
+    """Return the key of the server's randomness in a round without the clients that failed.
 
     Another in each arm, for the difference of two arms would cancel noise; and another without other clients, where a
     round is played again.
@@ -66,7 +66,7 @@ def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) 
 
 
 def malicious_clients(scenario: Scenario, arm: ResolvedArm) -> frozenset[int]:
-    """Return the malicious clients of an arm, the same in every round and in all arms with as many."""
+    """Return the malicious clients of an arm, the same in every round and for all arms with that many."""
     malicious = arm.malicious
     if malicious is None:
         return frozenset()
@@ -77,13 +77,13 @@ def malicious_clients(scenario: Scenario, arm: ResolvedArm) -> frozenset[int]:
 
 
 def fewest_clients(scenario: Scenario) -> int:
-    """Return the number of clients of the smallest round that has any."""
+    """Return the size of the smallest non-empty round."""
     drawn = (len(drawn_clients(scenario, round)) for round in range(scenario.federation.rounds))
     return min(filter(None, drawn), default=scenario.drawn_per_round)
 
 
 def cohort_size(scenario: Scenario) -> int:
-    """Return the number of clients in one unit of work, from the scenario alone, never from the cluster."""
+    """Return the number of clients in one cohort, from the scenario alone, never from the cluster."""
     f = scenario.federation
     if f.system and f.system.drops:
         return 1  # whose update is in the sum is known when it is there
@@ -139,7 +139,7 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndar
 
 
 def protecting(scenario: Scenario, arm: ResolvedArm, samples: np.ndarray) -> Protecting | None:
-    """Return the protection of an arm's updates, with room for the heaviest round possible; None where there is none.
+    """Return the protection of an arm's updates, dimensioned for the heaviest round; None without protection.
 
     Raises `ScenarioError` for a round of one client, whose update would be the sum that is opened.
     """
@@ -158,7 +158,7 @@ def protecting(scenario: Scenario, arm: ResolvedArm, samples: np.ndarray) -> Pro
 
 
 def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, int]:
-    """Return the largest share that a client has of a round's weight, that client, and the round.
+    """Return the largest share of a round's weight that a client has, that client, and the round.
 
     `weights[i]` is the weight of client i in any round.
     """
@@ -171,7 +171,7 @@ def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, in
 
 
 def behind(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence[int]) -> list[int]:
-    """Return the clients whose work is repeated to observe victims in a round: they, and those of view and grants.
+    """Return the clients whose work is repeated to observe victims: these, and those that views and grants involve.
 
     Raises `ScenarioError` where there is no such client.
     """
@@ -181,7 +181,7 @@ def behind(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence
 
 
 def check_nothing_private_is_given(scenario: Scenario) -> None:
-    """Raise `ScenarioError` for an attack that is given a client's private part, where no arm has such a thing."""
+    """Raise `ScenarioError` for an attack that is granted a private part which no arm has."""
     for attack in scenario.attacks:
         for name, grant in sorted(attack.grants.items()):
             if grant.needs_private(attack):
@@ -192,7 +192,7 @@ def check_nothing_private_is_given(scenario: Scenario) -> None:
 
 
 def check_victims(scenario: Scenario, samples: np.ndarray) -> None:
-    """Raise `ScenarioError`, before the first round, for a victim of any round that cannot be observed."""
+    """Raise `ScenarioError`, before the first round, if a victim of any round cannot be observed."""
     for attack in scenario.attacks:
         for round in attack.rounds:
             found = victims(scenario, attack, round, samples)
@@ -202,7 +202,7 @@ def check_victims(scenario: Scenario, samples: np.ndarray) -> None:
 
 
 def _check_earlier(scenario: Scenario, attack: AttackSpec, round: int, samples: Mapping[int, int]) -> None:
-    """Raise `ScenarioError` for a victim that does not answer in an earlier round, or not on the same samples.
+    """Raise `ScenarioError` if a victim did not answer in an earlier round, or on other samples.
 
     `samples` has how many every victim holds.
     """
@@ -225,7 +225,7 @@ def _check_earlier(scenario: Scenario, attack: AttackSpec, round: int, samples: 
 
 
 def check_repeatable(scenario: Scenario, arm: Arm) -> None:
-    """Raise `ScenarioError` for an attack that looks back on clients of an arm who keep a state over rounds.
+    """Raise `ScenarioError` for an attack on earlier rounds in an arm whose clients keep a state.
 
     A run has the latest alone, so their earlier answers could not be made again.
     """
@@ -240,6 +240,6 @@ def check_repeatable(scenario: Scenario, arm: Arm) -> None:
 
 
 def looked_back_on(attacks: Iterable[AttackSpec], after: int) -> set[int]:
-    """Return the rounds before round `after` on which attacks in that round or later look back."""
+    """Return the rounds before `after` that attacks of that round or later ones observe."""
     rounds = ((attack, round) for attack in attacks for round in attack.rounds if round >= after)
     return {before for attack, round in rounds for before in range(round - attack.earlier, after)}

@@ -1,4 +1,4 @@
-"""The clients' side of a run: holds every virtual client's data and does their work, with or without Ray."""
+"""The clients' side of a run: every virtual client's data and work, with or without Ray."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from rayfed.update import Mixtures, Named, Update
 
 @dataclass(frozen=True)
 class CohortReport:
-    """Report on a cohort's work, for the simulator and nobody in the federation."""
+    """Report on a cohort's work, visible to the simulator only."""
 
     rows: list[dict[str, Any]]
     """Rows of the table `clients`, one for each client."""
@@ -53,7 +53,7 @@ class CohortReport:
 
 
 class Evaluation(NamedTuple):
-    """How well a model does on some samples; `right` and `error` are NaN where the loss knows no such thing."""
+    """Sums or means of a model's loss, accuracy and error on samples; `right` and `error` may be NaN."""
 
     loss: float
     right: float
@@ -62,17 +62,17 @@ class Evaluation(NamedTuple):
     """Absolute error of targets that are quantities."""
 
     def __add__(self, other: object) -> Evaluation:
-        """Return the sums of both."""
+        """Return the sums over both sets of samples."""
         assert isinstance(other, Evaluation)
         return Evaluation(*(a + b for a, b in zip(self, other, strict=True)))
 
     def over(self, samples: int) -> Evaluation:
-        """Return the means over so many samples."""
+        """Return the means over this many samples."""
         return Evaluation(*(value / samples for value in self))
 
 
 class ClientRuntime:
-    """All virtual clients of a scenario, which share one data set, and the work of any of them in a round."""
+    """All virtual clients of a scenario with their shared data set; runs the work of any of them."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ClientRuntime:
         device: torch.device,
         validation: Sequence[np.ndarray] = (),
     ) -> None:
-        """Take in `parts[i]` the training indices of client i, and in `validation[i]` those that it has held out."""
+        """Take `parts[i]`, the training indices of client i, and `validation[i]`, its held-out indices."""
         self.scenario, self.data, self.device = scenario, data, device
         self.parts, self.validation = Parts.of(parts), Parts.of(validation)
         self.specs = resolve(scenario)
@@ -94,7 +94,7 @@ class ClientRuntime:
         }
 
     def arm(self, name: str) -> Arm:
-        """Return an arm, built when it is first asked for."""
+        """Return an arm, which is built on first use."""
         if name not in self._arms:
             data = self.data
             arm = build_arm(self.specs[name], data.sample, len(data.classes), self.scenario.seed)
@@ -102,7 +102,7 @@ class ClientRuntime:
         return self._arms[name]
 
     def order(self, sent: Sent, client: int) -> int:
-        """Return the seed of a client's batches in a round."""
+        """Return the seed of a client's order of batches in a round."""
         return int.from_bytes(self.scenario.secret("client", sent.round, client, "order"))
 
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
@@ -135,7 +135,7 @@ class ClientRuntime:
         )
 
     def _asked(self, sent: Sent) -> tuple[str, ...]:
-        """Return what a secure run's noise depends on beside round and client; empty otherwise.
+        """Return the part of a secure run's noise key beside round and client; empty for other runs.
 
         It is the model that a client is asked about: the same noise at other weights would cancel in the difference of
         two answers. Elsewhere noise follows from the seed alone.
@@ -143,19 +143,19 @@ class ClientRuntime:
         return (sent.content,) if self.scenario.privacy.secure else ()
 
     def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
-        """Return some of a client's samples as it uses them in an arm: a malicious one may have poisoned them."""
+        """Return some of a client's samples as used in an arm, poisoned if the client is malicious."""
         inputs, labels = self._training_data(rows)
         places = torch.arange(len(labels), device=self.device)
         return self.malicious[arm].data(client, Batch(inputs, labels, places=places), len(self.data.classes))
 
     def drawn_privately(self, arm: str, *purpose: int | str) -> Named:
-        """Draw the private tensors of an arm as they begin, anew for each purpose but those that begin alike at all."""
+        """Draw initial private tensors of an arm, independent by purpose except those common to all."""
         key = self.scenario.secret("private", *purpose)
         drawn = build_arm(self.specs[arm], self.data.sample, len(self.data.classes), key).private_part
         return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
 
     def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
-        """Return the weights and buffers that were sent, with what is frozen and the private part as it meets them."""
+        """Return all weights and buffers: those sent, the frozen ones, and the client's private part."""
         built = self.arm(arm)
         if frozen := built.frozen:
             sent = replace(sent, buffers={**sent.buffers, **frozen})
@@ -182,7 +182,7 @@ class ClientRuntime:
         return weights, buffers
 
     def _batches(self, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield some rows of a split, 500 at a time."""
+        """Yield rows of a split in batches of 500."""
         return (self.samples(split, rows[low : low + 500]) for low in range(0, len(rows), 500))
 
     def samples(self, split: Split, rows: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -190,19 +190,19 @@ class ClientRuntime:
         return self.test_data(rows) if split == "test" else self._training_data(rows)
 
     def untrained(self, client: int) -> tuple[Split, np.ndarray]:
-        """Return rows of a split that nobody trains on: those that the client holds out, else all of the test split."""
+        """Return rows that nobody trains on: the client's held-out ones, else the test split."""
         if not len(self.validation):
             return "test", np.arange(len(self.data.test_labels))
         own = self.validation[client]
         return "train", own[~np.isin(own, self.parts.indices)]
 
     def test_data(self, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
-        """Return inputs (M, *shape) and labels (M,) of the test split: some rows of it, or all."""
+        """Return inputs (M, *shape) and labels (M,) of the test split, all or some rows."""
         every = np.arange(len(self.data.test_labels))
         return self._tensors(self.data.test_images, self.data.test_labels, every if rows is None else rows)
 
     def _places(self, own: np.ndarray, indices: np.ndarray) -> Tensor:
-        """Return the places of some of a client's samples among all of them."""
+        """Return the positions of some of a client's samples among all of its samples."""
         order = np.argsort(own)
         return torch.from_numpy(order[np.searchsorted(own, indices, sorter=order)]).to(self.device)
 
@@ -215,21 +215,21 @@ class ClientRuntime:
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
-        """Return the public inputs and labels: one object, which observations sent together share."""
+        """Return the public inputs and labels, as one shared object."""
         images, labels = self.data.public_images, self.data.public_labels
         assert images is not None
         assert labels is not None
         return self._tensors(images, labels, np.arange(len(labels)))
 
     def here(self, sent: Sent) -> Sent:
-        """Return what the server sent, on this runtime's device."""
+        """Return the server's message on this runtime's device."""
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}
         return replace(sent, weights=weights, buffers={name: b.to(self.device) for name, b in sent.buffers.items()})
 
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
     ) -> tuple[CohortReport, dict[tuple[int, int], Any]]:
-        """Do the work of consecutive cohorts, of which the first has the number `first`; see `cohort`.
+        """Run consecutive cohorts starting with number `first`; see `cohort`.
 
         Returns the report on all, and their partial results, merged as far as the server's tree merges them.
         """
@@ -246,7 +246,7 @@ class ClientRuntime:
     def cohort(
         self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]
     ) -> tuple[Any, CohortReport]:
-        """Do a cohort's work and return its partial result for the aggregation, and the report on its clients.
+        """Run a cohort and return its partial result for the aggregation, and the report on its clients.
 
         `states` are those of these clients, and of all malicious ones where they collude; they stay as they are.
         The partial result is None where all clients have failed. Raises `ClientError` for a failure that ends the run.
@@ -263,7 +263,7 @@ class ClientRuntime:
         clients: Sequence[int],
         states: Mapping[int, State],
     ) -> tuple[Any, CohortReport]:
-        """Do the work of one of `cohorts`; `honest` is what malicious clients that collude would send otherwise."""
+        """Run one of `cohorts`; `honest` are the updates that colluding clients would send otherwise."""
         began = perf_counter()
         training, defences = self.specs[arm].training.in_round(sent.round), self.arm(arm).defences
         malicious = self.malicious[arm]
@@ -286,13 +286,13 @@ class ClientRuntime:
         return partial, CohortReport(rows, perf_counter() - began, record.states)
 
     def _honest(self, arm: str, sent: Sent, states: Mapping[int, State]) -> list[Update]:
-        """Return the honest updates of the malicious clients of a round, where they collude."""
+        """Return the honest updates of a round's malicious clients, if they collude."""
         malicious = self.malicious[arm]
         members = malicious.among(plan.drawn_clients(self.scenario, sent.round)) if malicious.poisoning.colludes else []
         return self.updates(arm, sent, members, states)
 
     def updates(self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]) -> list[Update]:
-        """Return updates made one by one, whatever the clients' cohorts, and without a trace in their states.
+        """Return updates computed one by one, independently of cohorts and without changing states.
 
         Raises `ClientError` for a client that fails: there is nothing without it.
         """
@@ -302,7 +302,7 @@ class ClientRuntime:
         return [made_or_raise(made, arm, sent.round) for made in attempts]
 
     def mixtures(self, arm: str, sent: Sent, states: Mapping[int, State]) -> Mixtures | None:
-        """Return what every client of a round is shown of all others' updates; `states` are those of all."""
+        """Return the models of a round that every client is shown to score; `states` are those of all clients."""
         rule = self.rule(arm, sent)
         if not isinstance(rule, InteractiveAggregation):
             return None
@@ -313,7 +313,7 @@ class ClientRuntime:
     def answer(
         self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript
     ) -> tuple[Transcript, Any]:
-        """Return a client's new record of the round's questions, and its answer to one of the arm's aggregation.
+        """Return a client's new transcript of the round's questions, and its answer to one of them.
 
         `transcript` is its record so far, to which the answer is added.
         """
@@ -322,12 +322,12 @@ class ClientRuntime:
         return transcript, rule.answer(payload, ClientProxy(self, arm, self.here(sent), client, state))
 
     def make_keys(self, arm: str) -> bytes:
-        """Make a key pair for all clients of an arm, locked with their secret; empty where they share none."""
+        """Make a key pair for all clients of an arm, locked with their secret; empty if they share none."""
         rule = self._aggregations[arm]
         return rule.channel.make_keys(self._secret(arm)) if isinstance(rule, OverChannel) else b""
 
     def rule(self, arm: str, sent: Sent, transcripts: dict[int, Transcript] | None = None) -> AnyAggregation:
-        """The arm's aggregation as a client of the round works with it; `transcripts` are by client."""
+        """Return the arm's aggregation with the clients' secrets of a round; `transcripts` are by client."""
         rule = self._aggregations[arm]
         if not isinstance(rule, OverChannel):
             return rule
@@ -336,13 +336,13 @@ class ClientRuntime:
         return rule.at_clients(ClientRound(self._secret(arm), sent, drawn, leaving, drops, transcripts or {}))
 
     def _secret(self, arm: str) -> bytes:
-        """Return the secret that only an arm's clients know, in place of what they exchange before the first round."""
+        """Return the secret of an arm's clients, which stands for a key exchange before the first round."""
         return self.scenario.secret("encryption", arm)
 
     def evaluate_as(
         self, arm: str, sent: Sent, client: int, state: State, split: Literal["validation", "train"]
     ) -> tuple[float, float]:
-        """Return mean loss and accuracy (NaN without one) as a client finds them on held-out or training samples.
+        """Return mean loss and accuracy of a client's model on held-out or training samples; NaN if undefined.
 
         A malicious client finds them on its poisoned samples.
         """
@@ -354,7 +354,7 @@ class ClientRuntime:
 
     @torch.no_grad()
     def _evaluated(self, arm: str, state: Named, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
-        """Return how well a whole model does on some inputs and their labels, summed over the samples."""
+        """Return a model's evaluation on some inputs and labels, summed over the samples."""
         model = self.arm(arm).model
         loss, found = losses.of(model), Evaluation(0.0, 0.0, 0.0)
         modes = [(module, module.training) for module in model.modules()]
@@ -372,14 +372,14 @@ class ClientRuntime:
 
 
 def _partial(rule: AnyAggregation, sent: Iterator[Any]) -> Any:
-    """Return a rule's partial result of what a cohort sends; None where that is nothing."""
+    """Return a rule's partial result of a cohort's updates; None without updates."""
     first = next(sent, None)
     return None if first is None else rule.partial(chain([first], sent))
 
 
 @dataclass(frozen=True)
 class ClientProxy:
-    """A client that answers questions of the aggregation (`rayfed.aggregation.base.Member`)."""
+    """A client as it answers the aggregation's questions (`rayfed.aggregation.base.Member`)."""
 
     runtime: ClientRuntime
     arm: str
@@ -389,13 +389,13 @@ class ClientProxy:
 
     @property
     def round(self) -> int:
-        """Number of the round that is asked about."""
+        """Number of the round that the question is about."""
         return self.sent.round
 
     def evaluate(
         self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
     ) -> tuple[float, float]:
-        """Return mean loss and accuracy, on some of the client's own samples, of the model that sent this update."""
+        """Return mean loss and accuracy, on some of the client's samples, of the model that sent this update."""
         scale = self.runtime.specs[self.arm].update_scale
         weights = {name: w - scale * update[name].to(w) for name, w in self.sent.weights.items()}
         moved = replace(self.sent, weights=weights, buffers=self.sent.buffers | buffers)

@@ -1,4 +1,4 @@
-"""What the server sends to the clients of an arm in a round."""
+"""The server's message to the clients of an arm in a round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Split = Literal["test", "train"]
 
 @dataclass(frozen=True)
 class Sent:
-    """The weights, buffers and keys that the server sends in one round of one arm."""
+    """The weights, buffers and keys that the server sends for one round of one arm."""
 
     round: int
     weights: Named
@@ -26,12 +26,12 @@ class Sent:
     """Of the session of the arm's aggregation (`rayfed.questions.RoundSession`); None where it has none."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without digests: a client hashes what it is sent, and believes nobody's digest of it."""
+        """Return the state without digests, so that each client computes them itself."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @cached_property
     def content(self) -> str:
-        """SHA-256 of the model that clients are asked about: round, weights and buffers."""
+        """SHA-256 of the model that questions are about: round, weights and buffers."""
         parts = (digest_of(dict(sorted(tensors.items()))) for tensors in (self.weights, self.buffers))
         return hashlib.sha256(repr((self.round, *parts)).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Views, what an attack observes of a client (`observes`): one class each; `TABLE` is what a scenario can name.
+"""Views: which work of a client an attack observes (`observes`); `TABLE` lists those that a scenario can name.
 
 As with grants, PyTorch is imported in functions only.
 """
@@ -28,7 +28,7 @@ TABLE: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Sight:
-    """Part of a client's answer that a view lets through."""
+    """The part of a client's answer that a view shows."""
 
     update: Update
     """Update as the attacker takes it, or the one that is in `sealed`."""
@@ -39,12 +39,12 @@ class Sight:
 
     @property
     def seen(self) -> Update:
-        """The update as the attacker sees it: without any values where its channel hides them."""
+        """The update as the attacker sees it, without values if its channel hides them."""
         return self.update if self.sealed is None else replace(self.update, tensors={}, buffers={})
 
 
 class View:
-    """Base of every view: the client's work of the round, as the server gets it."""
+    """Base of every view: the client's work of the round, as the server receives it."""
 
     describe: ClassVar[str]
     """Name of what is observed, in words that are followed by `of N samples`."""
@@ -56,7 +56,7 @@ class View:
     """Whether the view takes the work of other clients (`involves`)."""
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-        """Yield fields of the attack that do not go with the view, and why, in words."""
+        """Yield fields of the attack that are incompatible with the view, with the reason."""
         from rayfed.scenario import resolve
 
         if self.of_round and any(arm.training.optimiser != "sgd" for arm in resolve(scenario).values()):
@@ -69,7 +69,7 @@ class View:
             yield "unmix", "mixtures are what clients are shown of one another's models: set `observes: shown`"
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """Return the clients whose work of the round the view repeats beside the victim's."""
+        """Return other clients whose work of the round the view repeats."""
         return []
 
     def samples(self, attack: AttackSpec) -> int:
@@ -77,11 +77,11 @@ class View:
         return 1
 
     def repeats(self, training: Training, samples: int) -> bool:
-        """Return whether a client with so many samples answers on the same ones in every round that is looked at."""
+        """Return whether a client with this many samples uses the same ones in every observed round."""
         return training.batch_size is None or training.batch_size >= samples
 
     def training(self, training: Training) -> Training:
-        """Return the local training behind the answer, given that of the client's rounds."""
+        """Return the local training behind the observed answer, given that of the client's rounds."""
         return training
 
     def indices(self, observed: ObservedClient) -> np.ndarray:
@@ -89,7 +89,7 @@ class View:
         return observed.runtime.parts[observed.client]
 
     def shows(self, observed: ObservedClient, answer: Update) -> Sight:
-        """Return what is seen of the answer."""
+        """Return the shown part of the answer."""
         from rayfed.aggregation.over_channel import OverChannel
 
         rule = observed.runtime.rule(observed.visit.arm, observed.visit.sent)
@@ -98,7 +98,7 @@ class View:
 
 @component
 class WholeUpdate(View):
-    """The update that the victim really sent in that round.
+    """The update that the victim really sent in the round.
 
     Up to rounding, where its cohort was one vmap call.
     """
@@ -121,7 +121,7 @@ class OneGradient(View):
         return attack.batch_size
 
     def repeats(self, training: Training, samples: int) -> bool:
-        """Return True: the answers are supposed to be on the batch of the attacked round."""
+        """Return True: all answers are on the batch of the attacked round."""
         return True
 
     def training(self, training: Training) -> Training:
@@ -147,7 +147,7 @@ class ShownToClients(View):
     involves_others: ClassVar[bool] = True
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-        """Yield what does not go with the view: servers' attacks, repeated answers and earlier rounds, too."""
+        """Yield what is incompatible with the view: servers' attacks, repeated answers and earlier rounds."""
         yield from super().check(scenario, attack)
         if hasattr(registry.find(attack.kind, attack.name), "tamper"):
             message = (
@@ -166,7 +166,7 @@ class ShownToClients(View):
         return drawn_clients(scenario, round)
 
     def shows(self, observed: ObservedClient, answer: Update) -> Sight:
-        """Return what stands for the update; without any values where clients are shown nothing."""
+        """Return the update as other clients see it; without values if they are shown nothing."""
         visit = observed.visit
         seen = observed.runtime.mixtures(visit.arm, visit.sent, visit.states)
         if seen is None:

@@ -1,4 +1,4 @@
-"""One client of a round as the attacking simulator sees it: its work, repeated from the same keys at will."""
+"""One client of a round as the attacking simulator sees it, whose work it can repeat from the same keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class ClientVisit:
-    """One client of an arm in one round, and what it is sent."""
+    """One client of an arm in one round, with the server's message to it."""
 
     arm: str
     sent: Sent
@@ -40,7 +40,7 @@ class ClientVisit:
 
 
 class Candidate(NamedTuple):
-    """A sample of which a membership attack is asked whether the victim trained on it."""
+    """A sample in a membership attack, which the victim trained on or not."""
 
     kind: str
     """`member` (it did) or `non-member`."""
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Truth:
-    """The truth behind an observation; for scoring alone."""
+    """The truth behind an observation, used for scoring only."""
 
     inputs: Tensor
     """Inputs (N, *shape), as the data's `sample` says."""
@@ -75,7 +75,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class ObservedClient:
-    """A client under one attack, with all that the simulator knows; what of it the attacker gets is not decided here.
+    """A client under one attack with all that the simulator knows; grants and views filter it for the attacker.
 
     The client's work is done again from the same keys, so nothing has to be kept for attackers while a round is played,
     and the client state stays as it is.
@@ -105,7 +105,7 @@ class ObservedClient:
         return self.round if self.later is None else self.later
 
     def before(self, sent: Sent) -> ObservedClient:
-        """Return the client as the same attack looks back on it, in the earlier round in which it was sent `sent`."""
+        """Return the client in an earlier round that the same attack observes, in which it was sent `sent`."""
         visit = replace(self.visit, sent=self.runtime.here(sent), earlier=())
         return replace(self, visit=visit, later=self.attacked)
 
@@ -116,12 +116,12 @@ class ObservedClient:
 
     @property
     def arms_training(self) -> Training:
-        """Local training of the arm's clients in a round."""
+        """Local training of the arm's clients in the round."""
         return self.arm.spec.training.in_round(self.round)
 
     @cached_property
     def training(self) -> Training:
-        """Local training behind the answer that is observed."""
+        """Local training behind the observed answer."""
         training: Training = self.attack.view.training(self.arms_training)
         return training
 
@@ -132,16 +132,16 @@ class ObservedClient:
         return indices
 
     def noise(self, *answer: int | str) -> torch.Generator:
-        """Return the generator of the client's defences: another stream for each answer beside the round's."""
+        """Return the generator of the client's defences, with a separate stream for each repeated answer."""
         key = ("client", self.round, self.client, "defences", self.visit.arm)
         return self.runtime.scenario.generator(*key, *answer)
 
     def asked(self) -> Task:
-        """Return the client's task under the attack: on the model that a malicious server has made of the true one."""
+        """Return the client's task under the attack, on the model that a malicious server sends."""
         return self._tampered(self._honest())
 
     def supposed(self) -> Task:
-        """Return the task as the attacker supposes it, with a guess in place of the client's private part.
+        """Return the task as the attacker assumes it, with a guess for the client's private part.
 
         The guess is a private part as it begins, or what grants say. All victims of an attack in a round meet the same
         draw.
@@ -156,7 +156,7 @@ class ObservedClient:
         return self._tampered(task.replace(weights=weights, buffers=buffers))
 
     def answer(self) -> Update:
-        """Return the client's answer: the mean of as many as the attack asks for, each with noise of its own.
+        """Return the client's answer: the mean of the number that the attack asks for, with separate noise.
 
         Each is the work on a task of its own, for defences may write on theirs. Raises `ClientError` for a client that
         fails.
@@ -164,7 +164,7 @@ class ObservedClient:
         return self._answers[0]
 
     def error(self) -> Named | None:
-        """Return the standard error of each value of `answer`, as its spread tells; None of a single answer."""
+        """Return the standard error of each value of `answer`, from the spread; None for a single answer."""
         return self._answers[1]
 
     @cached_property
@@ -189,11 +189,11 @@ class ObservedClient:
         return made
 
     def undefended(self) -> Update:
-        """Return what the client would answer without defences."""
+        """Return the client's answer without defences."""
         return update_method(self.training, ())(self.asked())
 
     def trained(self, client: int) -> Named:
-        """Return a client's own weights and buffers after its local training of this round, before its defences."""
+        """Return a client's weights and buffers after this round's local training, before its defences."""
         sent, task = self.visit.sent, self._task(client, self.runtime.parts[client])
         update = training_method(self.arms_training, self.arm.defences)(task)
         scale = self.arm.spec.update_scale
@@ -210,14 +210,14 @@ class ObservedClient:
         return self.runtime.task(self.visit.arm, self.visit.sent, client, indices, state)
 
     def _honest(self) -> Task:
-        """Return the client's task where the server does as it says."""
+        """Return the client's task under an honest server."""
         task = self._task(self.client, self.indices)
         public = (grant.sends(self.arm) for grant in self.attack.grants.values())
         noise = task.generator if self.attack.view.of_round else self.noise(self.attack.observes)
         return task.replace(generator=noise, private=task.private.difference(*public))
 
     def _tampered(self, task: Task) -> Task:
-        """Return the task with what a malicious server sends; all victims of a round are sent the same."""
+        """Return the task with the model of a malicious server, the same for all victims of a round."""
         server, runtime = self.attack.build(), self.runtime
         if not isinstance(server, MaliciousServer):
             return task

@@ -1,1 +1,1 @@
-"""Primitives of encrypted aggregation: keys, Paillier, lattices, packing, tags. They know no federation."""
+"""Primitives of encrypted aggregation: keys, Paillier, lattices, packing, tags; independent of federations."""

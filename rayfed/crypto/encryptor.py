@@ -1,4 +1,4 @@
-"""Encryptor of updates as integers with a tag: their sums under encryption, and what comes out of them.
+"""Encryptor of updates as tagged integers: encryption, addition and decryption of sums.
 
 Clients hold `Keys`; an `Encryptor` is public. Anyone adds and multiplies, nobody without the keys opens, and a sum
 opens only where its tag fits: what was tampered with, truncated or encrypted with other keys is never taken for an
@@ -28,7 +28,7 @@ _NONCE = 16
 
 @dataclass(frozen=True)
 class Load:
-    """Largest sum of encrypted updates that there has to be room for."""
+    """Largest sum of encrypted updates that parameters must have room for."""
 
     clients: int
     units: int
@@ -38,10 +38,10 @@ class Load:
 
 
 class Code(Protocol):
-    """Code of floats as integers."""
+    """Protocol of a code of floats as integers."""
 
     def largest(self, clip: float) -> int:
-        """Return the largest magnitude of an integer where values are clipped so."""
+        """Return the largest magnitude of an integer for values within a clip bound."""
 
     def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
         """Return integers (D,) for floats (D,), which are clipped to their bounds (D,)."""
@@ -51,33 +51,33 @@ class Code(Protocol):
 
 
 class Scheme(Protocol):
-    """Additively homomorphic encryption of integer vectors, with room for the sums of one load."""
+    """Protocol of an additively homomorphic encryption of integer vectors, with parameters for one load."""
 
     def generate(self, seed: bytes) -> bytes:
-        """Generate a key pair; schemes that can be seeded give the same one for the same seed."""
+        """Generate a key pair; the same for the same seed if the scheme supports seeds."""
 
     def public(self, pair: bytes) -> bytes:
-        """Return the part of a key pair that adding needs; may be empty."""
+        """Return the public part of a key pair that addition needs; possibly empty."""
 
     def crack(self, public: bytes) -> bytes | None:
-        """Compute the key pair from the public key; None where that would take too long."""
+        """Compute the key pair from the public key; None if that is infeasible."""
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
-        """Return ciphertexts of a vector that was multiplied by `units`."""
+        """Return ciphertexts of a vector multiplied by `units`."""
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
-        """Return integers (size,); `units` were multiplied with all that was added, together."""
+        """Return integers (size,); `units` is the total factor of the added vectors."""
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Return ciphertexts of the sum."""
+        """Return ciphertexts of the sum of two vectors."""
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Return ciphertexts of the vector times a factor of 1 or more."""
+        """Return ciphertexts of a vector multiplied by a factor of 1 or more."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys that the clients of an arm share in a round and nobody else has."""
+    """Keys that only the clients of an arm share in a round."""
 
     secret: bytes
     """Secret that tags are made from; another in each session (`rayfed.protections.encrypted.EncryptedChannel`)."""
@@ -85,13 +85,13 @@ class Keys:
     """The scheme's secret and public key."""
 
     def tagger(self, round: int, layout: Layout) -> Tagger:
-        """Return the tagger of vectors of one round in which values stand for these tensors."""
+        """Return the tagger for vectors of one round with this layout."""
         return Tagger(derive(self.secret, "tags", round, repr(layout)))
 
 
 @dataclass(frozen=True)
 class Encryptor:
-    """Encrypts, adds and opens updates."""
+    """Encryption, addition and decryption of updates."""
 
     scheme: Scheme
     code: Code
@@ -100,12 +100,12 @@ class Encryptor:
     load: Load
 
     def __post_init__(self) -> None:
-        """Raise `UserError` where a tag could not tell sums of such a load apart."""
+        """Raise `UserError` if tags could not distinguish sums of such a load."""
         if 2 * self.load.units * self._largest >= PRIME:
             raise UserError(f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to encrypt: lower it")
 
     def encrypt(self, keys: Keys, update: Update, weight: int) -> Encrypted:
-        """Return the update encrypted, multiplied by its weight unless the server will do so."""
+        """Return the update encrypted, multiplied by its weight unless the server does that."""
         layout = Layout.of(update)
         before = 1 if self.load.multiplied else weight
         vector = before * self.code.encode(flat(update), layout.bounds(self.clip, self.clip_buffers))
@@ -122,15 +122,15 @@ class Encryptor:
         )
 
     def describe(self) -> str:
-        """Say what is sent."""
+        """Return a description of the encrypted form."""
         return f"sums of up to {self.load.clients} clients: {in_steps(self.code, self.clip, self.clip_buffers)}"
 
     def clipped(self, update: Update) -> int:
-        """Return how many of an update's values are beyond their clip bounds, and lose what is beyond."""
+        """Return the number of an update's values that are clipped to their bounds."""
         return beyond(update, self.clip, self.clip_buffers)
 
     def add(self, left: Encrypted, right: Encrypted) -> Encrypted:
-        """Return the encrypted sum; raises `ProtectionError` where the two do not belong together."""
+        """Return the encrypted sum; raises `ProtectionError` if the two differ in round, form or key."""
         self._check(left)
         self._check(right)
         self._check_room(left.shares + right.shares)
@@ -154,7 +154,7 @@ class Encryptor:
         )
 
     def times(self, encrypted: Encrypted, factor: int) -> Encrypted:
-        """Return an encrypted sum times a public factor of 1 or more."""
+        """Return an encrypted sum multiplied by a public factor of 1 or more."""
         self._check(encrypted)
         shares = tuple(share._replace(after=factor * share.after) for share in encrypted.shares)
         self._check_room(shares)
@@ -166,11 +166,11 @@ class Encryptor:
         )
 
     def weighted(self, encrypted: Sequence[Encrypted], pieces: Sequence[int]) -> Encrypted:
-        """Return the encrypted sum of vectors, each times its number of pieces; those with 0 pieces are left out."""
+        """Return the encrypted sum of vectors multiplied by their numbers of pieces, without those with 0."""
         return reduce(self.add, (self.times(s, count) for s, count in zip(encrypted, pieces, strict=True) if count))
 
     def open(self, keys: Keys, encrypted: Encrypted, alone: bool = False) -> tuple[Named, Named, int]:
-        """Return the weighted sums of tensors and of buffers, in float64, and the sum of the weights.
+        """Return the decrypted weighted sums of tensors and buffers, in float64, and the sum of the weights.
 
         Raises `ProtectionError` for what is not the sum of what clients of these keys encrypted, and, unless `alone`
         allows it, for a sum that would give one client's update away.
@@ -195,7 +195,7 @@ class Encryptor:
         return self._decoded(encrypted, total)
 
     def broken(self, pair: bytes, encrypted: Encrypted) -> tuple[Named, Named]:
-        """Return the update and buffers of one client, as who has broken the key pair reads them.
+        """Return one client's update and buffers, as an attacker reads them who has broken the key pair.
 
         The secret of the tags is not needed.
         """
@@ -215,7 +215,7 @@ class Encryptor:
             )
 
     def _check_shares(self, encrypted: Encrypted, fewest: int) -> None:
-        """Raise `ProtectionError` for too few clients, a client named twice, or factors below 1.
+        """Raise `ProtectionError` for too few clients, a repeated client, or factors below 1.
 
         The tag tells factors apart modulo its prime only, and none of 1 or more takes a client's update out of a sum
         that names the client.
@@ -252,13 +252,13 @@ class Encryptor:
 
 
 def in_steps(code: Code, clip: float, clip_buffers: float) -> str:
-    """Say how finely values are sent."""
+    """Return the resolution of sent values, in words."""
     step, coarse = code.decode(np.ones(2, np.int64), np.array([clip, clip_buffers]))
     return f"values up to {clip:g} in steps of {step:.1e}, of buffers up to {clip_buffers:g} in steps of {coarse:.1e}"
 
 
 def beyond(update: Update, clip: float, clip_buffers: float) -> int:
-    """Return how many of an update's values are beyond their clip bounds."""
+    """Return the number of an update's values beyond their clip bounds."""
     return int((np.abs(flat(update)) > Layout.of(update).bounds(clip, clip_buffers)).sum())
 
 
@@ -271,7 +271,7 @@ def _units(encrypted: Encrypted) -> int:
 
 
 def _context(share: Share) -> tuple[int | str, ...]:
-    """Return what a client says of its update, under the mask of the tag."""
+    """Return the context of an update that its tag's mask depends on."""
     return share.client, share.weight, share.before, share.nonce.hex()
 
 

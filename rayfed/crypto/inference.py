@@ -25,7 +25,7 @@ _LAYERS = ["conv1", "square1", "flatten", "fc1", "square2", "fc2"]
 
 @dataclass(frozen=True)
 class Client:
-    """Client that encrypts images and reads logits; it alone holds the secret key."""
+    """Client that encrypts images and decrypts logits, with the only copy of the secret key."""
 
     context: ts.Context
 
@@ -38,18 +38,18 @@ class Client:
         return cls(context)
 
     def public(self) -> bytes:
-        """Return what the server needs: everything but the secret key."""
+        """Return the keys for the server: all but the secret one."""
         data: bytes = self.context.serialize(save_secret_key=False)
         return data
 
     def encrypt(self, image: Tensor, conv: nn.Conv2d) -> tuple[bytes, int]:
-        """Encrypt a grey image (1, H, W) as windows of the server's first layer; return how many, too."""
+        """Encrypt a grey image (1, H, W) as windows of the server's first layer; return also their number."""
         (height, width), (step, _) = conv.kernel_size, conv.stride
         vector, windows = ts.im2col_encoding(self.context, image[0].tolist(), height, width, step)
         return vector.serialize(), windows
 
     def decrypt(self, logits: bytes) -> list[float]:
-        """Return the logits in the clear."""
+        """Return the decrypted logits."""
         found: list[float] = ts.ckks_vector_from(self.context, logits).decrypt()
         return found
 

@@ -1,4 +1,4 @@
-"""Keys derived from secrets, and boxes that lock data with a key and authenticate it with what it is about.
+"""Key derivation, and boxes that encrypt data and authenticate them with a context.
 
 Source: HKDF, RFC 5869; ChaCha20, RFC 8439; AES-GCM, NIST SP 800-38D.
 """
@@ -21,12 +21,12 @@ _NONCE = 12
 
 
 def derive(secret: bytes, *purpose: str | int) -> bytes:
-    """Derive 32 bytes for one purpose, from which neither the secret nor those for another can be told."""
+    """Derive 32 bytes for one purpose, which reveal neither the secret nor keys for other purposes."""
     return HKDF(SHA256(), length=32, salt=b"rayfed", info=encoded(*purpose)).derive(secret)
 
 
 class Stream:
-    """Cryptographic generator: the same 32 bytes of key give the same stream on every machine."""
+    """Cryptographic generator, reproducible on every machine from a key of 32 bytes."""
 
     def __init__(self, key: bytes) -> None:
         self._keystream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
@@ -37,13 +37,13 @@ class Stream:
 
 
 def lock(key: bytes, data: bytes, about: bytes = b"") -> bytes:
-    """Encrypt `data`, and authenticate it together with what it is about, which is not sent."""
+    """Encrypt `data`, and authenticate it with `about`, which is not sent."""
     nonce = secrets.token_bytes(_NONCE)
     return nonce + AESGCM(key).encrypt(nonce, data, about)
 
 
 def unlock(key: bytes, box: bytes, about: bytes = b"") -> bytes:
-    """Return locked data; raises `ProtectionError` for another key or `about`, or a box that was tampered with."""
+    """Return a box's data; raises `ProtectionError` for another key or `about`, or a modified box."""
     try:
         return AESGCM(key).decrypt(box[:_NONCE], box[_NONCE:], about)
     except (InvalidTag, ValueError):

@@ -1,4 +1,4 @@
-"""BFV and CKKS for the addition of encrypted integer vectors. By TenSEAL, on Microsoft SEAL.
+"""BFV and CKKS encryption of integer vectors for addition, by TenSEAL on Microsoft SEAL.
 
 All who encrypt also hold the secret key, so encryption is symmetric: its noise is a fiftieth of that of a public key.
 One prime carries the data (nothing is multiplied but by public integers, as repeated addition), and one more is SEAL's
@@ -35,7 +35,7 @@ _MODULI = {"bfv": (54, 55), "ckks": (56, 53)}
 
 @dataclass(frozen=True)
 class Lattice:
-    """Lattice scheme with parameters for sums of integers below a bound."""
+    """Lattice scheme with parameters for integer sums below a bound."""
 
     scheme: Literal["bfv", "ckks"]
     parameter: int
@@ -57,7 +57,7 @@ class Lattice:
 
     @classmethod
     def ckks(cls, most: int, noise: float) -> Lattice:
-        """Return CKKS for such sums, see `bfv`: the scale is large enough that noise rounds away, and no larger."""
+        """Return CKKS for sums of magnitude up to `most`, with a scale just large enough to round noise away."""
         bits = ceil(log2(2 * SIGMAS * _DEVIATION * DEGREE**0.5 * noise))
         _check(most << bits, _MODULI["ckks"][0] - 2)
         return cls("ckks", bits)
@@ -68,17 +68,17 @@ class Lattice:
         return DEGREE if self.scheme == "bfv" else DEGREE // 2
 
     def generate(self) -> bytes:
-        """Generate a secret key; SEAL draws it from the operating system, nothing can seed it."""
+        """Generate a secret key, with randomness from the operating system that cannot be seeded."""
         return self._made(secret=True)
 
     def encrypt(self, key: bytes, vector: np.ndarray) -> tuple[bytes, ...]:
-        """Return ciphertexts of (D,) int64."""
+        """Return ciphertexts of a vector (D,) int64."""
         make = ts.bfv_vector if self.scheme == "bfv" else ts.ckks_vector
         starts = range(0, len(vector), self.slots)
         return tuple(make(_context(key), vector[i : i + self.slots].tolist()).serialize() for i in starts)
 
     def decrypt(self, key: bytes, ciphertexts: Sequence[bytes]) -> np.ndarray:
-        """Return the vector (D,) int64 of ciphertexts.
+        """Return the vector (D,) int64 in ciphertexts.
 
         The noise of CKKS is rounded away, and with it what would tell of the key (Li and Micciancio 2021, 'On the
         security of homomorphic encryption on approximate numbers'). Raises `ProtectionError` for bytes that are no
@@ -95,13 +95,13 @@ class Lattice:
             return tuple(a.add_(b).serialize() for a, b in pairs)
 
     def times(self, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Return ciphertexts of the vector times a factor of 1 or more, by doubling and adding: no level is spent."""
+        """Return ciphertexts multiplied by a factor of 1 or more, by doubling and adding."""
         with self._intact():
             return tuple(_multiple(c, factor).serialize() for c in self._read(self._public, ciphertexts))
 
     @cached_property
     def _public(self) -> bytes:
-        """Parameters, which are all that adding needs."""
+        """Scheme parameters, which suffice for addition."""
         return self._made(secret=False)
 
     def _made(self, secret: bool) -> bytes:

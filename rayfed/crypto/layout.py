@@ -12,7 +12,7 @@ from rayfed.update import Named, Shapes, Update
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of an update's values in its vector: parameters first, then buffers."""
+    """Positions of an update's values in its vector: parameters first, then buffers."""
 
     tensors: Shapes
     buffers: Shapes
@@ -32,7 +32,7 @@ class Layout:
         return np.repeat([clip, clip_buffers], [_size(self.tensors), _size(self.buffers)])
 
     def named(self, values: np.ndarray) -> tuple[Named, Named]:
-        """Return parameters and buffers by name, in the vector's precision."""
+        """Return a vector's parameters and buffers by name, in the vector's precision."""
         split = _size(self.tensors)
         return _named(values[:split], self.tensors), _named(values[split:], self.buffers)
 
@@ -44,7 +44,7 @@ def flat(update: Update) -> np.ndarray:
 
 
 def single(tensors: Named) -> Named:
-    """Return tensors in the precision of parameters; sums are opened with 53 bits."""
+    """Return tensors in the parameters' precision."""
     return {name: t.float() for name, t in tensors.items()}
 
 

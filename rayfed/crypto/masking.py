@@ -1,4 +1,4 @@
-"""Masks that vanish in a sum, so that nobody sees a single vector, and clients may drop out: the protocol.
+"""Protocol of secure aggregation: pairwise masks that cancel in the sum, with clients that drop out.
 
 Sources: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", figure 4, with
 the consistency check but without a public-key infrastructure: where figure 4 has signatures, pairs of clients
@@ -36,7 +36,7 @@ _NUMBERS = 1 << 63
 
 @dataclass(frozen=True)
 class Advertised:
-    """A client's two public keys."""
+    """Public keys of a client."""
 
     box: bytes
     """Key under which others send the client shares."""
@@ -52,7 +52,7 @@ Transcript = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Revealed:
-    """Shares that a client reveals in the last phase: for each other client one of one of its two secrets."""
+    """Shares that a client reveals in the last phase, of one of two secrets of each other client."""
 
     selves: Mapping[int, int]
     """Shares of the seeds of those whose vectors are in the sum."""
@@ -62,7 +62,7 @@ class Revealed:
 
 @dataclass(frozen=True)
 class Setting:
-    """Knowledge of a round that a client has before it begins, from nobody who could lie."""
+    """Public knowledge of a round that a client has before it begins."""
 
     run: bytes
     """Public bytes that tell arms and runs apart."""
@@ -74,7 +74,7 @@ class Setting:
 
 
 class KeyList(Mapping[int, Advertised]):
-    """Directory that does not change, hashed once.
+    """Immutable directory of public keys with a cached digest.
 
     The digest is not pickled: a client hashes what it is sent, and believes nobody's digest of it.
     """
@@ -84,7 +84,7 @@ class KeyList(Mapping[int, Advertised]):
 
     @classmethod
     def of(cls, directory: Directory) -> KeyList:
-        """Return a key list of a directory: itself where it is one already."""
+        """Return the key list of a directory; a key list unchanged."""
         return directory if type(directory) is cls else cls(directory)
 
     def __getitem__(self, client: int) -> Advertised:
@@ -110,12 +110,12 @@ class KeyList(Mapping[int, Advertised]):
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest of 32 bytes that no other directory has."""
+        """Collision-resistant digest of the directory, 32 bytes."""
         return _digest("directory", *((c, keys.box, keys.mask) for c, keys in sorted(self._keys.items())))
 
 
 def neighbours(directory: Directory, degree: int) -> dict[int, tuple[int, ...]]:
-    """Return each client's neighbours in a ring, half of them on either side; all others where so few are.
+    """Return each client's neighbours in a ring, half on either side; all others in small rounds.
 
     The order of the ring follows from all public keys, so that nobody knows it before they are advertised, and who has
     the directory can check it.
@@ -125,7 +125,7 @@ def neighbours(directory: Directory, degree: int) -> dict[int, tuple[int, ...]]:
 
 @lru_cache(maxsize=8)
 def _graph(directory: KeyList, degree: int) -> dict[int, tuple[int, ...]]:
-    """Return `neighbours`, found once for all clients of a process: it is public, and of the digest alone."""
+    """Return `neighbours`, cached by the digest for all clients of a process."""
     clients = sorted(directory)
     if len(clients) <= degree + 1:
         return {c: tuple(other for other in clients if other != c) for c in clients}
@@ -135,13 +135,13 @@ def _graph(directory: KeyList, degree: int) -> dict[int, tuple[int, ...]]:
 
 
 def digest_of(directory: Directory) -> bytes:
-    """Return a digest of 32 bytes that no other directory has."""
+    """Return a collision-resistant digest of a directory, 32 bytes."""
     return KeyList.of(directory).digest
 
 
 @dataclass(frozen=True)
 class Participant:
-    """One client in one round.
+    """One client's side of the protocol in one round.
 
     All that is secret follows from `secret`, which is its own and the round's; its `transcript` is empty when the round
     begins and kept by the client until it ends.
@@ -160,7 +160,7 @@ class Participant:
         return Advertised(_public(self._box_key), _public(self._mask_key))
 
     def share(self, directory: Directory) -> dict[int, bytes]:
-        """Return boxes with a share of both secrets each, for itself and each neighbour (phase 1).
+        """Return encrypted shares of both secrets for the client itself and each neighbour (phase 1).
 
         The receiver alone can open its box.
         """
@@ -193,7 +193,7 @@ class Participant:
         }
 
     def agree(self, directory: Directory, shared: Collection[int], model: bytes) -> dict[int, bytes]:
-        """Return tags for itself and each neighbour that has shared (phase 2, before it trains).
+        """Return tags for itself and each neighbour that has sent shares (phase 2, before training).
 
         By its tag a neighbour knows with whom this client masks, and for which model (a digest).
         """
@@ -209,7 +209,7 @@ class Participant:
     def mask(
         self, vector: np.ndarray, directory: Directory, shared: Collection[int], model: bytes, agreed: bytes
     ) -> np.ndarray:
-        """Return the vector under masks, (D,) uint64 modulo 2^64 (phase 2).
+        """Return the masked vector, (D,) uint64 modulo 2^64 (phase 2).
 
         The masks are its own and those with the neighbours that have shared. `agreed` is the tag that the client made
         for itself: it masks for this model, with these and no others.
@@ -227,7 +227,7 @@ class Participant:
     def confirm(
         self, directory: Directory, shared: Collection[int], survivors: Collection[int], agreed: Mapping[int, bytes]
     ) -> dict[int, bytes]:
-        """Return tags for itself and each neighbour among the survivors, which say who they are (phase 3).
+        """Return tags on the list of survivors for itself and each neighbour among them (phase 3).
 
         `agreed` has the tags that others made for this client in phase 2, by sender: all survivors around it must have
         masked with the same clients, and for the same model.
@@ -277,7 +277,7 @@ class Participant:
         )
 
     def _around(self, directory: Directory, present: Collection[int]) -> list[int]:
-        """Return those present of this client and its neighbours."""
+        """Return those of this client and its neighbours that are still present."""
         near = _graph(KeyList.of(directory), self.setting.degree)[self.client]
         return sorted({self.client, *near}.intersection(present))
 
@@ -294,7 +294,7 @@ class Participant:
         return _digest("shared", digest_of(directory), model, *sorted(shared))
 
     def _agreed(self, directory: Directory, shared: Collection[int]) -> bytes:
-        """Return what the client has agreed on, if that is what the server goes on with."""
+        """Return the agreed list of clients if the server continues with it; raises otherwise."""
         statement = self._shared(directory, shared, self.transcript.get("model", b""))
         self._goes_on("agree", statement)
         return statement
@@ -311,7 +311,7 @@ class Participant:
         return {other: self._tag(phase, directory, self.client, other, statement) for other in receivers}
 
     def _holds(self, phase: str, directory: Directory, sender: int, tag: bytes, statement: bytes) -> bool:
-        """Return whether a tag for this client is of that sender."""
+        """Return whether a tag for this client is valid for its sender."""
         return hmac.compare_digest(tag, self._tag(phase, directory, sender, self.client, statement))
 
     def _tag(self, phase: str, directory: Directory, sender: int, receiver: int, statement: bytes) -> bytes:
@@ -331,7 +331,7 @@ class Participant:
             ) from None
 
     def _about(self, what: str, sender: int, receiver: int, statement: bytes) -> bytes:
-        """Return what boxes and tags are bound to."""
+        """Return the context that boxes and tags are bound to."""
         return _digest(what, self.setting.run, self.setting.round, sender, receiver, statement)
 
     def _refusal(self, why: str) -> ProtectionError:
@@ -357,11 +357,11 @@ class Participant:
 
     @cached_property
     def _agreements(self) -> dict[tuple[bytes, str], bytes]:
-        """Keys that `_common` has found, by the other's public key and the purpose."""
+        """Cached keys of `_common`, by the other client's public key and the purpose."""
         return {}
 
     def _common(self, directory: Directory, other: int, purpose: str) -> bytes:
-        """Return a key that this client has in common with another (or with itself) alone."""
+        """Return the key that only this client and another (or itself) can compute."""
         if other == self.client:  # not by the directory, in which the server may have put a key of its own
             return derive(self.secret, "own", purpose)
         about = directory[other].box, purpose
@@ -379,7 +379,7 @@ def unmasked(
     revealed: Mapping[int, Revealed],
     threshold: int,
 ) -> np.ndarray:
-    """Return the sum of the survivors' vectors, (D,) uint64, from that of their masked ones: the server's last step.
+    """Return the sum of the survivors' vectors, (D,) uint64, from their masked sum: the server's last step.
 
     `dropped` had shared but sent no vector; `near` and `directory` are of all who shared; `revealed` is by who gave it.
     Raises `ProtectionError` where fewer than `threshold` shares of a secret came.
@@ -404,13 +404,13 @@ def _joined(client: int, shares: Mapping[int, int], threshold: int) -> bytes:
 
 
 def expand(seed: bytes, size: int) -> np.ndarray:
-    """Expand a seed into its mask: (size,) uint64, uniform; AES-256 in counter mode."""
+    """Expand a seed into a uniform mask, (size,) uint64, by AES-256 in counter mode."""
     stream = Cipher(AES(seed), CTR(bytes(16))).encryptor().update(bytes(8 * size))
     return np.frombuffer(stream, "<u8").copy()
 
 
 def _pairwise(client: int, other: int, own: X25519PrivateKey, public: bytes, size: int) -> np.ndarray:
-    """Return what a client adds for its pair with another, who adds the negative.
+    """Return the mask that a client adds for a pair of clients; the other adds its negative.
 
     It is of their numbers, too: who advertises a key like somebody else's would take that one's masks off others.
     """
@@ -430,5 +430,5 @@ def _public(key: X25519PrivateKey) -> bytes:
 
 
 def _digest(*parts: str | int | bytes | tuple[int, bytes, bytes]) -> bytes:
-    """Return the SHA-256 of parts that nothing else is written like."""
+    """Return the SHA-256 of parts in an unambiguous encoding."""
     return sha256(repr(parts).encode()).digest()

@@ -1,4 +1,4 @@
-"""Packing of floats as integers of a few bits, many of them in one large integer, so that sums stay apart.
+"""Packing of floats as short integers, several in one large integer, such that sums do not overlap.
 
 Source: Zhang 2020, 'BatchCrypt: efficient homomorphic encryption for cross-silo federated learning', sections 4.2 and
 4.3: symmetric clipping, quantisation, guard bits. Lanes hold offset values here, not two's complement, so that no
@@ -18,21 +18,21 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Code of values within a clip bound as signed integers of so many bits, symmetric around zero."""
+    """Code of values within a clip bound as signed integers of a fixed number of bits, symmetric around zero."""
 
     bits: int
 
     @property
     def most(self) -> int:
-        """Integer that stands for the clip bound."""
+        """Integer that represents the clip bound."""
         return (1 << (self.bits - 1)) - 1
 
     def largest(self, clip: float) -> int:
-        """Return the largest magnitude of an integer, whatever the clip bound."""
+        """Return the largest magnitude of an integer."""
         return self.most
 
     def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """Return the nearest integers, (D,) int64; what lies beyond its clip bound becomes that."""
+        """Return the nearest integers, (D,) int64; values beyond the clip bound are clipped."""
         integers: np.ndarray = np.rint(np.clip(values / clip, -1, 1) * self.most).astype(np.int64)
         return integers
 
@@ -58,7 +58,7 @@ class Lanes:
         return [number for block in self._blocks(values) for number in self._packed(block)]
 
     def unpack(self, numbers: Sequence[int], size: int) -> np.ndarray:
-        """Return the values that `pack` was given, or lane by lane the sum of such, (size,) int64."""
+        """Return the packed values, or their sums lane by lane, (size,) int64."""
         length = (self.width * self.count + 7) // 8
         data = np.frombuffer(b"".join(int(n).to_bytes(length, "little") for n in numbers), np.uint8)
         rows = np.unpackbits(data.reshape(-1, length), axis=1, bitorder="little", count=self.width * self.count)
@@ -79,7 +79,7 @@ class Lanes:
 
 
 def apportion(weights: Sequence[float], pieces: int) -> list[int]:
-    """Return whole pieces in proportion to the weights, by largest remainders (the first of equal ones).
+    """Return whole numbers of pieces in proportion to the weights, by the largest-remainder method.
 
     They sum to `pieces`. Rounding each down, as the thesis does (equation 4.4), loses up to a piece a client: 10 of 100
     with 30 alike.

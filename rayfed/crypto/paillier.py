@@ -1,4 +1,4 @@
-"""Paillier's cryptosystem with generator n + 1, by the Chinese remainder theorem where p and q are known.
+"""Paillier's cryptosystem with generator n + 1, using the Chinese remainder theorem if p and q are known.
 
 Source: Paillier 1999, 'Public-key cryptosystems based on composite degree residuosity classes', scheme 1 and section 7;
 Damgard, Jurik and Nielsen 2010, 'A generalization of Paillier's public-key system', section 4 (fixed-base tables).
@@ -29,7 +29,7 @@ _SURPLUS = 16
 
 @dataclass(frozen=True)
 class PublicKey:
-    """Public key, with which anyone encrypts and adds."""
+    """Public key, which suffices to encrypt and to add."""
 
     n: mpz
 
@@ -49,24 +49,24 @@ class PublicKey:
         return [(1 + m * self.n) * r % self.square for m, r in zip(plaintexts, obfuscators, strict=True)]
 
     def add(self, left: Sequence[mpz], right: Sequence[mpz]) -> list[mpz]:
-        """Return ciphertexts of the sums."""
+        """Return ciphertexts of the sums of plaintexts."""
         return [a * b % self.square for a, b in zip(left, right, strict=True)]
 
     def times(self, ciphertexts: Sequence[mpz], factor: int) -> list[mpz]:
-        """Return ciphertexts of the plaintexts times a whole number."""
+        """Return ciphertexts of the plaintexts multiplied by a whole number."""
         return list(gmpy2.powmod_base_list(list(ciphertexts), factor, self.square))
 
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Key pair: the two primes, which are all that is secret."""
+    """Key pair: the two primes, which are the only secret."""
 
     p: mpz
     q: mpz
 
     @classmethod
     def generate(cls, bits: int, stream: Stream) -> KeyPair:
-        """Generate two primes of equal length from a secret stream, their product of exactly so many bits."""
+        """Generate two primes of equal length from a secret stream, with a product of the given number of bits."""
         while True:
             p, q = _prime(bits // 2, stream), _prime(bits // 2, stream)
             if p != q and gmpy2.gcd(p * q, (p - 1) * (q - 1)) == 1:
@@ -74,11 +74,11 @@ class KeyPair:
 
     @cached_property
     def public(self) -> PublicKey:
-        """Public key, which everyone may have."""
+        """Public key of the pair."""
         return PublicKey(self.p * self.q)
 
     def encrypt(self, plaintexts: Sequence[int], obfuscators: Iterable[mpz] | None = None) -> list[mpz]:
-        """Return ciphertexts of residues modulo n, each with a fresh obfuscator or one of those made ahead."""
+        """Return ciphertexts of residues modulo n, each with a fresh or precomputed obfuscator."""
         made = self.obfuscators(len(plaintexts)) if obfuscators is None else obfuscators
         n, square = self.public.n, self.public.square
         return [(1 + m * n) * r % square for m, r in zip(plaintexts, made, strict=False)]
@@ -94,7 +94,7 @@ class KeyPair:
         return self._joined(modulo_p, modulo_q)
 
     def tabulated(self) -> Callable[[int], list[mpz]]:
-        """Return `obfuscators` from two tables of powers of one p-th power each, a fifth of the work.
+        """Return `obfuscators` from precomputed tables of powers, in a fifth of the time.
 
         These generate all p-th powers, so what comes of them is as uniform, and no assumption is added to Paillier's.
         """
@@ -119,7 +119,7 @@ class KeyPair:
         return gmpy2.invert((gmpy2.powmod(self.public.n + 1, prime - 1, prime**2) - 1) // prime, prime)
 
     def _joined(self, modulo_p: Sequence[mpz], modulo_q: Sequence[mpz]) -> list[mpz]:
-        """Return the residues modulo n squared with these modulo the squares of p and q."""
+        """Return the residues modulo n squared from those modulo the squares of p and q."""
         p, q = self.p**2, self.q**2
         inverse = gmpy2.invert(p, q)
         return [a + p * ((b - a) * inverse % q) for a, b in zip(modulo_p, modulo_q, strict=True)]
@@ -146,7 +146,7 @@ class _Table:
         return cls(prime, rows)
 
     def random(self, count: int) -> list[mpz]:
-        """Draw powers of g with uniform exponents, longer than its order, so that none is likelier than another."""
+        """Draw powers of g with uniform exponents, long enough to be statistically uniform."""
         return [self._power(secrets.token_bytes(len(self.rows))) for _ in repeat(None, count)]
 
     def _power(self, exponent: bytes) -> mpz:
@@ -163,7 +163,7 @@ def _random(modulus: mpz, count: int) -> list[mpz]:
 
 
 def _prime(bits: int, stream: Stream) -> mpz:
-    """Generate a prime p = 2kr + 1 with r prime and a small k, so that the factors of p - 1 can be told.
+    """Generate a prime p = 2kr + 1 with r prime and small k, so that the factors of p - 1 are known.
 
     Its two highest bits are set, so that a product of two such has twice the bits.
     """
@@ -177,7 +177,7 @@ def _prime(bits: int, stream: Stream) -> mpz:
 
 
 def _generator(prime: mpz) -> mpz:
-    """Return a generator of all residues but zero."""
+    """Return a generator of the multiplicative group modulo a prime."""
     factors, rest = set[int](), prime - 1
     for divisor in range(2, 1 << _COFACTOR):
         while rest % divisor == 0:

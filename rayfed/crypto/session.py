@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation: its knowledge of a round, phase after phase, and its next question.
+"""The server's side of secure aggregation: state of a round, phase by phase, and the next question.
 
 Source: Bonawitz et al. 2017, 'Practical secure aggregation for privacy-preserving machine learning', figure 4. What
 clients do, and what they refuse to a server that does otherwise, is in `rayfed.crypto.masking`.
@@ -23,12 +23,12 @@ Letters = Mapping[int, Mapping[int, bytes]]
 
 @dataclass(frozen=True)
 class Advertise:
-    """Question to all clients for their public keys."""
+    """Question to all clients: public keys."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Question to who has advertised for boxes, one for each client around it and one for itself.
+    """Question to the clients that have advertised: encrypted shares for each neighbour and themselves.
 
     This question and those that follow carry the directory, though it is sent once: what a client remembers of it in
     this simulation is its digest.
@@ -39,7 +39,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Agree:
-    """Question to who has shared for tags: with whom it is to mask."""
+    """Question to the clients that have sent shares: tags on the list of clients to mask with."""
 
     directory: Directory
     shared: tuple[int, ...]
@@ -47,7 +47,7 @@ class Agree:
 
 @dataclass(frozen=True)
 class Peers:
-    """Clients with whom to mask, sent to clients when they train."""
+    """The clients to mask with, sent to clients for training."""
 
     directory: Directory
     shared: tuple[int, ...]
@@ -57,7 +57,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class Confirm:
-    """Question to the survivors for tags: whose vectors are in the sum."""
+    """Question to the survivors: tags on the list of vectors in the sum."""
 
     directory: Directory
     shared: tuple[int, ...]
@@ -68,7 +68,7 @@ class Confirm:
 
 @dataclass(frozen=True)
 class Reveal:
-    """Question to those who have confirmed for what unmasks the sum."""
+    """Question to the clients that have confirmed: shares that unmask the sum."""
 
     directory: Directory
     shared: tuple[int, ...]
@@ -81,7 +81,7 @@ class Reveal:
 
 @dataclass(frozen=True)
 class MaskingSession(RoundSession):
-    """Session of a round of secure aggregation, with all that the server has of it.
+    """The server's state of one round of secure aggregation.
 
     That is keys, shares, and with whom to mask; when vectors have come, whose they are, and what unmasks them.
     """
@@ -126,7 +126,7 @@ class MaskingSession(RoundSession):
         return Question(Reveal(*so_far, survivors, confirmed, boxes))
 
     def receive(self, answers: Mapping[int, Any]) -> MaskingSession:
-        """Return the session with the answers of those who gave one; aborted where too few are left.
+        """Return the session with the clients' answers; aborted if too few are left.
 
         Raises `ProtectionError` where shares do not fit together.
         """
@@ -148,7 +148,7 @@ class MaskingSession(RoundSession):
         return replace(new, opened=unmasked(self.masked.vector, *parties, said, self.threshold).view(np.int64))
 
     def broadcast(self) -> Peers | None:
-        """Return with whom clients mask; None where the round is aborted, and nobody sends anything."""
+        """Return the clients to mask with; None if the round is aborted, so that nobody sends anything."""
         if self.aborted:
             return None
         return Peers(self.advertised, self._shared, {client: tags[client] for client, tags in self.agreed.items()})
@@ -160,7 +160,7 @@ class MaskingSession(RoundSession):
         return replace(self, masked=total)._checked(self.boxes, total.clients, "sent updates")
 
     def rows(self) -> Tables:
-        """Return a row of how many clients were left in each phase, and of what was sent for it."""
+        """Return a table row with the number of clients and bytes in each phase."""
         row = {
             "clients": len(self.clients),
             "advertised": len(self.advertised),
@@ -175,7 +175,7 @@ class MaskingSession(RoundSession):
 
     @property
     def protocol_bytes(self) -> int:
-        """Bytes sent beside the masked vectors, both ways and less headers and clients' numbers.
+        """Bytes sent beside the masked vectors in both directions, without headers and client numbers.
 
         These are keys, which all are passed on to all, boxes and tags, which are passed on, and shares.
         """
@@ -193,14 +193,14 @@ class MaskingSession(RoundSession):
         return tuple(self.boxes)
 
     def _around(self, client: int, present: Collection[int]) -> list[int]:
-        """Return those present of a client and its neighbours: they hold the shares of its secrets."""
+        """Return those of a client and its neighbours that are present, who hold the shares of its secrets."""
         return sorted({client, *self.near[client]}.intersection(present))
 
     def _dropped(self, masked: Masked) -> tuple[int, ...]:
         return tuple(client for client in self.boxes if client not in masked.clients)
 
     def _checked(self, owners: Collection[int], present: Collection[int], done: str) -> MaskingSession:
-        """Return the session, aborted where too few are present of those who hold the shares of an owner's secrets."""
+        """Return the session, aborted if too few holders of some client's shares are present."""
         fewest = min((len(self._around(owner, present)) for owner in owners), default=0)
         if fewest >= self.threshold:
             return self
@@ -212,5 +212,5 @@ class MaskingSession(RoundSession):
 
 
 def _delivered(letters: Letters, receivers: Collection[int]) -> Letters:
-    """Return letters by receiver, then sender."""
+    """Return messages by receiver, then sender."""
     return {c: {sender: own[c] for sender, own in letters.items() if c in own} for c in receivers}

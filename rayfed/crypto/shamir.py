@@ -1,4 +1,4 @@
-"""Secret sharing: any `threshold` of the shares give the secret back, fewer say nothing.
+"""Shamir's secret sharing: any `threshold` shares give the secret, fewer reveal nothing.
 
 Source: Shamir 1979, "How to Share a Secret"; a polynomial modulo the Mersenne prime 2^521 - 1.
 """
@@ -15,7 +15,7 @@ SHARE_BYTES = 66
 
 
 def split(secret: bytes, threshold: int, holders: Sequence[int], stream: Stream) -> dict[int, int]:
-    """Return a share for each holder, of a secret of at most 64 bytes; `stream` draws the polynomial.
+    """Return a share for each holder of a secret of at most 64 bytes; `stream` draws the polynomial.
 
     Raises `ProtectionError` for holders that are no numbers from 0 on: the share for -1 would be the secret.
     """
@@ -27,7 +27,7 @@ def split(secret: bytes, threshold: int, holders: Sequence[int], stream: Stream)
 
 
 def join(shares: Mapping[int, int], threshold: int, size: int) -> bytes:
-    """Return the secret of `size` bytes from shares by holder; raises `ProtectionError` for too few or spoilt ones."""
+    """Return the secret of `size` bytes from shares by holder; raises `ProtectionError` for too few or invalid ones."""
     if len(shares) < threshold:
         raise ProtectionError(f"{len(shares)} shares of a secret are left, {threshold} are needed")
     points = {holder + 1: share for holder, share in sorted(shares.items())[:threshold]}

@@ -1,4 +1,4 @@
-"""Linearly homomorphic tags: whoever knows the key can check a sum, whoever adds need not.
+"""Linearly homomorphic tags: the holder of the key can check a sum; who adds needs no key.
 
 The tag of a vector is its inner product with secret coefficients modulo a prime, hidden behind a mask of its own. Tags
 add (and are multiplied by integers) as vectors do, so a decrypted sum that does not fit the sum of the tags is not the
@@ -43,7 +43,7 @@ class Tagger:
         return (self._product(vector) + self._mask(context)) % PRIME
 
     def holds(self, total: np.ndarray, tag: Tag, contexts: Sequence[tuple[int, tuple[int | str, ...]]]) -> bool:
-        """Return whether a vector is the sum of those tagged with these contexts, each times its factor.
+        """Return whether a vector is the sum of the vectors tagged with these contexts, times their factors.
 
         Factors and values are told apart modulo the prime only.
         """
@@ -65,7 +65,7 @@ class Tagger:
 
 
 def _limbs(vector: np.ndarray) -> np.ndarray:
-    """Return the digits to the base 2^16 of integers (D,), the highest with the sign: (D, L) float64."""
+    """Return the base-2^16 digits of integers (D,), the highest one signed: (D, L) float64."""
     if vector.dtype != object:
         digits = vector.astype("<i8").view("<u2").reshape(len(vector), 4).astype(np.float64)
     else:
@@ -82,5 +82,5 @@ def added(left: Tag, right: Tag) -> Tag:
 
 
 def multiplied(tag: Tag, factor: int) -> Tag:
-    """Return the tag of a vector times an integer."""
+    """Return the tag of a vector multiplied by an integer."""
     return factor * tag % PRIME

@@ -1,1 +1,1 @@
-"""Data sets in memory, and how their samples are dealt to clients."""
+"""Data sets in memory, and their partition among clients."""

@@ -1,6 +1,6 @@
 """Loaded data sets, and the contract of a component that loads one.
 
-Samples stay as they are stored, images as uint8 or uint16; whoever trains on a batch makes its inputs
+Samples stay as they are stored, images as uint8 or uint16; the trainer of a batch makes its inputs
 (`SampleSpec.tensor`).
 """
 
@@ -20,11 +20,11 @@ from rayfed.samples import Pixels, SampleSpec
 
 
 class Images(Protocol):
-    """Samples of a data set: an array in memory, or images that lie in a file."""
+    """Protocol of a data set's samples: an array in memory, or images in a file."""
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of the numbers."""
+        """Type of the stored numbers."""
         ...
 
     @property
@@ -35,18 +35,18 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
-        """Return some of the samples in memory, by their indices."""
+        """Return the samples at these indices, in memory."""
         ...
 
 
 def in_memory(images: Images) -> np.ndarray:
-    """Return all samples in memory, as they are stored."""
+    """Return all samples in memory, in their stored form."""
     return images[np.arange(len(images))]
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Data set of a train and a test split; building one that does not hold together raises `DataError`."""
+    """Data set with a train and a test split; raises `DataError` if its parts are inconsistent."""
 
     train_images: Images
     """Training samples (N, C, H, W) uint8, or uint16 of images with more than 8 bits; texts as (N, L) int64."""
@@ -87,16 +87,16 @@ class Dataset:
 
     @property
     def has_words(self) -> bool:
-        """Whether a label is a word rather than a class."""
+        """Whether labels are words instead of classes."""
         return self.train_labels.ndim == 2 and not self.has_numbers
 
     @property
     def has_numbers(self) -> bool:
-        """Whether labels are numbers, one for each output of a model, rather than classes or words."""
+        """Whether labels are numbers, one for each output of a model, instead of classes or words."""
         return self.train_labels.dtype.kind == "f"
 
     def as_numbers(self) -> Dataset:
-        """Return a copy whose classes are numbers: of two classes whether it is the second, else one for each class.
+        """Return a copy with numbers for classes: 0 or 1 for two classes, else a one-hot vector.
 
         Partitions go by the classes still. Raises `DataError` for words.
         """
@@ -117,7 +117,7 @@ class Dataset:
 
     @property
     def groups(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Groups that partitions go by: each training sample's group (N,) and the names; sources, else classes.
+        """Group of each training sample (N,), and the groups' names, for partitions: sources, else classes.
 
         Numbers without sources are one group.
         """
@@ -166,7 +166,7 @@ def _check_split(split: str, images: Images, labels: np.ndarray, classes: int, s
 
 
 def check_labels(where: str, labels: np.ndarray, classes: int) -> None:
-    """Raise `DataError`, naming `where` and the first such row, unless all labels are in 0 .. classes - 1."""
+    """Raise `DataError` with `where` and the first bad row unless all labels are in 0 .. classes - 1."""
     outside = (labels < 0) | (labels >= classes)
     wrong = np.flatnonzero(outside.reshape(len(labels), -1).any(1))
     if len(wrong):
@@ -177,7 +177,7 @@ def check_labels(where: str, labels: np.ndarray, classes: int) -> None:
 
 
 def check_numbers(where: str, labels: np.ndarray) -> None:
-    """Raise `DataError`, naming `where` and the first such row, unless all labels (N, k) are finite."""
+    """Raise `DataError` with `where` and the first bad row unless all labels (N, k) are finite."""
     if len(wrong := np.flatnonzero(~np.isfinite(labels).all(1))):
         found = labels[wrong[0]].tolist()
         raise DataError(
@@ -186,7 +186,7 @@ def check_numbers(where: str, labels: np.ndarray) -> None:
 
 
 def scaled_numbers(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels (N, k) and (M, k) float32 for which the training labels lie between 0 and 1, in every column.
+    """Return labels (N, k) and (M, k) float32, scaled so that each training column spans [0, 1].
 
     Labels that are 0 and 1 stay as they are.
     """
@@ -197,7 +197,7 @@ def scaled_numbers(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.
 
 
 class Split(NamedTuple):
-    """One split as its source has it: images not yet resized, and not yet decoded where they lie in files."""
+    """One split as stored: images not yet resized or, if in files, decoded."""
 
     images: np.ndarray | Sequence[Encoded]
     """Samples as `Dataset` has them, or N encoded images."""
@@ -205,7 +205,7 @@ class Split(NamedTuple):
     """Labels (N,) int64, or numbers (N, k)."""
 
     def take(self, indices: np.ndarray) -> Split:
-        """Return the samples at some indices, in that order."""
+        """Return the samples at these indices, in that order."""
         images = self.images
         chosen = images[indices] if isinstance(images, np.ndarray) else [images[i] for i in indices]
         return Split(chosen, self.labels[indices])
@@ -213,7 +213,7 @@ class Split(NamedTuple):
 
 @component
 class Source:
-    """Base of every data set component: a subclass reads, this class chooses samples and resizes."""
+    """Base of every data set component, which selects and resizes the samples that a subclass reads."""
 
     is_public: ClassVar[bool] = False
     """Whether everybody has these samples, so that a page may show them (`rayfed.data.sets.is_public`)."""
@@ -233,18 +233,18 @@ class Source:
         return Dataset(train_images, train.labels, test_images, test.labels, classes)
 
     def chosen(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Return the splits that `read` gives with the samples that are asked for, and the names of the classes."""
+        """Return the splits of `read`, reduced to the requested samples, and the names of the classes."""
         train, test, classes = self.read()
         train = at_most(self.train_samples, train, "train_samples")
         return train, at_most(self.test_samples, test, "test_samples"), classes
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Return the train split, the test split and the names of the classes, as the source has them."""
+        """Return the train split, the test split and the names of the classes, as stored."""
         raise NotImplementedError
 
 
 def at_most(samples: int | None, split: Split, field: str) -> Split:
-    """Return a split of so many samples, each class in its share; all for None.
+    """Return a stratified part of a split with this many samples; all for None.
 
     Raises `DataError` where there are fewer.
     """
@@ -268,7 +268,7 @@ def _pixels(
 
 
 def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
-    """Return indices (samples,) of a subset in which each class has its share, rounded up or down; ascending.
+    """Return sorted indices (samples,) of a subset with each class in proportion.
 
     Systematic sampling: evenly spaced positions in the samples sorted by class, or by numbers (N, k); nothing is drawn
     at random.
@@ -279,7 +279,7 @@ def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
 
 
 def hold_out_fifth(split: Split, where: str) -> tuple[Split, Split]:
-    """Cut one split into train and test: a stratified fifth, always the same one, is the test split.
+    """Split samples into train and test; the test split is a stratified fifth, always the same one.
 
     Raises `DataError`, naming `where`, for fewer than 5 samples.
     """

@@ -1,4 +1,4 @@
-"""DICOM images: modality rescale, window and inverted grey, as the standard says what a viewer shows.
+"""Decoding of DICOM images with modality rescale, window and inversion, as viewers show them.
 
 Source: DICOM PS3.3 2024, C.11.1 (modality LUT), C.11.2.1.2 (window centre and width) and C.7.6.3.1.2 (photometric
 interpretation).
@@ -18,12 +18,12 @@ _WHITE = 65535
 
 
 def is_dicom(content: bytes) -> bool:
-    """Return whether bytes begin as a DICOM file does: 128 of any kind, then four letters."""
+    """Return whether bytes start like a DICOM file: any 128 bytes, then `DICM`."""
     return content[128:132] == b"DICM"
 
 
 def decode(content: bytes) -> np.ndarray:
-    """Decode an image into (C, H, W): grey as uint16, black at 0 and white at 65535; RGB as it is stored.
+    """Decode an image into (C, H, W): grey as uint16, from black 0 to white 65535; RGB as stored.
 
     Grey goes by the file's first window. Without one, black and white are the smallest and the largest value that the
     stored bits can have, so that images of one scanner stay comparable. Raises `DataError` for files without pixels,
@@ -66,7 +66,7 @@ def _colour(pixels: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _window(found: Any) -> tuple[float, float]:
-    """Return the values that the first window shows black and white."""
+    """Return the values shown as black and as white by the first window."""
     centre, width = (float(np.atleast_1d(found[name].value)[0]) for name in ("WindowCenter", "WindowWidth"))
     function = found.get("VOILUTFunction", "LINEAR")
     if function not in ("LINEAR", "LINEAR_EXACT"):
@@ -77,7 +77,7 @@ def _window(found: Any) -> tuple[float, float]:
 
 
 def _range(found: Any) -> tuple[float, float]:
-    """Return the smallest and the largest value that the stored bits can have, in the units of the rescale."""
+    """Return the smallest and largest value that the stored bits can represent, after the rescale."""
     bits = int(found.BitsStored)
     low = -(2 ** (bits - 1)) if found.PixelRepresentation else 0
     slope, intercept = float(found.get("RescaleSlope", 1)), float(found.get("RescaleIntercept", 0))

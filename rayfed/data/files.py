@@ -1,4 +1,4 @@
-"""Files of images and tables, as people and tools leave them in folders."""
+"""Image files and tables in users' folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABEL_COLUMNS = ("label", "labels", "class", "target", "diagnosis", "category", 
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file is an image by its ending, or by its content DICOM, which often has no ending."""
+    """Return whether a file is an image, by its suffix or, for DICOM, by its content."""
     if path.suffix.lower() in ENDINGS:
         return True
     if path.suffix[1:].isalpha():  # no number of a DICOM identifier: another kind of file
@@ -33,7 +33,7 @@ def is_image(path: Path) -> bool:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read a table; raises `DataError` for one that cannot be read or has two columns of one name."""
+    """Read a table; raises `DataError` if it cannot be read or repeats a column's name."""
     absent = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
     separated = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
     try:
@@ -52,6 +52,6 @@ def read_table(path: Path) -> pa.Table:
 
 
 def by_value(names: set[str]) -> tuple[str, ...]:
-    """Return the names of classes sorted: as numbers where all of them are numbers, else alphabetically."""
+    """Return the names of classes sorted, numerically if all are numbers, else alphabetically."""
     numbers = all(name.removeprefix("-").isdecimal() for name in names)
     return tuple(sorted(names, key=int) if numbers else sorted(names))

@@ -1,4 +1,4 @@
-"""Reading of the idx format of MNIST and Fashion-MNIST, as LeCun, Cortes and Burges' page on MNIST describes it.
+"""Reader of the idx format of MNIST and Fashion-MNIST, as described by LeCun, Cortes and Burges.
 
 Two zero bytes, the element type (8: unsigned byte), the number of dimensions, each dimension as a big-endian
 32-bit integer, then the elements, the last dimension varying fastest.
@@ -19,7 +19,7 @@ _GZIP = 31
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Read the uint8 array of `dimensions` dimensions in an idx file, which may be compressed (`.gz`).
+    """Read a uint8 array of this number of dimensions from an idx file, possibly compressed (`.gz`).
 
     Raises `DataError` for another format, another number of dimensions, and another length than the header
     announces.
@@ -46,7 +46,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 
 def _unpacked(path: Path) -> bytearray:
-    """Return the file's content, writable; what there is of it where a compressed file ends early."""
+    """Return the file's content, writable; truncated if a compressed file ends early."""
     try:
         content = path.read_bytes()
         return bytearray(zlib.decompressobj(_GZIP).decompress(content) if path.suffix == ".gz" else content)

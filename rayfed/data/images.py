@@ -25,7 +25,7 @@ _PNG, _DEPTH = b"\x89PNG\r\n\x1a\n", 24
 
 
 class Encoded(NamedTuple):
-    """One image as a file holds it (PNG, JPEG, ...)."""
+    """One image as an encoded file (PNG, JPEG, ...)."""
 
     where: str
     """Name of the file, and the row within it, for errors."""
@@ -34,7 +34,7 @@ class Encoded(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What `decode` makes of an image, but for its size."""
+    """Channels and depth of a decoded image."""
 
     channels: int
     depth: np.dtype
@@ -79,12 +79,12 @@ def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
 
 
 def deepened(images: np.ndarray, depth: np.dtype) -> np.ndarray:
-    """Return images of 8 bits at another depth, white as white; those that have it as they are."""
+    """Return 8-bit images at another depth with the same white; others unchanged."""
     return images if images.dtype == depth else images.astype(depth) * 257
 
 
 def kind(image: Encoded) -> Kind:
-    """Return channels and depth of an image, from its header alone where Pillow reads it; raises `DataError`."""
+    """Return channels and depth of an image, from its header if possible; raises `DataError`."""
     with _named(image):
         content = _content(image)
         if (found := _other(content)) is not None:
@@ -106,7 +106,7 @@ def _content(image: Encoded) -> bytes:
 
 
 def _other(content: bytes) -> np.ndarray | None:
-    """Return an image (C, H, W) that is not for Pillow, None for others."""
+    """Return an image (C, H, W) in a format that Pillow does not read; None for other formats."""
     if dicom.is_dicom(content):
         return dicom.decode(content)
     if content.startswith(tiff.MAGIC):
@@ -117,7 +117,7 @@ def _other(content: bytes) -> np.ndarray | None:
 
 
 def _png_of_16_bits(content: bytes) -> np.ndarray:
-    """Decode a PNG of 16 bits a channel into (1 or 3, H, W); Pillow keeps both bytes of grey alone."""
+    """Decode a PNG of 16 bits a channel into (1 or 3, H, W), which Pillow reduces to 8 for colours."""
     with Image.open(BytesIO(content)) as picture:
         if picture.mode in _DEEP:
             return np.array(ImageOps.exif_transpose(picture)).astype(np.uint16)[None]

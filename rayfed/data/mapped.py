@@ -1,4 +1,4 @@
-"""Data sets larger than memory: an Arrow file whose pixels are read where they lie, page by page, when asked for.
+"""Memory-mapped data sets: an Arrow file whose pixels are read page by page on access.
 
 The file is in Arrow's IPC file format, uncompressed: a column `image` of C * H * W values a row, 8 or 16 bits each,
 and a column `label` (int64), training samples first; the schema's metadata say the rest (`Layout`). A data set from it
@@ -26,7 +26,7 @@ _METADATA = b"rayfed"
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a mapped file, from its metadata."""
+    """Layout of a mapped file, stored in its metadata."""
 
     shape: tuple[int, int, int]
     """Shape of an image, (C, H, W)."""
@@ -41,12 +41,12 @@ class Layout:
 
     @property
     def depth(self) -> np.dtype:
-        """NumPy's type of one stored value."""
+        """NumPy type of one stored value."""
         return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of an image."""
+        """Size of an image in bytes."""
         return math.prod(self.shape) * self.depth.itemsize
 
     def schema(self) -> pa.Schema:
@@ -56,7 +56,7 @@ class Layout:
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Layout:
-        """Return the layout in a schema.
+        """Return the layout stored in a schema.
 
         Raises `ValueError`, `KeyError`, `TypeError` or `OverflowError` where the schema is none of a packed file.
         """
@@ -75,7 +75,7 @@ class Layout:
         return layout
 
     def check(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Raise `ValueError` or `ArrowException` for rows that are not what the schema says."""
+        """Raise `ValueError` or `ArrowException` for rows that do not match the schema."""
         for batch in batches:
             batch.validate()
             if any(column.null_count for column in batch.columns):
@@ -87,7 +87,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """Images in a mapped file, (N, C, H, W) as far as data sets ask (`rayfed.data.base.Images`)."""
+    """Images (N, C, H, W) in a mapped file (`rayfed.data.base.Images`)."""
 
     batches: Sequence[np.ndarray]
     """Batches of images in the file, (n, C, H, W) each."""
@@ -110,7 +110,7 @@ class Mapped:
         return len(self.rows)
 
     def __getitem__(self, chosen: np.ndarray) -> np.ndarray:
-        """Return some of the images in memory, by their indices."""
+        """Return the images at these indices, in memory."""
         rows = self.rows[chosen]
         found = np.empty((len(rows), *self.shape[1:]), self.dtype)
         batches = np.searchsorted(self.ends, rows, side="right")
@@ -119,7 +119,7 @@ class Mapped:
         return found
 
     def only(self, chosen: np.ndarray) -> Mapped:
-        """Return some of the images, where they lie."""
+        """Return a selection of the images without reading them."""
         return replace(self, rows=self.rows[chosen])
 
 
@@ -137,7 +137,7 @@ class MappedDataset(Dataset):
         return replace(found, origin=(*self.origin[:-1], share))
 
     def as_numbers(self) -> Dataset:
-        """Raise `DataError`: whoever opens the file again would find classes."""
+        """Raise `DataError`: another process that opens the file would find classes."""
         raise DataError("a packed file holds classes, and the loss takes numbers: use the data set as it is")
 
     def _images(self, rows: np.ndarray) -> Mapped:
@@ -149,7 +149,7 @@ class MappedDataset(Dataset):
 
 
 class _Missing:
-    """Stand-in for a data set that is not here: whoever uses it is told, as the making of an actor could not."""
+    """Placeholder for a data set that is not on this machine, which raises on use, not on arrival."""
 
     def __init__(self, error: DataError) -> None:
         self._error = error
@@ -172,7 +172,7 @@ def mapped(
     identity: str | None = None,
     public: float = 0.0,
 ) -> Dataset:
-    """Open the data set of a file that `rayfed.data.packing` wrote, or the one of this identity.
+    """Open the data set of a file that `rayfed.data.packing` wrote, or the open one of this identity.
 
     Raises `DataError`, naming the path, for a file that is missing, damaged, or another one.
     """
@@ -205,7 +205,7 @@ def mapped(
 
 
 def _pixels(column: pa.Array, layout: Layout) -> np.ndarray:
-    """Return images (n, C, H, W) in the column's own memory."""
+    """Return images (n, C, H, W) as a view of the column's memory."""
     flat = np.frombuffer(column.buffers()[1], layout.depth)
     size = math.prod(layout.shape)
     return flat[column.offset * size : (column.offset + len(column)) * size].reshape(-1, *layout.shape)

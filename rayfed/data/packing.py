@@ -1,4 +1,4 @@
-"""Writing the files that `rayfed.data.mapped` maps, some images at a time."""
+"""Writer of the files that `rayfed.data.mapped` opens, a few images at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCH = 8 << 20
 
 
 def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> Layout:
-    """Write a data set's file; `progress` is told how many samples of how many are written.
+    """Write a data set's file; `progress` receives the numbers of written and of all samples.
 
     Images in files of their own are decoded as they are written, those of other data sets are read as these read them.
     Raises `DataError` for what the source raises it, for words, and where the file cannot be written.
@@ -70,7 +70,7 @@ def _splits(source: Source) -> tuple[Split, Split, tuple[str, ...]]:
 
 
 def _common(splits: Iterable[np.ndarray | Sequence[Encoded]]) -> Kind:
-    """Return the kind that images of all kinds together have."""
+    """Return the kind (channels, depth) to which images of several kinds are converted."""
     found: set[Kind] = set()
     for images in splits:
         found |= {Kind(images.shape[1], images.dtype)} if isinstance(images, np.ndarray) else set(map(kind, images))
@@ -82,7 +82,7 @@ def _rows(layout: Layout) -> int:
 
 
 def _batches(split: Split, size: int | None, common: Kind, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield images (n, C, H, W) of one kind and labels (n,), so many rows at a time."""
+    """Yield images (n, C, H, W) of one kind with labels (n,), this many at a time."""
     for low in range(0, len(split.labels), rows):
         some = split.images[low : low + rows]
         images = resize(some, size) if isinstance(some, np.ndarray) else decode(some, size)

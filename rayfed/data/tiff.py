@@ -1,4 +1,4 @@
-"""TIFF images of any number of channels, 8 or 16 bits each; Pillow reads the simple ones, tifffile the others.
+"""TIFF images of any number of channels, 8 or 16 bits each, by Pillow or tifffile.
 
 Source: Adobe, "TIFF Revision 6.0" (1992): PhotometricInterpretation, ExtraSamples, Orientation. Pillow drops a fourth
 channel that is no transparency, the lower byte of colours of 16 bits, all pages but the first, and takes no notice of
@@ -23,7 +23,7 @@ _TRANSPARENCY = (1, 2)
 
 
 def decode(content: bytes) -> np.ndarray:
-    """Decode an image into (C, H, W), uint8 or, with more than 8 bits a channel, uint16, white the largest.
+    """Decode an image into (C, H, W), uint8 or, above 8 bits a channel, uint16, with white as the largest value.
 
     Pages of one size, grey each, are channels of one image. Raises `DataError` for what is neither, and where tifffile
     is needed and missing.
@@ -33,7 +33,7 @@ def decode(content: bytes) -> np.ndarray:
 
 
 def _simple(content: bytes) -> np.ndarray | None:
-    """Decode what Pillow reads as it is; None for the rest."""
+    """Decode an image that Pillow can read; None for others."""
     try:
         picture: Any = Image.open(BytesIO(content))
     except UnidentifiedImageError:
@@ -73,7 +73,7 @@ def _general(content: bytes) -> np.ndarray:
 
 
 def _levels(pixels: np.ndarray, bits: int, photometric: int) -> np.ndarray:
-    """Return values of so many bits at 8 or 16, the largest as white."""
+    """Return values of this many bits scaled to 8 or 16 bits."""
     depth, white, largest = (np.uint8, 255, 2**bits - 1) if bits <= 8 else (np.uint16, 65535, 2**bits - 1)
     values: np.ndarray = largest - pixels if photometric == _WHITE_IS_ZERO else pixels
     scaled: np.ndarray = values if largest == white else np.rint(values / largest * white)
@@ -81,7 +81,7 @@ def _levels(pixels: np.ndarray, bits: int, photometric: int) -> np.ndarray:
 
 
 def _turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Return an image (C, H, W) as it is to be seen."""
+    """Return an image (C, H, W) in its orientation for display."""
     if orientation >= 5:
         pixels = pixels.swapaxes(1, 2)
     if orientation in (3, 4, 7, 8):

@@ -1,4 +1,4 @@
-"""Texts as numbers of tokens: tokenizers of the user's, or byte pairs learnt from the texts.
+"""Tokenisation of texts by the user's tokeniser, or by byte pairs learnt from the texts.
 
 Source of what is learnt: byte-level byte-pair encoding, Sennrich et al. 2016, "Neural Machine Translation of Rare Words
 with Subword Units".
@@ -30,17 +30,17 @@ _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
 
 @dataclass(frozen=True)
 class Reader:
-    """A tokenizer, and the number of the token that fills up texts; None where it has none."""
+    """A tokeniser with the number of its padding token, None if it has none."""
 
     tokenizer: Tokenizer
     pad: int | None
 
     def whole(self, text: str) -> np.ndarray:
-        """Return the tokens (T,) int64 of a text, without special ones."""
+        """Return the tokens (T,) int64 of a text, without special tokens."""
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
 
     def filled(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Return texts as (N, length) int64: special tokens, cut where they are longer, filled up where shorter."""
+        """Return texts as (N, length) int64 with special tokens, truncated or padded."""
         assert self.pad is not None
         self.tokenizer.enable_truncation(length)
         try:
@@ -53,7 +53,7 @@ class Reader:
         return rows
 
     def pieces(self) -> tuple[str, ...]:
-        """Return the text of every token behind another one: most decoders drop the space before the first."""
+        """Return each token's text as it follows another, since most decoders drop a leading space."""
         before = self.tokenizer.decode([0], skip_special_tokens=False)
         pieces = []
         for number in range(max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1):
@@ -64,12 +64,12 @@ class Reader:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Return whether a folder, such as that of a model, has a tokenizer in it."""
+    """Return whether a folder, such as a model's, contains a tokeniser."""
     return any((folder / name).is_file() for name in (_FILE, *_SLOW))
 
 
 def load_tokenizer(path: str | Path) -> Reader:
-    """Load a `tokenizer.json`, or that of a folder; raises `DataError` for one that cannot be read."""
+    """Load a `tokenizer.json`, or a folder's; raises `DataError` if it cannot be read."""
     found = local_path(path)
     if found.is_dir() and not (found / _FILE).is_file():
         tokenizer = _made(found)
@@ -91,7 +91,7 @@ def load_tokenizer(path: str | Path) -> Reader:
 
 
 def learnt(texts: Sequence[str], size: int, pad: bool = False) -> Reader:
-    """Learn byte pairs from texts, at most so many tokens with the 256 bytes; the same texts give the same.
+    """Learn byte pairs from texts, with at most this many tokens including the 256 bytes; deterministic.
 
     With `pad` the first token is one that fills up texts.
     """
@@ -109,7 +109,7 @@ def learnt(texts: Sequence[str], size: int, pad: bool = False) -> Reader:
 
 
 def _made(folder: Path) -> Tokenizer:
-    """Return the tokenizer that transformers makes of a folder without a `tokenizer.json`."""
+    """Return the tokeniser that transformers builds from a folder without a `tokenizer.json`."""
     if not has_tokenizer(folder):
         raise DataError(f"data.tokenizer: {folder} has no tokenizer: expected {_FILE}, or one of {', '.join(_SLOW)}")
     with needing("transformers", "hub", f"the tokenizer of {folder}"):
@@ -123,7 +123,7 @@ def _made(folder: Path) -> Tokenizer:
 
 
 def _pad(tokenizer: Tokenizer, folder: Path | None) -> int | None:
-    """Return the token that fills up texts, as a model in the same folder takes it; None where there is none."""
+    """Return the padding token of a model in the same folder; None if there is none."""
     number = _told(folder, "config.json", "pad_token_id")
     if isinstance(number, int):
         return number
@@ -136,7 +136,7 @@ def _pad(tokenizer: Tokenizer, folder: Path | None) -> int | None:
 
 
 def _told(folder: Path | None, name: str, key: str) -> object:
-    """Return what a file of a folder says; None where it says nothing, or is not there."""
+    """Return a JSON file's content in a folder; None if it is missing or invalid."""
     try:
         return None if folder is None else json.loads((folder / name).read_text(encoding="utf-8")).get(key)
     except (OSError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""ATS: clients train on images that a searched policy has transformed.
+"""ATS: clients train on images transformed by a searched policy of augmentations.
 
 Source: Gao et al. 2021, "Privacy-preserving Collaborative Learning with Automatic Transformation Search"; the search is
 `rayfed search-policy`. The random crops and flips with which the authors train beside it are left out.
@@ -20,7 +20,7 @@ from rayfed.samples import Modality
 
 @component
 class Ats(Defence):
-    """Every image is transformed by a sequence that it picks from the policy, anew in every round. Empirical."""
+    """Transform every image by a sequence drawn from the policy, anew in every round. Empirical."""
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
@@ -48,7 +48,7 @@ class Ats(Defence):
         return data
 
     def transform(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Images (N, C, H, W) in [0, 1], each by a sequence that it picks."""
+        """Return images (N, C, H, W) in [0, 1], each transformed by a sequence that it draws."""
         sequences = self._numbers
         picked = torch.randint(len(sequences), (len(images),), generator=generator).to(images.device)
         images = images.clone()

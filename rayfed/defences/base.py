@@ -30,7 +30,7 @@ NEEDS_PUBLIC = (
 
 
 class Batch(NamedTuple):
-    """Samples with their labels, and which of them count."""
+    """Samples with their labels, and a mask of those that count."""
 
     inputs: Tensor
     """(N, *shape) as the data's `SampleSpec` says: images (N, C, H, W) and records (N, 1, 1, F) float in [0, 1], texts
@@ -43,13 +43,13 @@ class Batch(NamedTuple):
     """(N,) int64, place of each among all of the client's own samples; None where a defence has made them anew."""
 
     def rows(self, index: Tensor) -> Batch:
-        """Return some of the samples."""
+        """Return the samples at these rows as a batch."""
         return Batch(*(None if part is None else part[index] for part in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A client's task in one round, as its defences see it.
+    """A client's task in one round, as its defences receive it.
 
     `weights`, `buffers`, `data` and `state` are the client's own copies. `model` and `public` are one object for all
     clients of a process: they are read, never written on, or results would depend on who works where.
@@ -90,13 +90,13 @@ class Task:
 
     @property
     def everything(self) -> Batch:
-        """Return all of the client's own samples, in their own order, whichever of them the task is about."""
+        """Return all of the client's samples in their own order, not only those of this task."""
         own = [part for part in (self.data, self.others) if part is not None]
         order = torch.cat([part.places for part in own if part.places is not None]).argsort()
         return Batch(torch.cat([part.inputs for part in own]), torch.cat([part.labels for part in own])).rows(order)
 
     def public_for(self, defence: str) -> Batch:
-        """Return the public data; raises `UserError` where there are none, naming the defence that needs them."""
+        """Return the public data; raises `UserError`, naming the defence, if there are none."""
         if self.public is None:
             raise UserError(f"{defence} {NEEDS_PUBLIC}")
         return self.public
@@ -115,7 +115,7 @@ UpdateMethod = Callable[[Task], Update]
 
 
 class Defence:
-    """Base of every defence: all hooks pass through."""
+    """Base of every defence; its hooks change nothing."""
 
     vectorises: ClassVar[bool] = False
     """Whether `wrap_gradient` works inside `torch.func.vmap` (no generator, no data-dependent branch, nothing of the
@@ -136,43 +136,43 @@ class Defence:
 
     @property
     def least_public(self) -> int:
-        """Fewest public samples, which no client owns (the scenario's `data.public`), that it works with."""
+        """Fewest public samples (the scenario's `data.public`) that the defence needs."""
         return 0
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it writes to the client's state, so that answers of earlier rounds cannot be made again."""
+        """Whether the defence writes to the client's state, so that earlier answers cannot be repeated."""
         return False
 
     @property
     def needs_all(self) -> str | None:
-        """Return why no client of a round may be left out unplanned, in words; None where any may."""
+        """Return why no client of a round may be left out unplanned, in words; None if clients may."""
         return None
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Change the architecture, once, before any weights are drawn from it."""
+        """Change the architecture, before any weights are drawn."""
         return model
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` where the defence and the model, in the clients' mode, do not fit."""
+        """Raise `UserError` if the defence is incompatible with the model in the clients' mode."""
 
     def refuses(self, later: Sequence[Defence]) -> str | None:
-        """Return why these defences make no sense after this one, in words; None where they do."""
+        """Return why these defences are meaningless after this one, in words; None if they are not."""
         return None
 
     def overrides(self, *hooks: str) -> bool:
-        """Return whether it changes anything at one of these hooks, by the methods' names."""
+        """Return whether the defence overrides one of these hooks, given by the methods' names."""
         return any(getattr(type(self), hook) is not getattr(Defence, hook) for hook in hooks)
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """Return a copy with the noise that its epsilon needs in this run; itself where none is asked for.
+        """Return a copy with the noise for its epsilon in this run; itself if no epsilon is set.
 
         Raises `UserError` where no noise gives it.
         """
         return self
 
     def spends(self, setting: Setting) -> Spending | None:
-        """Return its releases in such a run, for the accountant; None where nothing is guaranteed (empirical)."""
+        """Return the releases of a run for the accountant; None without a guarantee (empirical)."""
         return None
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
@@ -188,18 +188,18 @@ class Defence:
         return next
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
-        """Change how the server adds updates; `clients` of them a round, or as many expected where they are drawn."""
+        """Change the server's sum; `clients` is the actual or expected number of updates in a round."""
         return next
 
     def exposed(self, update: Update) -> Named | None:
-        """Return a mask of the values of a sent update that still carry the gradient, as an informed attacker can tell.
+        """Return a mask of the sent values that an informed attacker knows to carry the plain gradient.
 
         Name -> bool of the tensor's shape, some names or all; None: every value does. `knowledge: [defence]` grants it.
         """
         return None
 
     def exposed_in_mean(self, mean: Update, error: Named) -> Named | None:
-        """Return what `exposed` does, of the mean of several answers to the same samples at the same weights.
+        """Return the same mask as `exposed`, for the mean of several answers to the same samples.
 
         `error` is the standard error of each of its values: 0 where all answers agreed.
         """

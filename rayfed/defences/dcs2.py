@@ -1,4 +1,4 @@
-"""DCS2: every sensitive sample is joined by a concealed one, which looks different and has nearly the same gradient.
+"""DCS2: each sensitive sample is joined by a concealed one that looks different but has nearly the same gradient.
 
 Source: Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage in Federated Learning", equations 9 to
 12 and algorithm 1; iterations, optimiser and weights are those of its published settings.
@@ -34,7 +34,7 @@ Labels = dict[Literal["labels"], Annotated[list[int], Field(min_length=1)]]
 
 @component
 class Dcs2(Defence):
-    """Hide chosen samples among ones that are made for each of them, anew in every local step.
+    """Hide chosen samples among concealed ones that are made for them, anew in every local step.
 
     The pixels of concealed samples are free: nothing holds them in [0, 1]. The step stays within 90 degrees of the
     undefended one, and its length is not bounded, as in the paper: equation 9 compares directions alone, and where the
@@ -69,7 +69,7 @@ class Dcs2(Defence):
 
     @property
     def least_public(self) -> int:
-        """Fewest public samples: one where the start is public."""
+        """Fewest public samples: one if the start is public, else none."""
         return int(self.start == "public")
 
     def check(self, model: nn.Module) -> None:
@@ -82,7 +82,7 @@ class Dcs2(Defence):
             )
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Join the batch by concealed samples, then turn the step back where it would undo the batch's own."""
+        """Add the concealed samples to the batch, then project the step so that it does not undo the batch's own."""
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             own, loss = next(task, weights, batch)
@@ -101,7 +101,7 @@ class Dcs2(Defence):
         return gradient
 
     def _sensitive(self, task: Task, batch: Batch) -> Tensor:
-        """(N,) bool"""
+        """Return which samples of a batch are sensitive, (N,) bool."""
         if batch.places is None:
             raise UserError(
                 "dcs2 conceals a client's own samples, and a defence before it makes them anew: leave one out"
@@ -117,7 +117,7 @@ class Dcs2(Defence):
                 return torch.isin(batch.places, torch.tensor(places).to(batch.places))
 
     def _start(self, task: Task, chosen: Batch) -> Batch:
-        """Return the starts of the concealed samples of the chosen ones."""
+        """Return the initial images of the concealed samples."""
         count, device = len(chosen.labels), chosen.inputs.device
         match self.start:
             case "noise":
@@ -132,7 +132,7 @@ class Dcs2(Defence):
         return found._replace(inputs=found.inputs.lerp(chosen.inputs, self.mixup))
 
     def _concealed(self, task: Task, weights: Named, chosen: Batch, start: Batch) -> Tensor:
-        """The images that minimise equation 9, (N, C, H, W); every sample is a problem of its own."""
+        """Return the images that minimise equation 9, (N, C, H, W), each independently."""
         slopes, logits = _sample_gradients(task, weights, chosen.inputs, chosen.labels)
         images = start.inputs.clone().requires_grad_()
         optimiser = torch.optim.Adam([images], lr=self.lr)
@@ -151,7 +151,7 @@ class Dcs2(Defence):
 
 
 def projected(step: Named, own: Named) -> Named:
-    """The closest step to `step` that does not point away from the gradient `own`: equation 12 in closed form."""
+    """Return the closest step to `step` without a component against the gradient `own` (equation 12)."""
     inner, square = (sum(torch.sum(other[name] * g) for name, g in own.items()) for other in (step, own))
     assert isinstance(inner, Tensor)
     if inner >= 0:
@@ -160,7 +160,7 @@ def projected(step: Named, own: Named) -> Named:
 
 
 def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Every sample's own gradient in one row, (N, P), and its logits (N, K): one forward pass for both."""
+    """Return every sample's gradient as a row, (N, P), and its logits (N, K), in one forward pass."""
 
     def loss(w: Named, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         logits = functional_call(task.model, {**w, **task.buffers}, (image[None],))
@@ -172,7 +172,7 @@ def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor
 
 
 def _parts(chosen: Batch, start: Batch, weights: Named) -> Iterator[tuple[Batch, Batch]]:
-    """Yield samples with their starts, as many as one vectorised call can hold."""
+    """Yield samples with their initial images, as many as fit into one vectorised call."""
     size = max(1, _NUMBERS_AT_ONCE // sum(w.numel() for w in weights.values()))
     for index in torch.arange(len(chosen.labels)).split(size):
         yield chosen.rows(index), start.rows(index)
@@ -183,12 +183,12 @@ def _one_hot(task: Task, labels: Tensor) -> Tensor:
 
 
 def _samples(task: Task) -> int:
-    """Return the number of samples that the client owns."""
+    """Return the number of the client's samples."""
     return len(task.data.labels) + (0 if task.others is None else len(task.others.labels))
 
 
 def _others(task: Task, chosen: Batch) -> Batch:
-    """Draw for each of the chosen samples another one of the client."""
+    """Draw another sample of the client for each chosen one."""
     count = _samples(task)
     if count < 2:
         raise UserError(

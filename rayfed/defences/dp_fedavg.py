@@ -54,7 +54,7 @@ from rayfed.update import Update
 
 @component
 class DpFedAvg(Private):
-    """Hide whole clients from everybody who sees the global weights.
+    """Hide each client's participation from everyone who sees the global weights.
 
     Clients clip their updates to an L2 norm; the sum, in which all clients weigh alike, gets Gaussian noise of
     deviation `noise_multiplier * clip` and is divided by the expected number of clients. Who sees single updates is not
@@ -68,18 +68,18 @@ class DpFedAvg(Private):
     noise: Literal["server", "clients"] = "server"
     """Adder of the noise: the server to the sum, or every client of a fixed number its part of it, which is meant for
     `protection: secure_aggregation`: without these masks the server sees single updates. In both cases the guarantee is
-    for who sees sums only: whoever sees one client's update meets a part of the noise, or none."""
+    for who sees sums only: anyone who sees one client's update meets a part of the noise, or none."""
     colluders: Annotated[int, Field(ge=1)] = 1
-    """Number of clients that pool their knowledge with whoever the guarantee is against: which of them were drawn, and
+    """Number of clients that pool their knowledge with those whom the guarantee is against: which were drawn, and
     their parts of the noise. The guarantee is for the others, and holds against so many."""
 
     @property
     def needs_all(self) -> str | None:
-        """Return that every client brings a part of the noise, where clients add it."""
+        """Return a reason if clients add the noise, since each brings a part of it."""
         return "its part of the noise would be missing in the sum" if self.noise == "clients" else None
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Clip what is sent, and add this client's part of the noise."""
+        """Clip the update, and add this client's part of the noise."""
 
         def update(task: Task) -> Update:
             sent = next(task)
@@ -95,11 +95,11 @@ class DpFedAvg(Private):
         return update
 
     def refuses(self, later: Sequence[Defence]) -> str | None:
-        """Return why anything behind it is refused."""
+        """Return why no defence may follow this one."""
         return "it must come last, for what comes after it could undo its clip bound" if later else None
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
-        """Add all updates alike, whatever `weights` says; raises `UserError` for rules other than `fedavg`."""
+        """Add all updates with equal weight, ignoring `weights`; raises `UserError` for rules other than `fedavg`."""
         if type(next) is not FedAvg:
             raise UserError(f"dp_fedavg adds noise to a mean, not to what {type(next).__name__} makes: use fedavg")
         if self.noise == "server":
@@ -107,7 +107,7 @@ class DpFedAvg(Private):
         return NoisySum(clients=clients, deviation=0.0, step=step_of(self.clip, self.deviation / sqrt(clients)))
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return one release a round, of the sum."""
+        """Return one release a round: the noisy sum."""
         return (self._account(setting, multiplier)[0],)
 
     def spends(self, setting: Setting) -> Spending:
@@ -125,11 +125,11 @@ class DpFedAvg(Private):
         )
 
     def _account(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """Return the release and, in words, its neighbours, its adversary and how clients are drawn."""
+        """Return the release with its neighbouring relation, adversary and sampling in words."""
         return (self._of_clients if self.noise == "clients" else self._of_server)(setting, multiplier)
 
     def _of_clients(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """Return the account of noise that clients add, which the module's docstring proves."""
+        """Return the account of noise added by clients, proved in the module's docstring."""
         drawn = setting.clients_per_round
         honest = drawn - setting.missing - self.colluders
         if setting.client_sampling == "poisson" or honest < 1:
@@ -148,19 +148,19 @@ class DpFedAvg(Private):
         return Release("gaussian", rest, setting.most_rounds), _ZEROED, self._who_sees_sums(setting.masked), how
 
     def _who_sees_sums(self, masked: bool) -> str:
-        """Return the adversary of the clients' noise, in words, and whether the arm's own server is one."""
+        """Return the adversary for noise added by clients, and whether it includes the arm's own server."""
         known = f"up to {counted(self.colluders)} that {'takes' if self.colluders == 1 else 'take'} part"
         server = (
             "the server is one of these under secure aggregation if it follows the protocol (honest but curious)"
             if masked
             else "NOT this arm's server, which sees single updates (no `protection: secure_aggregation`)"
         )
-        return f"whoever sees sums of updates but no single update, with {known}; {server}"
+        return f"anyone who sees sums of updates but no single update, with {known}; {server}"
 
     def _of_server(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """Return the account of noise that the server adds."""
+        """Return the account of noise added by the server."""
         drawn, clients, rounds = setting.clients_per_round, len(setting.clients), setting.rounds
-        anybody = "whoever sees the global weights, with any number of the other clients, but not the server"
+        anybody = "anyone who sees the global weights, with any number of the other clients, but not the server"
         if setting.client_sampling == "poisson":
             rate = drawn / clients
             how = f"each drawn for itself with probability {at_most(rate)}"
@@ -176,13 +176,13 @@ class DpFedAvg(Private):
         # bound grows with that share, so j = 0 is the worst, in every round, whatever came before. One client in
         # another's place moves the sum by up to twice the clip bound.
         release = Release("gaussian", multiplier / 2, rounds, drawn=(drawn, honest) if drawn < honest else None)
-        against = f"whoever sees the global weights, with up to {counted(self.colluders)} that pool what they know"
+        against = f"anyone who sees the global weights, with up to {counted(self.colluders)} that pool what they know"
         adjacency = "each single client (replace-one adjacency)"
         return release, adjacency, f"{against}, but not the server", f"{drawn} drawn without replacement"
 
 
 def step_of(clip: float, part: float) -> float:
-    """Return the step to whose multiples values with noise of deviation `part` are rounded.
+    """Return the rounding step of values with noise of standard deviation `part`.
 
     A power of two of which 32-bit floats hold all multiples up to the clip bound and 18 deviations: secure noise, half
     the sum of four draws by Box and Muller from 53 bits, reaches 17.2 of them, other noise less.
@@ -191,7 +191,7 @@ def step_of(clip: float, part: float) -> float:
 
 
 def multiplier_of_rounded(multiplier: float, parts: int, honest: int, values: int, step: float) -> float:
-    """Return the noise multiplier of a sum whose parts of the noise are rounded, and only some of them honest.
+    """Return the noise multiplier of a sum of rounded noise parts, of which only some are honest.
 
     `step` is in units of the clip bound; for the proof see above.
     """
@@ -202,5 +202,5 @@ _ZEROED = "each single client (zero-out adjacency)"
 
 
 def counted(colluders: int) -> str:
-    """Return a number of clients in words."""
+    """Format a number of clients."""
     return f"{colluders} client{'s' if colluders > 1 else ''}"

@@ -31,7 +31,7 @@ _NUMBERS_AT_ONCE = 16_000_000
 
 @component
 class DpSgd(Private):
-    """Hide single samples of a client from everybody who sees its updates, the server among them.
+    """Hide each sample of a client from everyone who sees its updates, the server included.
 
     The sum of a step's clipped gradients gets Gaussian noise of deviation `noise_multiplier * clip` and is divided by
     the expected size of a batch. With `training.sampling: poisson` the account gains from the sampling; with `shuffle`
@@ -42,7 +42,7 @@ class DpSgd(Private):
     bounded: ClassVar[str] = "the clip bound"
 
     def check(self, model: nn.Module) -> None:
-        """Refuse batch norm in training mode: a sample's gradient would depend on its neighbours."""
+        """Raise `UserError` for batch norm in training mode, which makes gradients depend on other samples."""
         if uses_batch_statistics(model):
             raise UserError(
                 "dp_sgd and fed_cdp clip every sample's own gradient, and batch norm mixes the samples of a batch: "
@@ -73,11 +73,11 @@ class DpSgd(Private):
         return {name: scaled_sum(g, factors) for name, g in each.items()}
 
     def noise(self, task: Task) -> float:
-        """Return the deviation of the noise on the sum."""
+        """Return the standard deviation of the noise on the sum."""
         return self.deviation
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return a release for each kind of client: every local step of its rounds."""
+        """Return a release for each kind of client: all local steps of its rounds."""
         if setting.sample_sampling == "poisson":
             return tuple(
                 Release("gaussian", multiplier, work.rounds * work.steps, work.batch_size / work.samples)
@@ -86,7 +86,7 @@ class DpSgd(Private):
         return tuple(Release("gaussian", multiplier, work.rounds * _uses(work)) for work in setting.works)
 
     def spends(self, setting: Setting) -> Spending:
-        """Return the account of the client that is worst off."""
+        """Return the account of the client with the largest epsilon."""
         assert self.noise_multiplier is not None
         poisson = setting.sample_sampling == "poisson"
         return Spending(
@@ -94,26 +94,26 @@ class DpSgd(Private):
             self.delta,
             unit="sample",
             adjacency="each single record (zero-out adjacency)",
-            against="whoever sees the client's updates, the server among them",
+            against="anyone who sees the client's updates, the server among them",
             mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times {self.bounded} in every local step, "
             + ("samples drawn for themselves (Poisson)" if poisson else "shuffled batches, no gain from sampling"),
         )
 
 
 def _uses(work: Work) -> int:
-    """Return how often one sample can be in a batch in one round: at most once an epoch."""
+    """Return how often one sample can be in a batch in one round."""
     return ceil(work.steps / ceil(work.samples / work.batch_size))
 
 
 def _parts(batch: Batch, weights: Named) -> Iterator[Batch]:
-    """Yield a batch in parts whose per-sample gradients one call can hold; none of an empty batch."""
+    """Yield parts of a batch whose per-sample gradients fit into one call; none for an empty batch."""
     size = max(1, _NUMBERS_AT_ONCE // sum(w.numel() for w in weights.values()))
     for start in range(0, len(batch.labels), size):
         yield Batch(batch.inputs[start : start + size], batch.labels[start : start + size])
 
 
 def _each(next: GradientMethod, task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    """Return the gradient of every sample alone, (N, ...) by name, and the losses (N,)."""
+    """Return every sample's gradient, (N, ...) by name, and the losses (N,)."""
 
     def one(image: Tensor, label: Tensor) -> tuple[Named, Tensor]:
         return next(task, weights, Batch(image[None], label[None]))

@@ -1,4 +1,4 @@
-"""Dropout before the head, taken for a defence.
+"""Dropout before the head, used as a defence.
 
 Source: Scheliga et al. 2023, "Dropout is NOT All You Need to Prevent Gradient Leakage", which shows that it is none.
 """
@@ -18,7 +18,7 @@ from rayfed.update import Named, Update
 
 @component
 class Dropout(Defence):
-    """A dropout of the features before the last linear layer, while clients train. Empirical."""
+    """Dropout of the features before the last linear layer, while clients train. Empirical."""
 
     rate: Annotated[float, Field(gt=0, lt=1)]
     """Probability with which a feature is left out; the others grow to 1 / (1 - rate)."""
@@ -28,5 +28,5 @@ class Dropout(Defence):
         return before_head(model, "dropout", lambda _: nn.Dropout(self.rate))
 
     def exposed(self, update: Update) -> Named:
-        """Return the layers in front of the dropout; in the head's gradient, the columns of what it left out are 0."""
+        """Return a mask of the layers before the dropout; dropped columns of the head's gradient are 0."""
         return untouched(update.tensors, "dropout")

@@ -1,4 +1,4 @@
-"""Base of compressing defences: what is not sent can be added to the client's next update.
+"""Base of compressing defences with error feedback: the unsent residual is added to the client's next update.
 
 Sources: Seide 2014, '1-bit stochastic gradient descent', section 2; Stich 2018, 'Sparsified SGD with memory', algorithm
 1; Lin 2018, 'Deep gradient compression', section 3.1 (local gradient accumulation).
@@ -26,11 +26,11 @@ class Compression(Defence):
     """Add what compression took from this update to the client's next one, instead of losing it."""
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Return the update as it is sent."""
+        """Return the compressed update."""
         raise NotImplementedError
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Compress the update with the residual of earlier ones added."""
+        """Compress the update after adding the residual of earlier ones."""
 
         def update(task: Task) -> Update:
             computed = next(task)
@@ -46,7 +46,7 @@ class Compression(Defence):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether there is a residual."""
+        """Whether error feedback keeps a residual."""
         return self.error_feedback
 
     @property

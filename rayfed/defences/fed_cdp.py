@@ -1,4 +1,4 @@
-"""Fed-CDP: sample-level noise whose clip bound holds for each layer, and may fall from round to round.
+"""Fed-CDP: sample-level noise with a clip bound for each layer that may decay over rounds.
 
 Source: Wei et al. 2021, 'Gradient-leakage resilient federated learning', algorithm 2 and Fed-CDP(decay). Its own
 account takes the bound of one layer for that of the whole gradient; here the sensitivity of L layers is
@@ -37,17 +37,17 @@ class FedCdp(DpSgd):
     """Number of rounds over which the bound falls; null: those of the run."""
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """Return a copy with its noise and the number of rounds."""
+        """Return a copy with its noise and number of rounds."""
         found = super().calibrated(setting, accountant)
         return replace(found, rounds=self.rounds or setting.rounds)  # type: ignore[type-var]
 
     def clipped_sum(self, each: Named, task: Task) -> Named:
-        """Return the sum over samples of gradients clipped in each layer for itself."""
+        """Return the sum over samples of gradients clipped layer by layer."""
         bound = self._bound(task.round)
         return {name: scaled_sum(g, clip_factors(sample_norms(g), bound)) for name, g in each.items()}
 
     def noise(self, task: Task) -> float:
-        """Return the deviation of the noise on the sum, which falls with the bound."""
+        """Return the standard deviation of the noise on the sum, which decays with the bound."""
         return self.deviation * self._bound(task.round) / self.clip
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:

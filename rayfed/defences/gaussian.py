@@ -1,4 +1,4 @@
-"""Gaussian noise on the update: 'noisy gradients' (Zhu 2019, section 5.1); clipped, it hides a client's data."""
+"""Gaussian noise on the update: 'noisy gradients' (Zhu 2019, section 5.1); with a clip bound, a mechanism of DP."""
 
 from __future__ import annotations
 

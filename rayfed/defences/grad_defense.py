@@ -1,4 +1,4 @@
-"""GradDefense: noise on all layers' gradients by how much each tells, then what is noise alone is taken out again.
+"""GradDefense: noise on each layer's gradient by its sensitivity, followed by a removal of noise-only directions.
 
 Source: Wang et al. 2022, 'Protect privacy from gradient leakage attack in federated learning'; Refiner (Fan 2024) calls
 it the improved Soteria. Three steps, and what was chosen where our account of the paper leaves it open:
@@ -42,7 +42,7 @@ _SLOPES_AT_ONCE = 16_000_000
 
 @component
 class GradDefense(Defence):
-    """Add Gaussian noise to each layer's gradient by its sensitivity, and project out what looks like noise alone.
+    """Add Gaussian noise to each layer's gradient by its sensitivity, then project out noise-only directions.
 
     Needs public data (`data.public`). Empirical: it carries no (epsilon, delta), for nothing is clipped. Source: Wang
     2022.
@@ -84,7 +84,7 @@ class GradDefense(Defence):
 
 
 def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
-    """Return a vector (n,) with noise of deviation `scale` without the directions that hold nothing but noise.
+    """Return a noisy vector (n,), noise deviation `scale`, without the directions that contain only noise.
 
     As a matrix of about q times as many rows as columns: the eigenvectors of its columns' covariance whose eigenvalues
     lie inside scale^2 (1 -+ sqrt(columns / rows))^2 are projected out (Marchenko-Pastur 1967).
@@ -101,7 +101,7 @@ def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
 
 
 def root_sensitivity(task: Task) -> Named:
-    """Return the sensitivity of every parameter tensor, a scalar each, at the weights that the client was sent.
+    """Return each parameter tensor's sensitivity, a scalar, at the weights that the client was sent.
 
     The same for all clients of a round: it depends on weights and public data alone, its random directions included.
     The network is in evaluation mode. Raises `UserError` where there are no public data.
@@ -111,13 +111,13 @@ def root_sensitivity(task: Task) -> Named:
 
 
 def root_set(public: Batch) -> Batch:
-    """Return the first samples of each class."""
+    """Return the first public samples of each class."""
     rows = torch.cat([(public.labels == label).nonzero().flatten()[:_ROOT] for label in public.labels.unique()])
     return Batch(public.inputs[rows], public.labels[rows])
 
 
 def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, generator: torch.Generator) -> Named:
-    """Root mean square over samples of the Frobenius norm of d(gradient of a tensor)/d(image), a scalar a tensor.
+    """Return the root mean square over samples of the Frobenius norm of d(gradient)/d(image), a scalar a tensor.
 
     E[|J v|^2] is that norm's square for v of random signs; one v a sample serves all tensors. J v is the gradient, in
     the weights, of the loss's slope along v.
@@ -141,7 +141,7 @@ def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, g
 
 
 def _once_a_round(compute: Callable[[Task], Named]) -> Callable[[Task], Named]:
-    """Cache `compute` until the clients are sent other weights."""
+    """Cache `compute` until clients are sent other weights."""
     weights: Named | None = None
     result: Named = {}
 

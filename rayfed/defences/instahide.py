@@ -1,4 +1,4 @@
-"""InstaHide: mixtures of images whose pixels change their sign at random.
+"""InstaHide: clients train on mixtures of images with random signs of pixels.
 
 Source: Huang et al. 2020, "InstaHide: Instance-hiding Schemes for Private Distributed Learning", algorithm 1 (inside a
 data set) and section 4 (with public images); the bounds on the coefficients are those of its experiments. Its code
@@ -31,7 +31,7 @@ _LEAST_PRIVATE = 0.3
 
 @component
 class InstaHide(Defence):
-    """Every sample is mixed with others of the same client, or with one of them and public ones; then pixels flip.
+    """Mix every sample with other or public ones, then change the sign of random pixels.
 
     No two images of a mixture are the same sample; an image is what the defence before this one makes of a sample. A
     client with too few samples is refused. A new mixture and new flips in every round. Images are in [0, 1] here, so a
@@ -62,12 +62,12 @@ class InstaHide(Defence):
 
     @property
     def least_samples(self) -> int:
-        """Number of the client's own images of a mixture."""
+        """Number of a client's own images in a mixture."""
         return _PRIVATE if self.public else self.images
 
     @property
     def least_public(self) -> int:
-        """Number of public images of a mixture."""
+        """Number of public images in a mixture."""
         return self.images - self.least_samples
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
@@ -93,7 +93,7 @@ class InstaHide(Defence):
         return data
 
     def _coefficients(self, samples: int, draw: np.random.Generator) -> np.ndarray:
-        """(N, images), uniform among those that keep the bounds: what does not is drawn again.
+        """Draw coefficients (N, images), uniform within the bounds, by rejection.
 
         What is left below a low bound sums to a constant, too, and is drawn in place of the coefficients where that
         is less: few draws would keep such a bound.

@@ -1,4 +1,4 @@
-"""FedKL: a normalisation's scale and shift come from a private key through private layers.
+"""FedKL: scale and shift of normalisation layers computed from a private key by private layers.
 
 Source: Ren 2023 (thesis), chapter 5; Ren et al. 2022, "FedKL: Gradient Leakage Defence with Key-Lock Module for
 Federated Learning".
@@ -19,7 +19,7 @@ from rayfed.registry import component
 
 @component
 class KeyLock(Defence):
-    """Locks convolution-normalisation blocks; every client has its own key and lock, which it never sends.
+    """Lock convolution-normalisation blocks; every client has its own key and lock, which it never sends.
 
     Empirical. Needs a model with norms. A client's key is drawn once for the whole run; its lock, drawn too, is trained
     by the client alone. Accuracies are means over the round's clients, each with its own key and lock.
@@ -37,5 +37,5 @@ class KeyLock(Defence):
     authors' code."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Put the locks into the model; raises `UserError` for a block that it does not have."""
+        """Put locks into the model; raises `UserError` for a block that it does not have."""
         return lock_norms(model, self.blocks, self.length, self.activation, self.start == "common")

@@ -1,4 +1,4 @@
-"""Common functions of the defences that train on mixtures of images."""
+"""Functions shared by the defences that train on mixtures of images."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
 
 
 def partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
-    """Draw rows of a pool for `samples` mixtures, (N, 1 + others): the sample's own first, then any `others`."""
+    """Draw pool rows for `samples` mixtures, (N, 1 + others): the sample's own first, then any others."""
     return np.column_stack([np.arange(samples), draw.integers(choices, size=(samples, others))])
 
 
 def distinct_partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
-    """Draw rows as `partners` does, no two alike in a mixture; needs more than `others` choices."""
+    """Draw rows as `partners` does, without repetition in a mixture."""
     own = np.arange(samples)[:, None]
     drawn = subsets(draw, samples, choices - 1, others)
     return np.column_stack([own, drawn + (drawn >= own)])  # the own one is skipped
@@ -41,10 +41,10 @@ def blend(tensors: Tensor, rows: np.ndarray, coefficients: np.ndarray) -> Tensor
 
 
 def numpy_draws(task: Task) -> np.random.Generator:
-    """Return numpy's distributions, seeded from the defences' generator."""
+    """Return a NumPy generator seeded from the defences' generator."""
     return seeds.numpy_generator(seeds.drawn(task.generator))
 
 
 def mixtures(images: Tensor, labels: Tensor) -> Batch:
-    """Return mixed samples, clamped, for rounding can leave a sum of pixels a hair outside [0, 1]."""
+    """Return mixed samples, clamped to [0, 1] against rounding."""
     return Batch(images.clamp(0, 1), labels)

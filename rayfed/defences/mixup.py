@@ -19,7 +19,7 @@ from rayfed.samples import Modality
 
 @component
 class Mixup(Defence):
-    """Every sample is mixed with others of the same client, anew in every round, and so are their labels. Empirical.
+    """Mix every sample and label with others of the same client, anew in every round. Empirical.
 
     The coefficients are drawn from a symmetric Dirichlet distribution: of two images, from Beta(alpha, alpha). A
     partner may be the sample itself, and is where the client has no other.

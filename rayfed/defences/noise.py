@@ -1,4 +1,4 @@
-"""Base of the noise defences: clip an update to a norm, add noise to every value, account for the guarantee."""
+"""Base of the noise defences: clip an update to a norm, add noise to every value, compute the guarantee."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LocalNoise(Defence):
 
     @property
     def width(self) -> float:
-        """Width of the noise: as given, or what the epsilon needs for updates up to twice the clip bound apart."""
+        """Width of the noise: as set, or computed from epsilon for a sensitivity of twice the clip bound."""
         if self.epsilon_per_update is None:
             return float(getattr(self, self.measure))
         assert self.clip is not None
@@ -70,7 +70,7 @@ class LocalNoise(Defence):
         raise NotImplementedError
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Clip and add noise to what is sent."""
+        """Clip the update and add noise."""
         width = self.width
 
         def update(task: Task) -> Update:
@@ -81,7 +81,7 @@ class LocalNoise(Defence):
         return update
 
     def spends(self, setting: Setting) -> Spending | None:
-        """Return the account of all updates of the client that sends most; None without a clip bound."""
+        """Return the account of all updates of the most frequent client; None without a clip bound."""
         if self.clip is None:
             return None
         release = Release(self.family, self.width / (2 * self.clip), setting.most_rounds)
@@ -90,14 +90,14 @@ class LocalNoise(Defence):
             self.delta,
             unit="client",
             adjacency="each single client (replace-one adjacency, all its samples)",
-            against="whoever sees the client's updates, the server among them",
+            against="anyone who sees the client's updates, the server among them",
             mechanism=f"{self.family.capitalize()} noise of {at_least(release.multiplier)} times the sensitivity "
             f"(twice the clip bound) on each of up to {release.count} updates of a client",
         )
 
 
 def clipped(tensors: Named, bound: float, order: float) -> Named:
-    """Scale all tensors together so that their joint norm of that order is at most `bound`."""
+    """Scale all tensors together to a joint norm of at most `bound`, of the given order."""
     norms = torch.stack([torch.linalg.vector_norm(t, ord=order, dtype=torch.float64) for t in tensors.values()])
     factor = clip_factors(torch.linalg.vector_norm(norms, ord=order), bound)
     return {name: finite(t) * factor.to(t.dtype) for name, t in tensors.items()}
@@ -138,5 +138,5 @@ def scaled_sum(gradients: Tensor, factors: Tensor) -> Tensor:
 
 
 def finite(tensor: Tensor) -> Tensor:
-    """Return the tensor with 0 for what is not finite, so that a clip factor of 0 removes it."""
+    """Return the tensor with 0 for non-finite values, so that a clip factor of 0 removes them."""
     return tensor.nan_to_num(0.0, 0.0, 0.0)

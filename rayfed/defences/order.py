@@ -1,4 +1,4 @@
-"""What the order of a pipeline does to the guarantee of a mechanism in it."""
+"""Effect of a pipeline's order on the guarantee of a mechanism in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STAGES = "wrap_gradient", "wrap_update"
 
 
 def broken_by(pipeline: Sequence[tuple[str, Defence]], place: int, spent: Spending) -> str | None:
-    """Return which other defence breaks the guarantee of the one at a place, and how, in words; None where none does.
+    """Return the other defence that breaks the guarantee of the one at a place, and how, in words; or None.
 
     `pipeline` has each defence with its name, in the order written.
     """

@@ -1,4 +1,4 @@
-"""Outpost: gradients of early local steps are pruned and get noise where they matter, ever more rarely.
+"""Outpost: gradients of early local steps are pruned and perturbed by importance, with decreasing probability.
 
 Source: Wang et al. 2023, "More than Enough is Too Much: Adaptive Defenses against Gradient Leakage in Production
 Federated Learning"; the values of the parameters are those of its authors' framework. The Fisher information is that of
@@ -25,7 +25,7 @@ _DEVIATIONS = 4.0
 
 @component
 class Outpost(Defence):
-    """Local step t (from 0) is perturbed with probability 1 / (1 + beta t): small values go, large ones get noise.
+    """Perturb local step t (from 0) with probability 1 / (1 + beta t): prune small values, add noise to large ones.
 
     The noise of a tensor grows with the variance of its weights, which says how much they leak. Empirical.
     """
@@ -40,7 +40,7 @@ class Outpost(Defence):
     """Share of each tensor's values, the smallest, that are set to zero before."""
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Perturb a batch's gradient, or send it as it is."""
+        """Perturb a batch's gradient at random, or send it unchanged."""
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             found, loss = next(task, weights, batch)
@@ -60,11 +60,11 @@ class Outpost(Defence):
         return gradient * (magnitudes >= smallest) + noise * (magnitudes >= least)
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of what was not set to zero; which of it got noise cannot be told."""
+        """Return a mask of the nonzero values; which of them have noise is not visible."""
         return {name: t != 0 for name, t in update.tensors.items()}
 
     def exposed_in_mean(self, mean: Update, error: Named) -> Named:
-        """Return a mask of what was not set to zero, without values that are noise alone as far as one can tell.
+        """Return a mask of the nonzero values without those that seem to be noise alone.
 
         Of a value that was pruned before it got noise the mean is about zero.
         """

@@ -19,7 +19,7 @@ from rayfed.registry import component
 
 @component
 class Passport(Split):
-    """Split learning whose private convolutions carry passports, drawn once for each client and never trained.
+    """Split learning with passports in the private convolutions, drawn once for each client and never trained.
 
     Empirical. The autoencoder between passports and scale is private, too, and trained with the private layers.
     """

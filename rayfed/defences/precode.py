@@ -1,4 +1,4 @@
-"""PRECODE: a variational bottleneck before the head, whose randomness runs through the gradient.
+"""PRECODE: a variational bottleneck before the head, which randomises the gradient.
 
 Sources: Scheliga et al. 2022, "PRECODE - A Generic Model Extension to Prevent Deep Gradient Leakage"; Scheliga et al.
 2022, "Combining Variational Modeling with Partial Gradient Perturbation to Prevent Deep Gradient Leakage", for the
@@ -21,7 +21,7 @@ from rayfed.update import Named, Update
 
 @component
 class Precode(Defence):
-    """A variational bottleneck before the last linear layer; the loss gains `beta` times its KL divergence.
+    """Put a variational bottleneck before the last linear layer; its KL divergence times `beta` joins the loss.
 
     Empirical. The model learns with the bottleneck, and everybody knows it: it is part of the architecture.
     """
@@ -38,5 +38,5 @@ class Precode(Defence):
         )
 
     def exposed(self, update: Update) -> Named:
-        """Return the layers in front of the bottleneck: what was drawn reaches them weakened, the others directly."""
+        """Return a mask of the layers before the bottleneck, which its random draws reach only weakened."""
         return untouched(update.tensors, "precode")

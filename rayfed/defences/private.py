@@ -1,4 +1,4 @@
-"""Base of the defences with an accountant: a clip bound, and noise in units of it, given or found for an epsilon."""
+"""Base of defences with an accountant: a clip bound, and noise relative to it, set or computed from an epsilon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayfed.registry import component
 
 @component
 class Private(Defence):
-    """Base of the mechanisms whose whole run is accounted."""
+    """Base of the mechanisms with an account of the whole run."""
 
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Bound C on the L2 norm of what one unit of privacy contributes."""
@@ -40,18 +40,18 @@ class Private(Defence):
         return self
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """Return a copy with a noise multiplier in the place of epsilon."""
+        """Return a copy with a noise multiplier instead of an epsilon."""
         if self.epsilon is None:
             return self
         noise = least_noise(lambda z: self.released(setting, z), self.epsilon, self.delta, accountant)
         return replace(self, noise_multiplier=noise, epsilon=None)
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return the releases of a run with that noise multiplier, one for each client that may be worst off."""
+        """Return the releases of a run with that noise multiplier, one for each possibly worst-off client."""
         raise NotImplementedError
 
     @property
     def deviation(self) -> float:
-        """Deviation of the noise, in the units of what is clipped."""
+        """Standard deviation of the noise, in the units of the clipped quantity."""
         assert self.noise_multiplier is not None, "calibrated before it is used"
         return self.clip * self.noise_multiplier

@@ -16,7 +16,7 @@ from rayfed.update import Named, Update
 
 @component
 class Prune(Compression):
-    """Set the share of each tensor, or of the whole update, that matters least to zero: floor(ratio * size) values.
+    """Set the smallest floor(ratio * size) values of each tensor, or of the whole update, to zero.
 
     Empirical. Source: Zhu 2019, section 5.2, after Lin 2018, 'Deep gradient compression', layer by layer; ranked by
     abs(weight * gradient): Refiner (Fan 2024), table 1.
@@ -30,7 +30,7 @@ class Prune(Compression):
     """Scope of the ranking: each tensor, or the whole update, where small layers may lose all or nothing."""
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Prune the update that is sent."""
+        """Return the pruned update."""
         tensors, scores = update.tensors, importance(self.by, task, update.tensors)
         if self.scope == "global":
             return replace(update, tensors=pruned_together(tensors, scores, int(self.ratio * size(tensors))))
@@ -38,5 +38,5 @@ class Prune(Compression):
         return replace(update, tensors=kept)
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of what was not set to zero."""
+        """Return a mask of the nonzero values."""
         return {name: t != 0 for name, t in update.tensors.items()}

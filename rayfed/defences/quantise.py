@@ -17,7 +17,7 @@ from rayfed.update import Update
 
 @component
 class Quantise(Compression):
-    """Round each tensor to evenly spaced levels, symmetric about zero, between plus and minus its largest magnitude.
+    """Round each tensor to evenly spaced levels between plus and minus its largest magnitude.
 
     With b bits there are 2^b - 1 levels, zero among them, so pruned values stay zero; with one bit a value keeps its
     sign alone and takes the tensor's mean magnitude. Empirical. Sources: Refiner, section 5.1; Seide 2014 for one bit;
@@ -42,7 +42,7 @@ class Quantise(Compression):
             )
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Quantise the update that is sent."""
+        """Return the quantised update."""
         tensors = {name: self._quantised(t, task.generator) for name, t in update.tensors.items()}
         return replace(update, tensors=tensors, bits=self.bits)
 

@@ -1,4 +1,4 @@
-"""Refiner: what is sent is the gradient of robust data, which look like noise and train like the client's own.
+"""Refiner: the gradient of robust data is sent, which look like noise but train like the client's own.
 
 Source: Fan et al. 2024, "Refiner: Data Refining against Gradient Leakage Attacks in Federated Learning", equations 2 to
 4 and section 3.4; section 4.1 for the radius.
@@ -23,7 +23,7 @@ from rayfed.update import Named
 
 @component
 class Refiner(Defence):
-    """Replace a batch by robust data, which an evaluation network takes for noise, before its gradient is taken.
+    """Replace each batch by robust data, which an evaluation network takes for noise, before its gradient.
 
     Empirical. Where the paper leaves room: equation 4 adds up the squares of all layers' differences; a layer is a
     module with parameters, counted from 1; the slopes are multiplied by the number of images, so that `lr` means the
@@ -49,11 +49,11 @@ class Refiner(Defence):
     comes with rayfed."""
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` unless the evaluation network is there."""
+        """Raise `UserError` unless the evaluation network can be loaded."""
         load_evaluator(self.evaluator, torch.device("cpu"))
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Send the gradient of robust data, near the true one.
+        """Return the gradient of robust data, near the true one.
 
         The statistics of batch norm are those of the robust data, too.
         """
@@ -84,7 +84,7 @@ class Refiner(Defence):
 
 
 def utility_weights(true: Named, weights: Named, tau: float) -> Named:
-    """Return the importance of every value of the gradient (equation 3): |gradient * weight| * tau^layer, from 1."""
+    """Return each gradient value's importance (equation 3): |gradient * weight| * tau^layer, from 1."""
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in weights))
     return {
         name: (true[name] * w).abs() * tau ** (1 + modules.index(name.rpartition(".")[0]))
@@ -93,12 +93,12 @@ def utility_weights(true: Named, weights: Named, tau: float) -> Named:
 
 
 def projected(sent: Named, true: Named, radius: float) -> Named:
-    """Return the point nearest to `sent` in the ball of that radius round `true`, all layers as one vector."""
+    """Return the point nearest to `sent` in the ball of this radius around `true`, all layers as one vector."""
     apart = {name: t - true[name] for name, t in sent.items()}
     share = torch.clamp(radius / gradients.norm(apart), max=1.0)
     return {name: true[name] + share * t for name, t in apart.items()}
 
 
 def _apart(task: Task) -> Task:
-    """Return the task with its own buffers, so that passes whose results are not sent leave no trace."""
+    """Return the task with its own buffers, so that unsent passes do not change them."""
     return task.replace(buffers={name: b.clone() for name, b in task.buffers.items()})

@@ -1,4 +1,4 @@
-"""Soteria: columns of one linear layer's gradient that give the input away are set to zero (Sun et al. 2021).
+"""Soteria: the columns of one linear layer's gradient that reveal the input are set to zero (Sun et al. 2021).
 
 Source: 'Soteria: Provable defense against privacy leakage in federated learning from representation perspective',
 section 4. Let r be the features that enter the layer. Setting r_i to 0 moves the attacker's estimate of the input x by
@@ -42,7 +42,7 @@ _IMAGES_AT_ONCE = 256
 
 @component
 class Soteria(Defence):
-    """Set to zero the columns of a linear layer's weight gradient that tell most about the input.
+    """Set to zero the columns of a linear layer's weight gradient that reveal most about the input.
 
     The features are those of the network in evaluation mode: dropout passes. Batch norm in training mode is refused, as
     a feature would depend on the batch's other samples. Empirical. Source: Sun 2021, section 4.
@@ -61,7 +61,7 @@ class Soteria(Defence):
     """Random directions of `jacobian: estimated`; the squared norms' relative error falls as sqrt(2 / probes)."""
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` for a layer that is none, and for batch norm in training mode."""
+        """Raise `UserError` for a layer that is not linear, and for batch norm in training mode."""
         self._layer_of(model)
         if uses_batch_statistics(model):
             raise UserError(
@@ -83,14 +83,14 @@ class Soteria(Defence):
         return gradient
 
     def exposed(self, update: Update) -> Named:
-        """Return the kept columns of the layer; of an update of several steps, those that were kept in one of them."""
+        """Return a mask of the layer's unpruned columns; of several steps, those that some step left."""
         # Without a name the last matrix is taken, which is the last linear layer's where no embedding follows it.
         name = f"{self.layer}.weight" if self.layer else [n for n, t in update.tensors.items() if t.dim() == 2][-1]
         weight = update.tensors[name]
         return {name: (weight != 0).any(dim=0).expand_as(weight)}
 
     def _kept(self, features: Features, images: Tensor, generator: torch.Generator) -> Tensor:
-        """(F,) bool."""
+        """Return which of the layer's columns a batch keeps, (F,) bool."""
         with torch.no_grad():
             values = features(images)
         if values.dim() != 2:
@@ -126,7 +126,7 @@ def displacement(features: Tensor, norms: Tensor) -> Tensor:
 
 
 def jacobian_norms(features: Features, images: Tensor) -> Tensor:
-    """Return norm(dr_i/dx) of every sample and feature, (N, F): all rows of the Jacobian in one vectorised call."""
+    """Return norm(dr_i/dx) of every sample and feature, (N, F), from the full Jacobian."""
     values, pull = vjp(features, images)  # type: ignore[misc]
 
     def norm(row: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Common functions of sparsifying defences: rank values, and set exactly so many of them to zero."""
+"""Functions shared by sparsifying defences: ranking values, and setting a given number to zero."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Importance = Literal["magnitude", "weight_gradient"]
 
 
 def importance(by: Importance, task: Task, tensors: Named) -> Named:
-    """Return the score of every value, by name."""
+    """Return the importance of every value, by name."""
     if by == "magnitude":
         return {name: t.abs() for name, t in tensors.items()}
     return {name: (task.weights[name] * t).abs() for name, t in tensors.items()}
@@ -37,7 +37,7 @@ def pruned(tensor: Tensor, scores: Tensor, count: int) -> Tensor:
 
 
 def pruned_together(tensors: Named, scores: Named, count: int) -> Named:
-    """Prune all tensors as one vector, as `pruned` does one tensor."""
+    """Prune all tensors as one vector; see `pruned`."""
     return unflatten(pruned(flatten(tensors), flatten(scores), count), tensors)
 
 

@@ -1,4 +1,4 @@
-"""SplitFed as in the paper on private passports: the first layers stay with the client, nothing else changes.
+"""SplitFed, as in the paper on private passports: the first layers stay with the client.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.1 and algorithm 1; after Thapa et al.
 2020, "SplitFed: When Federated Learning Meets Split Learning".
@@ -18,7 +18,7 @@ from rayfed.registry import component
 
 @component
 class Split(Defence):
-    """Keeps the first convolutions at home, with the normalisation behind each; the layers behind them are shared.
+    """Keep the first convolutions and their normalisations private; later layers are shared.
 
     Empirical. A round has two stages: all layers train, the public ones are averaged; the private ones then train on
     the new ones before anything else is done with them. Accuracies are means over the round's clients, each with its
@@ -34,7 +34,7 @@ class Split(Defence):
     """Passes over a client's data in which its private layers alone learn, whenever new weights have arrived."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Make the front private. Raises `UserError` for a model that does not begin with so many convolutions."""
+        """Make the front private; raises `UserError` unless the model begins with that many convolutions."""
         return keep_front(model, self.layers, self._block)
 
     def _block(self, conv: nn.Conv2d, norm: nn.Module | None) -> PrivateConv:

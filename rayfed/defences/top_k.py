@@ -1,4 +1,4 @@
-"""Top-k sparsification: the k largest values of the whole update are sent (Aji 2017; Stich 2018)."""
+"""Top-k sparsification: only the k largest values of the update are sent (Aji 2017; Stich 2018)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TopK(Compression):
     """Rank of a value: its magnitude, or its product with the weight that the client was sent."""
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` where the model has fewer than k parameters to send."""
+        """Raise `UserError` if the model has fewer than k parameters to send."""
         values = size(weights_of(model))
         if self.k > values:
             raise UserError(
@@ -47,5 +47,5 @@ class TopK(Compression):
         return replace(update, tensors=pruned_together(update.tensors, scores, max(0, values - keep)))
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of what was not set to zero."""
+        """Return a mask of the nonzero values."""
         return {name: t != 0 for name, t in update.tensors.items()}

@@ -1,4 +1,4 @@
-"""Transformations that policies are made of, by number.
+"""Image transformations of policies, by number.
 
 The fifty operations of the CIFAR-10 policy of Cubuk et al. 2019, "AutoAugment: Learning Augmentation Strategies from
 Data", two to each of its lines, without their probabilities, as Gao et al. 2021, "Privacy-preserving Collaborative
@@ -21,7 +21,7 @@ Operation = Callable[[Tensor, float], Tensor]
 
 
 def _moved(images: Tensor, across: float = 0.0, down: float = 0.0, shear: tuple[float, float] = (0.0, 0.0)) -> Tensor:
-    """Shift by shares of the size and shear about the corner; what comes in from outside is black."""
+    """Shift by shares of the size and shear about the corner, filling with black."""
     height, width = images.shape[-2:]
     moved: Tensor = T.affine(
         images,
@@ -79,7 +79,7 @@ NAMES: tuple[tuple[str, int], ...] = tuple(
 
 
 def transform(images: Tensor, number: int, generator: torch.Generator) -> Tensor:
-    """Images (N, C, H, W) in [0, 1] after transformation `number`, each with a sign of its own where there is one."""
+    """Return images (N, C, H, W) in [0, 1] after transformation `number`, with a random sign each where it has one."""
     name, magnitude = NAMES[number]
     if name in _UNSIGNED:
         largest, operation = _UNSIGNED[name]

@@ -1,4 +1,4 @@
-"""VAE: clients train on forged images, which a variational autoencoder of their own makes of theirs, and noise.
+"""VAE: clients train on images that their own variational autoencoder reconstructs, with noise.
 
 Source: Lin et al. 2022, "A Secure Federated Learning Mechanism for Data Privacy Protection", section IV.B, equations 5
 to 8 and algorithm 1.
@@ -22,7 +22,7 @@ from rayfed.samples import Modality
 
 @component
 class Vae(Defence):
-    """Forge every image, anew in every round, and add Laplace noise; labels stay.
+    """Replace every image by its reconstruction, anew in every round, and add Laplace noise; labels are kept.
 
     A client trains its autoencoder the first time that it works, on all of its images as they are, whatever defences
     come before, and keeps it in its state. Empirical, whatever `epsilon` says: the noise hides what is forged, and that
@@ -53,7 +53,7 @@ class Vae(Defence):
     """The paper's privacy budget, for one pixel of one forged image; it bounds nothing about the client's own."""
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Train on forged images."""
+        """Train on reconstructed images."""
 
         def data(task: Task) -> Batch:
             own = next(task)
@@ -63,17 +63,17 @@ class Vae(Defence):
 
     @torch.no_grad()
     def forged(self, task: Task, images: Tensor) -> Tensor:
-        """Return what the client's autoencoder makes of images (N, C, H, W), before the noise."""
+        """Return the reconstructions of images (N, C, H, W) by the client's autoencoder, before the noise."""
         network = self._network(task)
         images = network(images, _normal((len(images), self.latent), images, task.generator))
         return images
 
     def noised(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Images with Laplace noise on every pixel (equations 7 and 8)."""
+        """Return images with Laplace noise on every pixel (equations 7 and 8)."""
         return images + self.sensitivity / self.epsilon * laplace(images.shape, generator).to(images)
 
     def _network(self, task: Task) -> Autoencoder:
-        """Return the client's autoencoder, from its state or trained now."""
+        """Return the client's autoencoder, from its state or newly trained."""
         # Not the round's generator: whatever is observed of the round comes from the same autoencoder.
         generator = seeds.torch_generator(task.order, "vae")
         images = task.data.inputs
@@ -98,7 +98,7 @@ class Vae(Defence):
 
     @property
     def keeps_state(self) -> bool:
-        """True, for the autoencoder."""
+        """True, because the client keeps its autoencoder."""
         return True
 
     @property
@@ -108,5 +108,5 @@ class Vae(Defence):
 
 
 def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw normal numbers on the CPU, so that they are the same on every device."""
+    """Draw normal numbers on the CPU, for equal values on every device."""
     return torch.randn(shape, generator=generator).to(like)

@@ -1,1 +1,1 @@
-"""What a run is, without Ray: a scenario resolved into arms, its privacy accounts, its rounds and its records."""
+"""The engine of a run, without Ray: arms resolved from a scenario, privacy accounts, rounds and records."""

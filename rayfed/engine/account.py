@@ -1,4 +1,4 @@
-"""The privacy account of an arm: what its defences guarantee over a run, or why they guarantee nothing."""
+"""The privacy account of an arm: the guarantees of its defences over a run, or the reasons for none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CHANCES = np.geomspace(1e-4, 1, 97).tolist()
 
 @dataclass(frozen=True)
 class Account:
-    """Accountant of one arm: the privacy that its defences spend over a run."""
+    """Accountant of one arm over a run."""
 
     scenario: Scenario
     arm: Arm
@@ -85,7 +85,7 @@ class Account:
         return max((found.epsilon for _, _, found in self._guarantees(rounds)), default=0.0)
 
     def rounds_within(self, budget: float) -> int:
-        """Return the number of rounds within a budget (an epsilon); an arm without any mechanism spends nothing.
+        """Return the number of rounds within a privacy budget (epsilon); all rounds for an arm without mechanisms.
 
         Raises `UserError` where not even the first round is, or where the arm's mechanisms have lost their guarantees.
         """
@@ -121,12 +121,12 @@ class Account:
         return [row | {"note": "empirical: no defence of this arm has a guarantee" if self.arm.defences else None}]
 
     def _bounds(self, spent: Spending) -> dict[str, float]:
-        """Return what the same releases prove of guesses and of membership tests, in shares."""
+        """Return the bounds on guessing and membership tests that the same releases imply, in shares."""
         curve = TradeOff.of(spent.releases, self.scenario.privacy.accountant)
         return {f"rero_{n}": curve.at_most(1 / n) for n in PRIORS} | {"advantage": curve.advantage}
 
     def proved(self, attack: AttackSpec, trained: int) -> list[dict[str, Any]]:
-        """Return the arm's rows for the table `proved`: the trade-off curves of all that one attack sees of a victim.
+        """Return the arm's rows for the table `proved`: trade-off curves for all that one attack sees of a victim.
 
         That is `trained` rounds of training, and what the victim answers beside them. None where no account covers it:
         where more is seen than single updates, or is granted than what defences are and which samples there may be.
@@ -156,7 +156,7 @@ class Account:
     def _seen(
         self, defence: Defence, attack: AttackSpec, trained: int, beside: int
     ) -> tuple[TradeOff, Spending] | None:
-        """Return the curve of rounds and of answers beside them, and what it is of; None without a guarantee."""
+        """Return the trade-off curve of rounds and further answers, with its description; None without a guarantee."""
         setting, used = self.setting(trained), self.scenario.privacy.accountant
         if attack.observes == "gradient":
             one = replace(
@@ -174,7 +174,7 @@ class Account:
         return None if spent is None else (TradeOff.of(spent.releases, used), spent)
 
     def _caveat(self, spent: Spending) -> str | None:
-        """Return what weakens a guarantee that holds: a delta that promises too little."""
+        """Return a warning on a guarantee that holds but whose delta is too large to mean much."""
         units = int(self.samples.sum()) if spent.unit == "sample" else len(self.samples)
         if spent.delta * units < 1:
             return None
@@ -185,11 +185,11 @@ class Account:
         )
 
     def check(self) -> None:
-        """Raise `UserError` for a mechanism that has no meaning in the run."""
+        """Raise `UserError` for a mechanism that is undefined in this run."""
         _ = self._broken
 
     def mechanisms(self, rounds: int) -> dict[int, tuple[DefenceSpec, Spending, Guarantee]]:
-        """Return the mechanisms whose guarantees hold, by their places in the defence pipeline."""
+        """Return the mechanisms with a valid guarantee, by their places in the defence pipeline."""
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
         found = {}
         for place, (spec, defence) in enumerate(zip(self.arm.spec.defences, self.arm.defences, strict=True)):
@@ -199,7 +199,7 @@ class Account:
         return found
 
     def _guarantees(self, rounds: int) -> list[tuple[str, Spending, Guarantee]]:
-        """Return the guarantees that hold, with the names of their defences."""
+        """Return the valid guarantees with the names of their defences."""
         return [(spec.name, spent, found) for spec, spent, found in self.mechanisms(rounds).values()]
 
     @cached_property
@@ -213,7 +213,7 @@ class Account:
 
     @cached_property
     def _broken(self) -> dict[int, str]:
-        """Map a mechanism's place in the defence pipeline to why its guarantee does not carry over to the arm."""
+        """Return why a mechanism's guarantee does not carry over to the arm, by its place in the pipeline."""
         setting = self.setting(1)
         spending = enumerate(defence.spends(setting) for defence in self.arm.defences)
         found = [(place, self._obstacle(place, spent)) for place, spent in spending if spent is not None]
@@ -224,7 +224,8 @@ class Account:
         if rule.asynchronous:
             name = self.arm.spec.aggregation.name
             return (
-                f"there is no account for {name}, whose clients follow on whoever is done and are not drawn uniformly"
+                f"there is no account for {name}, whose clients take the places of those "
+                "that are done and are not drawn uniformly"
             )
         if rule.reveals:
             return f"the aggregation {type(rule).__name__} has clients send {rule.reveals} without noise"
@@ -243,7 +244,7 @@ class Account:
 
 
 def _chosen_by_devices(system: System | None) -> str | None:
-    """Return how devices have a say in whose updates are in a round's sum, in words; None where they have none."""
+    """Return how devices influence whose updates are in a round's sum, in words; None if they do not."""
     if system is None:
         return None
     ways = {
@@ -255,7 +256,7 @@ def _chosen_by_devices(system: System | None) -> str | None:
 
 
 def _uncovered(defence: Defence, protection: Protection, clients: int) -> str | None:
-    """Return why the guarantee of a noisy sum does not cover sums under a protection; None where it does."""
+    """Return why a noisy sum's guarantee does not cover sums under a protection; None if it does."""
     if not (protection.masks and isinstance(defence, DpFedAvg)):
         return "encryption rounds updates after their clip bound, and who opens a sum may see it without noise"
     if defence.noise == "server":
@@ -272,7 +273,7 @@ def _uncovered(defence: Defence, protection: Protection, clients: int) -> str | 
 
 
 def _respecified(spec: DefenceSpec, defence: Defence, calibrated: Defence) -> DefenceSpec:
-    """Return the defence as a scenario would write it after calibration."""
+    """Return the scenario's section for a defence after calibration."""
     if calibrated is defence:
         return spec
     values = {f.name: getattr(calibrated, f.name) for f in fields(calibrated)}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Admission to a round in virtual time: whose updates the server adds, as they come from the client workers."""
+"""Admission to a round in virtual time: which updates the server adds as they arrive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayfed.engine.tables import Rows
 
 @dataclass
 class Admission:
-    """One round's admission; arms without a clock take everybody."""
+    """Admission of one round's updates; arms without a clock admit all."""
 
     clocks: Mapping[str, RoundClock]
     """Clocks by arm; none where a scenario has no `federation.system`."""
@@ -23,13 +23,13 @@ class Admission:
     """Arm -> client -> seconds after which its update arrives."""
 
     def left(self, work: Sequence[Portion]) -> tuple[list[Portion], list[Cohort]]:
-        """Return the work of the clients that virtual time leaves, and the cohorts, of one client, that it does not."""
+        """Return the work of the clients in time, and the one-client cohorts that virtual time excludes."""
         timed = [c for portion in work for c in portion if c.arm.name in self.clocks]
         lost = [cohort for cohort in timed if cohort.clients[0] in self.clocks[cohort.arm.name].lost]
         return [portion for portion in work if portion[0] not in lost], lost
 
     def results(self, results: Iterator[Result], work: Sequence[Portion], lost: Sequence[Cohort]) -> Iterator[Result]:
-        """Yield the results as they come, without the updates of clients that are late or not needed.
+        """Yield the results as they arrive, without the updates of late or surplus clients.
 
         Where who is in a round is known only when all have answered, results wait for that.
         """
@@ -59,7 +59,7 @@ class Admission:
                     yield one if one.portion[0].clients[0] in admitted else _dropped(one)
 
     def close(self, arm: str, rows: Rows) -> dict[str, Any]:
-        """Write into the rows of an arm's clients what becomes of them, and return columns of the round's row."""
+        """Set the status of an arm's clients in their rows, and return columns of the round's row."""
         if (clock := self.clocks.get(arm)) is None:
             return {}
         closing: Closing = clock.close(self.arrivals[arm])
@@ -67,10 +67,10 @@ class Admission:
 
 
 def _dropped(result: Result) -> Result:
-    """Return the result of a cohort of which nothing is added."""
+    """Return the result of a cohort whose update is not added."""
     return Result(result.portion, result.report, _nothing(result.portion[0]))
 
 
 def _nothing(cohort: Cohort) -> dict[tuple[int, int], None]:
-    """Return what stands in the server's tree for a cohort of which nothing is added."""
+    """Return the placeholder of such a cohort in the server's tree."""
     return {(0, cohort.index): None}

@@ -1,4 +1,4 @@
-"""An attacker: takes observations, returns reconstructions, and is given neither data nor the scenario's seed."""
+"""Attacker: turns observations into reconstructions, without access to data or the scenario's seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rayfed.update import Observation
 
 
 class Attacker:
-    """Runs attacks on what their threat models let them see."""
+    """Runs attacks on observations."""
 
     def __init__(self, sample: SampleSpec, classes: int, device: torch.device) -> None:
         self._sample, self._classes, self._device = sample, classes, device
@@ -35,7 +35,7 @@ class Attacker:
         observations: Sequence[Observation],
         keys: Sequence[bytes],
     ) -> tuple[list[Guess], list[Guess]]:
-        """Return a guess for each observation, twice: without its images for the driver, and whole for scoring.
+        """Return a guess for each observation, once without images for the driver, and once whole for scoring.
 
         `keys[i]` seeds the attacker's randomness for observation i. The arm is there because a defence may change the
         architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew. An attack

@@ -43,7 +43,7 @@ LoadStates = Callable[[str, Iterable[int], int], dict[int, State]]
 
 @dataclass(frozen=True)
 class Allowance:
-    """Time for the attacks of a round; what it does not suffice for is not played, and has rows that say so."""
+    """Time limit for the attacks of a round; attacks that do not fit get rows that say so."""
 
     seconds: float = inf
     """Seconds from the first observation to the last score."""
@@ -55,11 +55,11 @@ class Allowance:
     """What is not even begun, by arm and title of the attack, with the status and the message of its rows."""
 
     def ends(self, began: float) -> float:
-        """Return until when calls go on, by the clock of `monotonic`, where observing began at `began`."""
+        """Return the end of the calls by `monotonic`, given when observing began."""
         return began + self.seconds - self.scoring
 
     def unplayed(self, arm: str, title: str) -> tuple[str, str]:
-        """Return status and message of the rows of an attack that was not played, or not to its end, on an arm."""
+        """Return status and message for an attack that was not played, or not to its end, on an arm."""
         return self.left_out.get((arm, title)) or (UNPLAYED, want_of_time(self.calls.get(title)))
 
 
@@ -67,19 +67,19 @@ ALL_THE_TIME = Allowance()
 
 
 def want_of_time(seconds: float | None) -> str:
-    """Return in words that there was no time for what takes about so many seconds, None where nobody knows."""
+    """Return a message that time was short for work of about this many seconds (None: unknown)."""
     return WANT_OF_TIME + ("" if seconds is None else f" (about {duration(seconds)})")
 
 
 class _TimeIsUp(BaseException):
-    """The allowance is used up: no `Exception`, which a search would take for its own."""
+    """Signal that the time limit has passed; not an `Exception`, which a search might catch."""
 
 
 class RunAttackers(Protocol):
-    """Does calls of attackers (`rayfed.engine.executor.Executor.run_attackers`)."""
+    """Protocol of `rayfed.engine.executor.Executor.run_attackers`."""
 
     def __call__(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
-        """Yield each call as it ends."""
+        """Yield each call when it ends."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Attacks:
     def strike(
         self, round: int, sent: Mapping[str, Ref], tables: RoundTables, earlier: Mapping[str, Sequence[Sent]]
     ) -> None:
-        """Observe, attack and score what is due in a round, and add the rows to `tables`.
+        """Observe, attack and score a round's victims, and add the rows to `tables`.
 
         `earlier` has, by arm, what clients were sent in the rounds before that are kept. Observations and truths go by
         reference. A client that failed in the round has sent nothing to attack; one that was late has. Where Ctrl-C
@@ -132,7 +132,7 @@ class Attacks:
         self._score(due, observed, attacked, round, tables, complete=True)
 
     def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[int]:
-        """Return the calls in the order in which they are played.
+        """Return the calls in the order of play.
 
         Where time is short, small batches are first, each attack on all arms before the next one, so that what was
         played tells something of every arm.
@@ -150,7 +150,7 @@ class Attacks:
         round: int,
         ends: float,
     ) -> None:
-        """Play calls and add what they return to `attacked`; raises `_TimeIsUp` where time ends before they do."""
+        """Run calls and add their results to `attacked`; raises `_TimeIsUp` at the time limit."""
 
         def hear(call: Call, standing: Standing) -> None:
             if monotonic() > ends:
@@ -182,7 +182,7 @@ class Attacks:
         tables: RoundTables,
         complete: bool = False,
     ) -> None:
-        """Score the calls that have ended, and add their rows to `tables` in the order in which they were due.
+        """Score the finished calls, and add their rows to `tables` in the planned order.
 
         Where the round is `complete`, the others have rows which say that there was no time for them.
         """
@@ -201,13 +201,13 @@ class Attacks:
         return Call("attack", args, tag, returns=2, limit=limit)
 
     def _unfinished(self, d: AttackCall) -> list[Guess]:
-        """Return what stands in the tables of an attack that was ended, as it took too long."""
+        """Return the status and message of an attack that was ended for taking too long."""
         seconds = self.scenario.resources.timeout
         message = f"not finished within {seconds:g} s for each victim (resources.timeout)"
         return [failed(d.attack.build(), message) for _ in d.victims]
 
     def _due(self, round: int, arms: Sequence[ResolvedArm], failed: Collection[tuple[str, int]]) -> list[AttackCall]:
-        """Return the calls of a round, without the victims that have `failed` in an arm."""
+        """Return the calls of a round, without the victims that `failed` in an arm."""
         return [
             AttackCall(arm, attack, there, repeat, strip=chunk == repeat == 0)
             for attack in self.scenario.attacks
@@ -263,7 +263,7 @@ def _note_attack(
 
 
 def _note_unplayed(tables: RoundTables, d: AttackCall, round: int, status: str, why: str) -> None:
-    """Add the rows of a call that was not made, or not to its end."""
+    """Add the rows of a call that was not made or not finished."""
     nothing = dict.fromkeys(TABLES["attacks"].names)
     key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "repeat": d.repeat}
     given = {"observes": d.attack.observes, "knowledge": ",".join(d.attack.knowledge), "seconds": 0.0}

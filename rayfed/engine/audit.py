@@ -1,6 +1,6 @@
-"""The audit of a model: which attacks apply to it, which of them fit into the time, and what they find.
+"""Audit of a model: which attacks apply, which fit into the time, and what they find.
 
-For whoever has a model and data and no scenario yet; `rayfed audit` and `rayfed.audit` are this.
+For users who have a model and data and no scenario yet; `rayfed audit` and `rayfed.audit` are this.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def audit(
     shrink: bool = False,
     arms: Sequence[str] = (UNDEFENDED,),
 ) -> list[Audited]:
-    """Play all attacks that apply within the budget, and return a folder for each set of weights; none where none do.
+    """Play all applicable attacks within the budget, and return a folder for each set of weights, possibly none.
 
     Weights are the untrained ones and, where a `run` is named, those that its `arm` has learnt. With `shrink` batches
     are no larger than what clients have. Raises `UserError` for the user's mistakes, too little time among them.
@@ -98,7 +98,7 @@ def audit(
 
 
 def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the section `model` of a name or a mapping with one, or else the run's; raises `UserError` for none."""
+    """Return the section `model` for a name or mapping, by default the run's; raises `UserError` without either."""
     if given is not None:
         found = named(given)
         if not isinstance(found, Mapping):
@@ -110,7 +110,7 @@ def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> 
 
 
 def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the section `loss` of a name or a mapping with one, or else the run's, or cross entropy."""
+    """Return the section `loss` for a name or mapping, by default the run's, or cross entropy."""
     if given is None and trained is not None:
         return trained.loss
     return loss_section("cross_entropy" if given is None else given)
@@ -124,7 +124,7 @@ def data_of(
     text: str | None,
     trained: Trained | None,
 ) -> dict[str, Any]:
-    """Return the section `data` of what is given (`rayfed.analysis.audit.data_section`), or else the run's."""
+    """Return the section `data` for the given samples (`rayfed.analysis.audit.data_section`), by default the run's."""
     if label is not None and targets:
         raise UserError("--label names the column of the classes, --target columns of numbers: give one of them")
     if given is not None:
@@ -135,7 +135,7 @@ def data_of(
 
 
 def pipelines(given: Sequence[Any]) -> Defences:
-    """Return pipelines by the names of their arms, of names, mappings with a name, or lists of these.
+    """Return defence pipelines by arm, from names, mappings with a name, or lists of these.
 
     Raises `UserError` for what is none.
     """
@@ -169,7 +169,7 @@ def _typed(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Budget:
-    """Time of an audit, or what stands in its place."""
+    """Time budget of an audit, or its replacement by a fixed number of evaluations."""
 
     began: float
     """When it began, by the clock of `monotonic`."""
@@ -182,23 +182,23 @@ class Budget:
 
     @property
     def trials_end(self) -> float:
-        """Until when trials go on: no longer than half the time."""
+        """End of the trials: at most half of the time."""
         return inf if self.iterations is not None else self.began + self.seconds / 2
 
     @property
     def pace_end(self) -> float:
-        """Until when it is measured what defences take: no longer than two thirds of the time."""
+        """End of timing the defences: at most two thirds of the time."""
         return inf if self.iterations is not None else self.began + self.seconds * 2 / 3
 
     @property
     def left(self) -> float:
-        """Seconds that are left for each set of weights."""
+        """Seconds left for each set of weights."""
         return inf if self.iterations is not None else (self.began + self.seconds - monotonic()) / self.sets
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A run whose weights are audited: those of its first arm, the one that others are compared with."""
+    """A run whose weights are audited: those of its first arm, its reference."""
 
     arm: str
     model: dict[str, Any]
@@ -207,7 +207,7 @@ class Trained:
 
     @classmethod
     def of(cls, run: str) -> Trained:
-        """Read a run's scenario; raises `UserError` where there is none."""
+        """Read a run's scenario; raises `UserError` if there is none."""
         search_where(run)
         folder = RunFolder.open(run)
         loaded = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
@@ -219,7 +219,7 @@ class Trained:
 def rehearsed(
     plan: Plan, changes: Sequence[str], budget: Budget, progress: AuditProgress, shrink: bool
 ) -> tuple[Scenario, Allowance, Sequence[str]] | None:
-    """Look at the model, try all attacks, and return the audit's scenario, what of it fits into the time, and notes.
+    """Inspect the model and try all attacks; return the audit's scenario, the part that fits into the time, and notes.
 
     The notes are on data and models, and are told before anything is tried. Returns None where no attack applies;
     raises `UserError` where there is no time for any that does. With `shrink` batches are no larger than what clients
@@ -308,7 +308,7 @@ def _plays(fitted: Fitted, name: str) -> bool:
 
 
 def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> list[str]:
-    """Return a line for the attacks for which there is no time at the same batch size on the same arms."""
+    """Return a line for each group of attacks that there is no time for, grouped by batch size and arms."""
     cells: dict[tuple[int, str], list[Unit]] = {}
     for unit in units:
         cells.setdefault((unit.batch, unit.method.name), []).append(unit)
@@ -327,7 +327,7 @@ def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> 
 
 
 def _takes(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bool) -> str:
-    """Return which options make an audit of what was tried fit, and into how many minutes."""
+    """Return the options and minutes with which an audit of the tried attacks would fit."""
     ways = [("all that was tried" if not tried else "all of it", fitted.whole)]
     if len(plan.batches) > 1:
         ways.append((f"--batch {min(plan.batches)} alone", fitted.first_batch))
@@ -339,7 +339,7 @@ def _takes(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: boo
 
 
 def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> int:
-    """Return the minutes of the whole command for so many seconds of attacks, rounded up.
+    """Return the whole command's minutes for attacks of this many seconds, rounded up.
 
     Where not all could be `tried`, trials take half of any time that is given, and what defences take is measured
     for a fourth of the time that is gone.
@@ -349,7 +349,7 @@ def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> int:
 
 
 def _busy(slower: float) -> str:
-    """Return what other work on the machine does to times; empty where it does little."""
+    """Return a remark on other work that slows the machine down; empty if there is little."""
     return f" (other work makes it {slower:.1f} times as long)" if slower > 1.2 else ""
 
 
@@ -389,7 +389,7 @@ def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> Too
 
 
 def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], None], shrink: bool) -> Plan:
-    """Return the plan without batch sizes that the model does not take; raises `UserError` where they were asked for.
+    """Return the plan without batch sizes that the model cannot process; raises `UserError` if the user asked for them.
 
     Where it takes none, the first error is raised.
     """
@@ -405,7 +405,7 @@ def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], N
 
 
 def _scenario(plan: Plan, iterations: Mapping[str, int], changes: Sequence[str]) -> Scenario:
-    """Return the audit's scenario; its problems name fields and no lines, for nobody wrote a file."""
+    """Return the audit's scenario; its problems have no line numbers, as there is no file."""
     document = scenarios.with_changes(yaml.safe_load(plan.scenario_text(iterations)), list(changes))
     scenarios.find_inputs(document, [Path.cwd()])
     return scenarios.check(document, "the audit (arms: --defence; other fields: --set PATH=VALUE)")

@@ -1,4 +1,4 @@
-"""Rehearsal of an audit: which attacks apply to the model, how long they take, and which of them fit into the time.
+"""Rehearsal of an audit: which attacks apply to the model, how long they take, and which fit into the time.
 
 What a step takes is measured in seconds of the process, so that iterations do not depend on what else the machine does;
 how many seconds by the clock that is, on the whole.
@@ -50,7 +50,7 @@ Shown = Callable[[str, int, int, Standing | None], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """An attack tried on the undefended model."""
+    """Result of trying one attack on the undefended model."""
 
     title: str
     """Label of the attack in the scenario."""
@@ -71,7 +71,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Pace:
-    """What takes time beside the attacks themselves, in seconds for each victim."""
+    """Time beside the attacks themselves (observations, scores), in seconds for each victim."""
 
     observing: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """By arm, and name of the twin; those that are missing take none."""
@@ -79,11 +79,11 @@ class Pace:
 
 
 class _Enough(BaseException):
-    """A trial has told what was asked: no `Exception`, which an attack would take for its own."""
+    """Signal that a trial has run long enough; not an `Exception`, which an attack might catch."""
 
 
 class _Watch:
-    """Clock of the steps of a trial's searches, which ends it where nobody can wait for more."""
+    """Timer of a trial's search steps, which stops the trial when enough is known or time is up."""
 
     def __init__(self, until: float, shown: Callable[[Standing], None]) -> None:
         self._until, self._shown = until, shown
@@ -94,7 +94,7 @@ class _Watch:
         self._last = 0.0
 
     def hear(self, standing: Standing) -> None:
-        """Note a step of a search."""
+        """Record one step of a search."""
         now = process_time()
         if standing.search > len(self.iterations):
             self.iterations.append(standing.iterations)
@@ -107,7 +107,7 @@ class _Watch:
 
 
 class Rehearsal:
-    """Tries the attacks of an audit's scenario in this process, on its own samples; no choice depends on scores."""
+    """Trials of the attacks of an audit's scenario in this process; no choice depends on scores."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs, self._arms = inputs, resolve(inputs.scenario)
@@ -119,7 +119,7 @@ class Rehearsal:
         """What trials answered, by title, with the truth, which is looked at once all have been tried."""
 
     def refused(self) -> dict[int, ClientError]:
-        """Return the batch sizes of which the undefended model gives no gradient, with what the client raised."""
+        """Return the batch sizes for which the undefended model gives no gradient, with the client's error."""
         found = {}
         first = {attack.batch_size: attack for attack in reversed(self._inputs.scenario.attacks)}
         for size, attack in sorted(first.items()):
@@ -132,7 +132,7 @@ class Rehearsal:
         return found
 
     def trials(self, until: float = inf, shown: Shown = lambda *_: None) -> Iterator[Trial]:
-        """Yield a trial of each attack, small batches first; of those that search, the first that applies is timed.
+        """Yield a trial of each attack, small batches first; for searches, the first applicable one is timed.
 
         That is one of an attack's twins on a batch size, and the others count as it does where it took long. Where the
         clock (`monotonic`) passes `until`, nothing more is tried; but a search is, where nothing that applies is known
@@ -165,11 +165,11 @@ class Rehearsal:
             yield trial
 
     def _tells_nothing(self, attack: AttackSpec) -> bool:
-        """Return whether what the attacker is told of defences is all he is told: there is none on the model tried."""
+        """Return whether the attacker's only extra knowledge is of defences, which the tried model lacks."""
         return bool(attack.knowledge) and set(attack.knowledge) <= {"defence", "code"}
 
     def pace(self, until: float = inf) -> Pace:
-        """Return what observations and scores take, measured on the smallest batch.
+        """Return the time for observations and scores, measured on the smallest batch.
 
         Where the clock (`monotonic`) passes `until`, observations of the arms that are left count as the slowest ones.
         Raises `UserError` where a client fails.
@@ -192,7 +192,7 @@ class Rehearsal:
         return Pace(found, self._scoring())
 
     def _scoring(self) -> float:
-        """Return the seconds of scoring one victim of the largest batch, of whose scores nothing is kept."""
+        """Return the seconds for scoring one victim of the largest batch; the scores are discarded."""
         attack = max(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         seen, truths = self._observed(UNDEFENDED, attack, most=1)
         blank = Reconstruction(seen[0].sample.blank(attack.batch_size), truths[0].labels.cpu())
@@ -204,7 +204,7 @@ class Rehearsal:
         return taken[-1]
 
     def found(self, criterion: Criterion, titles: Collection[str] | None = None) -> list[str]:
-        """Return a line on what trials found of each attack and batch size, all or those of these `titles`.
+        """Return a line on the trials of each attack and batch size, of all or of these `titles`.
 
         A search made a few evaluations alone, so what it did not find says nothing.
         """
@@ -233,7 +233,7 @@ class Rehearsal:
         return self._observed(arm, attack, most)[0]
 
     def _observed(self, arm: str, attack: AttackSpec, most: int | None) -> tuple[Any, Any]:
-        """Return the observations of the attack's first call, of no more than so many victims, and the truths."""
+        """Return the observations of the attack's first call, for at most this many victims, and the truths."""
         args: tuple[Any, ...] = arm, self._sent[arm], self._members(attack)[:most], attack, {}, 0
         [done] = self._executor.run_clients([Call("observe", args, returns=3)])
         return done.rest[0], done.rest[1]
@@ -272,7 +272,7 @@ class Rehearsal:
         return Trial(attack.title, start=start, each=steps * step, evaluation=step)
 
     def _played(self, attack: AttackSpec, observations: Any, iterations: int) -> Sequence[Reconstruction]:
-        """Return the guesses of a call; those that search make so many iterations, where that is not 0."""
+        """Return the guesses of a call; searches make this many iterations, unless it is 0."""
         changed = {"iterations": iterations} if iterations else {}
         spec = attack.model_validate(attack.model_dump() | changed)
         keys = [seeds.derived("rehearsal", v) for v in self._members(attack)]
@@ -283,18 +283,18 @@ class Rehearsal:
 
 
 def _iterations_tried(attack: AttackSpec) -> int:
-    """Return the iterations of a trial, 0 for a closed form."""
+    """Return the number of iterations in a trial, 0 for a closed form."""
     return max(1, _TIMED // _evaluations(attack)) if "iterations" in attack.parameters else 0
 
 
 def _evaluations(attack: AttackSpec) -> int:
-    """Return the evaluations of the objective in one iteration of an attack that searches."""
+    """Return the number of evaluations of the objective in one iteration of a search."""
     return next((method.evaluations for method in METHODS if method.name == attack.name), 1)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """An attack, with all its twins, on one arm at one batch size: what is played as a whole or not at all."""
+    """An attack with all its variants on one arm at one batch size, played as a whole or not at all."""
 
     arm: str
     method: Method
@@ -307,7 +307,7 @@ class Unit:
     """Why it does not apply, on the undefended model and so on others of the same form; empty where it may."""
 
     def unplayed(self, slower: float) -> tuple[str, str]:
-        """Return status and message of its rows where it is left out; seconds by the clock are `slower` than those."""
+        """Return status and message of its rows if it is left out; clock time is `slower` than its seconds."""
         if self.obstacle:
             return "not applicable", self.obstacle
         return UNPLAYED, want_of_time(None if self.seconds is None else slower * self.seconds)
@@ -330,7 +330,7 @@ class Smallest:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What fits into the time of an audit."""
+    """Selection of attacks that fits into an audit's time."""
 
     iterations: Mapping[str, int]
     """Of each search, by title (`rayfed.analysis.audit.title`)."""
@@ -349,14 +349,14 @@ class Fitted:
 
     @property
     def says_anything(self) -> bool:
-        """Whether any attack is played that applies."""
+        """Whether any applicable attack is played."""
         return any(unit.applies for unit in self.played)
 
 
 def fit(
     plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], seconds: float, given: int | None = None
 ) -> Fitted:
-    """Choose what is played in about so many seconds, small batches first, each attack on all arms before the next one.
+    """Choose the attacks for about this many seconds: small batches first, each attack on all arms before the next.
 
     So a short audit says something of every arm: what an attack finds behind a defence beside what it finds without.
     What takes next to nothing comes before all else, as closed forms on large batches do.
@@ -427,7 +427,7 @@ def _smallest(
 
 
 def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int) -> list[Unit]:
-    """Return all units in the order in which they are worth having."""
+    """Return all units in order of priority."""
     found = []
     for batch in plan.batches:
         methods = [method for method in METHODS if method.takes(plan.modality, batch)]
@@ -447,7 +447,7 @@ def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, b
 
 
 def _seconds(twins: Sequence[Trial], iterations: int) -> float:
-    """Return about how long a call of each of an attack's twins takes, together.
+    """Return the estimated time of one call of each of an attack's variants, together.
 
     The first one may have loaded what the others found, so of those that search the smallest start counts; and the
     slowest pace, for the others may have been seen at their beginning alone.
@@ -462,7 +462,7 @@ def _each(twins: Sequence[Trial]) -> float:
 
 
 def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:
-    """Return the titles of the searches that are played with `FEWEST` evaluations, as no trial told their speed."""
+    """Return the titles of searches that get `FEWEST` evaluations because no trial timed them."""
     twins = {title(*search): _twins(trials, title(*search)) for search in plan.searches}
     return [
         name
@@ -472,7 +472,7 @@ def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:
 
 
 def of_calls(trials: Sequence[Trial], iterations: Mapping[str, int]) -> dict[str, float]:
-    """Return about how many seconds one call of each attack takes, by its title."""
+    """Return the estimated seconds of one call of each attack, by title."""
     found = {}
     for trial in trials:
         name = trial.title.partition(",")[0]
@@ -487,7 +487,7 @@ def _twins(trials: Sequence[Trial], name: str) -> list[Trial]:
 
 
 def fewest(method: Method, evaluations: int = FEWEST) -> int:
-    """Return how many iterations of a method make so many evaluations, at least one."""
+    """Return the number of iterations in which a method makes this many evaluations, at least one."""
     return max(1, -(-evaluations // method.evaluations))
 
 

@@ -1,4 +1,4 @@
-"""What callers from Python may give for a scenario, a run, a model, and how a run is shown to them."""
+"""Argument forms of the Python API: scenarios, runs and models, and the display of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Source = str | PathLike[str] | Mapping[str, Any] | Scenario
 
 
 def scenario_of(source: Source, changes: Sequence[str]) -> Scenario:
-    """Return a scenario of a file, of a name that comes with rayfed, of a mapping like a file's contents, or as it is.
+    """Return the scenario for a file, the name of one that comes with rayfed, a mapping, or a `Scenario`.
 
     Raises `ScenarioError` for what is none.
     """
@@ -37,18 +37,18 @@ def scenario_of(source: Source, changes: Sequence[str]) -> Scenario:
 
 
 def address_of(run: str | PathLike[str] | Results | None) -> str | None:
-    """Return the path or URL of a run, however it is given; None for none."""
+    """Return the path or URL of a run, given as a path, URL or object; None for None."""
     return None if run is None else run.url if isinstance(run, Results) else fspath(run)
 
 
 def name_of(model: Any) -> str:
-    """Return a model's name: the dotted path of a class, and a name as it is."""
+    """Return a model's name: a class as its dotted path, a name unchanged."""
     return f"{model.__module__}:{model.__qualname__}" if isinstance(model, type) else str(model)
 
 
 @contextmanager
 def shown(show: bool, brief: bool = False) -> Iterator[Any]:
-    """Open what is told as a run goes on: the terminal's view where one asks for it, else nothing."""
+    """Open the display of a run's progress: the terminal view if asked for, else nothing."""
     if not show:
         yield AuditProgress()
         return

@@ -1,4 +1,4 @@
-"""An audit of accounts: plays mechanisms on canaries, and bounds from below what epsilon they really spend.
+"""Audit of privacy accounts with canaries: empirical lower bounds on the epsilon of each mechanism.
 
 What an arm's defence does is played as a run plays it: draws of clients and samples, local steps, clip, noise, sums, by
 the same code. Only the samples are others: each unit that the account hides (a sample; a client with all its samples)
@@ -58,7 +58,7 @@ _BEYOND = 1e6
 
 
 class Canaries(nn.Module):
-    """Model whose gradient is what its input names: a coordinate of every layer, and which way.
+    """Model whose gradient is the coordinate, in every layer, and the sign that its input names.
 
     Inputs (N, 1, 1, 4) in [0, 1] are bytes: three of the coordinate's number, and 0, 1 or 2 for the other way, nothing
     and its way. Outputs (N, 2) are linear in the weights, so the gradient is the same at all weights.
@@ -71,7 +71,7 @@ class Canaries(nn.Module):
         self.register_buffer("sign", torch.ones(()))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return outputs (N, 2), of which the sum is the loss."""
+        """Return outputs (N, 2), whose sum is the loss."""
         parts = (inputs.flatten(1) * 255).round()
         place = parts[:, :3] @ torch.tensor([1.0, 256.0, 65536.0], device=parts.device)
         places = torch.arange(len(self.weights[0]), device=parts.device)
@@ -81,13 +81,13 @@ class Canaries(nn.Module):
 
 
 def total(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over a batch of the outputs' sums: a loss."""
+    """Return the mean over a batch of the sum of each sample's outputs, as a loss."""
     return outputs.sum(1).mean()
 
 
 @dataclass(frozen=True)
 class Audited:
-    """What canaries show of one mechanism of an arm."""
+    """Result of the canaries for one mechanism of an arm."""
 
     arm: str
     defence: str
@@ -111,7 +111,7 @@ class _Scores:
 
 
 def audited(inputs: Inputs, canaries: int) -> Iterator[Audited]:
-    """Yield what so many canaries, or more, show of each mechanism that has an account; raises `UserError` for none."""
+    """Yield the result of at least this many canaries for each accounted mechanism; raises `UserError` without one."""
     there = False
     for account in inputs.accounts:
         rounds = inputs.limits[account.name]
@@ -153,7 +153,7 @@ class _Run:
         """By client, and number of its canary, the score so far."""
 
     def _dealt(self) -> tuple[Dataset, Parts]:
-        """Return the canaries as samples, and each client's; where one has more than the most, the rest are blank."""
+        """Return the canaries as samples, and each client's indices; a client's canaries beyond `_MOST` are blank."""
         count = int(self.sizes.sum())
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         own = np.arange(count) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
@@ -170,7 +170,7 @@ class _Run:
         return data, Parts.of([np.flatnonzero(owner == client) for client in range(len(self.sizes))])
 
     def play(self, rounds: int, scores: _Scores) -> None:
-        """Play the rounds and add the scores of all canaries."""
+        """Play the rounds and add all canaries' scores."""
         self.found = dict.fromkeys(self.there, 0.0)
         seen = self._sums if self.defence.overrides("wrap_aggregation") else self._updates
         for round in range(rounds):
@@ -188,13 +188,13 @@ class _Run:
         return Sent(round, weights_of(model), {**buffers_of(model), "sign": torch.tensor(sign)})
 
     def _updates(self, sent: Sent) -> Iterator[tuple[list[tuple[int, int]], Named]]:
-        """Yield the update of each client of a round, with the keys of its canaries."""
+        """Yield each client's update of a round, with the keys of its canaries."""
         for client in plan.drawn_clients(self.scenario, sent.round):
             [update] = self.runtime.updates(_ARM, sent, [client], {})
             yield [key for key in self.there if key[0] == client], update.tensors
 
     def _sums(self, sent: Sent) -> Iterator[tuple[list[tuple[int, int]], Named]]:
-        """Yield what the server makes of a round's updates, with the keys of all canaries."""
+        """Yield the server's noisy sum of a round's updates, with the keys of all canaries."""
         rule = aggregation_of(resolve(self.scenario)[_ARM])
         key = plan.server_key(self.scenario, _ARM, sent.round, [])
         draws = generator(key, self.scenario.privacy.secure)
@@ -208,7 +208,7 @@ class _Run:
 def _scenario(
     given: Scenario, account: Account, mechanism: DefenceSpec, model: dict[str, int], number: int
 ) -> Scenario:
-    """Return the scenario of a run on canaries: the arm's training and sums with this mechanism alone."""
+    """Return the scenario of a canary run: the arm's training and sums with one mechanism alone."""
     document: dict[str, Any] = yaml.safe_load(given.dump())
     arm = yaml.safe_load(given.dump())["arms"].get(account.name, {}) if document["arms"] else {}
     kept = {name: value for name, value in arm.items() if name in ("training", "server", "aggregation")}

@@ -1,4 +1,4 @@
-"""The clock of virtual time: how long a round would take on the clients' devices, and who would be in it.
+"""Virtual time: how long a round would take on the clients' devices, and which clients would take part.
 
 The driver owns it, for it alone knows what all clients of a round have sent. Nothing that is measured goes into it, so
 its figures are the same on any machine, with any executor.
@@ -31,7 +31,7 @@ DROPPED = (LATE, SURPLUS, LOST, SMALL)
 
 @dataclass(frozen=True)
 class Closing:
-    """End of a round in virtual time."""
+    """Result of a round in virtual time: its end, and each client's status."""
 
     seconds: float
     """Seconds from its start."""
@@ -43,7 +43,7 @@ class Closing:
 
 @dataclass(frozen=True)
 class Clock:
-    """Virtual time of a run."""
+    """Virtual clock of a run."""
 
     scenario: Scenario
     system: System
@@ -54,12 +54,12 @@ class Clock:
 
     @classmethod
     def of(cls, inputs: Inputs) -> Clock | None:
-        """Return the clock of a run whose scenario has `federation.system`; None for any other."""
+        """Return the clock of a run whose scenario has `federation.system`, else None."""
         system = inputs.scenario.federation.system
         return cls(inputs.scenario, system, inputs.parts.sizes, counted(inputs)) if system else None
 
     def begin(self, arm: ResolvedArm, round: int, clients: Sequence[int], received: int) -> RoundClock:
-        """Return the clock of a round of an arm, in which these clients are each sent so many bytes."""
+        """Return the clock of a round of an arm whose clients each receive this many bytes."""
         work, training = self.work[arm.name], arm.training
         ready, lost, links = {}, {}, {}
         for client, device in zip(clients, devices(self.scenario, clients), strict=True):
@@ -75,7 +75,7 @@ class Clock:
         return RoundClock(ready, links, lost, min(goal, len(clients)), self.system.deadline, self.system.selects)
 
     def since(self, ended: float, round: int, seconds: float) -> float:
-        """Return the seconds since the round before had `ended`, of one that took so many from its start.
+        """Return the seconds between the end of the previous round and the end of one that took this long.
 
         Both count from the start of the first round; a round may have waited for its hour.
         """
@@ -99,16 +99,16 @@ class RoundClock:
     """Whether who is in the round is known only when all have answered."""
 
     def arrival(self, client: int, sent_bytes: int) -> float:
-        """Return after how many seconds the update of a client arrives that sends so many bytes."""
+        """Return the arrival time, in seconds, of a client's update of this many bytes."""
         latency, bandwidth = self.links[client]
         return self.ready[client] + latency + sent_bytes / bandwidth
 
     def late(self, arrival: float) -> bool:
-        """Return whether what arrives then is too late."""
+        """Return whether an update that arrives then is too late."""
         return self.deadline is not None and arrival > self.deadline
 
     def close(self, arrivals: Mapping[int, float]) -> Closing:
-        """Return how a round ends whose updates arrive after so many seconds, by client."""
+        """Return the end of a round whose updates arrive after these seconds, by client."""
         order = sorted((seconds, client) for client, seconds in arrivals.items() if not self.late(seconds))
         order = order[: self.goal] if self.waits else order
         last = order[-1][0] if order else 0.0

@@ -1,4 +1,4 @@
-"""Going on with a run: only by the scenario that it was begun with, so that no result is a mixture of two."""
+"""Checks before a run is continued: the scenario must be the original one wherever it affects results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Document = Mapping[str, Any]
 
 
 def what_counts(scenario: Scenario) -> dict[str, Any]:
-    """Return what of a scenario determines results, as JSON holds it.
+    """Return the part of a scenario that determines results, as JSON.
 
     Not names and places; not how clients that fail are handled, for the table `clients` says who was left out; of
     actors only their threads, which change the order of sums, and whether they compute on a GPU.
@@ -36,7 +36,7 @@ def what_counts(scenario: Scenario) -> dict[str, Any]:
 
 
 def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, extend: bool = False) -> None:
-    """Raise `RunError` where rounds that are played followed another scenario than this; names what differs.
+    """Raise `RunError`, naming the differences, if the played rounds followed another scenario.
 
     With `extend` what is to come may differ: the number of rounds, and attacks in rounds that are not played yet.
     """
@@ -71,7 +71,7 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
 
 
 def check_attacked(run: str, saved: Checkpoint, scenario: Scenario) -> None:
-    """Raise `RunError` where an attack's scenario has other clients or arms than the run whose weights it attacks."""
+    """Raise `RunError` if an attack's scenario has other clients or arms than the run whose weights it attacks."""
     if not saved.scenario:
         return
     ours, theirs = (_without_attacks(document) for document in (what_counts(scenario), saved.scenario))
@@ -85,7 +85,7 @@ def check_attacked(run: str, saved: Checkpoint, scenario: Scenario) -> None:
 
 
 def check_begun(folder: RunFolder, begun: Document, now: Document) -> None:
-    """Raise `RunError` where a sweep's scenario is not the one that its trials were begun with."""
+    """Raise `RunError` if a sweep's scenario is not the one that its trials were started with."""
     if begun != now:
         raise RunError(
             f"{folder.url}: {SCENARIO} was edited since the sweep began, and its trials followed the old one: "
@@ -94,7 +94,7 @@ def check_begun(folder: RunFolder, begun: Document, now: Document) -> None:
 
 
 def told(begun: Document, now: Document) -> str:
-    """Return a line of text with each field that differs and its values before and after."""
+    """Return a line of text for each field that differs, with both values."""
     return ", ".join(
         f"{each.path} was {each.values[0] or 'not set'} and is {each.values[1] or 'not set'}"
         for each in differences([begun, now])
@@ -102,14 +102,14 @@ def told(begun: Document, now: Document) -> str:
 
 
 def _followed(document: Document, played: int) -> Document:
-    """Return the part of a document that the first rounds followed."""
+    """Return the part of a scenario that determined the first rounds."""
     due = [{**attack, "rounds": sorted(r for r in attack["rounds"] if r < played)} for attack in document["attacks"]]
     federation = {name: value for name, value in document["federation"].items() if name != "rounds"}
     return {**document, "federation": federation, "attacks": [attack for attack in due if attack["rounds"]]}
 
 
 def _without_attacks(document: Document) -> Document:
-    """Return the part of a document that says who the clients are and what they do."""
+    """Return the part of a scenario that determines the clients and their work."""
     evaluated = ("rounds", "evaluate_every", "evaluate_clients")
     federation = {name: value for name, value in document["federation"].items() if name not in evaluated}
     kept = {name: value for name, value in document.items() if name not in ("attacks", "metrics", "resources")}
@@ -117,7 +117,7 @@ def _without_attacks(document: Document) -> Document:
 
 
 def check_streams(folder: RunFolder) -> None:
-    """Raise `RunError` for a run or sweep of a rayfed version whose seeds give other random numbers."""
+    """Raise `RunError` for a run or sweep of a rayfed version whose seeds gave other random numbers."""
     if folder.exists("environment.json") and folder.read_mapping("environment.json").get("streams") != seeds.STREAMS:
         raise RunError(
             f"{folder.url}: it was begun by another version of rayfed, whose seeds give other random numbers, so its "
@@ -126,7 +126,7 @@ def check_streams(folder: RunFolder) -> None:
 
 
 def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) -> Scenario:
-    """Return the scenario, with the key that the run in the folder began with where that is secure.
+    """Return the scenario with the key of a secure run, as stored in its folder.
 
     Raises `RunError` where a secure run has rounds but no key any more.
     """
@@ -148,5 +148,5 @@ def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) ->
 
 
 def finished(folder: RunFolder) -> bool:
-    """Return whether a run has come to its end, its report included."""
+    """Return whether a run has ended and has its report."""
     return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"

@@ -1,4 +1,4 @@
-"""The environment of a run: what it takes to repeat it and to read its timings."""
+"""The environment of a run: versions, machines and settings needed to repeat it and to read its timings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PACKAGES = (
 
 
 def note_environment(folder: RunFolder, scenario: Scenario, machine: Mapping[str, object]) -> dict[str, object]:
-    """Write environment.json for who plays now, and return its contents.
+    """Write environment.json for the present driver, and return its contents.
 
     Who has played before stays there under `earlier`, oldest first. `machine` is `Executor.environment()`.
     """
@@ -57,7 +57,7 @@ def _environment(scenario: Scenario, machine: Mapping[str, object]) -> dict[str,
 
 
 class MachineRecord:
-    """Record in environment.json of the machines that have played a run, those before a resume included."""
+    """Record of the machines that have played a run, over all resumes, in environment.json."""
 
     def __init__(self, folder: RunFolder, scenario: Scenario, machine: Mapping[str, object]) -> None:
         """Write environment.json; `machine` is `Executor.environment()`."""
@@ -68,7 +68,7 @@ class MachineRecord:
         self._write()
 
     def add(self, machines: Iterable[Machine]) -> str | None:
-        """Add the machines of a run's processes; return a warning where one is of a kind that is new beside others."""
+        """Add the machines of a run's processes; return a warning if kinds of machines are mixed."""
         kinds, known = self._kinds(), self._known()
         for role, processor, device in machines:
             for table, value in ((self._processors, processor), (self._devices, device)):
@@ -84,11 +84,11 @@ class MachineRecord:
         return f"WARNING: processors of different kinds, so the last bits are not those of one kind{hint} ({told})"
 
     def _known(self) -> int:
-        """Return the number of entries, which only grows."""
+        """Return the number of entries, which never decreases."""
         return sum(map(len, (*self._processors.values(), *self._devices.values())))
 
     def _kinds(self) -> set[str]:
-        """Return the kinds that calculate differently; with fixed instructions these are the vendors'."""
+        """Return the kinds of machines that calculate differently; under fixed instructions, the vendors."""
         found = {processor for told in self._processors.values() for processor in told}
         return {processor[processor.rfind(" (") :] for processor in found} if self._portable else found
 

@@ -1,4 +1,4 @@
-"""Evaluation of new weights by client workers: on slices of the data, or client by client with private parts."""
+"""Evaluation of new weights by client workers, on slices of the data, or by client with private parts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Found = dict[str, float | None]
 
 
 def slices(samples: int) -> int:
-    """Return the number of calls that evaluate so many samples."""
+    """Return the number of calls that evaluate this many samples."""
     return -(-samples // EVALUATION_SLICE)
 
 
 def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> dict[str, Found]:
-    """Return loss, accuracy and error, arm by arm; `sizes` gives the samples of each split."""
+    """Return loss, accuracy and error by arm; `sizes` are the numbers of samples by split."""
     calls = [
         Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, size), split), (arm, split, start))
         for arm, ref in sent.items()
@@ -55,12 +55,12 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
 
 
 def known(value: float | None) -> float | None:
-    """Return a value, or None where the loss knows no such thing."""
+    """Return a value, or None if it is NaN because the loss does not define it."""
     return None if value is None or isnan(value) else value
 
 
 def guesses(data: Dataset, loss: Loss) -> Found:
-    """Return what guessing gets: the accuracy of naming the commonest class, or the error of always saying the median.
+    """Return the performance of guessing: accuracy of the commonest class, or error of the median.
 
     The accuracy is at most that on 95 of 100 test sets as large. Labels that are each 0 or 1 count one by one. None of
     words, and where the loss knows no such thing.
@@ -80,7 +80,7 @@ def guesses(data: Dataset, loss: Loss) -> Found:
 
 
 def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str, Found]:
-    """Return how often triggers work, arm by arm, on `size` test samples without those of the target."""
+    """Return the success rate of triggers by arm, on `size` test samples of other classes."""
     calls = [
         Call("evaluate_backdoor", (arm, ref, start, min(start + EVALUATION_SLICE, size)), arm)
         for arm, ref in sent.items()
@@ -107,7 +107,7 @@ def evaluate_members(
     samples: np.ndarray,
     splits: Sequence[Split],
 ) -> tuple[dict[str, Found], dict[tuple[str, int], float | None]]:
-    """Evaluate members with the private parts of the model that they keep, and a non-member, who has none.
+    """Evaluate members with their private parts of the model, and a non-member, who has none.
 
     Returns, arm by arm, the mean over the clients in `states` beside what a non-member gets, and every client's own
     test accuracy. `samples[c]` is how many samples client c holds.

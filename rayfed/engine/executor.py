@@ -1,4 +1,4 @@
-"""The executor of a run: the contract between its rounds and the processes, or the one process, that do the work."""
+"""The executor: contract between a run's rounds and the processes, or the one process, that do the work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ref = Any
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a method on whichever client worker, or attacker, is free."""
+    """One method call for any free client worker or attacker."""
 
     method: str
     args: tuple[Any, ...]
@@ -40,23 +40,23 @@ class Call:
 
 
 class Overdue:
-    """Marker in place of the result of a call that took longer than its limit."""
+    """Marker for the result of a call that took longer than its limit."""
 
 
 @dataclass(frozen=True)
 class Crashed:
-    """Marker in place of the result of a call that ended its process each time."""
+    """Marker for the result of a call that ended its process every time."""
 
     memory: bool
     """Whether it was ended from outside, for it needed more memory than there is."""
 
 
 class Gone:
-    """Marker in place of the result of a call whose arguments were lost with the machine that held them."""
+    """Marker for the result of a call whose arguments were lost with their machine."""
 
 
 class Done(NamedTuple):
-    """A call that has ended."""
+    """A finished call with its result."""
 
     call: Call
     result: Any
@@ -75,7 +75,7 @@ Hear: TypeAlias = Callable[[Call, Standing], None]
 
 
 def within(run: Run, seconds: float | None) -> Run:
-    """Return what does calls of client workers with a limit for each; raises `OverdueError` for one that takes longer.
+    """Return a function that runs client calls with a time limit for each; raises `OverdueError` beyond it.
 
     `seconds` is None where any time will do.
     """
@@ -92,7 +92,7 @@ def within(run: Run, seconds: float | None) -> Run:
 
 
 class Lost(Exception):
-    """The server died, or a value was lost with the machine that held it: the round has to be played again."""
+    """The server died, or a value was lost with its machine, so that the round has to be played again."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
@@ -103,19 +103,19 @@ class Executor(Protocol):
 
     @property
     def clients(self) -> int:
-        """Return the number of client calls that go on at once."""
+        """Return the number of concurrent client calls."""
 
     def nodes(self) -> dict[str, int]:
-        """Return the nodes that do calls of clients, each with the number that go on at once there."""
+        """Return the nodes that run client calls, with the number of concurrent calls on each."""
 
     def describe(self) -> str:
-        """Describe in words what runs where."""
+        """Return a description of what runs where."""
 
     def environment(self) -> dict[str, object]:
-        """Return the machine's part of environment.json, which it takes to read the run's timings."""
+        """Return the executor's part of environment.json, which explains the run's timings."""
 
     def machines(self) -> list[Machine]:
-        """Return the machines of all processes that have begun to work so far."""
+        """Return the machines of all processes that have started so far."""
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         """Start clients and server; `saved` is the state of every arm.
@@ -124,22 +124,22 @@ class Executor(Protocol):
         """
 
     def check_server(self) -> None:
-        """Wait until the server is up, or raise `Lost`: clients would wait for its weights without end."""
+        """Wait until the server has started, or raise `Lost`, as clients would wait for its weights forever."""
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Replace a server that is dead, or that has added half a round."""
+        """Replace a server that died or that has added half a round."""
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """Do calls on instances of `rayfed.engine.worker.ClientWorker`; see `Run`."""
+        """Run calls on instances of `rayfed.engine.worker.ClientWorker`; see `Run`."""
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
-        """Do calls on instances of `rayfed.engine.attacker.Attacker`, started for the first calls; see `Run`.
+        """Run calls on instances of `rayfed.engine.attacker.Attacker`, started on first use; see `Run`.
 
         Who does not take all that is yielded leaves the calls that are not over.
         """
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call a method of `rayfed.engine.server.Server`, in order, and return a `Ref`, or a list of several."""
+        """Call a method of `rayfed.engine.server.Server`, in order, and return one `Ref` or a list of them."""
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
         """Return the values behind references to the server's results.

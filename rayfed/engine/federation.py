@@ -1,4 +1,4 @@
-"""The state of a run between its rounds: its arms, the server's and clients' states, and the executor."""
+"""The state of a run between rounds: arms, the server's and clients' states, and the executor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rayfed.engine.server import ArmState, ServerRole
 
 
 class Served(NamedTuple):
-    """The server's values at the beginning of a round, by reference."""
+    """References to the server's values at the start of a round."""
 
     sent: Ref
     """The part for clients (`Sent`)."""
@@ -30,7 +30,7 @@ class Served(NamedTuple):
 
 
 class Federation:
-    """State of a run that its rounds have in common."""
+    """State that a run's rounds share."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class Federation:
         saved: Mapping[str, ArmState],
         load_states: LoadStates,
     ) -> None:
-        """Begin from the server's side of a checkpoint, `saved`, or from untrained arms where that is empty.
+        """Start from the server's part of a checkpoint, `saved`, or from untrained arms if it is empty.
 
-        `load_states` reads the clients' side, to which whoever plays rounds adds what they `changed`.
+        `load_states` reads the clients' side, to which the player of the rounds adds what they `changed`.
         """
         self.scenario, self.data, self.samples = inputs.scenario, inputs.data, inputs.parts.sizes
         self.arms = {account.name: account.arm for account in inputs.accounts}
@@ -77,18 +77,18 @@ class Federation:
 
     @cached_property
     def clock(self) -> Clock | None:
-        """Virtual time; None where the scenario has no devices. Work is counted when a round first asks."""
+        """Virtual clock; None without devices in the scenario. Work is counted on first use."""
         return Clock.of(self._inputs)
 
     def make_keys(self) -> None:
-        """Have one client make the keys of all, where clients encrypt; the server relays them and cannot read them."""
+        """Let one client make the keys of all encrypting clients; the server relays them unread."""
         making = [Call("make_keys", (name,), name) for name, arm in self.arms.items() if arm.spec.protection]
         self._keys = {done.call.tag: done.result for done in self.run_clients(making)}
         for name, locked in self._keys.items():
             self.executor.serve("relay", name, locked)  # one that dies of it is started again with them
 
     def restart_server(self) -> None:
-        """Start a new server after the last finished round."""
+        """Start a new server from the last finished round."""
         self.executor.restart_server(self._roles(), self.saved)
         self.served, self.held = {}, {}
 
@@ -97,11 +97,11 @@ class Federation:
         self.transcripts = {key: known for key, known in self.transcripts.items() if key[1] == round}
 
     def ask_server(self, method: str, *args: Any) -> Served:
-        """Call `Server.sent`, or another method with the same two results."""
+        """Call `Server.sent`, or another method with the same two results, by reference."""
         return Served(*self.executor.serve(method, *args, returns=2))
 
     def settled(self, refs: Sequence[Ref], calls: int) -> list[Any]:
-        """Return what so many calls of the server have returned, when they have ended.
+        """Return the values of this many server calls when they have finished.
 
         Raises `OverdueError` where they take longer than that many times `resources.timeout`.
         """
@@ -109,7 +109,7 @@ class Federation:
         return self.executor.get(refs, None if limit is None else limit * calls)
 
     def _roles(self) -> dict[str, ServerRole]:
-        """Return what the server is told: how to add, never the seed, from which it could draw every client's noise."""
+        """Return the server's task in each arm, without the seed, which would reveal every client's noise."""
         roles = {}
         for name, arm in self.arms.items():
             server = arm.spec.server

@@ -1,4 +1,4 @@
-"""Where a user's scenario, the modules that it names, and those of a run that is looked at again are found."""
+"""Search paths for scenarios, their modules, and the modules of earlier runs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rayfed.store.folder import SCENARIO, RunFolder
 
 
 def load(path: Path, changes: Sequence[str], remark: Callable[[str], None]) -> Scenario:
-    """Load a scenario file; what it names lies beside it or in the current folder, which `remark` is told of data."""
+    """Load a scenario file; its relative names are resolved beside it or in the current folder."""
     search_beside(path)
     return load_scenario(path, list(changes), remark)
 
 
 def search_beside(path: Path) -> None:
-    """Let dotted paths name modules of the working directory or beside a file."""
+    """Make modules beside a file, or in the working directory, importable by dotted paths."""
     registry.search(str(Path.cwd()))
     registry.search(str(path.resolve().parent))
 
 
 def dotted(name: str) -> str:
-    """Return the dotted path of `FILE.py:Name`, whose folder is searched from now on; any other name as it is."""
+    """Return the dotted path of `FILE.py:Name` and make the file importable; other names unchanged."""
     match = registry.FILE_PATH.fullmatch(name)
     if match is None:
         return name
@@ -39,7 +39,7 @@ def dotted(name: str) -> str:
 
 
 def loss_section(value: Any) -> dict[str, Any]:
-    """Return a scenario's section `loss`, made of a name or a mapping with one; raises `UserError` for others."""
+    """Return a scenario's section `loss` for a name or a mapping; raises `UserError` for anything else."""
     value = named(value)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise UserError(f"loss: found '{value}'; give a name, or {{name: NAME, FIELD: VALUE}}")
@@ -47,7 +47,7 @@ def loss_section(value: Any) -> dict[str, Any]:
 
 
 def search_where(run: str) -> None:
-    """Let dotted paths name modules where the run found them, or in the working directory.
+    """Make modules importable from where the run found them, or from the working directory.
 
     A run may come from somebody else: its places are searched last, so that none of their modules takes the place of
     another, and only where its scenario has dotted paths. What lies in the run folder itself is not code.

@@ -1,4 +1,4 @@
-"""Updates on their way in virtual time: who begins when, and which update arrives at the server next.
+"""Updates in flight in virtual time: when clients start, and which update reaches the server next.
 
 Under an asynchronous rule a round is one step of the server. As many clients begin on its weights as updates make a
 step: the first when the step before is made, each other one when an update arrives. All of them are known before
@@ -22,7 +22,7 @@ from rayfed.engine.tables import Row, Rows
 
 @dataclass(frozen=True)
 class Flight:
-    """One update on its way."""
+    """One update in flight."""
 
     client: int
     round: int
@@ -36,13 +36,13 @@ class Flight:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Name of the update among those of its arm."""
+        """Identifier of the update within its arm."""
         return self.round, self.client
 
 
 @dataclass
 class Flights:
-    """Updates of one arm on their way in one round."""
+    """Updates in flight of one arm during one round."""
 
     number: int
     clock: RoundClock
@@ -62,18 +62,18 @@ class Flights:
     def of(
         cls, number: int, clock: RoundClock, count: int, saved: Mapping[str, Any], held: Mapping[Any, Ref]
     ) -> Flights:
-        """Return the flights of an arm as a round begins, from its state after the round before."""
+        """Return the flights of an arm at the start of a round, from its saved state."""
         flying = [Flight(**one) for one in saved.get("flying", ())]
         return cls(number, clock, count, saved.get("ended", 0.0), flying, dict(held))
 
     def made(self, rows: Rows, update: Ref) -> None:
-        """Take in the update of one of the clients that begin in this round, and its row."""
+        """Record the update, and its row, of a client that starts in this round."""
         [row] = rows
         self._ready[row["client"]] = row
         self.held[self.number, row["client"]] = update
 
     def fly(self, clients: Sequence[int]) -> None:
-        """Have these clients begin, in this order, and play until as many updates have arrived as make a step."""
+        """Start these clients in order, and advance until enough updates for a step have arrived."""
         waiting, free = iter(clients), {flight.client: flight.arrival for flight in self.flying}
         air = [(flight.arrival, flight.round, flight.client, flight) for flight in self.flying]
         heapq.heapify(air)
@@ -89,7 +89,7 @@ class Flights:
         self.flying = sorted((flight for *_, flight in air), key=lambda one: one.key)
 
     def _start(self, client: int, now: float, free: dict[int, float], air: list[Any]) -> None:
-        """Have a client begin, now or when its device is free again."""
+        """Start a client, now or when its device is free again."""
         row = self._ready[client]
         begun = max(now, free.get(client, now))
         arrival = begun + self.clock.arrival(client, row["sent_bytes"])
@@ -99,7 +99,7 @@ class Flights:
 
     @property
     def rows(self) -> Rows:
-        """Rows of the table `clients` of those that have arrived."""
+        """Rows of the table `clients` for the updates that have arrived."""
         return [
             one.row | {"round": self.number, "simulated_seconds": one.seconds, "staleness": self.number - one.round}
             for one in self.landed
@@ -107,19 +107,19 @@ class Flights:
 
     @property
     def columns(self) -> Row:
-        """Columns of the round's row: devices neither wait nor are dropped."""
+        """Columns of the round's row on waiting and dropped devices."""
         return {"simulated_seconds": self.landed[-1].arrival - self.began, "idle": None, "dropped": 0}
 
     def missing(self) -> Iterator[Flight]:
-        """Yield the flights that have arrived and whose updates are to be made again."""
+        """Yield the arrived flights whose updates this process must compute again."""
         return (one for one in self.landed if one.key not in self.held)
 
     @property
     def kept(self) -> list[dict[str, Any]]:
-        """What a checkpoint has of those that are left."""
+        """State of the remaining flights for a checkpoint."""
         return [asdict(one) for one in self.flying]
 
     @property
     def left(self) -> dict[tuple[int, int], Ref]:
-        """The updates of those that are left, as far as this process has them."""
+        """Updates of the remaining flights, if this process has them."""
         return {one.key: self.held[one.key] for one in self.flying if one.key in self.held}

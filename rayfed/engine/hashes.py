@@ -1,4 +1,4 @@
-"""SHA-256 of what a run is made of: its code, its data, and the weights that it begins with.
+"""SHA-256 of a run's ingredients: code, data and initial weights.
 
 They stand in environment.json, so that a statement on the run still says what it is about when files have changed.
 """
@@ -26,7 +26,7 @@ NOT_HASHED = "not hashed: read from files as needed"
 
 
 def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]]:
-    """Return hashes of `code` by module, `data` by split and `weights` by arm, a checkpoint's where there is one.
+    """Return hashes of `code` by module, `data` by split and `weights` by arm (of a checkpoint, if there is one).
 
     The code of rayfed is that of all its Python files, their paths and contents; a user's module is its own file alone.
     """
@@ -42,7 +42,7 @@ def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]
 
 
 def changed_code(before: Mapping[str, Any], code: Mapping[str, str]) -> str | None:
-    """Return a remark on modules whose `code` is no longer that of an environment.json `before`; None where it is."""
+    """Return a remark on modules that differ from those of an environment.json `before`; None without one."""
     known = before.get("hashes", {}).get("code", {})
     changed = [name for name, found in code.items() if known.get(name, found) != found]
     if not changed:
@@ -63,7 +63,7 @@ def _own_code() -> str:
 
 
 def _named_code(names: list[str]) -> dict[str, str]:
-    """Return the hash of each module of the user's that the scenario names components of."""
+    """Return the hash of each of the user's modules that the scenario names."""
     modules = dict.fromkeys(name.partition(":")[0] for name in names)
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in modules}
     own = {name: file for name, file in files.items() if file and name.partition(".")[0] not in ("rayfed", "actors")}

@@ -1,4 +1,4 @@
-"""The inputs of a run: a scenario's data, dealt to its clients, and arms whose models fit them."""
+"""The inputs of a run: the data, dealt to clients, and arms with models that fit the data."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PREDICTABLE = "noise follows from the seed: for measuring, not for protecting (p
 
 @dataclass(frozen=True)
 class Inputs:
-    """A scenario's data, loaded and dealt."""
+    """A scenario's data, loaded and dealt to clients."""
 
     scenario: Scenario
     """The scenario with the noise that its defences need for their epsilons."""
@@ -66,7 +66,7 @@ class Inputs:
 
     @cached_property
     def limits(self) -> dict[str, int]:
-        """Number of rounds that every arm plays: the scenario's, or fewer where the budget for privacy ends before.
+        """Number of rounds of every arm: the scenario's, or fewer if its privacy budget ends earlier.
 
         Raises `UserError` for a budget that ends in the first round.
         """
@@ -79,7 +79,7 @@ class Inputs:
         return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
 
     def proved(self, training: bool) -> list[dict[str, Any]]:
-        """Return rows of the table `proved`: what bounds the attacks that accounts cover, with or without training."""
+        """Return rows of the table `proved`: bounds on the attacks that accounts cover, with or without training."""
         return [
             row
             for account in self.accounts
@@ -89,7 +89,7 @@ class Inputs:
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks on the samples as they were read, and on the models as they were made."""
+        """Remarks on the samples as read, and on the models as built."""
         found: dict[str, list[str]] = {}
         for account in self.accounts:
             for said in notes_of(account.arm.model):
@@ -99,14 +99,14 @@ class Inputs:
 
     @property
     def randomness(self) -> str | None:
-        """Return a remark on the noise behind guarantees, and on secure runs, which cannot be repeated; or None."""
+        """Return a remark on the noise behind guarantees, and on secure runs, which are not repeatable; or None."""
         if self.scenario.privacy.secure:
             return UNREPEATABLE
         return PREDICTABLE if any(row.get("epsilon") is not None for row in self.privacy) else None
 
     @cached_property
     def encryption(self) -> list[str]:
-        """Return remarks on the arms that encrypt or mask: their precision, and whether their keys can be broken."""
+        """Return remarks on the arms that encrypt or mask: precision, and keys that can be broken."""
         found = []
         for name, arm in resolve(self.scenario).items():
             if protecting := plan.protecting(self.scenario, arm, self.parts.sizes):
@@ -120,7 +120,7 @@ class Inputs:
         return found
 
     def _unhidden(self, arm: ResolvedArm, rule: OverChannel[Any, Any, Any]) -> Iterator[str]:
-        """Yield remarks on where what clients decrypt of an arm comes near one client's update."""
+        """Yield remarks on arms in which the decrypted sum is close to one client's update."""
         if isinstance(rule, SumOverChannel):
             weights = [rule.rule.heaviest(1, trained_samples(size, arm.training)) for size in self.parts.sizes.tolist()]
             share, client, round = plan.heaviest(self.scenario, weights)
@@ -137,7 +137,7 @@ class Inputs:
 
 
 def scorer(scenario: Scenario, data: Dataset) -> Scorer:
-    """Return the scorer of reconstructions of these data: by what the scenario asks for, and what a verdict needs."""
+    """Return the scorer of reconstructions, with the scenario's metrics and those that verdicts need."""
     asked = scenario.metrics
     names = tuple(dict.fromkeys([*asked.names, *Criterion.of(data.sample.modality, None).names]))
     networks = asked.lpips_weights, asked.evaluator, asked.recogniser
@@ -145,7 +145,7 @@ def scorer(scenario: Scenario, data: Dataset) -> Scorer:
 
 
 def _others(data: Dataset) -> Others:
-    """Return samples from all over the test split, always the same ones: few where they are large."""
+    """Return samples spread over the test split, always the same; fewer if they are large."""
     count, most = len(data.test_labels), _OTHERS // int(np.prod(data.sample.shape))
     few = min(count, max(50, min(500, most)))
     rows = np.unique(np.linspace(0, count - 1, few).round().astype(np.int64))
@@ -154,7 +154,7 @@ def _others(data: Dataset) -> Others:
 
 
 def _public(data: Dataset, most: int) -> Tensor | None:
-    """Return the public samples, from all over them where they are many; None without any."""
+    """Return public samples, a spread selection if there are many; None without any."""
     if data.public_images is None or not len(data.public_images):
         return None
     count = len(data.public_images)
@@ -163,7 +163,7 @@ def _public(data: Dataset, most: int) -> Tensor | None:
 
 
 def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None = None) -> Inputs:
-    """Load the data, deal it to the clients, and try every arm's model and attack, before a cluster starts.
+    """Load the data, deal it to the clients, and check every arm's model and attack, before a cluster starts.
 
     Data that are given are not loaded again. Noise that is asked for by an epsilon is calibrated for `rounds`, by
     default the scenario's own. Raises `UserError` for what does not fit.
@@ -191,7 +191,7 @@ def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None 
 
 
 def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
-    """Return the data with labels as the loss takes them; raises `UserError` where it takes no such labels."""
+    """Return the data with labels in the loss's form; raises `UserError` if the loss cannot use them."""
     loss, name = scenario.loss.build(), scenario.loss.name
     if loss.takes == "numbers" and not data.has_numbers:
         data = data.as_numbers()
@@ -216,7 +216,7 @@ def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
 
 
 def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
-    """Return the training indices of every client, and those that it has held out."""
+    """Return the training indices of every client, and its held-out indices."""
     generator, partition = seeds.numpy_generator(scenario.seed, "partition"), scenario.partition.build()
     if getattr(partition, "by_label", False) and data.has_numbers and data.train_sources is None:
         raise UserError(
@@ -232,7 +232,7 @@ def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
 
 
 def _check_dealt(scenario: Scenario, sizes: np.ndarray) -> None:
-    """Raise `UserError` unless every client has samples; `sizes` (clients,) are how many."""
+    """Raise `UserError` unless every client has samples; `sizes` (clients,) are their numbers."""
     name, clients = scenario.partition.name, scenario.federation.clients
     if len(sizes) != clients:
         raise UserError(
@@ -246,7 +246,7 @@ def _check_dealt(scenario: Scenario, sizes: np.ndarray) -> None:
 
 
 def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.ndarray, rounds: int | None) -> Account:
-    """Return the account of an arm that fits data and attacks, with the noise that its epsilons need.
+    """Return the account of an arm, with the noise for its epsilons, after checking the arm against data and attacks.
 
     `samples[i]` is how many samples client i holds.
     """
@@ -263,7 +263,7 @@ def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.n
 
 
 def _check_numbers(arm: Arm, data: Dataset) -> None:
-    """Raise `UserError` for what knows classes alone, where labels are numbers."""
+    """Raise `UserError` for components that need classes, if labels are numbers."""
     for spec, defence in zip(arm.spec.defences, arm.defences, strict=True):
         if getattr(defence, "needs_classes", False):
             raise UserError(f"defence '{spec.name}' knows classes, and labels are numbers here: take another one")
@@ -279,7 +279,7 @@ def _check_numbers(arm: Arm, data: Dataset) -> None:
 
 
 def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Dataset) -> None:
-    """Raise `UserError` where a client's `samples` (clients,), or the public data, are too few for the defence."""
+    """Raise `UserError` if a client's `samples` (clients,) or the public data are too few for the defence."""
     public = 0 if data.public_labels is None else len(data.public_labels)
     if defence.least_public and not public:
         raise UserError(f"{title} {NEEDS_PUBLIC}")
@@ -296,7 +296,7 @@ def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Data
 
 
 def _check_words(scenario: Scenario, arm: Arm, data: Dataset) -> None:
-    """Raise `UserError` where model and labels are not both words or both classes, and for what knows classes alone.
+    """Raise `UserError` if only one of model and labels is for words, or if a component needs classes.
 
     CTC cannot be differentiated twice, as attacks do, nor sample by sample under vmap.
     """

@@ -1,7 +1,7 @@
-"""The local executor: all of a run in this process, call after call, for debuggers and fast tests.
+"""The local executor: runs everything in this process, for debugging and fast tests.
 
 Bits are those of any other executor. What goes to a client or an attacker, and what comes back, is pickled as it is
-where these are processes of their own: whoever writes on it writes on a copy, and what could not travel shows here.
+where these are processes of their own: a write changes a copy, and what could not travel shows here.
 What goes to and from the server is not: a rule that writes on what it is given writes on the driver's own.
 """
 
@@ -48,7 +48,7 @@ def local(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
 
 
 class LocalExecutor:
-    """Executor that does each call in this process when it is asked for (`rayfed.engine.executor.Executor`)."""
+    """Executor that runs each call in this process when it is made (`rayfed.engine.executor.Executor`)."""
 
     clients = 1
 
@@ -63,50 +63,50 @@ class LocalExecutor:
         self._server: Server
 
     def nodes(self) -> dict[str, int]:
-        """Return this machine, which is the only one."""
+        """Return this machine as the only node."""
         return {"": 1}
 
     def describe(self) -> str:
-        """Describe where the run happens."""
+        """Return a description of where the run happens."""
         return "all in this process"
 
     def environment(self) -> dict[str, object]:
-        """Return the machine's part of environment.json: no process but this one."""
+        """Return the executor's part of environment.json."""
         return {"actors": "none: all in this process"}
 
     def machines(self) -> list[Machine]:
-        """Return this machine, which is every role's."""
+        """Return this machine for every role."""
         return self._machines
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Make the server; clients and attackers need no start."""
+        """Create the server; clients and attackers need no start."""
         self.restart_server(roles, saved)
 
     def check_server(self) -> None:
         """Do nothing: a server in this process is always up."""
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Make a new server from the saved arms."""
+        """Create a new server from the saved arms."""
         self._server = Server(roles, saved)
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """Do calls of clients in the order given."""
+        """Run client calls in the given order."""
         return self._run(self._client, self._resources.clients, calls)
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
-        """Do calls of attackers in the order given."""
+        """Run attacker calls in the given order."""
         for call in calls:
             with listening(partial(hear, call)) if hear else nullcontext():
                 [done] = self._run(self._attacker, self._resources.attackers, [call])
             yield done
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call the server and return its result, or its results, themselves."""
+        """Call the server and return its result, or results, as references that are the values."""
         torch.set_num_threads(self._resources.server.threads)
         return getattr(self._server, method)(*args)
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
-        """Return the references themselves: here they are the values."""
+        """Return the references themselves, which are the values here."""
         return list(refs)
 
     def _run(self, worker: ClientWorker | Attacker, resources: Actors, calls: Sequence[Call]) -> Iterator[Done]:
@@ -120,17 +120,17 @@ class LocalExecutor:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles tensors as actors do: as memory on the CPU, without what they were computed from."""
+    """Pickler that serialises tensors as actors do: as CPU memory, without autograd history."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how a tensor is pickled; anything else as usual."""
+        """Return the reduction of a tensor; defaults for everything else."""
         if type(obj) is Tensor:
             return torch.from_numpy, (obj.detach().cpu().numpy().copy(),)
         return super().reducer_override(obj)
 
 
 def _travelled(value: Any, way: str = "elsewhere") -> Any:
-    """Return a value as it would arrive in another process; where it cannot travel, its error notes the `way`."""
+    """Return a value as another process would receive it; errors of serialisation note the `way`."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump(value)

@@ -1,4 +1,4 @@
-"""A sweep in this process: one trial after another."""
+"""Sweeps in this process, one trial after another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayfed.store.exits import exit_of
 
 
 def local_sweep(recorder: SweepRecorder) -> None:
-    """Play the trials that a sweep has left (`rayfed.engine.sweeps.SweepExecution`).
+    """Play the remaining trials of a sweep (`rayfed.engine.sweeps.SweepExecution`).
 
     Raises `UserError` for options that only Ray Tune has.
     """
@@ -38,7 +38,7 @@ def local_sweep(recorder: SweepRecorder) -> None:
 
 
 def _search(recorder: SweepRecorder, objectives: Sequence[str]) -> None:
-    """Play the settings that Optuna asks for, each with what it has learnt from those before."""
+    """Play the settings that Optuna suggests, each with the results of those before."""
     found = recorder.search()
     for _ in range(recorder.left):
         trial = found.study.ask()
@@ -51,7 +51,7 @@ def _search(recorder: SweepRecorder, objectives: Sequence[str]) -> None:
 
 
 def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[str, float]:
-    """Play a setting with its repeats and return its objectives; empty where one has failed."""
+    """Play a setting's repeats and return its objectives; empty if one failed."""
     trials, played = trials_of(setting), []
     try:
         for one in trials:
@@ -60,7 +60,7 @@ def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[s
             played.append(outcomes.outcomes(run))
     except Exception as error:
         if exit_of(error) != "failed":
-            raise  # whoever leaves the debugger leaves the sweep
+            raise  # leaving the debugger leaves the sweep
         recorder.end(trials, f"{type(error).__name__}: {error}")
         return {}
     recorder.end(trials, None)

@@ -1,4 +1,4 @@
-"""The machine under a process: its processor and device, and what of their arithmetic a scenario fixes."""
+"""The machine of a process: processor, device, and the arithmetic that a scenario fixes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PORTABLE = {
 
 
 class Machine(NamedTuple):
-    """What a process calculates on."""
+    """Processor, device and instruction set of a process."""
 
     role: str
     """The process, such as `ClientActor`."""
@@ -72,7 +72,7 @@ def check_arithmetic(deterministic: str) -> None:
 
 
 def device_for(num_gpus: float) -> torch.device:
-    """Return the device for a share of so many GPUs; raises `ResourceError` where PyTorch has none."""
+    """Return the device for a share of this many GPUs; raises `ResourceError` if PyTorch has none."""
     if not num_gpus:
         return torch.device("cpu")
     if torch.cuda.is_available():
@@ -88,7 +88,7 @@ def device_for(num_gpus: float) -> torch.device:
 
 @contextmanager
 def gpu_arithmetic(tf32: bool) -> Iterator[None]:
-    """Set how GPUs calculate, and set it back afterwards."""
+    """Set the arithmetic of GPUs during the block."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     try:
@@ -99,6 +99,6 @@ def gpu_arithmetic(tf32: bool) -> Iterator[None]:
 
 
 def set_gpu_arithmetic(tf32: bool) -> None:
-    """Have GPUs take algorithms that repeat their results, and round to TF32 only where `tf32` says so."""
+    """Make GPUs use deterministic algorithms, with TF32 only if `tf32` is true."""
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32

@@ -1,4 +1,4 @@
-"""Partial results of a round, added up on the nodes that hold them before they go to the server.
+"""Sums of a round's partial results on the nodes that hold them, before they go to the server.
 
 A node is given consecutive cohorts, so that what its actors send are branches of one part of the server's tree. Which
 node adds what changes no bit: the tree is fixed by the cohorts' numbers, and a sum stands where the tree has it.
@@ -25,7 +25,7 @@ _RETRIES = 3
 
 
 def homes(weights: Sequence[float], nodes: Mapping[str, int]) -> list[str]:
-    """Return the node of each of some consecutive portions with these weights.
+    """Return the node of each of several consecutive portions with these weights.
 
     Nodes have consecutive ones, by weight in proportion to the actors of each.
     """
@@ -39,7 +39,7 @@ def homes(weights: Sequence[float], nodes: Mapping[str, int]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """Partial results where they lie."""
+    """Partial results that stay on the worker that computed them."""
 
     node: str
     partials: Partials
@@ -48,18 +48,18 @@ class _Held:
 
     @property
     def arm(self) -> str:
-        """Name of their arm."""
+        """Name of the arm."""
         return self.portions[0][0].arm.name
 
     @property
     def place(self) -> tuple[str, int]:
-        """Their arm, and the number of the first of their cohorts."""
+        """Arm, and number of the first cohort."""
         return self.arm, min(portion[0].index for portion in self.portions)
 
 
 @dataclass
 class NodeSums:
-    """Sums of a round's partial results, node by node and then from node to node."""
+    """Sums of a round's partial results, within nodes first and then between nodes."""
 
     run: Run
     """Does calls on client workers."""
@@ -72,11 +72,11 @@ class NodeSums:
     _held: list[_Held] = field(default_factory=list)
 
     def add(self, result: Result) -> None:
-        """Leave a portion's partial results where they are."""
+        """Register a portion's partial results without moving them."""
         self._held.append(_Held(result.node, result.partials, (result.portion,)))
 
     def met(self) -> Iterator[tuple[str, Partials]]:
-        """Add up, and yield what is left for the server, each with its arm: of no more than `FAN_IN` nodes an arm.
+        """Add up, and yield what remains for the server with its arm, from at most `FAN_IN` nodes an arm.
 
         What lies on a node is added there; then every so many nodes bring their sums to one of them. Cohorts whose
         results are lost with a node are trained again. Raises `Lost` where that comes to no end.
@@ -100,7 +100,7 @@ class NodeSums:
         yield from ((one.arm, one.partials) for one in self._held)
 
     def _groups(self) -> list[list[_Held]]:
-        """Return what is added up next, by one call each; nothing where the server may have it all."""
+        """Return the next sums to compute, one call each; empty if the server may have the rest."""
         by_node = sorted(self._held, key=lambda one: (one.arm, one.node, one.place))
         on_nodes = [list(own) for _, own in groupby(by_node, key=lambda one: (one.arm, one.node))]
         groups = [group for own in on_nodes for group in _chunks(own)]
@@ -117,6 +117,6 @@ class NodeSums:
 
 
 def _chunks(held: list[_Held]) -> list[list[_Held]]:
-    """Return parts of `FAN_IN` at most; no part of one, which is added up already."""
+    """Return parts of at most `FAN_IN` items, without parts of one."""
     parts = (held[i : i + FAN_IN] for i in range(0, len(held), FAN_IN))
     return [part for part in parts if len(part) > 1]

@@ -1,4 +1,4 @@
-"""Observers of a run's progress: the command line draws it, tests record it."""
+"""Observers of a run's progress, which the command line displays and tests record."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from rayfed.store.folder import RunFolder
 
 
 class Progress:
-    """Callbacks of the driver as a run goes on; this base does nothing."""
+    """Callbacks of the driver during a run; the base class ignores all."""
 
     def starting(self, scenario: Scenario, folder: RunFolder, where: str) -> None:
         """Called before clients and server start; `where` says in words what runs where."""
 
     def ready(self, first_round: int) -> None:
-        """All actors are up; this round begins."""
+        """Called when all actors have started, before this round."""
 
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
-        """The account is made: `rows` of `privacy` say what every arm guarantees over its whole run."""
+        """Called with the rows of `privacy`: every arm's guarantees over the whole run."""
 
     def clients_done(self, round: int, done: int, total: int) -> None:
-        """`done` of the `total` client updates of a round, over all arms, are in."""
+        """Called when `done` of the `total` client updates of a round, over all arms, have arrived."""
 
     def observations_done(self, round: int, done: int, total: int) -> None:
-        """`done` of the `total` observations that the attack calls of a round begin with are made."""
+        """Called when `done` of the `total` observations of a round's attacks have been made."""
 
     def attacks_done(self, round: int, done: Sequence[tuple[str, float]], waiting: Sequence[str]) -> None:
-        """The attack calls of a round, of some victims each, that have ended, and those that have not, by title.
+        """Called with the finished and the pending attack calls of a round, by title.
 
         Beside each that has ended stand its seconds of work. It is told first when none has ended.
         """
 
     def search_goes_on(self, round: int, title: str, arm: str, standing: Standing) -> None:
-        """One of the attack calls of a round, on an arm, makes a search that stands so; told about once a second."""
+        """Called about once a second with the progress of a running search on an arm."""
 
     def round_done(
         self,
@@ -46,17 +46,17 @@ class Progress:
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """A round is over and its tables are written; the arguments are its rows of them."""
+        """Called with the rows of a finished round, after its tables are written."""
 
     def note(self, message: str) -> None:
-        """Something happened that the user should know: an actor died and its work is done again."""
+        """Called with a message for the user, such as the death of an actor."""
 
     def finished(self, report: str) -> None:
-        """All is over; `report` is where the page lies."""
+        """Called at the end of the run; `report` is the page's path."""
 
 
 class AuditProgress(Progress):
-    """Callbacks of an audit beside those of its runs; this base does nothing."""
+    """Callbacks of an audit beside those of its runs; the base class ignores all."""
 
     seconds: Mapping[str, float] = MappingProxyType({})
     """About how many seconds one call of each attack takes, by title, where that is known."""
@@ -64,26 +64,26 @@ class AuditProgress(Progress):
     """Notes that the audit has told before its runs, which tell them, too."""
 
     def say(self, *parts: str) -> None:
-        """The audit says something of what it does; the parts are one line."""
+        """Called with a line on the audit's actions, in parts."""
 
     def trying(self, title: str, number: int, total: int, standing: Standing | None) -> None:
-        """One of so many attacks is tried before the run; `standing` is how far its search is."""
+        """Called while an attack is tried before the run; `standing` is the progress of its search."""
 
     def tried(self) -> None:
-        """All attacks have been tried."""
+        """Called after all attacks have been tried."""
 
     def audited(self, weights: str, report: str) -> None:
-        """The attacks on these weights, in words, have ended; `report` is where the page lies."""
+        """Called when the attacks on these weights have ended; `report` is the page's path."""
 
 
 class SweepProgress:
-    """Callbacks of the driver as a sweep goes on; this base does nothing."""
+    """Callbacks of the driver during a sweep; the base class ignores all."""
 
     def starting(self, scenario: Scenario, folder: SweepFolder, where: str, trials: int, done: int) -> None:
-        """`trials` trials begin, `done` were played before; `where` says in words what runs where."""
+        """Called when `trials` trials begin after `done` earlier ones; `where` says what runs where."""
 
     def note(self, message: str) -> None:
-        """Something happened that the user should know: another driver has died, and its sweep goes on."""
+        """Called with a message for the user, such as the death of another driver."""
 
     def trial_done(self, trial: Trial, rows: Sequence[dict[str, Any]]) -> None:
-        """A trial has ended; `rows` are its outcomes."""
+        """Called when a trial has ended; `rows` are its outcomes."""

@@ -1,4 +1,4 @@
-"""Questions that an arm's rule puts to clients, before they train or when all they sent is added."""
+"""Exchange of questions and answers between an arm's rule and the clients, before training or after summing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def consult(
     states: Mapping[str, Mapping[int, State]],
     failed: Collection[tuple[str, int]] = (),
 ) -> None:
-    """Carry questions of rules to the round's clients and the answers back, until no arm's rule asks any more.
+    """Carry the rules' questions to the round's clients and the answers back until no rule has more.
 
     Clients that have `failed` in an arm are asked nothing. Payloads and answers go by reference: this process never
-    holds them. The server receives answers in the clients' order, whoever answered first.
+    holds them. The server receives answers in the clients' order, not in that of arrival.
     """
     executor, transcripts = federation.executor, federation.transcripts
     drawn = plan.drawn_clients(federation.scenario, round)

@@ -1,4 +1,4 @@
-"""The records of a run as it goes on: tables, checkpoints, status, log, and the report at its end."""
+"""Records of a run in progress: tables, checkpoints, status, log, and finally the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rayfed.store.folder import RunFolder
 
 
 class RunRecorder:
-    """Writes the results of a run into its folder."""
+    """Writer of a run's results into its folder."""
 
     def __init__(self, folder: RunFolder, kind: RunKind, rounds: int, weights: str | None = None) -> None:
         """Record into a folder; `weights` say, of a run without training, which ones it attacks."""
@@ -37,11 +37,11 @@ class RunRecorder:
         self._folder.write_text("log.txt", self._text.getvalue())
 
     def logging(self, progress: Progress) -> Progress:
-        """Return a progress whose notes go to the log, too."""
+        """Return a progress whose notes also go to the log."""
         return cast(Progress, _Logging(self, progress))
 
     def write(self, round: int, tables: RoundTables) -> list[str]:
-        """Write a round's part of every table that has rows, and return their names."""
+        """Write a round's part of every non-empty table, and return the tables' names."""
         written = [table for table, rows in vars(tables).items() if rows]
         for table in written:
             self._folder.write_part(table, round, getattr(tables, table))
@@ -65,7 +65,7 @@ class RunRecorder:
 
     @contextmanager
     def recording(self, first: int, reports: bool = True) -> Iterator[None]:
-        """Keep status, log and report true however the run ends, which begins at round `first`."""
+        """Keep status, log and report correct however the run ends; it starts at round `first`."""
         self._running(first)
         if self._folder.lease and self._folder.lease.taken_from:
             self.line(self._folder.lease.taken_from)
@@ -112,7 +112,7 @@ class RunRecorder:
 
     @contextmanager
     def _not_hiding_the_first(self) -> Iterator[None]:
-        """Keep an error in this block from hiding the one that ended the run; the log notes it if it can be written."""
+        """Keep an error in this block from replacing the one that ended the run; log it if possible."""
         try:
             yield
         except Exception as error:
@@ -121,7 +121,7 @@ class RunRecorder:
 
 
 class _Logging:
-    """Progress that passes everything on, and logs notes."""
+    """Progress that forwards everything, and logs notes."""
 
     def __init__(self, recorder: RunRecorder, progress: Progress) -> None:
         self._recorder, self._progress = recorder, progress

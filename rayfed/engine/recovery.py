@@ -1,4 +1,4 @@
-"""Recovery: a round whose server dies, or that loses a value with a machine, is played again."""
+"""Recovery: a round is played again if its server dies or a value is lost with a machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RETRIES = 3
 
 
 def until_played(federation: Federation, round: int, play: Callable[[], RoundTables]) -> RoundTables:
-    """Play a round, again from the last finished one where it is lost.
+    """Play a round, starting again from the last finished round after each loss.
 
     Raises `ResourceError` after `RETRIES` times.
     """

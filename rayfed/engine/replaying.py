@@ -1,4 +1,4 @@
-"""Replays of recorded updates: one round of a recording as a scenario, or as attacks that nothing scores.
+"""Replays of recorded updates: one recorded round as a scenario, or as attacks without scores.
 
 With the truth, every recorded update is a client of its own with its samples. The arm `recorded` answers with what was
 recorded; the arm `none` with what the client would have sent by the same training without any defence, which shows
@@ -54,7 +54,7 @@ def _of_round(folder: Path, round: int) -> list[RecordedUpdate]:
 
 @component
 class RecordedData:
-    """The recorded samples of a round, and those of other rounds to guess by."""
+    """Data set of a recorded round's samples, with those of other rounds for guesses."""
 
     folder: Path
     """Folder of the recording."""
@@ -62,7 +62,7 @@ class RecordedData:
     """The round."""
 
     def load(self) -> Dataset:
-        """Return the round's samples, client after client; the test split are others, or one grey image."""
+        """Return the round's samples by client; the test split holds other rounds' samples, or one grey image."""
         recording = Recording(self.folder)
         found = [update.truth for update in _of_round(self.folder, self.round)]
         images, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -84,12 +84,12 @@ class RecordedData:
 
 
 def _shared(some: Tensor, others: Tensor) -> bool:
-    """Return whether any image is in both batches."""
+    """Return whether the batches have an image in common."""
     return bool(torch.cdist(some.flatten(1), others.flatten(1)).min() < 1e-6)
 
 
 def _stored(images: Tensor) -> np.ndarray:
-    """Return images in [0, 1] in 8 bits where they have no more, else in 16."""
+    """Return images in [0, 1] in 8 bits if that is exact, else in 16."""
     levels = images * 255
     exact = bool((levels - levels.round()).abs().max() < _BYTES)
     return _levels(images, 255 if exact else 65535)
@@ -102,7 +102,7 @@ def _levels(images: Tensor, most: int) -> np.ndarray:
 
 @component
 class ByUpdate:
-    """A client for each recorded update of a round, with its samples."""
+    """Partition with one client for each recorded update of a round."""
 
     folder: Path
     """Folder of the recording."""
@@ -117,7 +117,7 @@ class ByUpdate:
 
 @component
 class Recorded(Defence):
-    """Whatever the recorded federation does to its updates: the client answers with what was recorded of it."""
+    """Defence that stands for all that the recorded federation does: it returns the recorded update."""
 
     folder: Path
     """Folder of the recording."""
@@ -145,7 +145,7 @@ def _device(task: Task) -> torch.device:
 
 
 def looked_over(recording: Recording, update: RecordedUpdate, model: nn.Module) -> Given:
-    """Return a recorded update as attacks take it; raises `UserError`, naming it, where it is not the model's."""
+    """Check a recorded update and return it in the attacks' form; raises `UserError` if it does not fit the model."""
     header = recording.header
     try:
         return observe(model, update.sent, header.sample, header.classes, update.samples, **update.answer)
@@ -155,7 +155,7 @@ def looked_over(recording: Recording, update: RecordedUpdate, model: nn.Module) 
 
 @dataclass(frozen=True)
 class Replay:
-    """How one round of a recording is attacked."""
+    """Attacks on one round of a recording."""
 
     recording: Recording
     round: int
@@ -171,12 +171,12 @@ class Replay:
 
     @cached_property
     def updates(self) -> list[RecordedUpdate]:
-        """The round's updates."""
+        """Updates of the round."""
         return self.recording.of_round(self.round)
 
     @cached_property
     def scored(self) -> bool:
-        """Whether the truth was recorded, of all of the round."""
+        """Whether the truth was recorded for the whole round."""
         return all(update.has_truth for update in self.updates)
 
     @property
@@ -216,7 +216,7 @@ class Replay:
         }
 
     def _training(self) -> dict[str, Any]:
-        """Return the local training behind the round's updates; raises `UserError` where it was not one for all."""
+        """Return the local training behind the round's updates; raises `UserError` if clients' differ."""
         kinds = {(u.kind, replace(u.local, steps=1)) for u in self.updates}
         if len(kinds) > 1:
             raise UserError(
@@ -240,7 +240,7 @@ class Replay:
         return {**told, "epochs": int(epochs.pop())}
 
     def sent(self) -> tuple[Sent, list[str]]:
-        """Return what the round's clients were sent, and remarks on what they returned, each once."""
+        """Return the state that the round's clients were sent, and remarks on their answers without repetition."""
         model = self._built
         given = [(update, looked_over(self.recording, update, model)) for update in self.updates]
         remarks = dict.fromkeys(f"{update.name}: {remark}" for update, one in given for remark in one.remarks)
@@ -248,7 +248,7 @@ class Replay:
         return Sent(self.round, first.weights, first.buffers), list(remarks)
 
     def unscored(self, ends: float = inf) -> Iterator[tuple[RecordedUpdate, str, Reconstruction]]:
-        """Yield what each attack makes of each update, blind, without any truth, until `ends` (of `monotonic`)."""
+        """Yield each attack's guess for each update, without any truth, until `ends` (of `monotonic`)."""
         for update in self.updates:
             seen = looked_over(self.recording, update, self._built).observation
             key = seeds.derived(self.seed, "replay", update.round, update.client)
@@ -261,14 +261,14 @@ class Replay:
 
 
 def normalisation(header: Header) -> dict[str, Any]:
-    """Return what a header's normalisation adds to a section `model`."""
+    """Return the field of section `model` for the input normalisation in a recording's header."""
     if header.mean is None or header.std is None:
         return {}
     return {"normalise": {"mean": list(header.mean), "std": list(header.std)}}
 
 
 def built(model: Mapping[str, Any], loss: Mapping[str, Any], header: Header, seed: int) -> nn.Module:
-    """Return the model of a section `model` for what a header says, as clients train it by a section `loss`."""
+    """Return the model of a section `model` for a recording's header, with the loss of a section `loss`."""
     spec = ModelSpec.model_validate(model)
     normalise = (spec.normalise.mean, spec.normalise.std) if spec.normalise else None
     net = build_model(spec.name, spec.parameters, header.sample, header.classes, seed, normalise)
@@ -277,13 +277,13 @@ def built(model: Mapping[str, Any], loss: Mapping[str, Any], header: Header, see
 
 
 class _TimeIsUp(BaseException):
-    """No `Exception`, which a search would take for its own."""
+    """Signal that the time limit has passed; not an `Exception`, which a search might catch."""
 
 
 def attempts(
     model: nn.Module, seen: Observation, evaluations: int, key: bytes, ends: float = inf
 ) -> Iterator[tuple[str, Reconstruction]]:
-    """Yield what each of the audit's attacks makes of one observation, by name, within so many evaluations.
+    """Yield each audit attack's guess for one observation, by name, within this many evaluations.
 
     What has not ended when the clock (`monotonic`) passes `ends` says that there was no time.
     """

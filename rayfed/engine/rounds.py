@@ -1,4 +1,4 @@
-"""The journey of one round: weights out, cohorts, questions, the server's step, evaluation, attacks, rows."""
+"""One round: weights out, cohorts, questions, the server's step, evaluation, attacks, rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ States = dict[str, dict[int, State]]
 
 
 def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
-    """Return the most calls that a round has at once for clients and for attackers; more workers would be idle."""
+    """Return the largest numbers of concurrent calls of a round, for clients and for attackers."""
     arms = len(scenario.played)
     cohorts = -(-scenario.drawn_per_round // plan.cohort_size(scenario))
     due: dict[int, int] = {}
@@ -54,7 +54,7 @@ def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
 
 
 class Round:
-    """One round of some arms of a federation."""
+    """One round of several arms of a federation."""
 
     def __init__(self, federation: Federation, number: int, arms: Sequence[str]) -> None:
         self.federation, self.number = federation, number
@@ -68,7 +68,7 @@ class Round:
         self.tables = RoundTables()
 
     def play(self, due: Iterable[str]) -> RoundTables:
-        """Play the round to its end and return its rows; the arms that are `due` are evaluated."""
+        """Play the round and return its rows; the arms in `due` are evaluated."""
         before = self._states_before()
         sent = self._begin()
         after = self._train(sent, before)
@@ -82,7 +82,7 @@ class Round:
         return self.tables
 
     def attack_alone(self, interrupted: Callable[[RoundTables], object]) -> RoundTables:
-        """Play the round's attacks alone, on the weights that clients would be sent, and return their rows.
+        """Play the round's attacks without training, on the weights that clients would receive, and return rows.
 
         What there is when Ctrl-C stops it goes to `interrupted`.
         """
@@ -96,19 +96,19 @@ class Round:
 
     @property
     def _failed(self) -> set[tuple[str, int]]:
-        """Return the (arm, client) pairs whose work has failed."""
+        """Return the (arm, client) pairs that failed."""
         return {(row["arm"], row["client"]) for row in self.tables.clients if row["status"] != "ok"}
 
     def _states_before(self) -> States:
-        """Return the states of all clients of the round as it begins."""
+        """Return the states of the round's clients before it begins, by arm."""
         return {arm: self.federation.load_states(arm, self._clients(arm), self.number) for arm in self.arms}
 
     def _clients(self, arm: str) -> list[int]:
-        """Return the clients that work in an arm in this round, in their cohorts' order."""
+        """Return the clients of an arm in this round, in the order of their cohorts."""
         return list(chain(*self.cohorts[arm]))
 
     def _begin(self) -> dict[str, Ref]:
-        """Begin the round and return what clients are sent, by arm, after sessions that rules open before training."""
+        """Begin the round, with questions before training, and return the messages to clients by arm."""
         federation = self.federation
         federation.forget_transcripts(self.number)
         served = {
@@ -126,7 +126,7 @@ class Round:
         return sent | {arm: federation.ask_server("sent", arm, self.number).sent for arm in opened}
 
     def _train(self, sent: Mapping[str, Ref], before: States) -> States:
-        """Train all arms' cohorts, have the server add their sums, note their rows; return the clients' new states."""
+        """Train all cohorts, add their sums at the server, record rows; return the clients' new states."""
         federation = self.federation
         note, executor = federation.progress.note, federation.executor
         handling = StragglerHandling(self.number, federation.scenario.federation.failures, executor.run_clients, note)
@@ -161,16 +161,16 @@ class Round:
         for arm, flights in self.flights.items():
             self.added += self._land(arm, flights)
         self._sum_up(seconds, admission)
-        return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # whoever was done first
+        return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # not as they were done
 
     def _flights(self, arm: str, clock: RoundClock) -> Flights:
-        """Return the updates of an arm that are on their way as the round begins."""
+        """Return the updates of an arm that are in flight at the start of the round."""
         federation = self.federation
         count, held = federation.scenario.clients_per_round, federation.held.get(arm, {})
         return Flights.of(self.number, clock, count, federation.saved[arm], held)
 
     def _land(self, arm: str, flights: Flights) -> list[Ref]:
-        """Play an arm's updates until a step of them has arrived, and have the server add these in their order."""
+        """Advance an arm until enough updates for a step have arrived, and add these at the server in order."""
         federation = self.federation
         flights.fly(self._clients(arm))
         rule, earlier = aggregation_of(self.arms[arm].spec), federation.saved[arm]["earlier"]
@@ -190,7 +190,7 @@ class Round:
         return added
 
     def _clocks(self) -> dict[str, RoundClock]:
-        """Return the virtual time of the round by arm; none where the scenario has no devices."""
+        """Return the virtual clock of the round by arm; empty without devices in the scenario."""
         federation = self.federation
         if (clock := federation.clock) is None:
             return {}
@@ -200,7 +200,7 @@ class Round:
         }
 
     def _work(self, sent: Mapping[str, Ref], before: States) -> list[Portion]:
-        """Return the cohorts of all arms in portions of one call, the largest first: the last to end is small."""
+        """Return all arms' cohorts in portions of one call, largest first, so that the last to end is small."""
         federation, scenario = self.federation, self.federation.scenario
         weights = {
             arm: [float(federation.samples[clients].sum()) for clients in cohorts]
@@ -228,7 +228,7 @@ class Round:
         return sorted(work, key=lambda portion: -sum(weights[cohort.arm.name][cohort.index] for cohort in portion))
 
     def _homes(self, name: str, loads: Sequence[float]) -> list[str]:
-        """Return the node of each portion of an arm with these loads; empty where sums do not meet on nodes.
+        """Return the node of each portion of an arm with these loads; empty unless sums meet on nodes.
 
         They do not where one node is all there is, where a sum is no smaller than its parts, and where it is small.
         """
@@ -239,7 +239,7 @@ class Round:
         return homes(loads, nodes)
 
     def _sum_up(self, seconds: Mapping[str, float], admission: Admission) -> None:
-        """Add a row for every arm from those of its clients; `seconds` are what their work took.
+        """Add a row for every arm from its clients' rows; `seconds` is the time of their work.
 
         Raises `ClientError` where too few are left.
         """
@@ -266,7 +266,7 @@ class Round:
         self.tables.private += [row | {"round": self.number} for row in rows]
 
     def _ask(self, sent: Mapping[str, Ref], before: States, after: States) -> None:
-        """Have clients answer the questions of rules about the round's sums."""
+        """Let clients answer the rules' questions about the round's sums."""
         if not self.asking:
             return
         self.federation.settled(self.added, len(self.added))
@@ -274,7 +274,7 @@ class Round:
         consult(self.federation, self.number, {arm: sent[arm] for arm in self.asking}, states, self._failed)
 
     def _step(self) -> dict[str, Served]:
-        """Have the server step, and return its values for the next round."""
+        """Let the server step, and return its values for the next round."""
         federation, secure = self.federation, self.federation.scenario.privacy.secure
         failed = self._failed
         served = {}
@@ -285,12 +285,12 @@ class Round:
         return served
 
     def _earlier(self) -> dict[str, list[Sent]]:
-        """Return what clients were sent in the earlier rounds that are kept, by arm."""
+        """Return the stored messages to clients of earlier rounds, by arm."""
         saved = self.federation.saved
         return {arm: [Sent(round, **model) for round, model in saved[arm]["earlier"].items()] for arm in self.arms}
 
     def _kept(self, arm: str, states: Mapping[int, State]) -> dict[int, dict[str, Named]]:
-        """Return the weights and buffers that were sent up to this round, of rounds on which attacks to come look back.
+        """Return the messages up to this round that attacks of later rounds will observe.
 
         None where clients hide what they answered. Raises `ScenarioError` where they have `states`, from which their
         answers could not be made again, and no defence declares it (`keeps_state`).
@@ -311,7 +311,7 @@ class Round:
         return {round: sent for round, sent in kept.items() if round in needed}
 
     def _evaluate(self, sent: Mapping[str, Ref], after: States) -> dict[str, Found]:
-        """Return loss and accuracy on the test set by arm, and accuracy on clients' own data where it is asked for."""
+        """Return loss and accuracy on the test set by arm, and on clients' own data if asked for."""
         federation, run = self.federation, self.federation.run_clients
         sizes: dict[Split, int] = {"test": len(federation.data.test_labels)}
         if federation.scenario.federation.evaluate_clients:
@@ -330,7 +330,7 @@ class Round:
         return found
 
     def _finished(self, served: Mapping[str, Served]) -> dict[str, tuple[Sent, Kept]]:
-        """Return the server's new state when it has made its step, of all arms or of none: it may die here."""
+        """Return the server's new state of all arms, after its step; raises `Lost` if the server dies."""
         stepped = [ref for one in served.values() for ref in one]
         settled = self.federation.settled([*self.added, *stepped], len(self.added) + len(served))
         values = iter(settled[len(self.added) :])
@@ -343,7 +343,7 @@ class Round:
         after: States,
         evaluations: Mapping[str, Found],
     ) -> None:
-        """Take over the new state, and what it takes to measure it."""
+        """Replace the state by the new one, with the data needed to measure the round."""
         federation = self.federation
         for arm, (new, kept) in finished.items():
             ended = federation.saved[arm].get("ended", 0.0)
@@ -373,7 +373,7 @@ class Round:
 
 
 def _asks(arm: Arm) -> bool:
-    """Return whether an arm's rule has questions to clients."""
+    """Return whether an arm's rule asks clients questions."""
     return arm.spec.protection is not None or isinstance(aggregation_of(arm.spec), InteractiveAggregation)
 
 

@@ -1,4 +1,4 @@
-"""Runs, from a scenario to a finished folder: load, check, play the rounds, write tables and checkpoints, report."""
+"""Runs from a scenario to a finished folder: load, check, play, write tables and checkpoints, report."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
 
 
 def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
-    """Run a scenario, one trial of a sweep, in this folder, from the last complete round that is there.
+    """Run a scenario, one trial of a sweep, in this folder, continuing after its last complete round.
 
-    No report is made. A driver that played the trial before, alive or not, is taken over: whoever plays the sweep says
+    No report is made. A driver that played the trial before, alive or not, is taken over: the player of the sweep says
     who plays its trials. Raises `RunError` where the run has failed before: it would again; and where its rounds have
     followed another scenario.
     """
@@ -88,7 +88,7 @@ def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, prog
 
 
 def resume(path: str, execution: Execution, progress: Progress, extend: bool = False) -> RunFolder:
-    """Continue a run after its last complete round; a finished one is left as it is.
+    """Continue a run after its last complete round; a finished one is unchanged.
 
     With `extend` by its scenario as it is now, in which rounds and attacks to come may have changed. Raises `RunError`
     where there is nothing to resume, and where the rounds that are played followed another scenario; `LeaseError` where
@@ -126,7 +126,7 @@ def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend:
 
 @dataclass(frozen=True)
 class _Attacked:
-    """The weights that a run without training attacks, and where they are from."""
+    """Weights for a run of attacks without training, and their origin."""
 
     saved: checkpoint.Checkpoint | None = None
     """None: untrained ones."""
@@ -139,7 +139,7 @@ class _Attacked:
 
     @property
     def round(self) -> int:
-        """Round that is attacked."""
+        """Number of the attacked round."""
         return self.saved.round + 1 if self.saved else 0
 
     @property
@@ -159,7 +159,7 @@ def attack(
     arm: str | None = None,
     allowance: Allowance = ALL_THE_TIME,
 ) -> RunFolder:
-    """Attack without training, into a new folder: the untrained model, or the one that `run` had trained.
+    """Attack without training, into a new folder: the untrained model, or the trained one of `run`.
 
     Every attack strikes once, whatever its `rounds`, within the `allowance`. With `arm` all arms have the weights that
     this one of the run has learnt, and nothing else of the run. Raises `RunError` where `run` has no weights for the
@@ -192,7 +192,7 @@ def attack_sent(
     progress: Progress,
     allowance: Allowance = ALL_THE_TIME,
 ) -> RunFolder:
-    """Attack without training, into a new folder, at weights that clients of any arm were sent; `words` say whose."""
+    """Attack given weights without training, into a new folder; `words` say whose weights they are."""
     inputs = prepare(scenario.attacked_in(sent.round))
     state = {"weights": sent.weights, "buffers": sent.buffers, "state": {}, "memory": {}}
     saved = checkpoint.Checkpoint(sent.round - 1, {account.name: state for account in inputs.accounts})
@@ -215,7 +215,7 @@ def _attack_in_new(
 
 
 def _given_to_all(run: str, saved: checkpoint.Checkpoint, arm: str, inputs: Inputs) -> checkpoint.Checkpoint:
-    """Return a checkpoint in which every arm has the model that one arm of the run has learnt."""
+    """Return a checkpoint in which every arm has the model of one arm of the run."""
     if arm not in saved.server:
         raise RunError(f"the run {run} has no arm '{arm}', only {', '.join(saved.server)}")
     learnt = {part: saved.server[arm][part] for part in ("weights", "buffers")} | {"state": {}, "memory": {}}
@@ -275,7 +275,7 @@ def _check_fit(what: str, saved: checkpoint.Checkpoint, inputs: Inputs) -> None:
 
 
 def _describe(inputs: Inputs, folder: RunFolder) -> None:
-    """Write the files that describe a run, before its first round."""
+    """Write the files that describe a run before its first round."""
     folder.write_text(SCENARIO, inputs.scenario.dump())
     folder.write_part("partition", 0, _partition_table(inputs))
 
@@ -288,7 +288,7 @@ def _play(
     saved: checkpoint.Checkpoint | None,
     reports: bool = True,
 ) -> None:
-    """Play the rounds after the checkpoint, then write the report; the folder's status and log follow along."""
+    """Play the rounds after the checkpoint, updating the folder's status and log, then write the report."""
     _ = inputs.privacy  # what cannot be accounted shows before a key is kept, or anything started
     first, rounds = saved.round + 1 if saved else 0, max(inputs.limits.values())
     counts = what_counts(inputs.scenario)
@@ -316,7 +316,7 @@ def _play(
 
 
 def _play_round(federation: Federation, round: int, limits: Mapping[str, int]) -> RoundTables:
-    """Play one round of the arms whose limits reach it."""
+    """Play one round of the arms that have not reached their limit."""
     arms = [arm for arm, limit in limits.items() if round < limit]
     every = federation.scenario.federation.evaluate_every
     due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
@@ -324,7 +324,7 @@ def _play_round(federation: Federation, round: int, limits: Mapping[str, int]) -
 
 
 def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress: Progress) -> None:
-    """Write and announce the guarantees of every arm, and what weakens them."""
+    """Write and announce every arm's guarantees and their caveats."""
     folder.write_part("privacy", 0, inputs.privacy)
     folder.write_part("proved", 0, inputs.proved(training=True))
     progress.accounted(inputs.privacy)
@@ -339,7 +339,7 @@ def _tell(progress: Progress, *messages: str | None) -> None:
 
 
 def _early_ends(inputs: Inputs) -> Iterator[str]:
-    """Yield remarks on the arms that end before the others."""
+    """Yield remarks on arms that end before the others."""
     for arm, limit in inputs.limits.items():
         if limit < inputs.scenario.federation.rounds:
             message = f"arm {arm} ends after {limit} rounds: one more would spend more than privacy.budget"
@@ -357,7 +357,7 @@ def _federation(
     saved: checkpoint.Checkpoint | None,
     source: RunFolder | None,
 ) -> Iterator[tuple[Federation, Callable[[], str | None]]]:
-    """Open a federation that goes on after a checkpoint; `source` is the run that has the clients' states, if any.
+    """Open a federation that continues after a checkpoint; `source` is the run with the clients' states, if any.
 
     The function beside it records the machines that have joined, and returns what is to be said of them.
     """
@@ -381,7 +381,7 @@ def _federation(
 
 
 def _check_partition(folder: RunFolder, saved: checkpoint.Checkpoint | None, inputs: Inputs) -> None:
-    """Raise `RunError` where clients have other data than in the rounds that are played: a file has changed since."""
+    """Raise `RunError` if clients' data differ from those of the played rounds, as a file has changed."""
     if saved and not folder.read_table("partition").equals(_partition_table(inputs)):
         raise RunError(
             f"{folder.url}: the clients have other data now than in the rounds that are played, although the scenario "
@@ -390,7 +390,7 @@ def _check_partition(folder: RunFolder, saved: checkpoint.Checkpoint | None, inp
 
 
 def _partition_table(inputs: Inputs) -> pa.Table:
-    """Return the table `partition`, made by columns, for many clients make many rows."""
+    """Return the table `partition`, built by columns for speed."""
     groups, names = inputs.data.groups
     counts = label_mix(groups, inputs.parts, len(names))
     clients, labels = np.indices(counts.shape, np.int32).reshape(2, -1)

@@ -1,4 +1,4 @@
-"""Search of a sweep's settings with Optuna, where the sweep lists none."""
+"""Search of a sweep's settings with Optuna, for sweeps that do not list them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STUDY = "rayfed"
 
 @dataclass(frozen=True)
 class Tried:
-    """A setting whose result Optuna has."""
+    """A setting with the result that Optuna was told."""
 
     arm: str
     values: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Search:
-    """An Optuna study that goes on from what was tried, and the function that asks it for a setting."""
+    """An Optuna study that continues from earlier trials, and the function that asks it for a setting."""
 
     study: optuna.Study
     storage: optuna.storages.InMemoryStorage
@@ -41,7 +41,7 @@ class Search:
 
 
 def search(scenario: Scenario, tried: Mapping[int, Tried], begun: int) -> Search:
-    """Return a search that goes on from `tried`: index of a setting -> its result.
+    """Return a search that continues from `tried`: index of a setting -> its result.
 
     The numbers below `begun` are not given again: a setting without a result counts as failed.
     """
@@ -59,7 +59,7 @@ def search(scenario: Scenario, tried: Mapping[int, Tried], begun: int) -> Search
 
 @dataclass(frozen=True)
 class _Space:
-    """Asks Optuna for one setting; a class, for Tune saves its searchers and a function made here cannot be."""
+    """Callable that asks Optuna for one setting; a class, so that Tune can pickle it."""
 
     scenario: Scenario
     sweep: Sweep
@@ -71,7 +71,7 @@ class _Space:
 
 
 def _suggested(trial: optuna.Trial, path: str, values: list[Any] | Range) -> Any:
-    """Return a value from Optuna, under a name without the slashes that Tune reads as nesting."""
+    """Return a suggested value, under a name without slashes, which Tune reads as nesting."""
     distribution, name = _distribution(values), _name(path)
     if isinstance(distribution, CategoricalDistribution):
         return values[trial.suggest_categorical(name, distribution.choices)]  # type: ignore[index]
@@ -103,7 +103,7 @@ def _known(scenario: Scenario, tried: Tried) -> FrozenTrial:
 
 
 def _index(values: list[Any], value: Any) -> int:
-    """Return the index of a value, as a table holds it, among these."""
+    """Return the index of a value, in its stored form, among these."""
     return [str(held(one)) for one in values].index(str(value))
 
 

@@ -1,4 +1,4 @@
-"""The server's side of a run: the global weights of every arm, and the sums of what clients send."""
+"""The server of a run: every arm's global weights, and the sums of what clients send."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MODEL = ("weights", "buffers", "state", "memory")
 
 @dataclass(frozen=True)
 class Kept:
-    """State of an arm that stays with the server, and with the simulator, when a round begins."""
+    """State of an arm that the server and the simulator keep when a round begins."""
 
     state: dict[str, Named]
     """State of the server's optimiser."""
@@ -54,7 +54,7 @@ class ServerRole:
 
 
 class Server:
-    """Server of all arms: sees updates or their sums, and weights; never data, seed, keys or client states.
+    """Server of all arms, which sees updates or their sums but never data, seeds, secret keys or client states.
 
     It adds and does not train, so its model stays on the CPU, where partial results arrive.
     """
@@ -71,31 +71,31 @@ class Server:
         }
 
     def relay(self, arm: str, keys: bytes) -> None:
-        """Send clients this key pair from now on; it is locked for them."""
+        """Set the locked key pair that clients are sent from now on."""
         self._keys[arm] = keys
 
     def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
-        """Return what clients are sent in a round, and what stays with the server."""
+        """Return the message to clients of a round, and the state that stays with the server."""
         model, session = self._models[arm], self._sessions.get(arm)
         known = session.broadcast() if session else None
         return Sent(round, model.weights, model.buffers, self._keys[arm], known), Kept(model.state, model.memory)
 
     def begin_round(self, arm: str, round: int, clients: Sequence[int]) -> bool:
-        """Begin a round of a rule that asks clients, and return whether it has a question before they train."""
+        """Begin a round of a rule that asks clients; return whether it has a question before training."""
         aggregation = self._aggregations[arm]
         assert isinstance(aggregation, InteractiveAggregation)
         self._sessions[arm] = aggregation.begin_round(clients, self._models[arm].memory)
         return self._sessions[arm].request() is not None
 
     def add(self, arm: str, cohorts: int, partials: Mapping[tuple[int, int], Any]) -> None:
-        """Add partial results of `cohorts` cohorts by their places in the tree (`TreeFold.nodes`), in any order."""
+        """Add partial results of `cohorts` cohorts at their places in the tree (`TreeFold.nodes`), in any order."""
         for (level, index), partial in partials.items():
             self._fold(arm, cohorts).add(index, partial, level)
 
     def land(
         self, arm: str, count: int, place: int, staleness: int, sent: Named, partials: Mapping[tuple[int, int], Any]
     ) -> None:
-        """Add one client's update, the `place`th of `count` to arrive, of weights that are so many steps old.
+        """Add one client's update, the `place`th of `count` to arrive, from weights of the given staleness.
 
         They were `sent` to it; empty where the rule does not mix models.
         """
@@ -111,7 +111,7 @@ class Server:
         return self._folds[arm]
 
     def request(self, arm: str) -> tuple[str | None, Any]:
-        """Return whom the rule asks, and what, or None where it has no question (any more).
+        """Return the rule's next question and whom it asks, or None.
 
         It asks about its session before anything is added, and about the sums when all is, before it steps.
         """
@@ -124,11 +124,11 @@ class Server:
         return (question.of, question.payload) if question else (None, None)
 
     def receive(self, arm: str, clients: Sequence[int], *answers: Any) -> None:
-        """Take the clients' answers to what was asked last."""
+        """Take the clients' answers to the last question."""
         self._sessions[arm] = self._sessions[arm].receive(dict(zip(clients, answers, strict=True)))
 
     def finish(self, arm: str, round: int, key: bytes, secure: bool) -> tuple[Sent, Kept]:
-        """Step on what was added and answered, and return what `sent` gives for the next round, with the rule's rows.
+        """Take the step, and return `sent` for the next round with the rule's rows.
 
         `key` and `secure` say how the server draws its own noise of the round.
         """

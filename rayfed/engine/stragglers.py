@@ -1,6 +1,6 @@
-"""Clients whose work ends its process or takes too long are found and left out of a round's cohorts.
+"""Search for clients whose work crashes or hangs, and rounds without them.
 
-Nothing can stop a crash or what hangs in C code from within: the process is gone, or the executor ends it. Whoever of
+Nothing can stop a crash or what hangs in C code from within: the process is gone, or the executor ends it. Those of
 a cohort it was shows when each client is tried alone; then the cohort is computed again without those, so that its sum
 has the bits of one that never had them.
 """
@@ -36,7 +36,7 @@ _SAID = 5
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """A cohort: some clients of an arm in a round, and what their work needs."""
+    """A cohort: clients of an arm in a round with the inputs of their work."""
 
     arm: ResolvedArm
     index: int
@@ -50,7 +50,7 @@ class Cohort:
     """Node on which its work is best done; empty for any."""
 
     def of(self, client: int) -> Cohort:
-        """Return a cohort of one of the clients."""
+        """Return the cohort of one of the clients."""
         return replace(self, clients=(client,))
 
     def without(self, failed: Sequence[Failed]) -> Cohort:
@@ -69,7 +69,7 @@ Unfinished: TypeAlias = Overdue | Crashed
 
 
 class Result(NamedTuple):
-    """What comes of a portion."""
+    """Result of a portion of work."""
 
     portion: Portion
     report: CohortReport
@@ -79,7 +79,7 @@ class Result(NamedTuple):
 
 
 def shares(weights: Sequence[float], workers: int, arms: int) -> list[list[int]]:
-    """Split the cohorts of one of so many arms into runs for workers that all arms share; returns their numbers.
+    """Split one of several arms' cohorts into runs for shared workers; return their numbers.
 
     Two for each worker, which even out if some are slower; but one where the only arm has few cohorts, and one is done
     hardly later: there the way to the worker and back counts.
@@ -94,7 +94,7 @@ def shares(weights: Sequence[float], workers: int, arms: int) -> list[list[int]]
 
 
 def portions(weights: Sequence[float], calls: int, workers: int) -> list[list[int]]:
-    """Split cohorts with these weights into at most `calls` runs of about equal weight; returns their numbers.
+    """Split cohorts with these weights into at most `calls` runs of nearly equal weight; return their numbers.
 
     Cuts are at multiples of a power of two, of the largest with which so many workers, the longest run first, are done
     hardly later than with cuts anywhere: a run between such cuts is few subtrees of the server's tree, often one, and
@@ -115,14 +115,14 @@ def portions(weights: Sequence[float], calls: int, workers: int) -> list[list[in
 
 
 def _cuts(weights: np.ndarray, calls: int) -> np.ndarray:
-    """Return where runs of about equal weight begin."""
+    """Return the starts of runs of nearly equal weight."""
     middles = weights.cumsum() - weights / 2
     owners = np.minimum(middles * calls // max(weights.sum(), 1), calls - 1)
     return np.flatnonzero(np.diff(owners, prepend=-1))
 
 
 def _makespan(loads: np.ndarray, workers: int) -> float:
-    """Return when workers are done with loads that they take as they are free, the largest first."""
+    """Return the finishing time of workers that take the largest remaining load whenever they are free."""
     ends = [0.0] * workers
     for load in np.sort(loads)[::-1]:
         heapreplace(ends, ends[0] + float(load))
@@ -131,7 +131,7 @@ def _makespan(loads: np.ndarray, workers: int) -> float:
 
 @dataclass(frozen=True)
 class StragglerHandling:
-    """Runs a round's cohorts, without the clients that end their process or take longer than the time limit."""
+    """Runner of a round's cohorts that leaves out clients which crash or exceed the time limit."""
 
     round: int
     failures: Failures
@@ -140,7 +140,7 @@ class StragglerHandling:
     note: Callable[[str], None]
 
     def results(self, work: Sequence[Portion]) -> Iterator[Result]:
-        """Yield the result of each portion as they come.
+        """Yield the result of each portion when it is finished.
 
         Raises `ClientError` where a client fails so and the run is not to go on without it.
         """
@@ -158,7 +158,7 @@ class StragglerHandling:
             work = [[cohort] for cohort in left if cohort.clients]
 
     def _searched(self, lost: Sequence[tuple[Portion, Unfinished]], last: bool) -> list[Cohort]:
-        """Return the cohorts without the clients that fail even alone; the `last` search finds one or ends."""
+        """Return the cohorts without clients that fail alone; raises if the `last` search finds none."""
         whole = [cohort for portion, _ in lost for cohort in portion]
         self._tell(lost)
         failing = {p[0]: unfinished for p, unfinished in lost if len(p) == len(p[0].clients) == 1}
@@ -178,7 +178,7 @@ class StragglerHandling:
         ]
 
     def _tell(self, lost: Sequence[tuple[Portion, Unfinished]]) -> None:
-        """Say that a search begins."""
+        """Report that a search begins."""
         said: dict[str, list[Cohort]] = {}
         for portion, unfinished in lost:
             if isinstance(unfinished, Overdue):
@@ -192,7 +192,7 @@ class StragglerHandling:
             self.note(f"{clients} {reason} (arm {arms}): other actors try them one by one")
 
     def _failure(self, client: int, unfinished: Unfinished) -> Failed:
-        """Return the failure of a client whose work alone never came to an end."""
+        """Return the failure of a client whose work alone never finished."""
         times = f" {1 + self.failures.retries} times" * bool(self.failures.retries)
         if isinstance(unfinished, Overdue):
             reason = f"took longer than {self.failures.timeout:g} s{times}"
@@ -200,16 +200,16 @@ class StragglerHandling:
         if unfinished.memory:
             advice = "lower training.batch_size or the model's size, or take a machine with more memory"
             return Failed(client, f"needed more memory than there is{times}", advice)
-        return Failed(client, f"ended its process{times}", "mend what its work runs (a crash in C code, `os._exit`)")
+        return Failed(client, f"ended its process{times}", "fix what its work runs (a crash in C code, `os._exit`)")
 
     def _nobodys_fault(self, portion: Portion, unfinished: Unfinished) -> ClientError:
-        """Return the error for a cohort that fails although each of its clients does alone what it has to."""
+        """Return the error for a cohort that fails although each client succeeds alone."""
         if isinstance(unfinished, Overdue):
             what, advice = "takes too long", "raise federation.failures.timeout or retries"
         elif unfinished.memory:
             what, advice = "needs more memory than there is", "lower federation.cohort_size"
         else:
-            what, advice = "ends its process", "mend what its work runs, or lower federation.cohort_size"
+            what, advice = "ends its process", "fix what its work runs, or lower federation.cohort_size"
         first = portion[0]
         return ClientError(
             f"the cohort of client {first.clients[0]} in round {self.round + 1} of arm '{first.arm.name}' {what} again "
@@ -218,7 +218,7 @@ class StragglerHandling:
         )
 
     def _unfinished(self, cohorts: Sequence[Cohort]) -> dict[Cohort, Unfinished]:
-        """Return the cohorts that come to no end, in their order."""
+        """Return the cohorts that never finish, in order."""
         tried = self._tried([[cohort] for cohort in cohorts], crashes=0)
         found = {done.call.tag[0]: done.result for done in tried if isinstance(done.result, Unfinished)}
         return {cohort: found[cohort] for cohort in cohorts if cohort in found}
@@ -236,7 +236,7 @@ def _call(portion: Portion, timeout: float | None, crashes: int) -> Call:
 
 
 def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
-    """Return rows of the table `clients` for those of a cohort that crashed or took too long."""
+    """Return rows of the table `clients` for the clients of a cohort that crashed or took too long."""
     malicious = plan.malicious_clients(scenario, cohort.arm)
     return [
         {
@@ -251,7 +251,7 @@ def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
 
 
 def told(arm: str, round: int, failed: Rows, drawn: int) -> str:
-    """Return a message that names the clients of an arm that failed in a round, of those drawn, and why."""
+    """Return a message on the failed clients of an arm in a round, with their number and reasons."""
     reasons = [f"client {row['client']} {row['status']}" for row in failed]
     said = [*reasons[:_SAID], *["..."] * (len(reasons) > _SAID)]
     return f"{len(failed)} of {drawn} clients are left out of round {round + 1} of arm {arm}: {'; '.join(said)}"

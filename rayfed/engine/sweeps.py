@@ -1,4 +1,4 @@
-"""Sweeps: many runs of one scenario over its own fields, a row for every trial, resumable."""
+"""Sweeps: many runs of one scenario with varied fields, one row a trial, resumable."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
 
 
 def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
-    """Play the missing trials of a sweep, and with `failed` once more those that have failed.
+    """Play the missing trials of a sweep; with `failed`, also those that failed.
 
     Raises `RunError` where there is nothing to play, and where the trials that are played had another scenario,
     `LeaseError` where its driver is alive.
@@ -77,13 +77,13 @@ def _resume(folder: SweepFolder, failed: bool, execution: SweepExecution, progre
 
 
 def _what_counts(scenario: Scenario) -> dict[str, Any]:
-    """Return what determines the trials of a sweep and their results, as JSON holds it: not how many it tries."""
+    """Return the part of a sweep's scenario that determines trials and results, as JSON; not their number."""
     free = {"samples", "max_concurrent", "trackers"}
     return what_counts(scenario) | {"sweep": json.loads(swept(scenario).model_dump_json(exclude=free))}
 
 
 def _planned(scenario: Scenario) -> list[Trial] | None:
-    """Return all trials where they are known before; values and this process are checked in any case."""
+    """Return all trials if they are known in advance; checks the swept values in any case."""
     check_arithmetic(scenario.resources.deterministic)
     if swept(scenario).search != "optuna":
         return planned(scenario)
@@ -92,18 +92,18 @@ def _planned(scenario: Scenario) -> list[Trial] | None:
 
 
 def swept(scenario: Scenario) -> Sweep:
-    """Return the section `sweep` of a scenario that is swept."""
+    """Return the section `sweep` of a scenario that has one."""
     assert scenario.sweep is not None
     return scenario.sweep
 
 
 def trials_of(setting: Mapping[str, Any]) -> list[Trial]:
-    """Return the trials of one setting, one a repeat, from how `Search.setting` and executions write it."""
+    """Return the trials of one setting, one a repeat, from its JSON form."""
     return [Trial(setting["index"], setting["arm"], setting["values"], repeat) for repeat in setting["repeats"]]
 
 
 def objectives_of(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Sequence[str]) -> dict[str, float]:
-    """Return each measured objective: of the attack that gets most, the mean over the repeats."""
+    """Return the measured objectives of a setting: under the worst attack, averaged over the repeats."""
     means = {
         name: estimate([outcomes.for_the_attacker([row.get(name) for row in rows], name) for rows in runs])
         for name in objectives
@@ -112,7 +112,7 @@ def objectives_of(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Seque
 
 
 class SweepRecorder:
-    """Recorder of a sweep: writes a row for each trial that ends, and the sweep's status."""
+    """Writer of a sweep's results: a row for each trial that ends, and the status."""
 
     def __init__(
         self,
@@ -122,13 +122,13 @@ class SweepRecorder:
         rows: list[dict[str, Any]],
         progress: SweepProgress,
     ) -> None:
-        """Begin with `rows` of the trials that were played before; `trials` is None where Optuna makes them."""
+        """Start with the `rows` of earlier trials; `trials` is None if Optuna chooses them."""
         self.scenario, self.folder, self.trials, self.rows = scenario, folder, trials, rows
         self._progress, self._document = progress, scenario.model_dump(mode="json")
 
     @property
     def left(self) -> int:
-        """Number of trials without a row; of settings where Optuna makes them, which are tried with all repeats."""
+        """Number of trials without a row or, if Optuna chooses, of settings with all repeats."""
         done = {row["trial"] for row in self.rows}
         if self.trials is not None:
             return sum(trial.name not in done for trial in self.trials)
@@ -136,26 +136,26 @@ class SweepRecorder:
 
     @property
     def settings(self) -> list[dict[str, Any]]:
-        """Return the planned trials that have no row yet, each as one setting."""
+        """Return the planned trials without a row, each as one setting."""
         done = {row["trial"] for row in self.rows}
         left = [t for t in self.trials or () if t.name not in done]
         return [{"index": t.index, "arm": t.arm, "values": t.values, "repeats": [t.repeat]} for t in left]
 
     def search(self) -> Search:
-        """Return the Optuna search behind all settings that have a row or a folder."""
+        """Return an Optuna search that knows all settings with a row or a folder."""
         names = [*self.folder.trial_names(), *(row["trial"] for row in self.rows)]
         begun = max((int(name.partition("-")[0]) + 1 for name in names), default=0)
         return search(self.scenario, _tried(self.scenario, self.rows), begun)
 
     def starting(self, machine: Mapping[str, object], where: str) -> None:
-        """Note on what machine the sweep runs, and announce that it begins."""
+        """Record the machine of the sweep, and announce the start."""
         note_environment(self.folder.files, self.scenario, machine)
         left = self.left * (swept(self.scenario).repeats if self.trials is None else 1)
         self._progress.starting(self.scenario, self.folder, where, left, len({row["trial"] for row in self.rows}))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Keep status.json true however the sweep ends."""
+        """Keep status.json correct however the sweep ends."""
         self._status("running")
         try:
             yield
@@ -168,7 +168,7 @@ class SweepRecorder:
         self._status("finished")
 
     def end(self, repeats: Sequence[Trial], error: str | None) -> None:
-        """Record that the repeats of a setting have ended, well or not, or were stopped."""
+        """Record that a setting's repeats have finished, failed, or been stopped."""
         for one in repeats:
             rows = self._outcome(one, error)
             if rows[0]["status"] != "failed":  # it will not go on; what has failed may be played again
@@ -181,7 +181,7 @@ class SweepRecorder:
         self._status("running")
 
     def _all_else(self, row: Any) -> Any:
-        """Return the seed, and the values of the swept fields other than an arm's defences."""
+        """Return the seed, and the swept values other than an arm's defences."""
         owned = [(path, *self.scenario.owner_of(path)) for path in swept(self.scenario).fields]
         values = [(rest, str(row.get(path))) for path, arm, rest in owned if arm in (None, row["arm"])]
         return row["repeat"], tuple(sorted(value for value in values if not value[0].startswith("defences")))
@@ -211,7 +211,7 @@ class SweepRecorder:
 
 
 def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Tried]:
-    """Return what Optuna knew: index of a setting -> its values and objectives, where all repeats have ended well."""
+    """Return Optuna's knowledge: index of a setting -> values and objectives, if all repeats have finished."""
     objectives = swept(scenario).objectives
     settings: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:

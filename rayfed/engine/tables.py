@@ -1,4 +1,4 @@
-"""Rows that one round adds to the tables of a run."""
+"""Rows that one round adds to a run's tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_RULES = ("weights", "scores", "secure_sums")
 
 
 class Scored(NamedTuple):
-    """Rows of one scored victim, by table, without the columns of the call."""
+    """Rows of one scored victim by table, without the columns of the call."""
 
     rows: Rows
     """Rows for the table of attacks, or of inferences."""
@@ -45,7 +45,7 @@ class RoundTables:
     secure_sums: Rows = field(default_factory=list)
 
     def add(self, key: Row, tables: Tables) -> None:
-        """Add a rule's own rows, with the columns of `key`; raises `UserError` for a table that is not `OF_RULES`."""
+        """Add a rule's own rows with the columns of `key`; raises `UserError` for a table not in `OF_RULES`."""
         for table, rows in tables.items():
             if table not in OF_RULES:
                 known = nearest(table, OF_RULES)

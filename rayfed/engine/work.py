@@ -1,4 +1,4 @@
-"""The work of a client's local round, counted: floating-point operations and memory, whatever machine counts them.
+"""Work of a client's local round: floating-point operations and memory, independent of the machine that counts.
 
 One and two local steps of an arm's own update method, defences included, are done under a counter of operations: the
 second step is the cost of each step, what is left of the first that of a round. Products and convolutions are counted,
@@ -37,7 +37,7 @@ _MOST = 8
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one arm's clients."""
+    """Work of one arm's clients, in FLOPs and bytes."""
 
     fixed: float
     """FLOPs of a local round that no step makes, as of a defence that looks at the whole update."""
@@ -49,16 +49,16 @@ class Work:
     """Bytes that the forward pass keeps for the backward pass, for each sample of a batch."""
 
     def flops(self, samples: int, training: Training) -> float:
-        """Return the FLOPs of the local round of a client with so many samples."""
+        """Return the FLOPs of the local round of a client with this many samples."""
         return self.fixed + self.per_sample * processed(samples, training)
 
     def memory(self, samples: int, training: Training) -> float:
-        """Return the bytes that its local steps hold at once."""
+        """Return the bytes that the client's local steps hold at once."""
         return self.weights + self.activations * (local_training(samples, training).batch_size or samples)
 
 
 def processed(samples: int, training: Training) -> int:
-    """Return how many samples the steps of a client's local round see, each as often as it is in a batch.
+    """Return the number of samples that a local round processes, counting repetitions.
 
     Of Poisson sampling it is the expected number.
     """
@@ -101,7 +101,7 @@ def _counted(runtime: ClientRuntime, arm: Arm, client: int, rows: Any) -> Work:
 
 
 def _flops(runtime: ClientRuntime, arm: Arm, task: Task, steps: int, samples: int) -> int:
-    """Return the FLOPs of a local round of so many steps."""
+    """Return the FLOPs of a local round of this many steps."""
     training = arm.spec.training
     if training.algorithm == "fedavg":
         changed = {"epochs": None, "steps": steps, "batch_size": samples, "sampling": "shuffle"}
@@ -113,7 +113,7 @@ def _flops(runtime: ClientRuntime, arm: Arm, task: Task, steps: int, samples: in
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up the FLOPs of what runs under it; PyTorch's own mode does not go with Jacobians of `torch.func`."""
+    """Dispatch mode that counts FLOPs; unlike PyTorch's own, it supports Jacobians of `torch.func`."""
 
     def __init__(self) -> None:
         from torch.utils.flop_counter import flop_registry  # it imports Triton
@@ -124,7 +124,7 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation and add what it takes."""
+        """Run an operation and add its FLOPs."""
         out = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
         if formula := _OWN.get(packet):
@@ -135,14 +135,14 @@ class _Counter(TorchDispatchMode):
 
 
 def _convolved_back(out: Tensor, inputs: Tensor, weight: Tensor, *options: Any) -> int:
-    """Return the FLOPs of a convolution's backward pass: that of the forward pass for each gradient."""
+    """Return the FLOPs of a convolution's backward pass: those of the forward pass for each gradient."""
     transposed, mask = options[4], options[7]
     products = prod((inputs if transposed else out).shape) * prod(weight.shape[1:])
     return 2 * products * (int(mask[0]) + int(mask[1]))
 
 
 def _recurrent(inputs: Tensor, weight: Tensor, recurrent: Tensor, *_: Any) -> int:
-    """Return the FLOPs of a layer of an LSTM, (steps, N, features), one way."""
+    """Return the FLOPs of one direction of an LSTM layer, (steps, N, features)."""
     return 2 * prod(inputs.shape[:2]) * (weight.numel() + recurrent.numel())
 
 
@@ -156,7 +156,7 @@ _OWN: dict[Any, Callable[..., int]] = {
 
 
 def _kept(task: Task) -> int:
-    """Return the bytes that a forward pass on a task's samples keeps for its backward pass, beside the weights."""
+    """Return the bytes that a forward pass stores for its backward pass, beside the weights."""
     weights = {name: w.requires_grad_() for name, w in task.weights.items()}
     own = {t.untyped_storage().data_ptr() for t in (*weights.values(), *task.buffers.values())}
     held: dict[int, int] = {}

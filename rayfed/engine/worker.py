@@ -1,4 +1,4 @@
-"""A worker for clients: does any call of a round for any virtual client, evaluates, and scores what attackers guess.
+"""Worker for clients: runs any call of a round for any virtual client, evaluates, and scores guesses.
 
 It alone has the data, so models and reconstructions are judged here too. It keeps nothing between calls: any worker
 can do any.
@@ -34,7 +34,7 @@ from rayfed.update import Observation
 
 
 class ClientWorker(ClientRuntime):
-    """Worker that executors call for clients; of several values that a call returns, the first is for the rounds."""
+    """Worker that executors call for clients; the first of several returned values is for the rounds."""
 
     @cached_property
     def _scorer(self) -> Scorer:
@@ -43,7 +43,7 @@ class ClientWorker(ClientRuntime):
     def fold(
         self, arm: str, sent: Sent, cohorts: int, *partials: Mapping[tuple[int, int], Any]
     ) -> tuple[None, dict[tuple[int, int], Any]]:
-        """Return None as a sign that it is done, and partial results of a round of `cohorts` cohorts, added up.
+        """Return None as a sign of completion, and the sum of partial results of a round of `cohorts` cohorts.
 
         They are merged as far as the server's tree merges them, by their places in it (`TreeFold.nodes`).
         """
@@ -53,13 +53,13 @@ class ClientWorker(ClientRuntime):
         return None, fold.nodes
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> Evaluation:
-        """Return how well an arm does on a slice of the test set, or of all clients' own samples, in sums."""
+        """Return an arm's loss and accuracy, as sums, on a slice of the test set or all clients' samples."""
         sent, rows = self.here(sent), np.arange(start, stop)
         state = {**sent.weights, **sent.buffers}
         return self._evaluated(arm, state, self._batches(split, rows if split == "test" else self.parts.indices[rows]))
 
     def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
-        """Count, in a slice of the test set with the backdoor's trigger, the images taken for its target, and all."""
+        """Return, for a slice of the test set with the trigger, the images taken for the target, and all."""
         sent, poisoning = self.here(sent), self.malicious[arm].poisoning
         tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches("test", np.arange(start, stop))]
         found = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
@@ -68,7 +68,7 @@ class ClientWorker(ClientRuntime):
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
     ) -> dict[Split, Evaluation]:
-        """Return how well the weights do with one client's private part, by split."""
+        """Return the evaluation of the weights with one client's private part, by split."""
         task = self.task(arm, self.here(sent), client, self.parts[client], state)
         rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
         state_of_all = {**task.weights, **task.buffers}
@@ -78,7 +78,7 @@ class ClientWorker(ClientRuntime):
         }
 
     def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
-        """Return the test accuracies of a non-member, who has the weights but no private part of a client.
+        """Return the test accuracies of a non-member, who has no client's private part.
 
         The first is with a private part as it begins; the second with only what never changes (keys, passports) drawn
         anew, the rest being the mean of the clients' own.
@@ -92,7 +92,7 @@ class ClientWorker(ClientRuntime):
         return anew / len(rows), averaged / len(rows)
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
-        """Return rows of the table `private`: how far some clients' private layers are apart, and how rich they are."""
+        """Return rows of the table `private`: distance and rank of some clients' private layers."""
         return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
     def observe(
@@ -105,7 +105,7 @@ class ClientWorker(ClientRuntime):
         repeat: int,
         earlier: Sequence[Sent] = (),
     ) -> tuple[None, list[Observation], list[Truth]]:
-        """Return None as a sign that it is done, what attackers see, and the truth, which goes to `score` alone."""
+        """Return None as a sign of completion, the observations, and the truth, which goes to `score` only."""
         builder = ObservationBuilder(self)
         seen = [builder.observe(ClientVisit(arm, sent, v, states, tuple(earlier)), attack, repeat) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
@@ -155,7 +155,7 @@ class ClientWorker(ClientRuntime):
 
     @staticmethod
     def _in_words(sample: Tokens | Records, rows: Rows, true: Tensor, guess: Tensor) -> Rows:
-        """Return rows for the table of texts; `guess` is in the order of the true samples."""
+        """Return rows for the table of texts; `guess` has the order of the true samples."""
         guess = guess.nan_to_num(0).to(true)
         right = sample.found(true, guess).tolist()
         texts = zip(rows, sample.read(true), sample.read(guess), right, strict=True)

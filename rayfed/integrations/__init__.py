@@ -1,1 +1,1 @@
-"""Other frameworks, whose users need not leave them: one file each, imported only by who uses that framework."""
+"""Integrations with other frameworks, one a file, each imported only on use."""

@@ -1,4 +1,4 @@
-"""Flower: a mod and a strategy that record updates for `rayfed replay`, and a mod that defends what clients answer.
+"""Flower: a mod and a strategy that record updates for `rayfed replay`, and a mod that defends clients' answers.
 
 Written for Flower's message API, as of flwr 1.41.
 """
@@ -35,7 +35,7 @@ _MOST = 1 << 31
 
 @dataclass(frozen=True)
 class RecordingMod:
-    """Mod for `ClientApp(mods=[...])` that records what a client was sent and what it returns.
+    """Mod for `ClientApp(mods=[...])` that records the state that a client is sent and its reply.
 
     Put first, it records what leaves the client, behind all other mods. How many samples a client trained on, and in
     which steps, is watched. Where a round cannot be recorded, it fails with the reason.
@@ -55,7 +55,7 @@ class RecordingMod:
     """The local steps; None: as watched."""
 
     def __call__(self, message: Message, context: Context, call_next: ClientSide) -> Message:
-        """Let the client train, and record its reply to a message of training."""
+        """Let the client train, and record its reply to a training message."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         sent, model = _arrays(message), self.model()
@@ -75,12 +75,12 @@ class RecordingMod:
 
 @dataclass(frozen=True)
 class DefendingMod:
-    """Mod for `ClientApp(mods=[...])` that defends what a client answers; made by `defend`."""
+    """Mod for `ClientApp(mods=[...])` that defends a client's replies; made by `defend`."""
 
     guard: Defended
 
     def __call__(self, message: Message, context: Context, call_next: ClientSide) -> Message:
-        """Let the client train, and defend the state in its reply to a message of training."""
+        """Let the client train, and defend the state in its reply to a training message."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         from flwr.app import ArrayRecord, ConfigRecord
@@ -102,7 +102,7 @@ class DefendingMod:
 def defend(
     defences: Sequence[str | Mapping[str, Any]], model: nn.Module, *, rounds: int, seed: int | None = None
 ) -> DefendingMod:
-    """Return a mod that defends what clients answer, and print its account over so many rounds of the server.
+    """Return a mod that defends clients' replies, and print its account for this many rounds of the server.
 
     Defences are those that work on an update, as in a scenario; `model` is one as the clients train it. Put the mod
     last in the list, so that others see what is defended. Where an epsilon is claimed, a later round fails. Raises
@@ -129,7 +129,7 @@ def recording_strategy(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Kept:
-    """Return the strategy, which from now on records what clients are sent and what they return.
+    """Return the strategy with recording of the states that clients are sent and return.
 
     A server sees no samples: it knows the images' `shape` (C, H, W), the `local` steps that it asks for, and by each
     reply's `num-examples` how many samples are behind it. With `epochs` the steps are as many passes over these.
@@ -165,7 +165,7 @@ def _steps(local: LocalTraining, samples: int, epochs: int) -> int:
 
 
 def _arrays(message: Message) -> dict[str, Tensor]:
-    """Return the state dict of a message; raises `UserError` where it has none, or several."""
+    """Return the state dict of a message; raises `UserError` for none or several."""
     records = list(message.content.array_records.values())
     if len(records) != 1:
         raise UserError(f"a message to be recorded has {len(records)} array records, where one is the model's state")
@@ -177,7 +177,7 @@ def _client(context: Context) -> int:
 
 
 def _round(message: Message) -> int:
-    """Return the server's round; raises `UserError` where the strategy does not write it, as Flower's own do."""
+    """Return the server's round; raises `UserError` if the strategy does not write it, as Flower's own do."""
     rounds = [record["server-round"] for record in message.content.config_records.values() if "server-round" in record]
     if not rounds:
         raise UserError("RecordingMod: the message does not say its round: have the strategy send `server-round`")

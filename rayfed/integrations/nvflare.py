@@ -34,7 +34,7 @@ _MOST = 1 << 31
 
 
 class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without types
-    """Filter that records what a client was sent and what it answers.
+    """Filter that records the state that a client is sent and its answer.
 
     It stands among the task data filters, first, and among the task result filters, last: then what leaves the client
     is recorded, behind all other filters.
@@ -54,7 +54,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
-        """Make a filter, as a job's configuration does: of numbers and texts.
+        """Make a filter from plain numbers and texts, as a job's configuration does.
 
         `model` is the class that clients train, as `my_module:Net`, made without arguments; a client trains on so many
         `samples`, images of a `shape` (C, H, W), in so many `steps` of SGD a round. `mean` and `std` (per channel) are
@@ -68,7 +68,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
         self.momentum, self.weight_decay, self.mean, self.std = momentum, weight_decay, mean, std
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Note what is sent, or record the answer to it; what passes is not changed."""
+        """Note the received state, or record the answer to it; the data pass unchanged."""
         from nvflare.apis.dxo import DataKind, from_shareable
         from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
         from nvflare.app_common.app_constant import AppConstants
@@ -95,7 +95,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
         return getattr(import_module(module), name)()
 
     def _state(self, shareable: Shareable) -> dict[str, Tensor]:
-        """Return the weights, or their change, that are exchanged; raises `UserError` where there are none."""
+        """Return the exchanged weights or weight differences; raises `UserError` without them."""
         from nvflare.apis.dxo import DataKind, from_shareable
 
         dxo = from_shareable(shareable)
@@ -109,6 +109,6 @@ def _tensor(value: Any) -> Tensor:
 
 
 def _number(name: str) -> int:
-    """Return the number of a site: that of `site-1`, or one made of any other name, so that no two are the same."""
+    """Return the number of a site: that of `site-1`, or a unique one computed from another name."""
     found = re.fullmatch(r"site-([1-9]\d{0,5})", name)
     return int(found[1]) if found else 1_000_000 + crc32(name.encode()) % _MOST

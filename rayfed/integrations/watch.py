@@ -1,4 +1,4 @@
-"""Watches a client train with PyTorch: the samples that its model sees, their labels, and its optimiser's steps.
+"""Observation of a client's PyTorch training: the model's samples, their labels, and the optimiser's steps.
 
 For frameworks that hand a whole local round to the user's own function. Hooks are set for the time of the round alone.
 """
@@ -36,7 +36,7 @@ class Seen:
 
 
 class Watch(TorchFunctionMode):
-    """Context in which training steps of models of one class are watched."""
+    """Context manager that observes training steps of models of one class."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Watch(TorchFunctionMode):
         self._hooks.close()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Note the targets of a cross entropy that has a slope; call the function."""
+        """Record the targets of a differentiable cross entropy, then call the function."""
         given = kwargs or {}
         if func is F.cross_entropy and torch.is_grad_enabled():
             target = given.get("target", args[1] if len(args) > 1 else None)
@@ -76,7 +76,7 @@ class Watch(TorchFunctionMode):
         self._steps.append((type(optimiser), frozenset(every)))
 
     def seen(self, local: LocalTraining | None = None) -> Seen:
-        """Return what was seen, with the steps that `local` says instead of those watched.
+        """Return the observations, with the steps in `local` instead of the observed ones.
 
         Raises `UserError` for a round whose steps no attack undoes, or that was not seen.
         """

@@ -1,4 +1,4 @@
-"""Metrics of how near a reconstruction is to the truth: one `Metric` for each figure, and what measures it."""
+"""Metrics of the similarity of reconstructions and true samples, with one `Metric` for each figure."""
 
 TABLE = {
     "mse": "rayfed.metrics.images:MSE",

@@ -1,4 +1,4 @@
-"""The contract of a metric: how reconstructions are scored by it, and all that tables, reports and scenarios say."""
+"""The contract of a metric: how it scores reconstructions, and its unit, title and thresholds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A figure that reconstructions are scored by, declared once for all who measure, keep, tell or bound it.
+    """A figure for scoring reconstructions, declared once for tables, reports and scenarios.
 
     Scenarios are checked against these without PyTorch: the module that declares one imports it in functions, if at
     all. Names are columns, so a name that has stood in somebody's tables is not given to anything else.
@@ -83,14 +83,14 @@ class Metric:
 
     @property
     def table_heading(self) -> str:
-        """Heading of a column of its own."""
+        """Heading of the metric's table column."""
         return self.heading or f"{self.title[0].upper()}{self.title[1:]}"
 
     @property
     def short_name(self) -> str:
-        """Name where there is little room."""
+        """Abbreviated name."""
         return self.short or self.table_heading
 
     def passes(self, value: float, threshold: float) -> bool:
-        """Return whether a value is at a threshold or nearer to the truth."""
+        """Return whether a value reaches a threshold or is nearer to the truth."""
         return value >= threshold if self.higher_is_closer else value <= threshold

@@ -1,4 +1,4 @@
-"""Knowledge that a restored image gives of its pixels' values, whatever the true image was (BP_KI).
+"""Bayesian knowledge increment (BP_KI) of a reconstruction, which is independent of the true image.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", definition 3 and appendix A.4: the
 Kullback-Leibler divergence between no knowledge (pixels uniform over k bins) and the restored image's histogram. The
@@ -33,7 +33,7 @@ def knowledge_increment(true: Tensor, guess: Tensor) -> Tensor:
 
 
 def posterior_knowledge(true: Tensor, guess: Tensor) -> Tensor:
-    """Return KL(posterior || prior) to base 10, finite without a floor: at most 1, for one value."""
+    """Return KL(posterior || prior) to base 10 without the definition's floor, at most 1, for one value."""
     shares = _shares(guess)
     divergence: Tensor = shares.xlogy(shares * _BINS).sum(1) / log(10)
     return divergence

@@ -1,4 +1,4 @@
-"""Metrics of what a reconstruction says beyond a guess that needs no update: two figures beside its nearness.
+"""Metrics of a reconstruction relative to guesses without an update.
 
 A blur of average brightness comes near to many images, and so does the nearest of many others. So a reconstruction
 is set beside the best of such guesses, and beside samples that are not its own.
@@ -22,7 +22,7 @@ Score = Callable[["Tensor", "Tensor"], "Tensor"]
 
 @dataclass(frozen=True, eq=False)
 class Others:
-    """Samples of the same kind that no victim holds."""
+    """Samples of the same kind that no victim has."""
 
     inputs: Tensor
     """(M, *shape), as the data's `sample` says."""
@@ -33,7 +33,7 @@ class Others:
 
 
 def above_guessing(sample: SampleSpec, others: Others) -> Score:
-    """Return a function for how much nearer reconstructions are than the best guess: in dB, of texts a share.
+    """Return a function for how much nearer than the best guess reconstructions are: in dB; for texts a share.
 
     It takes samples (N, *shape) twice, the true ones first, to (N,) float64. Guesses are what the other samples have in
     common, and the true mean of each channel: the best constant.
@@ -54,7 +54,7 @@ def above_guessing(sample: SampleSpec, others: Others) -> Score:
 
 
 def above_public(sample: SampleSpec, others: Others) -> Score:
-    """Return a function for how much nearer reconstructions are than the nearest public sample: as `above_guessing`.
+    """Return a function for how much nearer than the nearest public sample reconstructions are.
 
     It is chosen by looking at the truth, which no attacker can: the most that a choice from such samples could come to.
     NaN where the data have none, for nobody could guess at what no attacker holds.
@@ -72,7 +72,7 @@ def above_public(sample: SampleSpec, others: Others) -> Score:
 
 
 def _score(sample: SampleSpec) -> Score:
-    """Return how near samples (N, *shape) are to the true ones, which come first, (N,): in dB, of texts a share."""
+    """Return a function for the nearness of samples (N, *shape) to true ones, (N,): in dB; for texts a share."""
     from rayfed.metrics.images import PSNR_CEILING, psnr
     from rayfed.metrics.texts import token_accuracy
 
@@ -82,7 +82,7 @@ def _score(sample: SampleSpec) -> Score:
 
 
 def nearest_of(true: Tensor, pool: Tensor, exact: bool) -> Tensor:
-    """Return for each of samples (N, *shape) the nearest of a pool (M, *shape), (N, *shape): by squared distance.
+    """Return for each sample (N, *shape) the nearest one of a pool (M, *shape) by squared distance, (N, *shape).
 
     With `exact` it is the one with most equal values. Copies are passed over: of a sample that everybody has there is
     nothing to protect. Where the pool has nothing else, it is a sample of zeros.
@@ -100,7 +100,7 @@ def nearest_of(true: Tensor, pool: Tensor, exact: bool) -> Tensor:
 
 
 def told_apart(sample: SampleSpec, others: Others) -> Score:
-    """Return a function for whether reconstructions are nearer to their own samples than to any other one.
+    """Return a function for whether reconstructions are nearer to their own samples than to all others.
 
     It takes samples (N, *shape) twice, the true ones first, to (N,) float64 of 1 and 0. The others are those of the
     batch, too; copies of the true sample are not among them.

@@ -1,4 +1,4 @@
-"""Re-identification: the person for whom a recogniser, which knows true faces, takes a reconstruction.
+"""Re-identification of people: the rank of the true person in a face recogniser's output.
 
 Source: Ren 2023 (thesis), section 3.3.4 and table 3.15.
 """
@@ -14,7 +14,7 @@ _CHUNK = 64
 
 
 class Identity:
-    """Recogniser of a file as a metric, which must tell these very people apart.
+    """Face recogniser of a file as a metric; it must know the data's people.
 
     Raises `NetworkUnavailable`, which says how to make one, where there is none, or one of other people.
     """
@@ -28,7 +28,7 @@ class Identity:
         self.recogniser, self.people = recogniser, people
 
     def __call__(self, labels: Tensor, guess: Tensor) -> Tensor:
-        """Return the place (N,), from 1, of the true person among all whom the image could show.
+        """Return the rank (N,), from 1, of the true person among all.
 
         Takes the labels (N,) int64 of the true images and reconstructions (N, C, H, W) in [0, 1]. Who is held just as
         likely comes first.
@@ -39,5 +39,5 @@ class Identity:
         return (logits >= logits.gather(1, labels[:, None])).sum(1)
 
     def within(self, k: int, labels: Tensor, guess: Tensor) -> Tensor:
-        """Return 1.0 where the true person is among the k likeliest, else 0.0, (N,)."""
+        """Return 1.0 if the true person is among the k likeliest, else 0.0, (N,)."""
         return (self(labels, guess) <= k).double()

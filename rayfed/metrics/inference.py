@@ -1,4 +1,4 @@
-"""Metrics of inferences other than reconstructions, against the truth and against chance."""
+"""Metrics of inferences other than reconstructions, compared with the truth and with chance."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _NEIGHBOURS = 5
 
 
 def correct(probability: Tensor, holds: bool) -> float:
-    """Return 1 where a yes-or-no question was answered right by a probability (1,) of yes, else 0."""
+    """Return 1 if a yes-or-no question was answered correctly by a probability (1,) of yes, else 0."""
     return float((probability.item() > 0.5) == holds)
 
 
 def class_share(images: Tensor, label: int, known: Tensor, known_labels: Tensor) -> float:
-    """Return the share of images (G, C, H, W) that look like a class to a classifier which no federation trained.
+    """Return the share of images (G, C, H, W) that an independent classifier assigns to a class.
 
     It is a vote of the five nearest of the known images (M, C, H, W) with their labels (M,).
     """
@@ -25,5 +25,5 @@ def class_share(images: Tensor, label: int, known: Tensor, known_labels: Tensor)
 
 
 def nearest(images: Tensor, among: Tensor) -> Tensor:
-    """Return for each image (G, C, H, W) the nearest (G, C, H, W) of some others (M, C, H, W)."""
+    """Return for each image (G, C, H, W) the nearest of others (M, C, H, W)."""
     return among[torch.cdist(images.flatten(1), among.flatten(1)).argmin(1)]

@@ -25,21 +25,21 @@ METRICS = _found()
 
 
 def metrics_of(modality: Modality) -> tuple[str, ...]:
-    """Return the metrics that mean something of samples of a modality, those that were made for it first."""
+    """Return the metrics for samples of a modality, those made for it first."""
     fitting = [metric for metric in METRICS.values() if modality in metric.modalities]
     return tuple(metric.name for metric in sorted(fitting, key=lambda metric: metric.modalities[0] != modality))
 
 
 def default_names(modality: Modality) -> list[str]:
-    """Return the metrics of samples of a modality where a scenario does not say."""
+    """Return the default metrics for samples of a modality."""
     return [name for name in metrics_of(modality) if modality in METRICS[name].default_of]
 
 
 def default_success(modality: Modality) -> dict[str, float]:
-    """Return the thresholds of success for samples of a modality where a scenario does not say."""
+    """Return the default thresholds of success for samples of a modality."""
     return {m.name: m.threshold for m in METRICS.values() if m.threshold is not None and m.modalities[0] == modality}
 
 
 def leading(modality: Modality) -> Metric:
-    """Return the metric that samples of a modality are ranked by."""
+    """Return the metric by which samples of a modality are ranked."""
     return next(metric for metric in METRICS.values() if metric.leads and metric.modalities[0] == modality)

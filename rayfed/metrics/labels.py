@@ -1,4 +1,4 @@
-"""Metric of label inference as a result of its own."""
+"""Accuracy of label inference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def label_accuracy(true: Tensor, found: Tensor) -> float:
-    """Return the share of a batch's labels that were found, as a multiset: (N,) int64 twice to a number in [0, 1].
+    """Return the share of a batch's labels found, as multisets: (N,) int64 twice to a number in [0, 1].
 
     Order does not count, multiplicity does: of [1, 1, 2], the guess [2, 1, 0] finds two thirds.
     """

@@ -1,4 +1,4 @@
-"""Metrics of images by networks from a file, which are in `lpips` and `noise`: these import PyTorch."""
+"""Metrics of images by networks from files (`lpips`, `noise`), apart because these import PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learned perceptual image patch similarity, from weights on this machine.
+"""Learned perceptual image patch similarity (LPIPS), from local weights.
 
 Source: Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric"; the `lpips`
 package, version 0.1 of its linear heads, which it brings along. The backbone's ImageNet weights it would download; here
@@ -36,11 +36,11 @@ _CHUNK = 16
 
 
 class LpipsUnavailable(UserError):
-    """Error for a backbone whose weights are not on this machine, or are not what they should be."""
+    """Error for a backbone whose weights are missing or invalid."""
 
 
 class Lpips:
-    """Distance between images as a network of one kind sees them.
+    """Perceptual distance between images by one backbone.
 
     `weights` is a file, or a folder that is searched for the usual names; None searches torch's hub cache. Both
     whole torchvision state dicts (`features.0.weight`) and those of `features` alone (`0.weight`) are understood,
@@ -55,7 +55,7 @@ class Lpips:
         _fill(self._network, backbone, path)
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return distances (N,) of images (N, C, H, W) in [0, 1] twice, C = 1 or 3: 0 for equal ones.
+        """Return distances (N,) of images (N, C, H, W) in [0, 1] twice, C = 1 or 3; 0 for equal images.
 
         Grey images are repeated to three channels. Images too small for the network (AlexNet: under 31 pixels, VGG:
         under 16) are enlarged bilinearly until their shorter side has 64.
@@ -74,7 +74,7 @@ class Lpips:
 
 
 def _weights_file(net: Net, weights: str | Path | None) -> Path:
-    """Return the backbone's file that `Lpips` would read; raises `LpipsUnavailable` where there is none."""
+    """Return the backbone's file; raises `LpipsUnavailable` if there is none."""
     place = Path(torch.hub.get_dir(), "checkpoints") if weights is None else local_path(weights)
     for path in [place] if place.is_file() else [place / name for name in _FILES[net]]:
         if path.is_file():
@@ -86,7 +86,7 @@ def _weights_file(net: Net, weights: str | Path | None) -> Path:
 
 
 def _read(net: Net, path: Path) -> dict[str, Tensor]:
-    """Read the backbone's convolutions by their name in torchvision's `features`, as float32."""
+    """Return the backbone's convolutions by their names in torchvision's `features`, as float32."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -97,7 +97,7 @@ def _read(net: Net, path: Path) -> dict[str, Tensor]:
 
 
 def _network(net: Net) -> LPIPS:
-    """Return the package's network with its own heads and random backbone."""
+    """Return the package's network with trained heads and a random backbone."""
     from lpips import LPIPS  # here, because it takes seconds and few runs ask for it
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -106,7 +106,7 @@ def _network(net: Net) -> LPIPS:
 
 
 def _fill(network: LPIPS, backbone: dict[str, Tensor], path: Path) -> None:
-    """Put the backbone's weights in: `slice2.3.weight` of the package is `3.weight` of torchvision."""
+    """Load the backbone's weights: `slice2.3.weight` of the package is `3.weight` of torchvision."""
     names = {name: name.split(".", 1)[1] for name in network.net.state_dict()}
     try:
         network.net.load_state_dict({name: backbone[source] for name, source in names.items()})

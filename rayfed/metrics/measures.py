@@ -1,4 +1,4 @@
-"""Measures that settings are judged by: leakage as the metrics have it, what was learnt, and what it cost."""
+"""Measures for comparing settings: leakage by metric, accuracy, and cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayfed.metrics.known import METRICS
 
 @dataclass(frozen=True)
 class Measure:
-    """Column of the outcomes that settings can be judged by."""
+    """Column of the outcomes by which settings can be compared."""
 
     title: str
     kind: Literal["leakage", "utility", "cost"]
@@ -29,12 +29,12 @@ class Measure:
 
 
 def worst_of(metric: str) -> str:
-    """Return the name of the column that has a metric's value for the worst image."""
+    """Return the column of a metric's value for the worst image."""
     return f"{metric}_worst"
 
 
 def measure_of(name: str) -> Measure:
-    """Return the measure of a column; raises `UserError` for one that is none, naming those that are."""
+    """Return the measure of a column; raises `UserError` for an unknown one, with the valid names."""
     if name not in MEASURES:
         raise UserError(f"no measure is called '{name}': {nearest(name, MEASURES)}")
     return MEASURES[name]
@@ -47,7 +47,7 @@ JUDGED = sorted((metric for metric in METRICS.values() if metric.outcome), key=l
 
 
 def _bounds(metric: Metric) -> tuple[float, float]:
-    """Return the least and largest value of a metric's mean."""
+    """Return the smallest and largest possible mean of a metric."""
     least, most = (0.0, 1.0) if metric.format in ("share", "hit") else metric.bounds
     return least, min(most, metric.ceiling)
 

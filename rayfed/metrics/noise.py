@@ -1,4 +1,4 @@
-"""Share of noise in an image, as an evaluation network sees it.
+"""Share of noise in an image, estimated by an evaluation network.
 
 Source: Fan et al. 2024, "Refiner", section 5.3: beyond about 0.6 people see noise and nothing else.
 """
@@ -14,7 +14,7 @@ _CHUNK = 64
 
 
 class NoiseRatio:
-    """Evaluation network of a file as a metric, by default the one that comes with rayfed.
+    """Evaluation network of a file as a metric; by default the one that comes with rayfed.
 
     Raises `NetworkUnavailable`, which says how to make one, where there is none.
     """
@@ -24,7 +24,7 @@ class NoiseRatio:
         self.evaluator = evaluator
 
     def __call__(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return the share of noise in `guess`, (N,) in [0, 1], of pairs (N, C, H, W) in [0, 1], C = 1 or 3."""
+        """Return the estimated share of noise in `guess`, (N,) in [0, 1], of images (N, C, H, W), C = 1 or 3."""
         network = load_evaluator(self.evaluator, guess.device)
         with torch.no_grad():
             return torch.cat([network(images.float()) for images in guess.split(_CHUNK)])

@@ -1,4 +1,4 @@
-"""Distance and rank of private layers: the assumptions of the theorem on private passports, in numbers.
+"""Distance and rank of private layers, the assumptions of the theorem on private passports.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.3 and figures 4 and 5.
 """
@@ -14,13 +14,13 @@ _SHARE = 0.99
 
 
 def distance(weights: Sequence[Tensor]) -> float:
-    """Return the mean squared Euclidean distance of all pairs of clients' weights, each with itself among them."""
+    """Return the mean squared Euclidean distance over all pairs of clients' weights, equal pairs included."""
     stacked = torch.stack([w.flatten() for w in weights]).double()
     return 2 * float((stacked - stacked.mean(0)).square().sum(1).mean())
 
 
 def rank(matrix: Tensor) -> int:
-    """Return how many of the largest singular values make up 99 % of the sum of all.
+    """Return the number of largest singular values that make up 99 % of the sum.
 
     That is our reading of the paper's threshold.
     """

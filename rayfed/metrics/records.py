@@ -1,4 +1,4 @@
-"""Metric of records: the share of columns that an attack has found."""
+"""Accuracy of reconstructed records, by column."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def feature_accuracy(sample: Records) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function for the share of columns found, of continuous ones within `rayfed.samples.TOLERANCE`.
+    """Return a function for the share of columns found, within `rayfed.samples.TOLERANCE` if continuous.
 
     It takes records (N, 1, 1, F) twice, the true ones first, to (N,) float64 in [0, 1].
     """

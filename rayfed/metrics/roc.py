@@ -1,4 +1,4 @@
-"""How well scores tell members from others: the area under the ROC curve, and the curve at low false positive rates.
+"""ROC analysis of scores that separate members from others: area, and rates at low false positive rates.
 
 Sources: Carlini et al. 2022, "Membership Inference Attacks From First Principles", section 4, for why it is low rates
 that count; DeLong et al. 1988, "Comparing the Areas under Two or More Correlated Receiver Operating Characteristic
@@ -19,7 +19,7 @@ _TAIL = 0.025
 
 @dataclass(frozen=True)
 class Estimate:
-    """A share and its 95 % interval."""
+    """A share with its 95 % interval."""
 
     value: float
     low: float
@@ -27,7 +27,7 @@ class Estimate:
 
 
 def auc(members: Sequence[float], others: Sequence[float]) -> Estimate:
-    """Return the probability that a member scores higher than another, ties half; both have one score at least.
+    """Return the probability that a member scores higher than another, ties counting half.
 
     The interval is DeLong's; where scores do not overlap, which leaves it no width, that of as many pairs.
     """
@@ -53,7 +53,7 @@ def true_positives(members: Sequence[float], others: Sequence[float], rate: floa
 
 
 def false_positives(others: Sequence[float], rate: float) -> tuple[int, float]:
-    """Return the number of false positives at the lowest threshold with a rate of at most `rate`, and the threshold.
+    """Return the false positives at the lowest threshold with a rate of at most `rate`, and the threshold.
 
     There are as many others as `needed`, at least.
     """
@@ -63,12 +63,12 @@ def false_positives(others: Sequence[float], rate: float) -> tuple[int, float]:
 
 
 def needed(rate: float) -> int:
-    """Return the number of non-members by which a false positive rate can be told from 0."""
+    """Return the number of non-members needed to distinguish a false positive rate from 0."""
     return ceil(1 / rate - 1e-9)
 
 
 def share(hits: int, of: int, tail: float = _TAIL) -> Estimate:
-    """Return the share hits / of with its exact interval (Clopper-Pearson), which leaves out `tail` at each end."""
+    """Return hits / of with its exact (Clopper-Pearson) interval, which leaves out `tail` at each end."""
     from scipy.stats import beta  # an import of a second
 
     low = float(beta.ppf(tail, hits, of - hits + 1)) if hits else 0.0
@@ -77,7 +77,7 @@ def share(hits: int, of: int, tail: float = _TAIL) -> Estimate:
 
 
 def _placements(scores: Sequence[float], among: Sequence[float]) -> np.ndarray:
-    """Return the share of other scores that each score is above, ties half, (n,)."""
+    """Return the share of other scores below each score, ties counting half, (n,)."""
     ordered, own = np.sort(among), np.asarray(scores)
     found: np.ndarray = (np.searchsorted(ordered, own) + np.searchsorted(ordered, own, "right")) / (2 * len(ordered))
     return found

@@ -1,4 +1,4 @@
-"""Scores of a reconstruction: every image against the truth that it was matched to.
+"""Scoring of reconstructions: each image against the true one that it is matched to.
 
 Scoring happens where the truth is, never where the attack is.
 """
@@ -50,7 +50,7 @@ class Scorer:
                 raise UserError(f"metrics: unknown metric of {self.sample.modality} '{name}': {nearest(name, known)}")
 
     def unavailable(self) -> list[str]:
-        """Return why the columns of metrics whose weights this machine cannot load will stay empty."""
+        """Return why the columns of some metrics stay empty: their weights cannot be loaded."""
         return _load(self)[1]
 
     def score(self, true_images: Tensor, true_labels: Tensor, images: Tensor, labels: Tensor) -> list[dict[str, Any]]:
@@ -90,19 +90,19 @@ class Scorer:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def told_apart(self, others: Tensor, images: Tensor) -> list[float | None]:
-        """Return what `score` has of `told_apart` where the truth were `others` (N, *shape): what chance gets of it."""
+        """Return `told_apart` of `score` with `others` (N, *shape) as the truth, which is chance."""
         function, images = _functions(self).get("told_apart"), images.to(others)
         return _column(function, others, images[assign(others, images, self.sample.modality)])
 
     def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
-        """Return the rows of an attack that could not strike: the truth, and None for all that was not found."""
+        """Return the rows of an attack without results: the truth, and None for what was not found."""
         empty = dict.fromkeys(("label", *self.names))
         known = [None] * len(true_labels) if true_labels.is_floating_point() else true_labels.tolist()
         return [{"sample": i, "true_label": label} | empty for i, label in enumerate(known)]
 
 
 def _stated(true: Tensor, found: Tensor, order: Tensor, median: Tensor | None) -> dict[str, list[Any]]:
-    """Return the columns on labels: classes (N,), or how far numbers (N, k) are off; None for those not found.
+    """Return the columns on labels: classes (N,), or errors of numbers (N, k); None for those not found.
 
     Beside the numbers stands how far the `median` (k,) of other samples' is off.
     """
@@ -126,7 +126,7 @@ def _column(function: Callable[..., Any] | None, true: Tensor, guess: Tensor) ->
 
 @lru_cache
 def _functions(scorer: Scorer) -> _Functions:
-    """Load the metrics' functions once a process: what fails once is not tried, nor warned about, again."""
+    """Load the metrics' functions once a process; failures are not repeated."""
     functions, missing = _load(scorer)
     for message in missing:
         warnings.warn(message, stacklevel=3)
@@ -134,7 +134,7 @@ def _functions(scorer: Scorer) -> _Functions:
 
 
 def _load(scorer: Scorer) -> tuple[_Functions, list[str]]:
-    """Load each metric's function; return why others' columns stay empty, too."""
+    """Load each metric's function; return also why some columns stay empty."""
     functions: _Functions = {}
     missing: dict[str, list[str]] = {}
     for metric in map(METRICS.__getitem__, scorer.names):

@@ -1,4 +1,4 @@
-"""Metrics of texts: tokens found in their places, and phrases found anywhere.
+"""Metrics of texts: tokens in their places, and phrases in any place.
 
 Source of ROUGE: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries", in the definition of the
 `rouge-score` package (F-measure). What is counted are the data's tokens, neither stemmed nor split again.
@@ -19,7 +19,7 @@ Rouge = Literal["rouge1", "rouge2", "rougeL"]
 
 
 def token_accuracy(true: Tensor, guess: Tensor) -> Tensor:
-    """Return the share of tokens that are right and in their places: texts (N, L) int64 twice to (N,) float64.
+    """Return the share of correct tokens in their places: texts (N, L) int64 twice to (N,) float64.
 
     Places where the true text is filled up (-1) do not count.
     """
@@ -28,7 +28,7 @@ def token_accuracy(true: Tensor, guess: Tensor) -> Tensor:
 
 
 def rouge(kind: Rouge, true: Tensor, guess: Tensor) -> Tensor:
-    """Return the F-measure of shared tokens (rouge1), of pairs (rouge2), or of the longest common subsequence (rougeL).
+    """Return the F-measure of shared tokens (rouge1), pairs (rouge2), or the longest common subsequence (rougeL).
 
     Texts (N, L) int64 twice, the true ones first, to (N,) float64 in [0, 1].
     """
@@ -43,7 +43,7 @@ def _written(texts: Tensor) -> list[str]:
 
 
 class _AsWritten:
-    """Tokeniser in the package's protocol, which splits at spaces."""
+    """Tokeniser that splits at spaces, in the package's protocol."""
 
     def tokenize(self, text: str) -> list[str]:
         return text.split()

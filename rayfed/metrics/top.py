@@ -1,4 +1,4 @@
-"""Re-identification: whether the true person is among the likeliest. The recogniser is asked in `identity`."""
+"""Top-k re-identification metrics, from the recogniser in `identity`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOP = {"top1": 1, "top3": 3, "top5": 5}
 
 
 def chance(metric: str, people: int) -> float:
-    """Return what guessing among so many people gets by a metric of `TOP`, 0..1."""
+    """Return the value of guessing among this many people by a metric of `TOP`, 0..1."""
     return min(1.0, TOP[metric] / people)
 
 

@@ -1,4 +1,4 @@
-"""Activations of the papers' networks."""
+"""Activation functions of the papers' networks."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ _MODULES: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Si
 
 
 def activation(name: Activation) -> nn.Module:
-    """Return a fresh activation module."""
+    """Return a new activation module by name."""
     return _MODULES[name]()

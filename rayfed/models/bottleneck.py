@@ -1,4 +1,4 @@
-"""A variational bottleneck: features pass through a few random numbers that stay near N(0, 1).
+"""Variational bottleneck: features pass through a few random latents close to N(0, 1).
 
 Source: Scheliga et al. 2022, "PRECODE - A Generic Model Extension to Prevent Deep Gradient Leakage", section 3; Kingma
 and Welling 2014, "Auto-Encoding Variational Bayes", section 2.4 (reparameterisation) and appendix B (the divergence).
@@ -13,19 +13,19 @@ from rayfed.gradients import Penalised
 
 
 class Encoder(nn.Linear, Penalised):
-    """(N, F) to the means and the logarithms of the variances of Z independent normal numbers: (N, 2 Z)."""
+    """Map features (N, F) to means and log variances of Z latents, (N, 2 Z)."""
 
     def __init__(self, features: int, units: int, beta: float) -> None:
         super().__init__(features, 2 * units)
         self.beta = beta
 
     def penalty(self, output: Tensor) -> Tensor:
-        """`beta` times the KL divergence of each sample's distribution from N(0, 1), (N,)."""
+        """Return `beta` times the KL divergence of each sample's latents from N(0, 1), (N,)."""
         return self.beta * divergence(output)
 
 
 class VariationalBottleneck(nn.Module):
-    """Features (N, F) to features of the same shape; in evaluation mode the mean passes, and nothing is drawn."""
+    """Map features (N, F) to features of the same shape through random latents; through means in evaluation mode."""
 
     stochastic = True
 
@@ -44,6 +44,6 @@ class VariationalBottleneck(nn.Module):
 
 
 def divergence(code: Tensor) -> Tensor:
-    """KL divergence of each sample's distribution from N(0, 1), (N,), from its means and log variances (N, 2 Z)."""
+    """Return the KL divergence of latents from N(0, 1), (N,), given means and log variances (N, 2 Z)."""
     mean, log_variance = code.chunk(2, -1)
     return (mean.square() + log_variance.exp() - log_variance - 1).flatten(1).sum(1) / 2

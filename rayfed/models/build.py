@@ -1,4 +1,4 @@
-"""Construction of models: from a name to an initialised network that is known to fit the samples."""
+"""Construction of models by name, checked against the samples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Normalise:
         self.std = torch.tensor(std).view(-1, 1, 1)
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        """Normalise a batch (N, C, H, W) on the device and in the precision that it has."""
+        """Normalise a batch (N, C, H, W), in its device and precision."""
         (images,) = inputs
         # Not buffers, which would travel with the updates; non-blocking, so that no forward pass waits here.
         mean, std = (t.to(images.device, images.dtype, non_blocking=True) for t in (self.mean, self.std))
@@ -47,7 +47,7 @@ _NUMBER = (
 
 
 def _as_column(module: nn.Module, inputs: tuple[Tensor], outputs: Tensor) -> Tensor:
-    """Forward hook: the outputs (N,) of a model with one output as (N, 1), like those of all others."""
+    """Forward hook that reshapes outputs (N,) of a one-output model to (N, 1)."""
     return outputs[:, None]
 
 
@@ -60,7 +60,7 @@ def build_model(
     normalise: tuple[list[float], list[float]] | None = None,
     state: str | Path | None = None,
 ) -> nn.Module:
-    """Build the model of a name, on the CPU.
+    """Build a model by name, on the CPU.
 
     It takes inputs (N, *shape) and gives logits (N, classes) or (N, T, classes). `sample` says what inputs are;
     (C, H, W) stands for images of that shape. `name` is a model of the registry or a dotted path to a component, an
@@ -149,7 +149,7 @@ def _check_statistics(normalise: tuple[list[float], list[float]], channels: int)
 
 
 def _trial(name: str, model: nn.Module, sample: SampleSpec) -> Any:
-    """Return the model's output for two inputs, in the modes that its modules are in."""
+    """Return the model's output for two inputs, in its modules' current modes."""
     try:
         with torch.no_grad():
             return model(sample.trial())
@@ -161,7 +161,7 @@ def _trial(name: str, model: nn.Module, sample: SampleSpec) -> Any:
 
 
 def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-    """Try the model in evaluation mode; leave the modes as they were."""
+    """Try the model in evaluation mode, and restore its modes."""
     modes = {module: module.training for module in model.modules()}
     logits = _trial(name, model.eval(), sample)
     for module, training in modes.items():
@@ -181,27 +181,27 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
 
 
 def _draws_random_numbers(name: str, model: nn.Module, sample: SampleSpec, training: bool) -> bool:
-    """Return whether a forward pass moves the generator, so that `F.dropout` in a user's own model counts as well."""
+    """Return whether a forward pass draws from the generator, by `F.dropout` or otherwise."""
     before = torch.get_rng_state()
     _trial(name, copy.deepcopy(model).train(training), sample)
     return not torch.equal(before, torch.get_rng_state())
 
 
 def uses_batch_statistics(model: nn.Module) -> bool:
-    """Return whether batch norm, in the modules' current modes, makes samples of a batch depend on each other."""
+    """Return whether batch norm, in the current modes, makes samples of a batch depend on each other."""
     layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     return any(layer.training or not layer.track_running_stats for layer in layers)
 
 
 def places_of(model: nn.Module, sample: SampleSpec) -> int | None:
-    """Return T where the model's logits are (N, T, K), for every place of an input; None where they are (N, K)."""
+    """Return T if the model's logits are (N, T, K), for T places of an input; None if they are (N, K)."""
     with torch.no_grad():
         logits = copy.deepcopy(model).eval()(sample.trial())
     return int(logits.shape[1]) if logits.ndim == 3 else None
 
 
 def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:
-    """Return whether a forward pass, in the modules' current modes, changes floating-point buffers."""
+    """Return whether a forward pass, in the current modes, changes floating-point buffers."""
     probed = copy.deepcopy(model)
     before = {name: b.clone() for name, b in probed.named_buffers() if b.is_floating_point()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -210,7 +210,7 @@ def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:
 
 
 def is_stochastic(model: nn.Module) -> bool:
-    """Return whether a forward pass, in the modules' current modes, draws random numbers.
+    """Return whether a forward pass, in the current modes, draws random numbers.
 
     True for dropout, and for any module with an attribute `stochastic = True`: `build_model` sets it on a model that
     was seen to draw numbers, and a block that a defence adds declares it.
@@ -219,7 +219,7 @@ def is_stochastic(model: nn.Module) -> bool:
 
 
 def draw_nothing(model: nn.Module) -> None:
-    """Put modules that draw random numbers, with all in them, in evaluation mode; norms keep their mode."""
+    """Put modules that draw random numbers, and their children, in evaluation mode, except norms."""
     for module in [module for module in model.modules() if _draws(module)]:
         for part in module.modules():
             if not isinstance(part, nn.modules.batchnorm._NormBase):

@@ -19,10 +19,10 @@ from rayfed.registry import component
 
 
 class Columns(nn.Module):
-    """Features (N, C, 1, T) as a sequence (N, T, C)."""
+    """Reshape features (N, C, 1, T) to a sequence (N, T, C)."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the columns from left to right."""
+        """Return the columns from left to right, (N, T, C)."""
         return features.squeeze(2).transpose(1, 2)
 
 
@@ -34,14 +34,14 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(channels, hidden, batch_first=True, bidirectional=True)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Return the outputs of both directions at each place."""
+        """Return the outputs of both directions at each place, (N, T, 2 * hidden)."""
         outputs: Tensor = self.lstm(sequence)[0]
         return outputs
 
 
 @component
 class CRNN:
-    """Convolutions over the image, two bidirectional LSTMs over its columns, a class or the blank for each of them."""
+    """Convolutions over the image, then two bidirectional LSTMs over its columns, with a class or blank for each."""
 
     width: Annotated[int, Field(ge=1)] = 64
     """Channels of the first convolution; the later ones have two to eight times as many."""

@@ -17,10 +17,10 @@ _SLOPE, _STD = 0.2, 0.02
 
 
 class Generator(nn.Module):
-    """Latents and labels to images, of any size: a linear layer to a quarter of it, two transposed convolutions."""
+    """Map latents and labels to images of any size, by a linear layer and two transposed convolutions."""
 
     def __init__(self, image_shape: tuple[int, ...], classes: int, latent: int, width: int) -> None:
-        """Take `latent`, the length of z, and `width`, the channels at half the size; a quarter has twice as many."""
+        """Take `latent`, the length of z, and `width`, the channels at half the size (twice as many at a quarter)."""
         super().__init__()
         channels, height, width_pixels = image_shape
         self.image_shape, self.classes, self.latent, self.width = image_shape, classes, latent, width
@@ -39,14 +39,14 @@ class Generator(nn.Module):
         )
 
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
-        """Latents (N, latent) and labels (N,) int64 to images (N, C, H, W) in [0, 1]."""
+        """Map latents (N, latent) and labels (N,) int64 to images (N, C, H, W) in [0, 1]."""
         coarse = (self.latent_in(latents) + self.class_in(labels)).unflatten(1, self._coarse)
         images: Tensor = self.layers(coarse)[..., : self.image_shape[1], : self.image_shape[2]]
         return images
 
 
 class Critic(nn.Module):
-    """Images and labels to one number each: the higher, the more like a real image of that class."""
+    """Score images with labels: the higher, the more like a real image of that class."""
 
     def __init__(self, image_shape: tuple[int, ...], classes: int, width: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Critic(nn.Module):
         nn.init.normal_(self.class_in.weight, std=_STD)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Images (N, C, H, W) and labels (N,) int64 to scores (N,)."""
+        """Map images (N, C, H, W) and labels (N,) int64 to scores (N,)."""
         features = self.layers(images)
         scores: Tensor = self.score(features)[:, 0] + (self.class_in(labels) * features).sum(1)
         return scores

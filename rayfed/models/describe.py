@@ -1,4 +1,4 @@
-"""Description of a model in a few lines, found by running it: layers, what reads the input, head, norms."""
+"""Short description of a model from a forward pass: layers, first layer, head, norms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayfed.samples import SampleSpec
 
 
 def described(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
-    """Yield lines on a model in its modules' current modes, which stay as they are; `sample` says what inputs are."""
+    """Yield lines that describe a model in its current modes; `sample` describes the inputs."""
     model = copy.deepcopy(model)
     layers = [module for module in model.modules() if any(p.requires_grad for p in module.parameters(recurse=False))]
     counts = Counter(type(layer).__name__ for layer in layers)
@@ -30,7 +30,7 @@ def described(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
 
 
 def _ends(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
-    """Yield what reads the input first, and what gives the output last."""
+    """Yield lines on the first layer that reads the input, and the last one that gives the output."""
     seen: list[tuple[str, nn.Module, Tensor]] = []
 
     def note(name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def _ends(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
 
 
 def _dependence(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
-    """Yield what of the clients' mode lets samples, or draws, into each other's gradients."""
+    """Yield lines on what makes gradients depend on other samples or on random draws, in the clients' mode."""
     if is_stochastic(model):
         yield "draws random numbers in training (dropout or the like)"
         return

@@ -1,4 +1,4 @@
-"""The evaluation network: estimates which share of an image is noise, and so how much is left to be seen.
+"""Evaluation network, which estimates the share of noise in an image.
 
 Source: Fan et al. 2024, "Refiner: Data Refining against Gradient Leakage Attacks in Federated Learning", section 3.3
 and appendix D. Its linear layer reads the flattened last feature map, which ties a network to images of one size; here
@@ -13,7 +13,7 @@ _WIDTHS = (128, 256, 512)
 
 
 class Evaluator(nn.Module):
-    """Three convolutions of 3x3, stride 2, padding 1, and a linear layer, for images of any size: 1.5M parameters."""
+    """Three 3x3 convolutions with stride 2 and a linear layer, for images of any size: 1.5M parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Evaluator(nn.Module):
         self.linear = nn.Linear(_WIDTHS[-1], 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (N, C, H, W) in [0, 1], C = 1 or 3, to the share of noise in each, (N,) in [0, 1]."""
+        """Map images (N, C, H, W) in [0, 1], C = 1 or 3, to their shares of noise, (N,) in [0, 1]."""
         return self.logits(images).sigmoid()
 
     def logits(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The front part of a model: from the inputs to the output, or the input, of one module.
+"""The front part of a model, from the inputs to the output or input of one module.
 
 Split models keep it with the client; Soteria looks at what enters a layer.
 """
@@ -19,17 +19,17 @@ from rayfed.update import Named
 
 
 class _Reached(Exception):
-    """Ends a forward pass at the cut, whatever the model's own code would do next."""
+    """Signal that ends a forward pass at the cut."""
 
     def __init__(self, output: Tensor) -> None:
         self.output = output
 
 
 class Front:
-    """A model up to the module called `cut`, as a pure function of weights and inputs."""
+    """A model up to the module `cut`, as a pure function of weights and inputs."""
 
     def __init__(self, model: nn.Module, cut: str, before: bool = False) -> None:
-        """`model` is copied; its modules keep their modes. With `before` it ends at what enters the cut.
+        """Copy `model`, modes included; with `before`, the front ends at the input of the cut.
 
         Raises `UserError` for a module that the model does not have.
         """
@@ -45,7 +45,7 @@ class Front:
             last.register_forward_hook(_stop)
 
     def __call__(self, state: Named, inputs: Tensor) -> Tensor:
-        """What leaves (or enters) the cut, (N, ...), for inputs (N, *shape), given parameters and buffers in `state`.
+        """Return the output (or input) of the cut, (N, ...), for inputs (N, *shape) and the tensors in `state`.
 
         Can be differentiated and vectorised. Raises `UserError` if the forward pass never comes to the cut.
         """
@@ -56,7 +56,7 @@ class Front:
         raise UserError(f"cut: the module '{self.cut}' is never called by the model: choose another one")
 
     def names(self, sample: SampleSpec) -> list[str]:
-        """The parameters and buffers that work no later than the cut, for such samples.
+        """Return the parameters and buffers that the front uses for such samples.
 
         All of a module that is done by then, as it may use its parts' parameters without calling them; of one that is
         still at work its own.

@@ -1,4 +1,4 @@
-"""The last linear layer of a network, and blocks that defences put in front of it."""
+"""The last linear layer of a network, and blocks that defences put before it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayfed.update import Named
 
 
 def before_head(model: nn.Module, name: str, block: Callable[[int], nn.Module]) -> nn.Module:
-    """The model, in place, with a block in front of its last linear layer; `block` makes it from its features.
+    """Insert a block before the model's last linear layer, in place; `block` builds it from the number of features.
 
     The layer `fc` becomes a sequence of `fc.NAME` and `fc.head`. Raises `UserError` for a model without a linear layer.
     """
@@ -30,7 +30,7 @@ def before_head(model: nn.Module, name: str, block: Callable[[int], nn.Module]) 
 
 
 def untouched(tensors: Named, name: str) -> Named:
-    """Masks of an update that leave out the block that `before_head` put in, and the last linear layer behind it."""
+    """Return masks of an update without the block that `before_head` inserted and the layer behind it."""
 
     def spoilt(parameter: str) -> bool:
         module = parameter.rpartition(".")[0]

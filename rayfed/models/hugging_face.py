@@ -34,7 +34,7 @@ _SHOWN = 4
 
 @component
 class HuggingFace:
-    """A model of a local folder that `save_pretrained` wrote; `hf:FOLDER` is short for it. Needs the extra `hub`.
+    """A model from a local folder of `save_pretrained`; `hf:FOLDER` is short for it. Needs the extra `hub`.
 
     The folder has `config.json` and weights, read as data alone; its own code is never run and nothing is downloaded.
     A head that the folder lacks, or has for other classes, is initialised anew, which a note says. Of texts the model
@@ -70,7 +70,7 @@ class HuggingFace:
         return network
 
     def _loaded(self, transformers: Any, folder: Path, task: Task, classes: int) -> Any:
-        """Return the folder's model, with notes on what is not the folder's."""
+        """Return the folder's model, with notes on tensors that are not from the folder."""
         logging = transformers.utils.logging
         logging.set_verbosity_error()
         logging.disable_progress_bar()
@@ -113,7 +113,7 @@ def _folder(path: Path) -> Path:
 
 
 def _check(model: nn.Module, folder: Path, told: Any) -> None:
-    """Note what of a model is not the folder's; raises `UserError` for that beside head and pooler."""
+    """Note which tensors are not from the folder; raises `UserError` for any outside head and pooler."""
     told = told if isinstance(told, dict) else vars(told)
     missing = sorted(told["missing_keys"])
     misshapen = sorted(key[0] if isinstance(key, tuple) else key for key in told["mismatched_keys"])
@@ -138,7 +138,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _logits(module: nn.Module, inputs: Any, output: Any) -> Tensor:
-    """Forward hook: the logits alone of what a model of Hugging Face returns."""
+    """Forward hook that returns only the logits of a Hugging Face model's output."""
     logits: Tensor = output.logits
     return logits
 
@@ -147,7 +147,7 @@ Mask = Callable[[Tensor], Tensor]
 
 
 def _read_tokens(model: Any, length: int) -> None:
-    """Let a model read texts (N, length): it attends to all but padding.
+    """Make a model read texts (N, length) and attend to all but padding.
 
     Raises `UserError` for texts longer than its positions.
     """
@@ -164,18 +164,18 @@ def _read_tokens(model: Any, length: int) -> None:
 
 
 def _each_place(kept: Tensor) -> Tensor:
-    """Mask of places (N, L), 1 where a token is."""
+    """Return the attention mask of places (N, L), 1 for tokens and 0 for padding."""
     return kept.long()
 
 
 def _each_pair(kept: Tensor) -> Tensor:
-    """Mask of pairs of places (N, 1, L, L) that is added to scores, as those who attend both ways take it."""
+    """Return the additive attention mask of pairs (N, 1, L, L), for bidirectional attention."""
     lowest = torch.finfo(torch.float32).min
     return torch.where(kept, 0.0, lowest)[:, None, None, :].expand(-1, 1, kept.shape[1], -1)
 
 
 class _Attended:
-    """Forward pre-hook that adds the mask of a text's tokens; a text of padding alone is attended whole."""
+    """Forward pre-hook that adds the attention mask of a text; a text of padding alone is attended whole."""
 
     def __init__(self, pad: int, mask: Mask) -> None:
         self.pad, self.mask = pad, mask
@@ -188,7 +188,7 @@ class _Attended:
 
 
 def _choose_mask(model: Any, length: int) -> None:
-    """Give a model the mask of pairs where that means the same to it and the one of places does not work under vmap."""
+    """Use the mask of pairs if the model gives the same result with it and the mask of places fails under vmap."""
     [hook] = [h for h in model._forward_pre_hooks.values() if isinstance(h, _Attended)]
     other = next(token for token in range(2) if token != hook.pad)
     texts = torch.full((2, length), other)

@@ -1,4 +1,4 @@
-"""The key-lock module: scale and shift of a normalisation, computed from a key that only the client has.
+"""The key-lock module: a normalisation's scale and shift, computed from a client's private key.
 
 Source: Ren 2023 (thesis), section 5.2.3 and figure 5.2; Ren et al. 2022, "FedKL: Gradient Leakage Defence with Key-Lock
 Module for Federated Learning".
@@ -18,7 +18,7 @@ from rayfed.models.norm import channels_of, is_norm, without_affine
 
 
 class KeyLock(nn.Module):
-    """`gamma * x + beta`, `gamma = key @ W_gamma + b_gamma`, `beta = key @ W_beta + b_beta`, one of each a channel.
+    """Compute `gamma * x + beta` by channel, `gamma = key @ W_gamma + b_gamma`, `beta = key @ W_beta + b_beta`.
 
     The key is uniform in [0, 1).
     """
@@ -41,7 +41,7 @@ class KeyLock(nn.Module):
 
 
 class LockedNorm(nn.Module):
-    """A normalisation without scale and shift of its own, and the lock in their place."""
+    """A normalisation without scale and shift, followed by a key-lock module."""
 
     def __init__(self, norm: nn.Module, lock: KeyLock) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class LockedNorm(nn.Module):
 def lock_norms(
     model: nn.Module, blocks: Sequence[int], length: int, behind: Activation | None, common_start: bool = False
 ) -> nn.Module:
-    """Put locks into some convolution-normalisation blocks of a model, in place, counted from 0 as registered.
+    """Put locks into some convolution-normalisation blocks of a model, in place; blocks count from 0.
 
     The layer `bn1` becomes a pair of `bn1.norm` and `bn1.lock`. Raises `UserError` for a missing block.
     """
@@ -74,7 +74,7 @@ def lock_norms(
 
 
 def conv_norm_blocks(model: nn.Module) -> list[str]:
-    """Return the names of the normalisations registered right behind a convolution of as many channels."""
+    """Return the names of normalisations directly behind a convolution with as many channels."""
     layers = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Conv2d) or is_norm(m)]
     return [
         path

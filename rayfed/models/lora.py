@@ -59,5 +59,5 @@ def _is_target(path: str, targets: Sequence[str]) -> bool:
 
 
 def _linear(model: nn.Module) -> list[str]:
-    """Return the paths of the layers with a matrix."""
+    """Return the paths of the layers with a weight matrix."""
     return [path for path, module in model.named_modules() if any(p.ndim > 1 for p in module.parameters(recurse=False))]

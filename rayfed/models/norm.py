@@ -36,7 +36,7 @@ def channels_of(norm: nn.Module) -> int:
 
 
 def without_affine(norm: nn.Module) -> nn.Module:
-    """Return a normalisation like this one without scale and shift."""
+    """Return an equal normalisation without scale and shift."""
     channels = channels_of(norm)
     if isinstance(norm, nn.GroupNorm):
         return nn.GroupNorm(norm.num_groups, channels, norm.eps, affine=False)

@@ -1,4 +1,4 @@
-"""Passports: the scale and the shift of a private convolution follow from its weights and what only the client has.
+"""Passports: a private convolution's scale and shift follow from its weights and client-only tensors.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", equations 13 and 25; the idea is that of Fan et
 al. 2019, "Rethinking Deep Neural Network Ownership Verification: Embedding Passports to Defeat Ambiguity Attacks".
@@ -16,7 +16,7 @@ from rayfed.models.private_conv import PrivateConv
 
 
 class Passport(PrivateConv):
-    """`gamma (W * x) + beta`, `gamma = avg(D(E(W * P_gamma)))`, `beta = avg(D(E(W * P_beta)))`, one of each a channel.
+    """Compute `gamma (W * x) + beta`, `gamma = avg(D(E(W * P_gamma)))`, `beta = avg(D(E(W * P_beta)))`.
 
     E and D are linear maps of the channels of a place, to half as many and back; the mean is over the places. The
     passports are N(0, deviation^2). With biases, or an activation between E and D, gamma would hardly depend on the
@@ -27,7 +27,7 @@ class Passport(PrivateConv):
     def __init__(
         self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float
     ) -> None:
-        """Draw the passports; raises `UserError` where they are smaller than the kernel."""
+        """Draw the passports; raises `UserError` if they are smaller than the kernel."""
         super().__init__(conv, norm and without_affine(norm), common_start)
         if size < max(conv.kernel_size):
             raise UserError(f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size}: raise `size`")
@@ -38,7 +38,7 @@ class Passport(PrivateConv):
         self.register_buffer("passports", deviation * torch.randn(2, conv.in_channels, size, size))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the input of the public layers behind it."""
+        """Return the activations for the public layers."""
         gamma, beta = self.scale_and_shift()
         if isinstance(self.norm, nn.Identity):  # the same function, and kernels are fewer numbers than features
             features: Tensor = self.conv._conv_forward(images, gamma[:, None, None, None] * self.conv.weight, beta)
@@ -46,22 +46,22 @@ class Passport(PrivateConv):
         return torch.addcmul(beta[:, None, None], gamma[:, None, None], self.norm(self.conv(images)))
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Gamma and beta, (C',) each."""
+        """Return gamma and beta, (C',) each."""
         return self.derived()
 
     def derived(self) -> tuple[Tensor, Tensor]:
-        """Return the gamma and beta that follow from the passports, (C',) each."""
+        """Return gamma and beta as derived from the passports, (C',) each."""
         mean = self.conv(self.passports).mean((2, 3))  # before D and E, which are linear: the same, sooner
         gamma, beta = self.decode(self.encode(mean))
         return gamma, beta
 
     def scale(self) -> Tensor:
-        """The factor of each output channel, (C',)."""
+        """Return each output channel's factor, (C',)."""
         return self.scale_and_shift()[0]
 
 
 class PenalisedPassport(Passport, Penalised):
-    """Passport with a learnt gamma and beta, and a penalty on their distance from those that the passports give.
+    """Passport with trained gamma and beta, and a penalty on their distance from the derived ones.
 
     As in a normalisation, gamma starts at one and beta at zero.
     """
@@ -69,18 +69,18 @@ class PenalisedPassport(Passport, Penalised):
     def __init__(
         self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float, price: float
     ) -> None:
-        """Take the `price`, the weight of the sum of the two distances in the loss."""
+        """Take the `price`, the weight of the two distances in the loss."""
         super().__init__(conv, norm, common_start, size, deviation)
         self.gamma = nn.Parameter(torch.ones(conv.out_channels))
         self.beta = nn.Parameter(torch.zeros(conv.out_channels))
         self.price = price
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Gamma and beta, (C',) each."""
+        """Return the trained gamma and beta, (C',) each."""
         return self.gamma, self.beta
 
     def penalty(self, output: Tensor) -> Tensor:
-        """The Euclidean distances of gamma and of beta (eq. 25), times the price, the same for each sample: (N,)."""
+        """Return the distances of gamma and beta (eq. 25) times the price, equal for all samples: (N,)."""
         gamma, beta = self.derived()
         apart = torch.linalg.vector_norm(self.gamma - gamma) + torch.linalg.vector_norm(self.beta - beta)
         penalties: Tensor = (self.price * apart).expand(len(output))

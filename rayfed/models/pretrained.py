@@ -1,4 +1,4 @@
-"""Files of trained networks: weights and origin, and beside it the file's hash."""
+"""Files of trained networks: weights and origin, with the file's hash beside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rayfed.models.recogniser import Recogniser
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of network that a file can hold."""
+    """A kind of network that a file can contain."""
 
     name: str
     article: str
@@ -40,12 +40,12 @@ SHIPPED_EVALUATOR = Path(str(files("rayfed.models") / "evaluator.pt"))
 
 
 class NetworkUnavailable(UserError):
-    """Raised where a network's file is missing, altered, or holds something else."""
+    """Error for a network's file that is missing, altered, or of another kind."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a network: its data and training; two with the same origin are the same."""
+    """Origin of a network: its data and training; networks with equal origins are equal."""
 
     data: Mapping[str, Any]
     """The scenario's data section, or another name of the data."""
@@ -95,7 +95,7 @@ def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int)
 
 @lru_cache
 def load_evaluator(path: Path | None, device: torch.device) -> Evaluator:
-    """Load the evaluation network of a file, or the one that comes with rayfed; frozen, once a process.
+    """Load the frozen evaluation network of a file, or the one that comes with rayfed; cached.
 
     Raises `NetworkUnavailable` for a file that is missing, altered or no evaluation network.
     """
@@ -109,7 +109,7 @@ def load_evaluator(path: Path | None, device: torch.device) -> Evaluator:
 
 @lru_cache
 def load_recogniser(path: Path, people: tuple[str, ...], device: torch.device) -> Recogniser:
-    """Load the recogniser of a file, frozen, in evaluation mode, once a process.
+    """Load the frozen recogniser of a file in evaluation mode; cached.
 
     Raises `NetworkUnavailable` for a file that is missing, altered or no recogniser, and for one of other people.
     """
@@ -128,7 +128,7 @@ def load_recogniser(path: Path, people: tuple[str, ...], device: torch.device) -
 
 
 def is_trained(path: Path, origin: Origin, kind: Kind = GENERATOR) -> bool:
-    """Return whether a network of this kind and origin is in the file.
+    """Return whether the file has a network of this kind and origin.
 
     Raises `UserError` where something else is, which is not for us to overwrite.
     """
@@ -162,7 +162,7 @@ def _save(
 
 
 def _read(path: Path, kind: Kind) -> dict[str, Any]:
-    """Read a file whose hash is right."""
+    """Read a file after checking its hash."""
     if not path.is_file():
         raise NetworkUnavailable(f"there is no {kind.name} {path}: {_how(path, kind)}")
     try:
@@ -184,7 +184,7 @@ def _read(path: Path, kind: Kind) -> dict[str, Any]:
 
 @contextmanager
 def _foreign(path: Path, kind: Kind) -> Iterator[None]:
-    """Turn whatever a foreign file leads torch to raise into a `NetworkUnavailable`."""
+    """Turn errors of torch on an invalid file into a `NetworkUnavailable`."""
     try:
         yield
     except Exception as error:

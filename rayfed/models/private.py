@@ -1,4 +1,4 @@
-"""Parts of a model that stay with the client: keys and locks, passports, private layers.
+"""Private parts of a model that stay with the client: keys, locks, passports, private layers.
 
 A module with an attribute `private = True` keeps all of its parameters and buffers at home. Its parameters are trained
 by their client alone (locks, private layers); its buffers are drawn once for each client and never change (keys,
@@ -18,7 +18,7 @@ from rayfed.update import Named
 
 
 def private_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of a model's parameters and buffers that never leave a client."""
+    """Return the names of a model's parameters and buffers that stay with the client."""
     return frozenset(
         name
         for prefix, module in model.named_modules()
@@ -28,7 +28,7 @@ def private_names(model: nn.Module) -> frozenset[str]:
 
 
 def key_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the private tensors that never change: buffers other than a batch norm's statistics."""
+    """Return the names of the private tensors that are never trained: buffers except batch-norm statistics."""
     return private_names(model) & {
         name
         for prefix, module in model.named_modules()
@@ -38,7 +38,7 @@ def key_names(model: nn.Module) -> frozenset[str]:
 
 
 def common_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the private parameters that begin alike at all clients."""
+    """Return the names of the private parameters with equal initial values at all clients."""
     return frozenset(
         name
         for prefix, module in model.named_modules()
@@ -48,17 +48,17 @@ def common_names(model: nn.Module) -> frozenset[str]:
 
 
 def without(tensors: Named, names: Collection[str]) -> Named:
-    """Return the tensors without those of these names, in their order."""
+    """Return the tensors except those with these names, in order."""
     return {name: t for name, t in tensors.items() if name not in names}
 
 
 def only(tensors: Named, names: Collection[str]) -> Named:
-    """Return the tensors of these names, in their order."""
+    """Return the tensors with these names, in order."""
     return {name: t for name, t in tensors.items() if name in names}
 
 
 def freeze(model: nn.Module, names: Collection[str]) -> None:
-    """Freeze the parameters of these names, as an attacker does with those whose gradient he does not get."""
+    """Freeze the parameters with these names, as an attacker does who lacks their gradient."""
     for name, parameter in model.named_parameters():
         if name in names:
             parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Front convolutions that stay with the client, with the normalisation behind each of them.
+"""Private front convolutions with the normalisations behind them.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.1 (SplitFed); after Thapa et al.
 2020, "SplitFed: When Federated Learning Meets Split Learning".
@@ -16,24 +16,24 @@ from rayfed.models.norm import channels_of, is_norm
 
 
 class PrivateConv(nn.Module):
-    """A convolution and the normalisation behind it, kept at home: (N, C, H, W) to (N, C', H', W')."""
+    """A private convolution with its normalisation: (N, C, H, W) to (N, C', H', W')."""
 
     private = True
 
     def __init__(self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool) -> None:
-        """Take the normalisation `norm`, if any; with `common_start` all clients begin with the same weights."""
+        """Take the normalisation `norm`, if any; with `common_start`, initial weights are equal at all clients."""
         super().__init__()
         self.conv = conv
         self.norm = nn.Identity() if norm is None else norm
         self.common_start = common_start
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the input of the public layers behind it."""
+        """Return the activations for the public layers."""
         features: Tensor = self.norm(self.conv(images))
         return features
 
     def scale(self) -> Tensor:
-        """Return the factor of each output channel, (C',): the normalisation's; ones where it has none."""
+        """Return each output channel's factor, (C',): the normalisation's, or ones."""
         own = getattr(self.norm, "weight", None)
         return torch.ones_like(self.conv.weight[:, 0, 0, 0]) if own is None else own
 
@@ -47,7 +47,7 @@ Block = Callable[[nn.Conv2d, nn.Module | None], PrivateConv]
 
 
 def keep_front(model: nn.Module, count: int, block: Block) -> nn.Module:
-    """The model, in place, with its first convolutions, as registered, in private blocks.
+    """Wrap the first convolutions of a model in private blocks, in place; return the model.
 
     `conv1` becomes a block with `conv1.conv`, and `conv1.norm` where a normalisation is behind it. Raises `UserError`
     for a model that does not begin with so many.
@@ -68,12 +68,12 @@ def keep_front(model: nn.Module, count: int, block: Block) -> nn.Module:
 
 
 def private_convs(model: nn.Module) -> dict[str, PrivateConv]:
-    """The private blocks by the name of the layer that each stands for."""
+    """Return the private blocks by the name of the layer that each replaces."""
     return {path: module for path, module in model.named_modules() if isinstance(module, PrivateConv)}
 
 
 def _front(model: nn.Module) -> list[tuple[str, str | None]]:
-    """The convolutions before any other layer with weights, each with the normalisation right behind it, if any."""
+    """Return the convolutions before any other layer with weights, each with its normalisation, if any."""
     found: list[tuple[str, str | None]] = []
     for path, module in model.named_modules():
         if isinstance(module, nn.Conv2d):

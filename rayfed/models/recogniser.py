@@ -1,4 +1,4 @@
-"""The recogniser: tells whose face an image shows, and so whether a reconstruction gives a person away.
+"""Face recogniser, for measuring whether a reconstruction identifies a person.
 
 Source: Ren 2023 (thesis), section 3.3.4, which trains ResNet-18 and DenseNet-121 on the 100 people of VGG-Face with the
 most images. Here a person may have no more than four small ones: 93,000 parameters and a linear layer are enough.
@@ -18,10 +18,10 @@ _FLAT = 0.05
 
 
 class Recogniser(nn.Module):
-    """Three convolutions of 3x3, each with a batch norm, ReLU and a maximum over 2x2, and a linear layer."""
+    """Three 3x3 convolutions, each with batch norm, ReLU and 2x2 max pooling, and a linear layer."""
 
     def __init__(self, people: int) -> None:
-        """Make a network for so many people."""
+        """Build a network for this many people."""
         super().__init__()
         layers: list[nn.Module] = []
         for before, after in zip((1, *_WIDTHS), _WIDTHS, strict=False):
@@ -31,7 +31,7 @@ class Recogniser(nn.Module):
         self.linear = nn.Linear(_WIDTHS[-1] * (_SIDE // 2 ** len(_WIDTHS)) ** 2, people)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (N, C, H, W) in [0, 1] to logits (N, people). Colour, brightness and contrast do not count."""
+        """Map images (N, C, H, W) in [0, 1] to logits (N, people), after normalising colour and contrast."""
         small = F.interpolate(images.mean(1, keepdim=True), (_SIDE, _SIDE), mode="bilinear", antialias=True)
         centred = small - small.mean((1, 2, 3), keepdim=True)
         logits: Tensor = self.linear(self.features(centred / (small.std((1, 2, 3), keepdim=True) + _FLAT)))

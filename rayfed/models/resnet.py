@@ -41,7 +41,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem, stages that halve the resolution from the second on, global average, linear layer."""
+    """Residual network: stem, stages that halve the resolution from the second on, average pooling, linear layer."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(channels, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
+        """Map images (N, C, H, W) to logits (N, classes)."""
         features = self.stages(self.act1(self.bn1(self.conv1(images))))
         logits: Tensor = self.fc(self.flatten(self.pool(features)))
         return logits

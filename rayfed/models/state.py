@@ -1,4 +1,4 @@
-"""Weights of a model from a file of the user's: safetensors, or what `torch.save` wrote, both read as data alone."""
+"""Loading of weights from the user's files: safetensors, or `torch.save` files read as data only."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _safetensors(file: Path) -> Named:
 
 
 def _by_order(file: Path, given: Named, own: Named, head: Collection[str]) -> Named:
-    """Return a file's tensors by the model's names; raises `UserError` where the two do not go side by side."""
+    """Return a file's tensors under the model's names, by order; raises `UserError` if shapes differ."""
     names, values = ([name for name in tensors if not name.endswith(_COUNTER)] for tensors in (own, given))
     pairs = zip(names, values, strict=False)
     alike = len(names) == len(values) and all(
@@ -99,7 +99,7 @@ def _by_order(file: Path, given: Named, own: Named, head: Collection[str]) -> Na
 
 
 def _some(names: Collection[str], own: Named, given: Named) -> str:
-    """Return a few names in words, with their shapes in the model and in the file."""
+    """Format a few names with their shapes in the model and in the file."""
 
     def shaped(name: str) -> str:
         shapes = [tuple(tensors[name].shape) for tensors in (own, given) if name in tensors]

@@ -1,4 +1,4 @@
-"""Common parts of models that read texts."""
+"""Modules shared by models of texts."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ VOCABULARY = 1024
 
 
 def token_table(vocabulary: int, width: int) -> nn.Module:
-    """Make the table of a vector for each token, the parameter `table.weight`: texts (N, L) to (N, L, width)."""
+    """Return an embedding with the parameter `table.weight`: texts (N, L) to (N, L, width)."""
     return nn.Sequential(OrderedDict(table=nn.Embedding(vocabulary, width)))
 
 
 class Places(nn.Module):
-    """Adds a learnt vector to each place of a sequence (N, L, width)."""
+    """Position embedding, added to a sequence (N, L, width)."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(length, width))
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Return the sequence with the vectors of its places added."""
+        """Return the sequence with position vectors added."""
         return sequence + self.weight
 
 
 class Mean(nn.Module):
-    """The mean over the places of a sequence (N, L, width), (N, width)."""
+    """Mean over the places of a sequence, (N, L, width) to (N, width)."""
 
     def forward(self, sequence: Tensor) -> Tensor:
         """Return the mean vector of each text."""
@@ -39,7 +39,7 @@ class Mean(nn.Module):
 
 
 def text_length(name: str, shape: tuple[int, ...]) -> int:
-    """Return the tokens of texts of a shape; raises `UserError`, naming the model, for what is no text's shape."""
+    """Return the length of texts of a shape; raises `UserError`, naming the model, for another shape."""
     if len(shape) != 1:
         raise UserError(f"{name} reads texts, and the data's samples are {'x'.join(map(str, shape))}: set data: text")
     return shape[0]

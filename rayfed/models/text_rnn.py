@@ -1,4 +1,4 @@
-"""A recurrent network that reads a text and names its class.
+"""Recurrent text classifier.
 
 Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine
 Translation", section 2.3 (the gated recurrent unit). Its steps are written out, so that they work under
@@ -20,7 +20,7 @@ from rayfed.samples import MOST_TOKENS, Modality
 
 
 class GatedRecurrent(nn.Module):
-    """A gated recurrent unit over (N, L, width): its state at every place, (N, L, hidden)."""
+    """Gated recurrent unit over (N, L, width), with its states (N, L, hidden) as outputs."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class GatedRecurrent(nn.Module):
 
 @component
 class TextRnn:
-    """Tokens as vectors, a gated recurrent unit over them, the mean of its states, a linear layer."""
+    """Embedding, gated recurrent unit, mean of its states, linear layer."""
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 

@@ -1,4 +1,4 @@
-"""A small transformer that reads a text and names its class.
+"""Small transformer text classifier.
 
 Source: Vaswani et al. 2017, "Attention Is All You Need", section 3, as an encoder with learnt places (Devlin et al.
 2019, "BERT") and the norms before the layers (Xiong et al. 2020, "On Layer Normalization in the Transformer
@@ -20,7 +20,7 @@ from rayfed.samples import MOST_TOKENS, Modality
 
 
 class Attention(nn.Module):
-    """Self-attention of all places of a sequence (N, L, width), with several heads."""
+    """Multi-head self-attention over a sequence (N, L, width)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -35,13 +35,13 @@ class Attention(nn.Module):
         return seen
 
     def _split(self, sequence: Tensor) -> Tensor:
-        """(N, L, width) to (N, heads, L, width / heads)."""
+        """Reshape (N, L, width) to (N, heads, L, width / heads)."""
         heads: Tensor = sequence.unflatten(2, (self.heads, -1)).transpose(1, 2)
         return heads
 
 
 class Block(nn.Module):
-    """Attention and a layer for each place by itself, both on the normalised sequence and added to it."""
+    """Pre-norm transformer block: attention and a feed-forward layer with residual connections."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 @component
 class TextTransformer:
-    """Tokens and places as vectors, blocks of attention, the mean over the places, a linear layer."""
+    """Token and position embeddings, transformer blocks, mean over the places, linear layer."""
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 

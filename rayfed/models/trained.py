@@ -1,4 +1,4 @@
-"""What of a model is trained: all of it, chosen layers, or adapters beside frozen ones.
+"""Choice of the trained part of a model: all, chosen layers, or adapters beside frozen ones.
 
 A parameter is trained where `requires_grad` says so, and everything else here follows from that: what is frozen is the
 public checkpoint, which clients, server and attackers have, so nothing of it is sent. A module with an attribute
@@ -44,7 +44,7 @@ def head_names(model: nn.Module) -> frozenset[str]:
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """Return the paths of a model's blocks in their order: of the modules in its stacks, the kind that weighs most."""
+    """Return the paths of a model's blocks in order: the heaviest kind of module in its stacks."""
     stacks = nn.Sequential | nn.ModuleList | nn.ModuleDict
     found = [
         (f"{path}.{name}".lstrip("."), child)
@@ -62,7 +62,7 @@ def blocks_of(model: nn.Module) -> list[str]:
 
 
 def parameters_of(model: nn.Module, layers: Sequence[str]) -> frozenset[str]:
-    """Return the names of the parameters that patterns and words (`WORDS`) choose.
+    """Return the names of the parameters that patterns and keywords (`WORDS`) choose.
 
     A pattern is one of a parameter's name or of a module's, whose parameters it stands for. Raises `UserError` for one
     that chooses nothing.
@@ -72,7 +72,7 @@ def parameters_of(model: nn.Module, layers: Sequence[str]) -> frozenset[str]:
 
 
 def choose(model: nn.Module, layers: Sequence[str], adapt: Adapt | None = None) -> None:
-    """Freeze a model in place but for chosen layers (`parameters_of`), and hold the buffers where nothing is trained.
+    """Freeze all but chosen layers of a model (`parameters_of`), in place, with the buffers of frozen parts.
 
     `adapt` puts adapters beside layers, which are trained, too.
     """
@@ -86,14 +86,14 @@ def choose(model: nn.Module, layers: Sequence[str], adapt: Adapt | None = None) 
 
 
 def hold_still(model: nn.Module) -> None:
-    """Put batch norms whose statistics are held into evaluation mode, whatever that of others is."""
+    """Put batch norms with frozen statistics into evaluation mode."""
     for module in model.modules():
         if isinstance(module, _NormBase) and getattr(module, "held", False):
             module.eval()
 
 
 def frozen_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the parameters and buffers that stay as they are, and that nobody sends."""
+    """Return the names of the parameters and buffers that are never trained or sent."""
     parameters = (name for name, p in model.named_parameters() if not p.requires_grad)
     buffers = (
         f"{path}.{name}".lstrip(".")
@@ -105,7 +105,7 @@ def frozen_names(model: nn.Module) -> frozenset[str]:
 
 
 def _hold(module: nn.Module, held: bool) -> None:
-    """Hold the buffers of a module and of what is in it, as far as nothing is trained there."""
+    """Freeze the buffers of the untrained parts of a module."""
     own = list(module.parameters())
     held = not any(p.requires_grad for p in own) if own else held
     if held:
@@ -140,7 +140,7 @@ def _chosen(model: nn.Module, written: str) -> frozenset[str]:
 
 
 def _last_blocks(model: nn.Module, count: int, names: Sequence[str]) -> frozenset[str]:
-    """Return the parameters from the first of so many last blocks on."""
+    """Return the parameters from the first of the last blocks on, for this many blocks."""
     blocks = blocks_of(model)
     if not 0 < count <= len(blocks):
         has = len(blocks) or "no stack of blocks: name layers by patterns"
@@ -150,11 +150,11 @@ def _last_blocks(model: nn.Module, count: int, names: Sequence[str]) -> frozense
 
 
 def _parts(name: str) -> list[str]:
-    """Return a parameter's name, and those of the modules that it is in."""
+    """Return a parameter's name and the names of the modules that contain it."""
     pieces = name.split(".")
     return [".".join(pieces[:count]) for count in range(1, len(pieces) + 1)]
 
 
 def _modules(names: Sequence[str]) -> list[str]:
-    """Return the names of the modules two deep that have parameters, not too many of them."""
+    """Return a limited number of names of modules two levels deep that have parameters."""
     return list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))[:_SHOWN]

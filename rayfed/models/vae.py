@@ -1,4 +1,4 @@
-"""A variational autoencoder of four dense layers, for images of any size.
+"""Variational autoencoder of four dense layers, for images of any size.
 
 Sources: Kingma and Welling 2014, "Auto-Encoding Variational Bayes"; the layers are those of table I of Lin et al. 2022,
 "A Secure Federated Learning Mechanism for Data Privacy Protection", which leaves their widths open.
@@ -15,10 +15,10 @@ from rayfed.models.bottleneck import divergence
 
 
 class Autoencoder(nn.Module):
-    """Images to images like them, by way of a few random numbers near N(0, 1)."""
+    """Reconstruct images from a few random latents."""
 
     def __init__(self, image_shape: tuple[int, ...], hidden: int, latent: int) -> None:
-        """Take the width of the first dense layer of encoder and decoder, `hidden`, and the length of z, `latent`."""
+        """Take `hidden`, the width of the first dense layers, and `latent`, the length of z."""
         super().__init__()
         pixels = prod(image_shape)
         self.latent = latent
@@ -28,11 +28,11 @@ class Autoencoder(nn.Module):
         )
 
     def forward(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Images (N, C, H, W) and draws (N, latent) of N(0, 1) to images (N, C, H, W) in [0, 1]."""
+        """Map images (N, C, H, W) and draws (N, latent) of N(0, 1) to images (N, C, H, W) in [0, 1]."""
         return self._logits(self.encoder(images), draws).sigmoid()
 
     def loss(self, seen: Tensor, images: Tensor, draws: Tensor) -> Tensor:
-        """Return cross entropy plus KL divergence of z from N(0, 1): nats an image, a scalar.
+        """Return the loss in nats an image, a scalar: cross entropy plus KL divergence of z from N(0, 1).
 
         The cross entropy is of the images (N, C, H, W) in [0, 1] with those made of what is seen of them.
         """
@@ -42,7 +42,7 @@ class Autoencoder(nn.Module):
         return (apart + divergence(code)).mean()
 
     def _logits(self, code: Tensor, draws: Tensor) -> Tensor:
-        """Return the logits of the decoder."""
+        """Return the decoder's logits."""
         mean, log_variance = code.chunk(2, -1)
         logits: Tensor = self.decoder(mean + draws * (log_variance / 2).exp())
         return logits

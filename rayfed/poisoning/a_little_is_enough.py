@@ -1,4 +1,4 @@
-"""Baruch 2019, 'A little is enough: circumventing defenses for distributed learning', algorithm 3."""
+"""'A little is enough: circumventing defenses for distributed learning' (Baruch 2019, algorithm 3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayfed.update import Update
 
 @component
 class ALittleIsEnough(Poisoning):
-    """Colluders who all send the mean of their honest updates, moved by a few of their standard deviations.
+    """Send the mean of the colluders' honest updates, shifted by a few standard deviations.
 
     Source: Baruch et al. 2019, algorithm 3. In every coordinate enough honest clients lie further out than the lie, so
     that a rule by majority takes it for one of theirs. A single colluder has no deviation and sends its honest update.
@@ -30,7 +30,7 @@ class ALittleIsEnough(Poisoning):
     """Deviations that the mean is moved by; null: as many as a normal distribution allows, 0 for too few colluders."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """Raise `UserError` where the malicious clients are a majority: it needs no such care, and has no quantile."""
+        """Raise `UserError` if the malicious clients are a majority, for which the quantile is undefined."""
         if self.z is None and 2 * malicious >= clients:
             raise UserError(
                 f"a_little_is_enough: {malicious} of the {clients} clients of a round are malicious, which is no "
@@ -38,7 +38,7 @@ class ALittleIsEnough(Poisoning):
             )
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return the lie, the same of every colluder, with the client's own buffers."""
+        """Return the shifted mean, equal for all colluders, with the client's own buffers."""
         z = deviations(insight.clients, len(insight.honest)) if self.z is None else self.z
 
         def lie(name: str) -> Tensor:
@@ -49,6 +49,6 @@ class ALittleIsEnough(Poisoning):
 
 
 def deviations(clients: int, malicious: int) -> float:
-    """Return the largest z with which a majority, the malicious among it, lies beyond the lie; never below 0."""
+    """Return the largest z for which a majority, malicious clients included, is beyond the shifted mean; at least 0."""
     supporters = clients // 2 + 1 - malicious
     return max(0.0, NormalDist().inv_cdf((clients - malicious - supporters) / (clients - malicious)))

@@ -21,7 +21,7 @@ from rayfed.update import Update
 
 @component
 class Backdoor(Poisoning):
-    """Stamps a white square on some of its images and calls them by the target's name, so that the model learns to.
+    """Stamp a white square on some images and label them as the target class.
 
     Source: Gu et al. 2017, section 4 (the trigger); Bagdasaryan et al. 2020, equation 3 (`scale`).
     """
@@ -54,7 +54,7 @@ class Backdoor(Poisoning):
         return data._replace(inputs=images, labels=labels)
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return the update times the scale."""
+        """Return the update multiplied by the scale."""
         return replace(update, tensors=scaled(update.tensors, self.scale))
 
     def triggered(self, test: Batch) -> Batch:

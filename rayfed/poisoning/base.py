@@ -1,4 +1,4 @@
-"""The contract of a poisoning: what a malicious client does to the data it trains on, or to the update it sends.
+"""The contract of a poisoning: changes of a malicious client's data or update.
 
 A poisoning is a frozen dataclass whose fields are the scenario's parameters. It comes around the client's defences: the
 data are poisoned before these see them, the update after they have worked, so that a clip or noise at the client
@@ -19,7 +19,7 @@ from rayfed.update import Update
 
 @dataclass(frozen=True)
 class Insight:
-    """Knowledge of a malicious client about a round beside its own update."""
+    """Knowledge of a malicious client beyond its own update."""
 
     clients: int
     """Number of clients of the round."""
@@ -31,7 +31,7 @@ class Insight:
 
 
 class Poisoning:
-    """Base of every behaviour: all hooks pass through."""
+    """Base of every poisoning; its hooks change nothing."""
 
     colludes: ClassVar[bool] = False
     """Whether it needs the honest updates of all malicious clients, which are then made again for each cohort."""
@@ -39,16 +39,16 @@ class Poisoning:
     """Whether it teaches the model a backdoor, which `triggered` defines."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """Raise `UserError` where it has no meaning for such data, or for the round with the most malicious clients."""
+        """Raise `UserError` if the poisoning is undefined for such data, or for the largest malicious share."""
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
-        """Return all of the client's samples as it trains on them; `generator` is the same in every round."""
+        """Return all of the client's samples for training; `generator` is the same in every round."""
         return data
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return what is sent in place of the update that the client's training and defences have made."""
+        """Return the update to send in place of the honest, defended one."""
         return update
 
     def triggered(self, test: Batch) -> Batch:
-        """Return the test samples on which the backdoor is tried, with its trigger, labelled as the attacker wants."""
+        """Return test samples with the backdoor's trigger and the attacker's label, to measure its success."""
         raise NotImplementedError

@@ -15,7 +15,7 @@ from rayfed.update import Update
 
 @component
 class GaussianUpdate(Poisoning):
-    """Sends Gaussian noise with mean zero, whatever it has trained.
+    """Send Gaussian noise with mean zero in place of the update.
 
     Source: Blanchard et al. 2017, among the experiments.
     """
@@ -24,6 +24,6 @@ class GaussianUpdate(Poisoning):
     """Standard deviation of every value, in the units of the update."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return noise of the update's shapes."""
+        """Return noise in the update's shapes."""
         noise = {name: torch.randn(t.shape, generator=insight.generator).to(t) for name, t in update.tensors.items()}
         return replace(update, tensors={name: self.deviation * tensor for name, tensor in noise.items()}, bits=32)

@@ -17,7 +17,7 @@ Class = Annotated[int, Field(ge=0)]
 
 @component
 class LabelFlip(Poisoning):
-    """Trains on false labels: class y becomes the last class minus y, or one class becomes another.
+    """Train on false labels: class y becomes the last class minus y, or one class becomes another.
 
     Source: Fang et al. 2020, 'Local model poisoning attacks to Byzantine-robust federated learning', for all classes.
     """
@@ -31,7 +31,7 @@ class LabelFlip(Poisoning):
             raise UserError(f"label_flip: pair {list(self.pair)}: classes count from 0 to {classes - 1}")
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
-        """Return the samples under other labels."""
+        """Return the samples with flipped labels."""
         if self.pair is None:
             return data._replace(labels=classes - 1 - data.labels)
         before, after = self.pair

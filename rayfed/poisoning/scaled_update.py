@@ -15,7 +15,7 @@ from rayfed.update import Update
 
 @component
 class ScaledUpdate(Poisoning):
-    """Sends its update so much longer that the mean becomes its own model.
+    """Send the update scaled up so that the mean becomes the client's own model.
 
     Source: Bagdasaryan et al. 2020, equation 3. Alone it drowns the other clients; `backdoor` has a `scale` likewise.
     """
@@ -25,5 +25,5 @@ class ScaledUpdate(Poisoning):
     divides it."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return the update times the factor."""
+        """Return the update multiplied by the factor."""
         return replace(update, tensors=scaled(update.tensors, self.factor or float(insight.clients)))

@@ -1,4 +1,4 @@
-"""Training of the evaluation network, which learns the share of uniform noise in images.
+"""Training of the evaluation network, which estimates the share of uniform noise in images.
 
 Source: Fan et al. 2024, "Refiner", section 3.3 (images and noise interpolated, the share as target) and appendix D
 (eleven shares of every batch, Adam, batches of 128). The loss, which they do not name, is the cross entropy that their
@@ -53,7 +53,7 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Evaluator:
-    """Train an evaluation network and return it in evaluation mode, on the CPU; it follows from the arguments alone.
+    """Train an evaluation network and return it in evaluation mode, on the CPU; deterministic.
 
     `tiles` is (N, 3, H, W) uint8. In an epoch every tile is seen at each of the eleven shares, a batch at all of them
     at once. Raises `DataError` for less than one batch of tiles.
@@ -84,7 +84,7 @@ def train(
 def make(
     specs: Sequence[DataSpec], path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None
 ) -> bool:
-    """Train on the images of some data sets and save, unless `path` holds that network; return whether it was trained.
+    """Train on images of some data sets and save, unless `path` has that network; return whether it was trained.
 
     Without `epochs` it takes about 500 steps, on a part of the tiles where there are many. Raises `UserError` where
     `path` holds another network.
@@ -103,14 +103,14 @@ def make(
 
 
 def public_images(spec: DataSpec) -> np.ndarray:
-    """Return the public training images (N, C, H, W) as uint8, or all of them where no part is set aside."""
+    """Return the public training images (N, C, H, W) as uint8, or all of them without a public share."""
     data = spec.load()
     images = in_memory(data.train_images if data.public_images is None else data.public_images)
     return images if images.dtype == np.uint8 else (images >> 8).astype(np.uint8)
 
 
 def pyramid(images: np.ndarray) -> np.ndarray:
-    """Cut images (N, C, H, W) uint8 into tiles (M, 3, 32, 32), then halve and cut them again while they are larger.
+    """Cut images (N, C, H, W) uint8 into tiles (M, 3, 32, 32) at full and repeatedly halved resolution.
 
     A photograph in full resolution is smooth where a small image of the same is not. Smaller images are enlarged.
     """
@@ -127,13 +127,13 @@ def pyramid(images: np.ndarray) -> np.ndarray:
 
 
 def varied(images: Tensor, draws: torch.Generator) -> Tensor:
-    """Turn a quarter of images (N, 3, H, W) in [0, 1] to pure black and white, as script and drawings are."""
+    """Turn a quarter of the images (N, 3, H, W) in [0, 1] to pure black and white, as in scripts and drawings."""
     two_tone = _drawn(len(images), _TWO_TONE, draws)
     return torch.where(two_tone, (images > images.mean((1, 2, 3), keepdim=True)).float(), images)
 
 
 def noisy(images: Tensor, shares: Tensor, draws: torch.Generator) -> Tensor:
-    """Mix images (N, 3, H, W) with shares (N,) of uniform noise; a quarter of them, and their noise, is grey."""
+    """Mix images (N, 3, H, W) with shares (N,) of uniform noise; a quarter of the results is grey."""
     noise = torch.rand(images.shape, generator=draws)
     shares = shares[:, None, None, None]
     mixed, grey = (1 - shares) * images + shares * noise, _drawn(len(images), _GREY, draws)

@@ -1,4 +1,4 @@
-"""Training of the generator that a generative attack searches: a conditional DCGAN on images that no client owns.
+"""Training of a generative attack's generator: a conditional DCGAN on public images.
 
 Sources: Radford et al. 2016 (see `rayfed/models/dcgan.py`), section 4, for Adam; Lim and Ye 2017, "Geometric GAN", for
 the hinge loss; Yazici et al. 2019, "The Unusual Effectiveness of Averaging in GAN Training".
@@ -50,7 +50,7 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Generator:
-    """Train a generator and return it in evaluation mode, on the CPU; it follows from the arguments alone.
+    """Train a generator and return it in evaluation mode, on the CPU; deterministic.
 
     `images` is (N, C, H, W) as stored, `labels` (N,) int64. An epoch leaves out the last, incomplete batch. Raises
     `DataError` for less than one batch of images.
@@ -80,7 +80,7 @@ def train(
 
 
 def make(spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None) -> bool:
-    """Train on the public part of the data and save, unless `path` holds that generator; return whether it was trained.
+    """Train on the public part of the data and save, unless `path` has that generator; return whether it was trained.
 
     Without `epochs` it takes as many as make 3,000 steps of 64 images. Raises `UserError` where no part is public, or
     where `path` holds another generator.
@@ -111,19 +111,19 @@ class _Game:
         self._critics = Adam(critic.parameters(), _LR_CRITIC, _BETAS)
 
     def criticise(self, real: Tensor, latents: Tensor, labels: Tensor) -> Tensor:
-        """Take a step of the critic, which learns to tell real images from made ones, and return its loss."""
+        """Take a step of the critic, on real and generated images, and return its loss."""
         with torch.no_grad():
             made = self.generator(latents, labels)
         of_real, of_made = self.critic(torch.cat([real, made]), labels.repeat(2)).chunk(2)
         return _step(self._critics, F.relu(1 - of_real).mean() + F.relu(1 + of_made).mean())
 
     def generate(self, latents: Tensor, labels: Tensor) -> Tensor:
-        """Take a step of the generator, whose images learn to pass for real, and return its loss."""
+        """Take a step of the generator against the critic, and return its loss."""
         return _step(self._generators, -self.critic(self.generator(latents, labels), labels).mean())
 
 
 def _step(optimiser: Adam, loss: Tensor) -> Tensor:
-    """Take a step on the optimiser's own weights, which alone get gradients, and return the loss, detached."""
+    """Take a step on the optimiser's own weights only, and return the detached loss."""
     weights = [weight for group in optimiser.param_groups for weight in group["params"]]
     for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
         weight.grad = gradient

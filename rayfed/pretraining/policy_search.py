@@ -1,4 +1,4 @@
-"""Search of a policy of transformations for the defence `ats`.
+"""Search for a policy of transformations for the defence `ats`.
 
 Random policies are scored on public data, without training a model for any of them. The privacy score asks how well a
 gradient still guides an attacker: the mean cosine between the gradient of the transformed image and those on the way to
@@ -53,7 +53,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ScoredPolicy:
-    """A policy with its scores."""
+    """A policy with its scores of privacy and accuracy."""
 
     policy: str
     privacy: float
@@ -64,7 +64,7 @@ class ScoredPolicy:
 
 @dataclass(frozen=True)
 class Examiner:
-    """Scorer of policies on the same images, noise and models, so that the scores can be compared."""
+    """Scorer of policies on fixed images, noise and models, so that scores are comparable."""
 
     model: nn.Module
     """The architecture, as an attacker runs it."""
@@ -88,7 +88,7 @@ class Examiner:
         return ScoredPolicy(policy or "", self.privacy(images[: self.attacked]), self.accuracy(images))
 
     def privacy(self, images: Tensor) -> float:
-        """Return the mean, over images and the way to each, of the cosine to the gradient at the image itself."""
+        """Return the mean cosine between gradients at images and on the way to them, averaged over images."""
         generator = seeds.torch_generator(self.seed, "noise")
         steps = torch.arange(_PATH + 1) / _PATH
         found = []
@@ -102,7 +102,7 @@ class Examiner:
         return float(torch.stack(found).mean())
 
     def accuracy(self, images: Tensor) -> float:
-        """Return minus the mean of log v + 1 / v, least at v = 1, over eigenvalues v of the slopes' correlations."""
+        """Return minus the mean of log v + 1 / v over eigenvalues v of the Jacobian's correlations."""
         scores = []
         for batch in images[: _BATCHES * _CORRELATED].split(_CORRELATED):
             batch = batch.detach().requires_grad_()
@@ -123,7 +123,7 @@ def search(
     seed: int,
     progress: Progress = lambda *_: None,
 ) -> tuple[list[ScoredPolicy], ScoredPolicy]:
-    """Return the policies that pass, the most private one first, and the scores of the untransformed images.
+    """Return the accepted policies, the most private one first, and the scores of the untransformed images.
 
     A policy passes when its accuracy score is not below that of the untransformed images by more than the share
     `tolerance` of the latter. Raises `UserError` where there are too few public images, or no policy passes.
@@ -145,7 +145,7 @@ def search(
 
 
 def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Examiner:
-    """Return an examiner with the scenario's undefended model, untrained and trained for `epochs` on public images."""
+    """Return an examiner with the scenario's model, untrained and trained for `epochs` on public images."""
     data, needed = scenario.data.load(), max(images, _BATCHES * _CORRELATED)
     if data.public_images is None or len(data.public_images) < needed:
         found = 0 if data.public_images is None else len(data.public_images)
@@ -185,7 +185,7 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
 
 
 def random_policies(count: int, seed: int) -> list[str]:
-    """Draw different policies of one to three transformations."""
+    """Draw distinct policies of one to three transformations."""
     draw = seeds.numpy_generator(seed, "policies")
     found: dict[str, None] = {}
     while len(found) < count:

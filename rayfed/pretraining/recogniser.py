@@ -1,4 +1,4 @@
-"""Training of the face recogniser, on images that are moved, mirrored, blurred and noisy as reconstructions are.
+"""Training of the face recogniser on augmented images: moved, mirrored, blurred and noisy ones.
 
 Source: Ren 2023 (thesis), section 3.3.4. Its recognisers have seen the very images that are attacked; here the public
 part of the data is taken where there is one: other images of the same people.
@@ -52,7 +52,7 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Recogniser:
-    """Train a recogniser and return it in evaluation mode, on the CPU; it follows from the arguments alone.
+    """Train a recogniser and return it in evaluation mode, on the CPU; deterministic.
 
     `images` is (N, C, H, W), `labels` (N,) int64. An epoch leaves out the last, incomplete batch of 64. Raises
     `DataError` where a person has no image.
@@ -85,7 +85,7 @@ def train(
 
 
 def varied(images: Tensor, draws: torch.Generator) -> Tensor:
-    """Vary images (N, C, H, W) in [0, 1] as a recogniser may meet them: turned, moved, mirrored, blurred, noisy."""
+    """Augment images (N, C, H, W) in [0, 1]: rotation, shift, mirroring, blur and noise."""
     count = len(images)
     images = torch.where(_chosen(count, _MIRRORED, draws), images.flip(3), images)
     grid = F.affine_grid(_moves(count, draws), list(images.shape), align_corners=False)
@@ -111,7 +111,7 @@ def _moves(count: int, draws: torch.Generator) -> Tensor:
 def make(
     spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None
 ) -> tuple[bool, Dataset]:
-    """Train on `faces` and save, unless `path` holds that recogniser; return whether it was trained, and the data.
+    """Train on `faces` and save, unless `path` has that recogniser; return whether it was trained, and the data.
 
     Without `epochs` it takes as many as make 500 steps. Raises `UserError` where `path` holds another recogniser, or
     where labels are words.
@@ -130,7 +130,7 @@ def make(
 
 
 def faces(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return a recogniser's training data: the public images (N, C, H, W) and their labels (N,).
+    """Return a recogniser's training data: public images (N, C, H, W) and their labels (N,).
 
     These are all training images, those of the clients, where no part is set aside.
     """
@@ -140,7 +140,7 @@ def faces(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def held_out(path: Path, data: Dataset) -> dict[str, float]:
-    """Return the metrics of `TOP`, 0..1, of the recogniser in a file on the test images, which none is trained on."""
+    """Return the metrics of `TOP`, 0..1, of a file's recogniser on the test images."""
     asked, labels = Identity(str(path), data.classes), torch.from_numpy(data.test_labels)
     places = asked(labels, data.sample.tensor(in_memory(data.test_images)))
     return {name: float((places <= k).double().mean()) for name, k in TOP.items()}

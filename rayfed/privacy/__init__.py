@@ -1,1 +1,1 @@
-"""Privacy accountants: the (epsilon, delta) of what really ran."""
+"""Privacy accountants: the (epsilon, delta) of a run."""

@@ -1,4 +1,4 @@
-"""Accountants: from noise to (epsilon, delta), and back, by Google's dp-accounting.
+"""Accountants from noise to (epsilon, delta), and back, based on Google's dp-accounting.
 
 Two accountants: privacy loss distributions (`pld`: Koskela 2020; numerically tight) and Renyi differential privacy
 (`rdp`: Mironov 2017; for fixed-size draws Wang, Balle and Kasiviswanathan 2019), whose conversion to (epsilon, delta)
@@ -45,7 +45,7 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Release:
-    """A mechanism's noisy answers about one unit of privacy: `count` of them, adaptively chosen."""
+    """A mechanism's noisy answers about one unit of privacy: `count` of them, chosen adaptively."""
 
     noise: Literal["gaussian", "laplace"]
     multiplier: float
@@ -67,7 +67,7 @@ class Guarantee:
 
 
 def guarantee(releases: Iterable[Release], delta: float, method: Method | None = None) -> Guarantee:
-    """Return the guarantee that holds for the unit that is worst off; each release is about another unit.
+    """Return the guarantee of the worst-off unit; each release is about another unit.
 
     Without a method it is `pld`, or `rdp` where only that can follow the sampling. Raises `UserError` for `pld` on
     draws without replacement, and for `rdp` with a delta of 0.
@@ -76,7 +76,7 @@ def guarantee(releases: Iterable[Release], delta: float, method: Method | None =
 
 
 def _worst(releases: Sequence[Release], delta: float, method: Method | None) -> tuple[Guarantee, int]:
-    """Return the guarantee of the unit that is worst off, and that unit's index."""
+    """Return the guarantee of the worst-off unit, and that unit's index."""
     worst, found = Guarantee(0.0, delta, method or "pld"), 0
     # The quick accountant's figure bounds the tight one's, so few of many clients need the tight one.
     bounds = [_epsilon(release, delta, "rdp") if delta else float("inf") for release in releases]
@@ -93,7 +93,7 @@ def _worst(releases: Sequence[Release], delta: float, method: Method | None) -> 
 def least_noise(
     releases: Callable[[float], Sequence[Release]], epsilon: float, delta: float, method: Method | None
 ) -> float:
-    """Return the smallest noise multiplier whose releases keep to epsilon at delta, to three digits, rounded up.
+    """Return the smallest noise multiplier with the releases within epsilon at delta, rounded up to three digits.
 
     0 where nothing is released. Raises `UserError` where no noise up to a million times the sensitivity does.
     """
@@ -132,7 +132,7 @@ def _least_noise(
 
 
 def analytic_gaussian(epsilon: float, delta: float) -> float:
-    """Return the noise multiplier of one Gaussian release, exact at every epsilon (Balle and Wang 2018, theorem 8)."""
+    """Return the noise multiplier of one Gaussian release, exact for every epsilon (Balle and Wang 2018, theorem 8)."""
     from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
     return float(get_sigma_gaussian(epsilon, delta))
@@ -164,7 +164,7 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
 
 
 def accountant_of(unit: Sequence[Release], method: Method, delta: float) -> PrivacyAccountant:
-    """Return an accountant that has seen all releases of one unit; `delta` is about the one it will be asked for."""
+    """Return an accountant with all releases of one unit; `delta` is the approximate one of later queries."""
     accountant = _accountant(unit, method, delta)
     for release in unit:
         accountant.compose(_event(release), release.count)
@@ -189,7 +189,7 @@ def _accountant(unit: Sequence[Release], method: Method, delta: float) -> Privac
 
 
 def grid_of(release: Release, delta: float, finest: float = _GRID, steps: float = _STEPS) -> float:
-    """Return the width of a grid of losses: where they are huge, a fine one takes more memory than there is."""
+    """Return the width of the grid of privacy losses, coarser for huge losses to limit memory."""
     return max(finest, _epsilon(replace(release, drawn=None), delta, "rdp") / steps)
 
 

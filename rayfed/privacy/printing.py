@@ -1,4 +1,4 @@
-"""Printing of bounds in few digits: an upper bound is rounded up, a lower bound down, so that both still hold."""
+"""Formatting of bounds in few digits, rounded up or down so that they remain valid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def at_most(bound: float, digits: int = 3) -> str:
-    """Format an upper bound with so many significant digits: 9.23496 as '9.24'.
+    """Format an upper bound, rounded up to this many significant digits: 9.23496 as '9.24'.
 
     It may be an epsilon, a delta, a sampling rate. Read back as a float it is never below `bound`.
     """
@@ -14,12 +14,12 @@ def at_most(bound: float, digits: int = 3) -> str:
 
 
 def share_at_most(bound: float, digits: int = 3) -> str:
-    """Format an upper bound on a probability as per cent, rounded up: 0.02914 as '2.92 %'."""
+    """Format an upper bound on a probability in per cent, rounded up: 0.02914 as '2.92 %'."""
     return f"{Decimal(at_most(bound, digits)) * 100:.{digits}g} %"
 
 
 def at_least(bound: float, digits: int = 3) -> str:
-    """Format a lower bound, such as a noise multiplier, rounded down to so many significant digits."""
+    """Format a lower bound, such as a noise multiplier, rounded down to this many significant digits."""
     return _rounded(bound, digits, ROUND_FLOOR)
 
 

@@ -1,4 +1,4 @@
-"""Random numbers behind privacy guarantees: the noise of all mechanisms, and the draws of clients and samples.
+"""Random numbers behind privacy guarantees: mechanisms' noise, and draws of clients and samples.
 
 Noise comes from PyTorch's generator, which is right for measuring: MT19937 is no cryptographic generator, and its
 numbers are single precision. Under `privacy.secure` it comes from ChaCha20, whose numbers tell nothing of one another,
@@ -27,10 +27,10 @@ _AT_ONCE = 1 << 13
 
 
 class SecureGenerator(torch.Generator):
-    """PyTorch generator with a cryptographic stream beside it, both from one key."""
+    """PyTorch generator with a cryptographic stream, both seeded from one key."""
 
     def __new__(cls, key: bytes) -> Self:
-        """Make a generator from a key, where PyTorch's own takes a device."""
+        """Make a generator from a key instead of PyTorch's device."""
         return super().__new__(cls)
 
     def __init__(self, key: bytes) -> None:
@@ -38,7 +38,7 @@ class SecureGenerator(torch.Generator):
         self._stream = Stream(seeds.derived(key, "stream"))
 
     def uniform(self, *shape: int) -> np.ndarray:
-        """Draw multiples of 2^-53 in [0, 1), each with the same probability, of this shape."""
+        """Draw multiples of 2^-53 in [0, 1) of this shape, all equally likely."""
         size = int(np.prod(shape))
         return (np.frombuffer(self._stream.read(8 * size), "<u8") >> 11).reshape(shape) * 2.0**-53
 
@@ -53,7 +53,7 @@ Draw = Callable[[torch.Size, torch.Generator], Tensor]
 
 
 def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Draw standard normal numbers of a type.
+    """Draw standard normal numbers of a dtype.
 
     Secure ones are (X1 + X2 + X3 + X4) / 2 in float64 whatever the type, each X by the cosine of Box and Muller. The
     sine of the same pair is not used: who knows both can tell the pair.
@@ -75,12 +75,12 @@ def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def noised(values: Named, width: float, draw: Draw, generator: torch.Generator) -> Named:
-    """Return values with noise of a width on each, added in the noise's precision and rounded to theirs once."""
+    """Return values plus noise of a width, added in the noise's precision and rounded once."""
     return {name: (v + width * draw(v.shape, generator).to(v.device)).to(v.dtype) for name, v in values.items()}
 
 
 def _in_pieces(shape: torch.Size, draw: Callable[[int], np.ndarray]) -> Tensor:
-    """Draw independent numbers, (*shape) float64."""
+    """Draw independent numbers, (*shape) float64, a piece at a time."""
     size = shape.numel()
     drawn = np.empty(size)
     for start in range(0, size, _AT_ONCE):
@@ -89,12 +89,12 @@ def _in_pieces(shape: torch.Size, draw: Callable[[int], np.ndarray]) -> Tensor:
 
 
 def _normal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return normal numbers from uniform ones in [0, 1) (Box and Muller 1958)."""
+    """Return normal numbers for uniform ones in [0, 1) (Box and Muller 1958)."""
     normal: np.ndarray = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
     return normal
 
 
 def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return products of two normal numbers, two of which add up to a Laplace number (Holohan and Braghin 2021)."""
+    """Return products of two normal numbers; two of them add up to a Laplace number (Holohan and Braghin 2021)."""
     product: np.ndarray = np.log1p(-first) * np.cos(np.pi * second)
     return product

@@ -1,4 +1,4 @@
-"""Inputs of the accountants: how a run draws clients and samples, and what a mechanism releases in it."""
+"""Inputs of the accountants: a run's sampling of clients and samples, and a mechanism's releases in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayfed.privacy.accountant import Release
 
 @dataclass(frozen=True)
 class Work:
-    """One client's part in a run."""
+    """One client's participation in a run: rounds, samples and steps."""
 
     samples: int
     batch_size: int
@@ -23,7 +23,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Setting:
-    """The part of a run on which its privacy depends."""
+    """The properties of a run on which its privacy depends."""
 
     clients: tuple[Work, ...]
     clients_per_round: int
@@ -44,7 +44,7 @@ class Setting:
 
     @property
     def works(self) -> tuple[Work, ...]:
-        """The different parts that clients have in the run: of many clients a few kinds."""
+        """The distinct participations of clients in the run."""
         return tuple(dict.fromkeys(self.clients))
 
     @property
@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Spending:
-    """The releases of a defence in a setting, and what they protect."""
+    """A defence's releases in a setting, and what they protect."""
 
     releases: tuple[Release, ...]
     """One for each client that may be the worst off."""

@@ -1,4 +1,4 @@
-"""Bounds on what anybody can learn of a unit of privacy: the trade-off curve behind an account (f-DP).
+"""Bounds on what anybody can learn about a unit of privacy: the trade-off curve of an account (f-DP).
 
 Of an event that has a probability of at most `a` where a unit (a sample, or a client) is hidden, the accountant's
 delta(epsilon) bounds the probability T(a) where it is not, for each epsilon from 0 on:
@@ -54,7 +54,7 @@ Profile = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class TradeOff:
-    """The trade-off curve of the unit that is worst off.
+    """The trade-off curve of the worst-off unit.
 
     `units` are the releases of one unit each, which see that unit all together; an accountant is as for `guarantee`.
     """
@@ -64,31 +64,31 @@ class TradeOff:
 
     @classmethod
     def of(cls, releases: Iterable[Release], accountant: Method | None = None) -> TradeOff:
-        """Return the curve of releases of which each is about another unit."""
+        """Return the curve of releases, each about another unit."""
         return cls(tuple((release,) for release in releases), accountant)
 
     def after(self, extra: Iterable[Release]) -> TradeOff:
-        """Return the curve where every unit is in some more releases."""
+        """Return the curve after some more releases about every unit."""
         added = tuple(extra)
         return TradeOff(tuple((*unit, *added) for unit in self.units) or (added,), self.accountant)
 
     @property
     def taking_part(self) -> TradeOff:
-        """The curve of a unit that is known to be in every release: no draw hides it."""
+        """The curve of a unit known to be in every release, without amplification by sampling."""
         known = (tuple(replace(release, rate=1.0, drawn=None) for release in unit) for unit in self.units)
         return TradeOff(tuple(known), self.accountant)
 
     def at_most(self, chance: float) -> float:
-        """Return T of a probability 0..1: never less than `chance`, nor more than 1."""
+        """Return the bound at a probability 0..1, at least `chance` and at most 1."""
         return self._worst(lambda profile: _bound(profile, chance), chance)
 
     @property
     def advantage(self) -> float:
-        """The most that a membership test's true positive rate is above its false positive rate."""
+        """The largest difference between a membership test's true and false positive rates."""
         return self._worst(lambda profile: float(profile[1][0]), 0.0)
 
     def _worst(self, bound: Callable[[Profile], float], least: float) -> float:
-        """Return the largest bound of any unit, each by the accountant that is tightest for it."""
+        """Return the largest bound of any unit, each by its tightest accountant."""
         different = list(dict.fromkeys(self.units))
         quick = dict.fromkeys(different, 1.0)
         if len(different) > 1:  # the quick accountant's bound holds as well, so few of many need the tight one
@@ -113,7 +113,7 @@ def _bound(profile: Profile, chance: float) -> float:
 
 @lru_cache(maxsize=256)
 def _profile(unit: tuple[Release, ...], method: Method) -> Profile:
-    """Return the profile of all releases of a unit, a delta of 1 where nothing hides it."""
+    """Return the privacy profile of all releases about a unit, with delta 1 if nothing hides it."""
     used = [release for release in unit if release.count]
     if not used:
         return np.zeros(1), np.zeros(1)

@@ -1,4 +1,4 @@
-"""Protections of what clients send, and their channels, one a file; `TABLE` is what a scenario can name."""
+"""Protections of clients' updates with their channels, one a file; `TABLE` lists those that a scenario can name."""
 
 TABLE: dict[str, str] = {
     "paillier": "rayfed.protections.paillier:Paillier",

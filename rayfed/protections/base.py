@@ -1,4 +1,4 @@
-"""Base classes of protections: the scenario's parameters, and the channels made from them."""
+"""Base classes of protections: a scenario's parameters, from which channels are made."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Protection:
         return False
 
     def warning(self) -> str | None:
-        """Return why it protects nothing as it is set; None where it does."""
+        """Return why this setting protects nothing; None if it does protect."""
         return None
 
     def summing(self, clients: int, units: int, step: float | None) -> SecureChannel[Any, Any]:
-        """Return the channel for sums of at most so many clients, whose weights come to at most so many units.
+        """Return the channel for sums of at most this many clients with at most this total weight.
 
         Where values are whole multiples of a `step` it may leave them exact. Raises `UserError` for parameters without
         room for such sums.
@@ -45,7 +45,7 @@ class Protection:
         raise NotImplementedError
 
     def mixing(self, clients: int) -> EncryptedChannel:
-        """Return the channel for a server that also multiplies, for rounds of so many clients.
+        """Return the channel for a server that also multiplies, for rounds of this many clients.
 
         It multiplies what clients send by whole numbers. Raises `UserError` where there is no such channel.
         """
@@ -57,7 +57,7 @@ class Protection:
 
 @component
 class Clipping(Protection):
-    """Base of the protections that send values in fixed point, and so within bounds."""
+    """Base of the protections that send clipped values in fixed point."""
 
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Every value of an update is clipped to [-clip, clip]; how many lose by it stands in the table `clients`."""
@@ -67,7 +67,7 @@ class Clipping(Protection):
 
 @component
 class Encryption(Clipping):
-    """Base of the protections under which clients encrypt: makes the public `Encryptor` from the parameters."""
+    """Base of the protections that encrypt, with the public `Encryptor` made from the parameters."""
 
     pieces_of_weight: Annotated[int, Field(ge=1)] = 100
     """The thesis' P: where the server multiplies (`fedboosting`, or `encoding: fedboosting`), weights are whole numbers
@@ -75,18 +75,18 @@ class Encryption(Clipping):
 
     @property
     def pieces(self) -> int | None:
-        """Number of pieces in which the server deals weights that clients know.
+        """Number of pieces into which the server divides weights that clients know.
 
         None where clients multiply by their own weights.
         """
         return None
 
     def encryptor(self, load: Load) -> Encryptor:
-        """Return an encryptor for such sums; raises `UserError` where the parameters have no room for them."""
+        """Return an encryptor for such sums; raises `UserError` if the parameters have no room for them."""
         raise NotImplementedError
 
     def summing(self, clients: int, units: int, step: float | None) -> EncryptedChannel:
-        """Return the channel for sums of whole numbers, multiplied by clients, or by the server in pieces.
+        """Return the channel for integer sums, with weights applied by clients, or by the server in pieces.
 
         Values are rounded whatever their step.
         """
@@ -99,5 +99,5 @@ class Encryption(Clipping):
         return EncryptedChannel(self.encryptor(load))
 
     def mixing(self, clients: int) -> EncryptedChannel:
-        """Return the channel for a server that multiplies by pieces of the whole."""
+        """Return the channel for a server that multiplies by pieces of the total weight."""
         return EncryptedChannel(self.encryptor(Load(clients, self.pieces_of_weight, multiplied=True)))

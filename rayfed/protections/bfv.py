@@ -1,4 +1,4 @@
-"""BFV encryption of updates. Source: Fan and Vercauteren 2012, 'Somewhat practical fully homomorphic encryption'."""
+"""BFV encryption of updates (Fan and Vercauteren 2012, 'Somewhat practical fully homomorphic encryption')."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayfed.registry import component
 
 @component
 class Bfv(LatticeProtection):
-    """Updates as whole numbers under BFV: exact by the scheme itself, with twice the slots of `ckks`.
+    """Encrypt updates as integers under BFV, which is exact and has twice the slots of `ckks`.
 
     Clients share the secret key and encrypt with it.
     """

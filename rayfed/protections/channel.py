@@ -1,4 +1,4 @@
-"""The contract of a secure channel: how updates get to a server that adds what it cannot read.
+"""The contract of a secure channel, which carries updates to a server that adds but cannot read them.
 
 A channel says what clients send, how that is added, who opens the sum and what they refuse to open. Rules know channels
 by this contract (`rayfed.aggregation.over_channel`), and channels know no rule.
@@ -24,7 +24,7 @@ Opened = tuple[Named, Named, int]
 
 
 class SentModel(Protocol):
-    """Message of the server to clients in a round."""
+    """Protocol of the server's message to the clients in a round."""
 
     @property
     def weights(self) -> Named:
@@ -40,7 +40,7 @@ class SentModel(Protocol):
 
     @property
     def broadcast(self) -> Any:
-        """Content that `RoundSession.broadcast` gave."""
+        """Content that `RoundSession.broadcast` has returned."""
 
     @property
     def digest(self) -> str:
@@ -49,7 +49,7 @@ class SentModel(Protocol):
 
 @dataclass(frozen=True)
 class ClientRound:
-    """Knowledge of a round that a process which works for an arm's clients has, and the server does not."""
+    """A round's data that processes of an arm's clients have, and the server does not."""
 
     secret: bytes
     """Secret that clients alone know: it stands for what they exchange before the first round."""
@@ -65,22 +65,22 @@ class ClientRound:
 
 
 class SecureChannel(ABC, Generic[Message, Sum]):
-    """Base of every channel: a frozen dataclass of public parameters, and, at clients alone, their secrets."""
+    """Base of every channel: public parameters and, in clients' copies only, their secrets."""
 
     needs_all: ClassVar[str | None] = None
     """Why no client of a round may be left out unplanned, in words; None where any may."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` where the smallest round, of so many clients, has too few for it."""
+        """Raise `UserError` if the smallest round has too few clients."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Say what is sent, in words that follow the name of an arm."""
+        """Return a description of what is sent, as a continuation of an arm's name."""
 
     # The clients' side
 
     def make_keys(self, secret: bytes) -> bytes:
-        """Make one client's keys for all, locked for them, before the first round.
+        """Make one client's keys for all clients, locked for them, before the first round.
 
         Empty where clients share no keys.
         """
@@ -88,26 +88,26 @@ class SecureChannel(ABC, Generic[Message, Sum]):
 
     @abstractmethod
     def at_clients(self, round: ClientRound) -> Self:
-        """Return a copy with what clients of a round know."""
+        """Return a copy with the secrets that the clients of a round know."""
 
     @abstractmethod
     def protect(self, update: Update, weight: int) -> Message:
-        """Return what a client sends of its update, the weight with it; its size is `sent_bytes`."""
+        """Return the protected form of a client's update and weight, with its size as `sent_bytes`."""
 
     @abstractmethod
     def observed(self, update: Update, weight: int) -> Sealed | None:
-        """Return what a server that looks at one client has in place of its update; None for the update itself.
+        """Return what a server sees when it looks at one client; None for the update itself.
 
         It is made to be looked at: nothing of it fits into a sum that is opened.
         """
 
     def clipped(self, update: Update) -> int | None:
-        """Return how many of an update's values `protect` clips; None where it does not clip."""
+        """Return the number of an update's values that `protect` clips; None if it does not clip."""
         return None
 
     @abstractmethod
     def answer(self, payload: Any, client: int, round: int) -> Any:
-        """Return a client's answer to the session; raises `ProtectionError` for what it must not open."""
+        """Return a client's answer to the session; raises `ProtectionError` if it must not open the sum."""
 
     # The server's side, without secrets
 
@@ -121,7 +121,7 @@ class SecureChannel(ABC, Generic[Message, Sum]):
 
     @abstractmethod
     def begin_round(self, clients: Sequence[int]) -> RoundSession:
-        """Return the session in which the server has the sum of these clients opened."""
+        """Return the session in which the server gets the sum of these clients opened."""
 
     @abstractmethod
     def opened(self, session: Any) -> Opened:

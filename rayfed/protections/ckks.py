@@ -14,7 +14,7 @@ from rayfed.registry import component
 
 @component
 class Ckks(LatticeProtection):
-    """Updates as whole numbers under CKKS, whose noise is rounded away: sums are exact, and the same in every run.
+    """Encrypt updates as integers under CKKS, whose noise is rounded away, so that sums are exact.
 
     Clients share the secret key and encrypt with it. Where they multiply by their own weights the scale has to cover
     the noise of a sum; where the server multiplies, as FedBoosting's does, also what its factors make of the noise.

@@ -1,7 +1,7 @@
-"""The channel of ciphertexts: clients encrypt, anyone adds and multiplies, one client opens.
+"""The channel of ciphertexts: clients encrypt, anyone can add and multiply, one client decrypts.
 
 Source: Ren's thesis, algorithm 3 and equation 4.4, whose server adds ciphertexts and has a client decrypt the sum. That
-one sum a round can be opened, whoever is asked and however often, is ours: it is of all the round's clients, which
+one sum a round can be opened, no matter who is asked and how often, is ours: it is of all the round's clients, which
 everybody knows from the scenario, and its factors follow from the weights that these have encrypted. So clients need
 not remember what they have opened.
 """
@@ -28,14 +28,14 @@ Ciphertexts = tuple[Encrypted, ...]
 
 @dataclass(frozen=True)
 class Open:
-    """Question to a client for a sum in the clear."""
+    """Question to a client: the decrypted sum."""
 
     sum: Encrypted
 
 
 @dataclass(frozen=True)
 class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
-    """Channel of updates encrypted by an `Encryptor`, under whichever scheme.
+    """Channel of updates encrypted by an `Encryptor`, with any scheme.
 
     Clients share one key pair: an honest server learns the sum of each round and nothing of a single update, but one
     client that colludes with it, or taps the others' lines, reads everyone.
@@ -50,15 +50,15 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
     """Whether some clients may be missing."""
 
     def describe(self) -> str:
-        """Say how finely it encrypts."""
+        """Return the resolution of the encrypted values, in words."""
         return f"encrypts {self.encryptor.describe()}"
 
     def make_keys(self, secret: bytes) -> bytes:
-        """Make a key pair, in a box that clients alone can open."""
+        """Make a key pair in a box that only clients can open."""
         return lock(derive(secret, "box"), self.encryptor.scheme.generate(derive(secret, "pair")))
 
     def at_clients(self, round: ClientRound) -> Self:
-        """Return a copy with the key pair; raises `ProtectionError` for another pair than clients made."""
+        """Return a copy with the key pair; raises `ProtectionError` for a pair that clients did not make."""
         try:
             pair = unlock(derive(round.secret, "box"), round.sent.keys)
         except ProtectionError:
@@ -70,18 +70,18 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return replace(self, keys=keys, clients=tuple(round.drawn), drops=round.drops)
 
     def protect(self, update: Update, weight: int) -> Encrypted:
-        """Return the update encrypted."""
+        """Return the encrypted update."""
         return self.encryptor.encrypt(self._own_keys, update, weight)
 
     def observed(self, update: Update, weight: int) -> Encrypted:
-        """Return the update encrypted without a tag.
+        """Return the encrypted update without a tag.
 
         Without it nothing that was made to be observed gets into a round's sum.
         """
         return replace(self.protect(update, weight), tag=0)
 
     def clipped(self, update: Update) -> int:
-        """Return how many values are beyond the protection's clip bounds."""
+        """Return the number of values beyond the protection's clip bounds."""
         return self.encryptor.clipped(update)
 
     def partial(self, messages: Iterable[Encrypted]) -> Ciphertexts:
@@ -89,20 +89,20 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return reduce(self.merge, ((message,) for message in messages))
 
     def merge(self, left: Ciphertexts, right: Ciphertexts) -> Ciphertexts:
-        """Return the encrypted sum of both, or, where the server multiplies before it adds, both without adding."""
+        """Return the encrypted sum of both or, if the server multiplies first, both without adding."""
         return left + right if self.encryptor.load.multiplied else (self.encryptor.add(left[0], right[0]),)
 
     def begin_round(self, clients: Sequence[int]) -> EncryptedSession:
-        """Return a session that asks nothing before there is a sum."""
+        """Return the initial session, which has no question before there is a sum."""
         return EncryptedSession(self)
 
     def opened(self, session: EncryptedSession) -> Opened:
-        """Return the sums that one client opened."""
+        """Return the sums that one client has decrypted."""
         assert session.opened is not None
         return session.opened
 
     def answer(self, payload: Open, client: int, round: int) -> Opened:
-        """Return the sum in the clear; raises `ProtectionError` for any but the one of the round."""
+        """Return the decrypted sum; raises `ProtectionError` for any sum but the round's."""
         found = {share.client: share for share in payload.sum.shares}
         self.check_present(found)
         expected = self.factors_for({client: share.weight for client, share in found.items()})
@@ -114,7 +114,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return self.open(payload.sum, round)
 
     def open(self, encrypted: Encrypted, round: int, alone: bool = False) -> Opened:
-        """Open a sum of this round.
+        """Decrypt a sum of this round.
 
         Sums are opened with 53 bits (`Encryptor.open`) and returned in the precision of parameters.
         """
@@ -136,7 +136,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
             )
 
     def summed(self, total: Ciphertexts) -> Encrypted:
-        """Return the one sum of the round."""
+        """Return the round's only sum."""
         if not self.encryptor.load.multiplied:
             return total[0]
         shares = [encrypted.shares[0] for encrypted in total]
@@ -146,7 +146,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
     def factors_for(self, weights: Mapping[int, int]) -> dict[int, int]:
         """Return the factor by which the server multiplies each client's update.
 
-        It is the same for whoever works it out from these weights.
+        It is the same for everyone who works it out from these weights.
         """
         if not self.encryptor.load.multiplied:
             return dict.fromkeys(weights, 1)
@@ -162,30 +162,30 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
 
 @dataclass(frozen=True)
 class EncryptedSession(RoundSession):
-    """Session of a round: its ciphertexts, and what the one client that was asked found in their sum."""
+    """Session of a round: its ciphertexts, and the decrypted sum."""
 
     channel: EncryptedChannel
     total: Ciphertexts | None = None
     opened: Opened | None = None
 
     def request(self) -> Question | None:
-        """Ask one client to open the sum."""
+        """Ask one client to decrypt the sum."""
         if self.total is None or self.opened is not None:
             return None
         return Question(Open(self.channel.summed(self.total)), of="one")
 
     def receive(self, answers: Mapping[int, Opened]) -> EncryptedSession:
-        """Return the session with what the client opened."""
+        """Return the session with the decrypted sum."""
         [opened] = answers.values()
         return replace(self, opened=opened)
 
     def finalise(self, total: Ciphertexts) -> EncryptedSession:
-        """Return the session with all that was encrypted."""
+        """Return the session with all encrypted updates."""
         return replace(self, total=total)
 
 
 def _dealt(weights: Sequence[int], pieces: int) -> list[int]:
-    """Deal pieces by `apportion`, at least one to each, which whoever has most gives up.
+    """Divide pieces by `apportion`, at least one for each client.
 
     A client without a piece would not be in the sum, and its weight could not be checked.
     """

@@ -1,4 +1,4 @@
-"""Base of the lattice protections: fixed-point integers of as many bits as the modulus has room for."""
+"""Base of the lattice protections: fixed-point integers that use the whole modulus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_BITS = 27
 
 @component
 class LatticeProtection(Encryption):
-    """Base of the protections by lattices."""
+    """Base of the protections by lattice encryption."""
 
     scheme: ClassVar[Literal["bfv", "ckks"]]
 
@@ -52,19 +52,19 @@ class LatticeScheme:
     lattice: Lattice
 
     def generate(self, seed: bytes) -> bytes:
-        """Generate a key that does not depend on the seed."""
+        """Generate a key pair, which does not depend on the seed."""
         return self.lattice.generate()
 
     def public(self, pair: bytes) -> bytes:
-        """Return no bytes: the parameters are enough to add."""
+        """Return no bytes: addition needs the parameters only."""
         return b""
 
     def crack(self, public: bytes) -> bytes | None:
-        """Return None: there is no public key to start from."""
+        """Return None: there is no public key to break."""
         return None
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
-        """Encrypt a vector, slot by slot."""
+        """Encrypt a vector, one value in a slot."""
         return self.lattice.encrypt(pair, vector)
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
@@ -75,9 +75,9 @@ class LatticeScheme:
         return vector
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Add coefficient by coefficient."""
+        """Add ciphertexts."""
         return self.lattice.add(left, right)
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Multiply by repeated addition."""
+        """Multiply a ciphertext by repeated addition."""
         return self.lattice.times(ciphertexts, factor)

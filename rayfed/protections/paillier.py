@@ -1,4 +1,4 @@
-"""Paillier encryption of updates: packed fixed-point integers, or the arithmetic of FedBoosting as its authors have it.
+"""Paillier encryption of updates, with packed fixed-point integers or the original arithmetic of FedBoosting.
 
 Sources: Ren 2021, 'FedBoosting: federated learning with gradient protected boosting for text recognition', section
 'HE aggregation with quantized gradient' (Ren's thesis, section 4.2.2 and equation 4.4); Zhang 2020, 'BatchCrypt',
@@ -32,7 +32,7 @@ WIDEST = 63
 
 @component
 class Paillier(Encryption):
-    """Updates as whole numbers under Paillier, many in one ciphertext; the server multiplies ciphertexts to add them.
+    """Encrypt updates as integers under Paillier, several in one ciphertext; the server multiplies ciphertexts to add.
 
     The key pair is made by one client and shared by all. `encoding: fedboosting` is the arithmetic of the paper: every
     value by itself, times 1e32, divided in `pieces_of_weight`, of which the server gives each client its share.
@@ -59,20 +59,20 @@ class Paillier(Encryption):
 
     @property
     def pieces(self) -> int | None:
-        """Number of pieces in which the server deals weights.
+        """Number of pieces into which the server divides weights.
 
         The paper's server multiplies; packed values come weighted.
         """
         return self.pieces_of_weight if self.encoding == "fedboosting" else None
 
     def warning(self) -> str | None:
-        """Return a warning of keys that can be broken."""
+        """Return a warning if keys are short enough to be broken."""
         if self.key_bits >= SECURE_BITS:
             return None
-        return f"keys of {self.key_bits} bits can be broken: whoever sees a ciphertext can read it"
+        return f"keys of {self.key_bits} bits can be broken: anyone who sees a ciphertext can read it"
 
     def encryptor(self, load: Load) -> Encryptor:
-        """Return an encryptor with as many values in a plaintext as fit, or one of the paper's in each."""
+        """Return an encryptor with as many values in a plaintext as fit, or one in the paper's arithmetic."""
         code = FixedPoint(self.bits) if self.encoding == "packed" else Slices(self.pieces_of_weight)
         most = code.largest(max(self.clip, self.clip_buffers))
         width = (2 * load.units * most).bit_length()
@@ -91,7 +91,7 @@ class Paillier(Encryption):
 
 @dataclass(frozen=True)
 class Slices:
-    """The paper's code of integers: g = floor(1e32 G / P), exactly, where floats would have 16 of the 32 digits."""
+    """The paper's code of integers, g = floor(1e32 G / P), in exact arithmetic."""
 
     pieces: int
 
@@ -105,7 +105,7 @@ class Slices:
         return np.array([top * SCALE // (bottom * self.pieces) for top, bottom in ratios], object)
 
     def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """Return floats (D,): what was sliced, where all P slices have been added."""
+        """Return floats (D,) after all P slices have been added."""
         return (integers * self.pieces / SCALE).astype(np.float64)
 
 
@@ -121,11 +121,11 @@ class PaillierScheme:
     table: bool
 
     def generate(self, seed: bytes) -> bytes:
-        """Generate the two primes that this seed leads to."""
+        """Generate the two primes from a seed."""
         return key_bytes(KeyPair.generate(self.key_bits, Stream(seed)))
 
     def public(self, pair: bytes) -> bytes:
-        """Return the modulus."""
+        """Return the modulus as bytes."""
         return _number_bytes(parsed(pair)[0].public.n, self.key_bits)
 
     def crack(self, public: bytes) -> bytes | None:
@@ -134,7 +134,7 @@ class PaillierScheme:
         return key_bytes(KeyPair(*map(mpz, primes))) if primes else None
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
-        """Encrypt a vector in as many ciphertexts as it takes."""
+        """Encrypt a vector in as many ciphertexts as it needs."""
         keys, obfuscators = parsed(pair)
         if self.lanes:
             plaintexts = self.lanes.pack(vector + units * self.offset)
@@ -144,7 +144,7 @@ class PaillierScheme:
         return self._written(keys.encrypt(plaintexts, made))
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
-        """Decrypt to (size,) int64, or Python integers where there are no lanes.
+        """Decrypt to (size,) int64, or to Python integers if values are not packed.
 
         Raises `ProtectionError` for another number of ciphertexts than these take, and where something stands above the
         lanes.
@@ -161,12 +161,12 @@ class PaillierScheme:
         return self.lanes.unpack([int(m) for m in plaintexts], size) - units * self.offset
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Add by one multiplication for each ciphertext."""
+        """Add plaintexts, by one multiplication for each ciphertext."""
         key = PublicKey(mpz(int.from_bytes(public, "big")))
         return self._written(key.add(self._read(left), self._read(right)))
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Multiply by one power for each ciphertext."""
+        """Multiply plaintexts, by one power for each ciphertext."""
         return self._written(PublicKey(mpz(int.from_bytes(public, "big"))).times(self._read(ciphertexts), factor))
 
     def _written(self, numbers: Sequence[mpz]) -> tuple[bytes, ...]:
@@ -182,7 +182,7 @@ class PaillierScheme:
 
 
 def key_bytes(keys: KeyPair) -> bytes:
-    """Return both primes, as a key pair is kept and sent in its box."""
+    """Return both primes as bytes, the form in which a key pair is stored and sent."""
     return b"".join(_number_bytes(prime, keys.public.bits // 2) for prime in (keys.p, keys.q))
 
 
@@ -192,7 +192,7 @@ def _number_bytes(number: mpz, bits: int) -> bytes:
 
 @lru_cache(maxsize=8)
 def parsed(pair: bytes) -> tuple[KeyPair, Callable[[], Callable[[int], list[mpz]]]]:
-    """Return the key pair, and its table, made when it is first asked for."""
+    """Return the key pair of such bytes, with its table on first use; cached."""
     half = len(pair) // 2
     keys = KeyPair(*(mpz(int.from_bytes(part, "big")) for part in (pair[:half], pair[half:])))
     return keys, lru_cache(maxsize=1)(keys.tabulated)

@@ -1,4 +1,4 @@
-"""Secure aggregation: updates under masks that vanish in their sum, whoever drops out on the way.
+"""Secure aggregation: updates under masks that cancel in their sum, also if clients drop out.
 
 Before clients train, the channel's session asks for their keys (phase 0) and their shares (phase 1), and they agree
 with whom and for which model they mask what they send (phase 2); when all is added it has the survivors confirm who
@@ -40,7 +40,7 @@ Count = Annotated[int, Field(ge=0)]
 
 @component
 class Dropouts:
-    """Numbers of clients of a round that drop out before each phase; they do not come back in that round."""
+    """Numbers of clients of a round that drop out before each phase, for the rest of the round."""
 
     advertise: Count = 0
     share: Count = 0
@@ -49,13 +49,13 @@ class Dropouts:
     reveal: Count = 0
 
     def until(self, phase: Phase) -> int:
-        """Return how many have gone when those who are left speak in this phase."""
+        """Return the number of clients that have dropped out when this phase's messages are sent."""
         return sum(getattr(self, each) for each in PHASES[: PHASES.index(phase) + 1])
 
 
 @component
 class SecureAggregation(Clipping):
-    """Updates as integers under pairwise masks and one of the client's own: the server learns the sum, and no client's.
+    """Send updates as integers under pairwise and own masks: the server learns the sum alone.
 
     No key is shared by all, and a client answers nothing that contradicts what it was asked before in the round. With n
     clients around one (itself and its neighbours), a server that lies does not get both secrets of a client as long as
@@ -93,7 +93,7 @@ class SecureAggregation(Clipping):
         return FixedPoint(self.bits)
 
     def summing(self, clients: int, units: int, step: float | None) -> MaskedChannel:
-        """Return the channel for weighted updates as 64-bit integers; what has a step is left exact.
+        """Return the channel for weighted updates as 64-bit integers; multiples of a step stay exact.
 
         Raises `UserError` for sums that 64 bits have no room for, and for a threshold of half the clients around one.
         """
@@ -113,7 +113,7 @@ class SecureAggregation(Clipping):
         return MaskedChannel(protection, clients)
 
     def exact(self, step: float) -> SecureAggregation:
-        """Return a copy that leaves whole multiples of `step`, up to 2^24 of them, exact."""
+        """Return a copy that keeps multiples of `step` exact, up to 2^24 of them."""
         return replace(self, bits=32, clip=step * FixedPoint(32).most)
 
     @property
@@ -122,11 +122,11 @@ class SecureAggregation(Clipping):
         return self.dropouts.until("mask")
 
     def around(self, clients: int) -> int:
-        """Return the number of a client and its neighbours in a round of so many clients."""
+        """Return the number of clients in a neighbourhood, the client included, for rounds of this size."""
         return min(self.neighbours or clients, clients - 1) + 1
 
     def needed(self, clients: int) -> int:
-        """Return how many of a client and its neighbours must stay."""
+        """Return how many clients of a neighbourhood must stay."""
         return self.threshold or 2 * self.around(clients) // 3 + 1
 
     def withstands(self, clients: int, colluders: int) -> bool:
@@ -143,7 +143,7 @@ class SecureAggregation(Clipping):
 
 @dataclass(frozen=True)
 class Hosted:
-    """Secrets and state of a process that works for clients, none of which the server has."""
+    """Secrets and state of a process with clients, none of which the server has."""
 
     secret: bytes
     """Secret from which each client's own follows: it stands for what every device draws for itself."""
@@ -158,7 +158,7 @@ class Hosted:
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest of the model: clients mask for the same one, or not together.
+        """Digest of the model, on which clients that mask together must agree.
 
         In the order in which it was sent, in which their values stand in what they mask.
         """
@@ -167,7 +167,7 @@ class Hosted:
 
 @dataclass(frozen=True)
 class MaskedChannel(SecureChannel[Masked, Masked]):
-    """Channel of updates under masks: the server sees only their sum, and opens it whoever drops out."""
+    """Channel of masked updates, of which the server sees only the sum, also if clients drop out."""
 
     protection: SecureAggregation
     clients: int
@@ -180,7 +180,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
     )
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` where the smallest round has fewer clients than the threshold or the drop-outs need."""
+        """Raise `UserError` if the smallest round has fewer clients than threshold or drop-outs require."""
         needed, around = self.protection.needed(clients), self.protection.around(clients)
         if needed > around:
             raise UserError(
@@ -191,7 +191,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
             raise UserError(f"secure_aggregation: dropouts: more than the {clients} clients of a round: take fewer")
 
     def describe(self) -> str:
-        """Say how finely it sends, and who opens."""
+        """Return the resolution of sent values and who unmasks the sum, in words."""
         p = self.protection
         return (
             f"masks sums of up to {self.clients} clients: {in_steps(p.code, p.clip, p.clip_buffers)}; opened by "
@@ -199,7 +199,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         )
 
     def at_clients(self, round: ClientRound) -> Self:
-        """Return a copy with each client's secret, and the model that it is to mask for."""
+        """Return a copy with each client's secret, and the model that it masks for."""
         parts = {"weights": round.sent.weights, "buffers": round.sent.buffers}
         model = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
         own = derive(round.secret, "own")
@@ -207,7 +207,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return replace(self, hosted=hosted)
 
     def protect(self, update: Update, weight: int) -> Masked:
-        """Return the weighted update and its weight, masked; an empty message for who has dropped out."""
+        """Return the masked weighted update and weight; an empty message for a client that has dropped out."""
         peers, vector = self._hosted.peers, self._vector(update, weight)
         if peers is None or update.client not in peers.agreed or not self._stays(update.client, "mask"):
             return _masked(update, (), np.zeros_like(vector))
@@ -216,7 +216,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return _masked(update, (update.client,), masked)
 
     def observed(self, update: Update, weight: int) -> Masked:
-        """Return the update under a mask of its own.
+        """Return the update under an independent mask.
 
         What one is sent under cannot be told from it, nor used a second time.
         """
@@ -224,11 +224,11 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return _masked(update, (update.client,), vector + expand(secrets.token_bytes(32), len(vector)))
 
     def clipped(self, update: Update) -> int:
-        """Return how many values are beyond the protection's clip bounds."""
+        """Return the number of values beyond the protection's clip bounds."""
         return beyond(update, self.protection.clip, self.protection.clip_buffers)
 
     def answer(self, payload: Advertise | Share | Agree | Confirm | Reveal, client: int, round: int) -> Any:
-        """Return a client's answer in phases 0 to 4; None where it is not asked, or has dropped out."""
+        """Return a client's answer in phases 0 to 4; None if it is not asked or has dropped out."""
         itself = self._participant(client, round)
         match payload:
             case Advertise() if self._stays(client, "advertise"):
@@ -254,14 +254,14 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return replace(left, clients=left.clients + right.clients, vector=left.vector + right.vector)
 
     def begin_round(self, clients: Sequence[int]) -> MaskingSession:
-        """Return a session that knows nothing yet.
+        """Return the initial session.
 
         The graph follows from the keys that clients are going to advertise.
         """
         return MaskingSession(clients, self.protection.needed(len(clients)), self.protection.neighbours or len(clients))
 
     def opened(self, session: MaskingSession) -> Opened:
-        """Return the sums without masks, and the sum of the weights."""
+        """Return the unmasked sums, and the sum of the weights."""
         assert session.masked is not None
         assert session.opened is not None
         p, layout = self.protection, Layout(session.masked.tensors, session.masked.buffers)
@@ -287,7 +287,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return client not in self._hosted.leaving[: self.protection.dropouts.until(phase)]
 
     def _vector(self, update: Update, weight: int) -> np.ndarray:
-        """Return the weighted update in whole steps, and its weight, (D + 1,) uint64."""
+        """Return the weighted update in whole steps, with its weight, (D + 1,) uint64."""
         p, layout = self.protection, Layout.of(update)
         values = p.code.encode(flat(update), layout.bounds(p.clip, p.clip_buffers))
         return np.append(weight * values, weight).view(np.uint64)

@@ -1,1 +1,1 @@
-"""Papers' tables and figures played again: a scenario, what the paper found, and how near we come."""
+"""Reproductions of papers' tables and figures: a scenario, the paper's figures, and the comparison with ours."""

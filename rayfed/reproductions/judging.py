@@ -1,4 +1,4 @@
-"""Verdicts on reproductions: how near ours comes to a paper's figures, and whether their order is the same."""
+"""Verdicts on reproductions: agreement with a paper's figures and with their order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEANING: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdict on one group, with its findings and reasons."""
+    """Verdict on one group of figures, with findings and reasons."""
 
     group: Group
     findings: list[Finding]
@@ -69,7 +69,7 @@ def judge(group: Group, findings: list[Finding]) -> Judgement:
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the least favourable verdict on what was compared; "not comparable here" where nothing was."""
+    """Return the least favourable verdict of the groups; "not comparable here" without any."""
     compared = [verdict for verdict in verdicts if verdict != "not comparable here"]
     return max(compared, key=VERDICTS.index, default="not comparable here")
 
@@ -99,7 +99,7 @@ def _order(low: Finding, high: Finding) -> int:
 
 
 def _without_order(known: Sequence[Finding], tolerance: float) -> tuple[Verdict, str]:
-    """Return verdict and reasons of figures that the paper does not order.
+    """Return verdict and reasons for figures without an order in the paper.
 
     One whose interval leaves room for the paper's, or that has no interval, is undecided.
     """
@@ -110,5 +110,5 @@ def _without_order(known: Sequence[Finding], tolerance: float) -> tuple[Verdict,
 
 
 def _half(estimate: Estimate) -> float:
-    """Return half the width of the 95 % interval; 0 after a single seed."""
+    """Return half the width of the 95 % interval; 0 for a single seed."""
     return 0.0 if estimate.high is None else estimate.high - estimate.mean

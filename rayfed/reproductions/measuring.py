@@ -1,4 +1,4 @@
-"""Measurements of a reproduction: each of the paper's figures beside ours as an estimate over seeds."""
+"""Measurements of a reproduction: the paper's figures beside our estimates over seeds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PRINTED: dict[Convention, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One of the paper's figures beside ours."""
+    """One of the paper's figures with our estimate."""
 
     label: str
     printed: float
@@ -50,7 +50,7 @@ class Finding:
 
 
 def measured(group: Group, sweep: Sweep) -> list[Finding]:
-    """Return the findings of a group, in order.
+    """Return the findings of a group in order.
 
     Raises `UserError` for a figure whose `where` fits no row that was played, and where no trial has finished; a figure
     whose trials failed has no estimate.
@@ -118,7 +118,7 @@ def _taken(group: Group, rows: Sequence[Row]) -> float:
 
 
 def _counted(group: Group, row: Row) -> float | None:
-    """Return a row's value, None where it has none; an exact copy's infinite PSNR counts as elsewhere."""
+    """Return a row's value, None without one; an infinite PSNR counts as its ceiling."""
     value = row[group.measure]
     if group.at_least is not None:
         return float(value is not None and value >= group.at_least)
@@ -128,12 +128,12 @@ def _counted(group: Group, row: Row) -> float | None:
 
 
 def _fits(row: Row, where: Mapping[str, Any], columns: Any) -> bool:
-    """Return whether a row has all the values of `where`, as far as its table has the columns."""
+    """Return whether a row has all values of `where` in the columns of its table."""
     return all(_is(row[column], value) for column, value in where.items() if column in columns)
 
 
 def _is(found: Any, wanted: Any) -> bool:
-    """Return whether a row's value is the wanted one; a section, which outcomes hold as text, must set all of these."""
+    """Return whether a value is the wanted one; sections, stored as text, must contain all of its fields."""
     if not isinstance(wanted, dict):
         return bool(found == wanted)
     section = yaml.safe_load(found) if isinstance(found, str) else None
@@ -141,7 +141,7 @@ def _is(found: Any, wanted: Any) -> bool:
 
 
 def _nearest(where: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Return a message on the wanted values that no row has."""
+    """Return a message on wanted values that no row has."""
     for column, value in where.items():
         known = {row.get(column) for row in rows}
         if not any(_is(one, value) for one in known):

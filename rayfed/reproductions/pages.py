@@ -1,4 +1,4 @@
-"""Results of a reproduction as a record in JSON, as a page, and as a line of the summary of all."""
+"""Output of a reproduction: a JSON record, a page, and a line in the summary."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ RANKED = "the paper has an order and no numbers: its column holds places, the lo
 
 
 def made_with() -> str:
-    """Describe what a figure may depend on beside the scenario: versions and cores."""
+    """Return the environment that figures may depend on: versions and cores."""
     return f"rayfed {version('rayfed')}, torch {version('torch')}, {os.cpu_count()} cores"
 
 
 @dataclass(frozen=True)
 class Record:
-    """One reproduction as it was played."""
+    """Results of one reproduction."""
 
     name: str
     reproduction: Reproduction
@@ -53,7 +53,7 @@ class Record:
         return overall([each.verdict for each in self.judgements])
 
     def document(self) -> dict[str, Any]:
-        """Return all that pages are made of, as plain data."""
+        """Return the record as plain data, from which pages are made."""
         own = self.reproduction
         return {
             "name": self.name,
@@ -86,12 +86,12 @@ class Record:
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str, str]]:
-    """Return a line for each figure under `HEADINGS`, in both conventions where the paper has its own."""
+    """Return a line for each figure under `HEADINGS`, in both conventions if the paper has its own."""
     return [_row(asdict(finding)) for finding in findings]
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the page of one record, in Markdown."""
+    """Return a record's page in Markdown."""
     return "\n".join(_page(record))
 
 
@@ -127,7 +127,7 @@ def summary(records: Sequence[dict[str, Any]], known: Iterable[str] = ()) -> str
 
 
 def write(folder: Path, record: dict[str, Any], known: Iterable[str] = ()) -> None:
-    """Write a record and its page into a folder, and the summary of all records there anew, see `summary`.
+    """Write a record and its page into a folder, and rewrite its summary; see `summary`.
 
     Raises `RunError` for a record beside it that is damaged.
     """
@@ -178,7 +178,7 @@ def _page(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _row(figure: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the line of a figure from its record."""
+    """Return a figure's table line from its record."""
     paper, ours = f"{figure['paper']:.4g}", figure["ours"]
     if figure["paper"] != figure["printed"]:
         paper = f"{paper} (printed {figure['printed']:g})"

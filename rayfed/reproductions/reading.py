@@ -1,4 +1,4 @@
-"""Schema of a reproduction: a scenario and what a paper found with it, as data.
+"""Schema of a reproduction: a scenario with a paper's results as data.
 
 A reproduction has no code: the ordinary engine plays its scenario, and `rayfed.reproductions.judging` compares.
 """
@@ -25,7 +25,7 @@ Convention = Literal["root_psnr", "root_mse"]
 
 
 class Figure(Section):
-    """One number of the paper, and the rows of ours that are compared with it."""
+    """One number of the paper, with a selection of the rows to compare."""
 
     label: str
     """Name of the row in the paper."""
@@ -39,7 +39,7 @@ class Figure(Section):
 
 
 class Group(Section):
-    """Figures of one measure, which have an order among themselves."""
+    """Figures of one measure with a meaningful order."""
 
     title: str
     """What is measured, as a heading: `PSNR (dB)`."""
@@ -90,12 +90,12 @@ class Group(Section):
         return self
 
     def with_figures(self, full_only: bool) -> list[Figure]:
-        """Return the figures that only the full size has, or all others."""
+        """Return the group with the figures of the full size only, or with all others."""
         return [figure for figure in self.figures if figure.full_only == full_only]
 
 
 class Absent(Section):
-    """A part of the paper's table that is not played."""
+    """A part of the paper's table that is not reproduced."""
 
     what: str
     """Name of the part."""
@@ -104,7 +104,7 @@ class Absent(Section):
 
 
 class Paper(Section):
-    """Source of the figures."""
+    """Source of the figures: publication and place in it."""
 
     name: str
     """Authors and year, or title."""
@@ -148,14 +148,14 @@ class Reproduction(Section):
         return self
 
     def compared(self, scale: Scale) -> list[Group]:
-        """Return the groups with the figures of a scale, without groups that have none of them."""
+        """Return the groups with the figures of a scale, without empty groups."""
         if scale == "full":
             return self.groups
         parts = [(group, group.with_figures(full_only=False)) for group in self.groups]
         return [group.model_copy(update={"figures": figures}) for group, figures in parts if figures]
 
     def not_compared(self, scale: Scale) -> list[Absent]:
-        """Return what is absent from a scale, and why."""
+        """Return the parts that a scale omits, with reasons."""
         parts = [(group.title, group.with_figures(full_only=True)) for group in self.groups if scale == "reduced"]
         return self.absent + [
             Absent(what=f"{title}: {', '.join(figure.label for figure in figures)}", why="in the full size alone")
@@ -164,7 +164,7 @@ class Reproduction(Section):
         ]
 
     def document(self, scale: Scale, changes: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the scenario of a scale as it is written, with changes as `--set` takes them.
+        """Return a scale's scenario as a mapping, with changes as in `--set`.
 
         Raises `ScenarioError` for a change that cannot be made.
         """
@@ -179,7 +179,7 @@ class Reproduction(Section):
 
 
 def names(folder: str) -> list[str]:
-    """Return the names of the reproductions of a folder, in order; raises `UserError` where there is none."""
+    """Return the names of a folder's reproductions in order; raises `UserError` if there are none."""
     found = sorted(path.stem for path in Path(folder).glob("*.yaml"))
     if not found:
         raise UserError(f"no reproductions in '{folder}': give their folder by --folder")
@@ -187,7 +187,7 @@ def names(folder: str) -> list[str]:
 
 
 def find(name: str, folder: str) -> Path:
-    """Return the file of a reproduction by its name or path; raises `UserError` where there is none."""
+    """Return the file of a reproduction by name or path; raises `UserError` if there is none."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else Path(folder, f"{name}.yaml")
     if not path.is_file():
         known = names(folder)

@@ -1,4 +1,4 @@
-"""Scenarios, the YAML that a user writes: schema, errors, and what follows from them.
+"""Scenarios, the user's YAML: schema, errors, and derived values.
 
 `load` reads, checks and returns a `Scenario`; every problem of a file is reported at once, with its path, its line, the
 value found and what is allowed.

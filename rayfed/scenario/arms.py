@@ -1,4 +1,4 @@
-"""Resolved arms: each arm of a run with what it does not set itself taken from the scenario."""
+"""Resolved arms: each arm with the scenario's values for all that it does not set."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class ResolvedArm:
     """Number of clients of a round, expected where they are drawn one by one."""
 
     def published(self) -> ResolvedArm:
-        """Return what the server is told of the arm: not who is malicious, which nobody is told."""
+        """Return the part of the arm that the server knows, without its malicious clients."""
         return replace(self, malicious=None)
 
     def to_attackers(self) -> ResolvedArm:
-        """Return what attackers are told of the arm: of its defences those that are part of the architecture alone."""
+        """Return the part of the arm that attackers know: of its defences, only architectural ones."""
         adapting = [defence for defence in self.defences if defence.build().overrides("adapt_model")]
         return replace(self.published(), defences=adapting)
 
     @property
     def update_scale(self) -> float:
-        """Factor of an update: a client's own model is the weights that it was sent, less this times its update."""
+        """Factor f such that a client's own model is the sent weights minus f times its update."""
         return 1.0 if self.training.algorithm == "fedavg" else self.training.lr
 
     @property

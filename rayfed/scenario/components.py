@@ -1,4 +1,4 @@
-"""Specifications of components: a name, the component's own parameters, and the fields common to its kind."""
+"""Specifications of components: a name, the component's parameters, and the fields common to its kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _found(kind: str, name: str) -> str:
-    """Check the name of a component without parameters of its own; raises `ValueError` for an unknown one."""
+    """Check the name of a parameterless component; raises `ValueError` for an unknown one."""
     try:
         registry.find(kind, name)
     except UserError as error:
@@ -27,7 +27,7 @@ def _found(kind: str, name: str) -> str:
 
 
 def _names(kind: str) -> Callable[[dict[str, Any]], None]:
-    """Return the function that adds the names of a kind's components to a JSON schema, for editors."""
+    """Return a function that adds a kind's component names to a JSON schema, for editors."""
     dotted = {"pattern": ":", "description": "a dotted path my_module:Name"}
     return lambda schema: schema.update(anyOf=[{"enum": list(registry.table(kind))}, dotted])
 
@@ -39,13 +39,13 @@ ViewName = Annotated[str, AfterValidator(partial(_found, "views")), Field(json_s
 
 
 class Section(BaseModel):
-    """A part of the scenario: typed, frozen, no unknown keys."""
+    """Base of scenario sections: typed, frozen, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class ComponentSpec(Section):
-    """A component by its name, with its own parameters beside it."""
+    """A component by name with its parameters."""
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
     kind: ClassVar[str]
@@ -55,11 +55,11 @@ class ComponentSpec(Section):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return the component's own fields that the scenario sets."""
+        """Return the component's parameters that the scenario sets."""
         return dict(self.model_extra or {})
 
     def build(self) -> Any:
-        """Return the component itself."""
+        """Return the component."""
         return registry.build(self.kind, self.name, self.parameters)
 
 
@@ -91,7 +91,7 @@ class AggregationSpec(ComponentSpec):
 
 
 class MaliciousSpec(ComponentSpec):
-    """Malicious clients: who they are, and what they do instead of their task, `rayfed list poisonings`."""
+    """Malicious clients: their number and behaviour, `rayfed list poisonings`."""
 
     kind: ClassVar[str] = "poisonings"
 
@@ -135,7 +135,7 @@ class Lora(Section):
 
 
 class Train(Section):
-    """What of the model is trained and sent; the rest is frozen, and known to server and attackers."""
+    """The parts of the model that are trained and sent; the rest is frozen and public."""
 
     layers: list[str] | None = None
     """Layers that are trained: patterns of the names of parameters or modules (`encoder.layer.5.*`), and the words
@@ -149,7 +149,7 @@ _SOURCES = {"hf": "path", "timm": "arch", "torchvision": "arch"}
 
 
 def sourced(value: Any) -> Any:
-    """Write out a model's section: `hf:FOLDER` is short for `{name: hf, path: FOLDER}`, `timm:NAME` for its `arch`."""
+    """Expand short names in a model section: `hf:FOLDER` is `{name: hf, path: FOLDER}`, `timm:NAME` sets `arch`."""
     if not isinstance(value, str | dict):
         return value
     section = {"name": value} if isinstance(value, str) else value
@@ -192,7 +192,7 @@ class ModelSpec(ComponentSpec):
 
     @property
     def title(self) -> str:
-        """Name of the model as a user writes it: `torchvision:resnet18` with its architecture, others as they are."""
+        """Name of the model as a user writes it, such as `torchvision:resnet18`."""
         named = self.parameters.get(_SOURCES.get(self.name, ""))
         return self.name if named is None else f"{self.name}:{named}"
 
@@ -203,7 +203,7 @@ class LossSpec(ComponentSpec):
     kind: ClassVar[str] = "losses"
 
     def build(self) -> Loss:
-        """Return the loss itself."""
+        """Return the loss."""
         from rayfed.losses import build  # takes PyTorch along, and who only reads a scenario does without
 
         return build(self.name, self.parameters)
@@ -253,7 +253,7 @@ class AttackSpec(ComponentSpec):
 
     @property
     def title(self) -> str:
-        """The attack's name in the tables."""
+        """Name of the attack in tables."""
         return self.label or self.name
 
     @property
@@ -263,12 +263,12 @@ class AttackSpec(ComponentSpec):
 
     @property
     def grants(self) -> dict[str, Any]:
-        """Grants of the attack (`rayfed.client.grants.base.Grant`), by the names of its knowledge."""
+        """Grants of the attack by name (`rayfed.client.grants.base.Grant`)."""
         return {name: registry.find("grants", name)() for name in self.knowledge}
 
 
 def named(value: Any) -> Any:
-    """Write out a bare name: `aggregation: fedavg` is short for `aggregation: {name: fedavg}`."""
+    """Expand a bare name: `aggregation: fedavg` is short for `aggregation: {name: fedavg}`."""
     return {"name": value} if isinstance(value, str) else value
 
 

@@ -1,4 +1,4 @@
-"""Files that a scenario names, found: a relative path becomes absolute, and `FILE.py:Name` a dotted path.
+"""Resolution of a scenario's file names: relative paths become absolute, `FILE.py:Name` a dotted path.
 
 What is a path follows from the types of a component's fields: `Path`, also in lists, in unions and in other components.
 """
@@ -27,7 +27,7 @@ Note = Callable[[str], None]
 
 
 def find_inputs(document: dict[str, Any], folders: Sequence[Path], note: Note = lambda _: None) -> None:
-    """Write into a scenario's document where its files are: in the first of these folders that has them.
+    """Replace a document's file names by absolute paths in the first of these folders that has them.
 
     A file that none of them has is expected in the first. Of one that another than the first has, `note` is told.
     Raises `UserError` for a module that another one hides.
@@ -37,13 +37,13 @@ def find_inputs(document: dict[str, Any], folders: Sequence[Path], note: Note = 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Folders that files are looked for in, the first one first."""
+    """Folders in which to look for files, in order."""
 
     folders: Sequence[Path]
     note: Note
 
     def find(self, document: dict[str, Any]) -> None:
-        """Find all that a document names."""
+        """Resolve all file names of a document."""
         write_out_models(document)
         self._modules(document)
         self._files(document)
@@ -55,7 +55,7 @@ class Inputs:
                     values[:] = [self._swept(document, path, value) for value in values]
 
     def _swept(self, document: dict[str, Any], path: str, value: Any) -> Any:
-        """Return a value that a field takes in a sweep, its files found as those of the scenario that it makes."""
+        """Return a swept value with its file names resolved."""
         trial = copy.deepcopy(document) | {"sweep": None}
         try:
             put(trial, path, value)
@@ -66,12 +66,12 @@ class Inputs:
         return get(trial, path)
 
     def _modules(self, value: Any) -> None:
-        """Find every `FILE.py:Name` in lists and mappings."""
+        """Resolve every `FILE.py:Name` in lists and mappings."""
         if isinstance(value, dict | list):
             for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
                 if isinstance(inner, str) and (match := registry.FILE_PATH.fullmatch(inner)):
                     file = self._found(match["file"])
-                    if exists(file):  # otherwise whoever looks the component up says so
+                    if exists(file):  # otherwise the look-up of the component says so
                         value[key] = registry.dotted(file, match["name"])
                 else:
                     self._modules(inner)
@@ -83,7 +83,7 @@ class Inputs:
                     section[key] = self._value(hint, section[key])
 
     def _value(self, hint: Any, value: Any) -> Any:
-        """Return a field's value with its paths found, by the field's type."""
+        """Return a field's value with its paths resolved, according to the field's type."""
         if get_origin(hint) is Annotated:
             return self._value(get_args(hint)[0], value)
         if get_origin(hint) in (Union, UnionType):
@@ -115,7 +115,7 @@ class Inputs:
 
 
 def _sections(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
-    """Yield the types of the fields of each section that may name files, and the section."""
+    """Yield each section that may name files, with the types of its fields."""
     for _, spec, value in specs(document):
         if isinstance(value, dict):
             yield {**_hints(spec), **_hints_of(spec.kind, value.get("name"))}, value
@@ -139,7 +139,7 @@ def _hints_of(kind: str, name: Any) -> Mapping[str, Any]:
 
 
 def _hints(target: Any) -> Mapping[str, Any]:
-    """Return the types of a component's fields; none where they cannot be read, as of a model's own constructor."""
+    """Return the types of a component's fields; empty if they cannot be read."""
     fields = getattr(target, "__pydantic_fields__", None)
     if fields is not None:
         return {name: field.annotation for name, field in fields.items()}

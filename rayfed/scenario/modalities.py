@@ -1,4 +1,4 @@
-"""Problems of a scenario with the form of its samples (`rayfed.samples`), and the metrics of a form by default."""
+"""Checks of a scenario against the modality of its samples (`rayfed.samples`), and default metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayfed.scenario.sections import Scenario
 
 
 def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with the metrics that its data's form has by default; itself where anything is amiss."""
+    """Return a document with the default metrics of its data's modality; unchanged if anything is invalid."""
     from rayfed.samples import held  # torch, which a scenario's schema does without
 
     data, metrics = named(document.get("data")), document.get("metrics") or {}
@@ -37,7 +37,7 @@ def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document whose texts are cut by the tokenizer of its model's folder, where nothing else is said."""
+    """Return a document with its text data set to the tokeniser in the model's folder, unless set otherwise."""
     from rayfed.data.tokens import has_tokenizer
 
     data, model = named(document.get("data")), sourced(document.get("model"))
@@ -61,7 +61,7 @@ def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def modality_problems(s: Scenario) -> Iterator[Problem]:
-    """Yield components and metrics that mean nothing for the samples of the scenario's data."""
+    """Yield components and metrics that do not support the modality of the scenario's data."""
     from rayfed.samples import held, taken
 
     kind = held(registry.find(s.data.kind, s.data.name))
@@ -88,7 +88,7 @@ def modality_problems(s: Scenario) -> Iterator[Problem]:
 
 
 def _components(s: Scenario) -> Iterator[tuple[Place, ComponentSpec]]:
-    """Yield every component that looks at samples, with its place."""
+    """Yield every component that depends on samples, with its path."""
     yield ("model",), s.model
     for i, attack in enumerate(s.attacks):
         yield ("attacks", i), attack

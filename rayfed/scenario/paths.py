@@ -12,7 +12,7 @@ _Holder = dict[str, Any] | list[Any]
 
 
 def put(document: dict[str, Any], path: str, value: Any) -> Place:
-    """Set the field at a path of a document, and return its keys and indices there.
+    """Set the field at a path of a document, and return its keys and indices.
 
     An entry of a list goes by its index, its `label`, or its `name` where no other has that. Sections that are missing
     are made, and a component that is given by its bare name, or an arm that is a list of defences, is written out to
@@ -26,14 +26,14 @@ def put(document: dict[str, Any], path: str, value: Any) -> Place:
 
 
 def get(document: dict[str, Any], path: str) -> Any:
-    """Return the field at a path of a document that `put` has set."""
+    """Return the field at the keys and indices that `put` returned."""
     holder: Any
     holder, place = _find(document, path.split("."), ())
     return holder[place[-1]]
 
 
 def _find(place: Any, keys: Sequence[str], passed: Place) -> tuple[_Holder, Place]:
-    """Return the section or list that a path ends in, and all keys and indices; `passed` are those before."""
+    """Return the section or list in which a path ends, with all keys and indices; `passed` are those before."""
     key, rest = _first(place, keys, passed)
     if not rest:
         return place, (*passed, key)
@@ -54,7 +54,7 @@ def _find(place: Any, keys: Sequence[str], passed: Place) -> tuple[_Holder, Plac
 
 
 def _first(place: Any, keys: Sequence[str], passed: Place) -> tuple[Any, Sequence[str]]:
-    """Return the first key of a path, which may have dots in it as names of arms do, and the keys after it."""
+    """Return the first key of a path and the rest; arms' names may contain dots."""
     if isinstance(place, list):
         index = _index(place, keys[0])
         if index is None:
@@ -69,7 +69,7 @@ def _first(place: Any, keys: Sequence[str], passed: Place) -> tuple[Any, Sequenc
 
 
 def _index(entries: list[Any], key: str) -> int | None:
-    """Return which entry of a list is meant by an index, a label or a name; None for none, and for one of several."""
+    """Return the index of a list entry by index, label or name; None for no or an ambiguous match."""
     if key.isdigit():
         return int(key) if int(key) < len(entries) else None
     fields = [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
@@ -80,7 +80,7 @@ def _index(entries: list[Any], key: str) -> int | None:
 
 
 def _content(held: Any, passed: Place) -> str:
-    """Return what stands at a path, in words."""
+    """Return a description of the value at a path."""
     if isinstance(held, list):
         entries = [f"{i} ({_entry(one)})" for i, one in enumerate(held)]
     else:
@@ -89,7 +89,7 @@ def _content(held: Any, passed: Place) -> str:
 
 
 def _entry(one: Any) -> str:
-    """Return the name of an entry of a list, and its label if it has one."""
+    """Return a list entry's name, with its label if it has one."""
     if not isinstance(one, dict):
         return str(one)
     return f"{one.get('name')}, label {one['label']}" if one.get("label") else str(one.get("name"))

@@ -1,4 +1,4 @@
-"""Problems of scenarios: checks that say in words what is wrong, and where."""
+"""Checks of scenarios, with messages on what is wrong and where."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Problem:
 
 
 def repeated(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
-    """Yield keys that stand twice in one place, of which YAML keeps the last one without a word."""
+    """Yield repeated keys, of which YAML silently keeps the last."""
     first: dict[Place, int] = {}
     repeated: set[Place] = set()
     for path, line in found:
@@ -60,7 +60,7 @@ def repeated(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
 
 
 def schema_problems(raw: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of the schema: fields of the wrong type or out of range, unknown and missing ones."""
+    """Return violations of the schema: wrong types, values out of range, unknown and missing fields."""
     try:
         Scenario.model_validate(raw)
     except ValidationError as error:
@@ -69,7 +69,7 @@ def schema_problems(raw: Mapping[str, Any]) -> list[Problem]:
 
 
 def _problems(error: ValidationError, value: Any, root: type[BaseModel]) -> list[Problem]:
-    """Return pydantic's errors on a value in our words, each mistake once.
+    """Return pydantic's errors on a value in rayfed's words, without repetition.
 
     Of a field of several types pydantic has an error for each of them, with the type's name in the place. Those that
     came furthest into the value count, in one message.
@@ -90,7 +90,7 @@ def _problems(error: ValidationError, value: Any, root: type[BaseModel]) -> list
 
 
 def _in_value(loc: Place, value: Any, missing: bool) -> tuple[Place, Place | None]:
-    """Return the part of a place that is in the value, and that of the field of several types it lies in, if any.
+    """Return the part of a location inside the value, and the type of a union that it refers to, if any.
 
     What is `missing` is in the place, though not in the value.
     """
@@ -108,14 +108,14 @@ def _in_value(loc: Place, value: Any, missing: bool) -> tuple[Place, Place | Non
 
 
 def _joined(messages: Sequence[str]) -> str:
-    """Return messages on one value as one, what was found once."""
+    """Return several messages on one value as one."""
     first, *others = messages
     found = first.partition("; ")[0]
     return ", or ".join([first, *(other.removeprefix(f"{found}; ") for other in others)])
 
 
 def _problem(error: Any, root: type[BaseModel]) -> Problem:
-    """Return one of pydantic's errors in our words; unknown keys get the nearest valid one."""
+    """Return one of pydantic's errors in rayfed's words, with the nearest valid key for an unknown one."""
     path: Place = error["loc"]
     if error["type"] == "extra_forbidden":
         known, key = _fields_at(root, path[:-1]), str(path[-1])
@@ -151,7 +151,7 @@ def _fields_at(model: type[BaseModel], path: Place) -> list[str]:
 
 
 def specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
-    """Yield every place in the raw document that names a component."""
+    """Yield every location in the raw document that names a component."""
     single: dict[str, type[ComponentSpec]] = {
         "data": DataSpec,
         "partition": PartitionSpec,
@@ -179,7 +179,7 @@ def specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], 
 
 
 def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
-    """Yield the components of a section that say how updates are added."""
+    """Yield a section's components that determine how updates are added."""
     named: dict[str, type[ComponentSpec]] = {
         "aggregation": AggregationSpec,
         "protection": ProtectionSpec,
@@ -190,7 +190,7 @@ def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpe
 
 
 def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield unknown components, and problems of components' own parameters."""
+    """Yield unknown components, and invalid parameters of components."""
     for path, spec, value in specs(raw):
         value = named(value)
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -223,7 +223,7 @@ def _parameter_problems(path: Place, spec: type[ComponentSpec], target: Any, own
 
 
 def _wanted(target: Any, place: Place) -> str:
-    """Return what a component's field is, and how else it can be given; empty for one without a description."""
+    """Return a component field's description and accepted forms; empty without a description."""
     if not target.__module__.startswith("rayfed."):
         return ""  # fields of the user's own may have types without a schema
     said = next((one.doc for one in registry.parameters(target) if one.name == place[-1]), "").removesuffix(".")
@@ -233,9 +233,9 @@ def _wanted(target: Any, place: Place) -> str:
 
 
 def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | None:
-    """Return a scenario of a document's fields that have no problem; None where the others do not make one.
+    """Return a scenario from a document's valid fields; None if they do not suffice.
 
-    The fields of `places` and their sections are unknown: whoever asks for one gets an `AttributeError`. So a mistake
+    The fields of `places` and their sections are unknown: reading one is an `AttributeError`. So a mistake
     in one field does not hide those of others.
     """
     if not isinstance(document.get("federation"), Mapping):
@@ -258,7 +258,7 @@ def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | 
 
 
 def _of_training(s: Scenario) -> Iterator[Problem]:
-    """Yield problems of training, of all arms and of each, and of what attackers see of it."""
+    """Yield problems of training, for all arms and each arm, and of attacks on it."""
     if s.arms and s.defences:
         yield Problem(path=("defences",), message="give either `defences` (one pipeline) or `arms` (several), not both")
     of_all = list(_training_problems(("training",), s.training, s.federation.rounds))
@@ -342,7 +342,7 @@ def _training_problems(path: Place, training: Training, rounds: int) -> Iterator
 
 
 def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]:
-    """Yield problems of the devices and of virtual time, each with its place in the section."""
+    """Yield problems of devices and virtual time, with their place in the section."""
     if system.file and "devices" in system.model_fields_set:
         yield ("file",), "the devices are those of the file: leave one of `file` and `devices` out"
     for name, one in system.devices.items():
@@ -364,7 +364,7 @@ def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]
 
 
 def _asynchronous_problems(s: Scenario) -> Iterator[Problem]:
-    """Yield what does not go with rules that step on updates as they arrive."""
+    """Yield settings that are incompatible with rules that step on updates as they arrive."""
     federation, system, rules = s.federation, s.federation.system, {}
     for name, arm in s.played.items():
         spec = arm.aggregation or federation.aggregation
@@ -406,7 +406,7 @@ def _asynchronous_problems(s: Scenario) -> Iterator[Problem]:
 
 
 def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
-    """Yield problems of an arm's own training and model, at the place where the arm sets it."""
+    """Yield problems of an arm's own training and model, at the arm's path."""
     whole: dict[str, tuple[type[Section], dict[str, Any]]] = {
         "training": (Training, {**s.training.model_dump(), **arm.training}),
         "model": (ModelSpec, s.model_with(arm.model)),
@@ -443,7 +443,7 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
 
 
 def _threat_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-    """Yield problems of what an attack observes and is given, each with its field."""
+    """Yield problems of an attack's observation and knowledge, with their fields."""
     grants = attack.grants.values()
     if attack.averages > 1 and not any(grant.averages for grant in grants):
         yield "averages", "averaging over noise is for an attacker who knows of it: add `knowledge: [defence]`"
@@ -457,7 +457,7 @@ def _threat_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str
 
 
 def _earlier_problems(s: Scenario, attack: AttackSpec) -> Iterator[str]:
-    """Yield what does not go with looking back on earlier rounds."""
+    """Yield settings that are incompatible with observing earlier rounds."""
     if not getattr(registry.find(attack.kind, attack.name), "several_rounds", False):
         yield f"{attack.name} looks at one round alone: take idlg, dlg, inverting_gradients or gradinversion"
     if attack.factor:
@@ -470,7 +470,7 @@ def _earlier_problems(s: Scenario, attack: AttackSpec) -> Iterator[str]:
 
 
 def _place_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-    """Yield problems of when an attack strikes and whom, each with its field."""
+    """Yield problems of an attack's rounds and victims, with their fields."""
     for field, listed in (("rounds", attack.rounds), ("victims", attack.victims)):
         if listed == []:
             yield field, "is empty, so the attack never strikes"

@@ -1,4 +1,4 @@
-"""Reading of scenarios: YAML in, a checked scenario out, or all of its mistakes at once, each with its line."""
+"""Reading of scenarios: from YAML to a checked scenario, or to all its mistakes at once, with lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CODE = DOTTED_PATH, FILE_PATH
 
 
 def load(source: str | Path, changes: Sequence[str] = (), note: Note = lambda _: None) -> Scenario:
-    """Read a scenario file and check it whole.
+    """Read and check a scenario file.
 
     `changes` are `path.to.field=value` with the value in YAML, as `--set` gives them. Files that the scenario names are
     looked for beside it, then in the current folder, of which `note` is told; those of `changes` in the current folder.
@@ -39,7 +39,7 @@ def load(source: str | Path, changes: Sequence[str] = (), note: Note = lambda _:
 
 
 def read_text(source: str | Path) -> str:
-    """Return the text of a scenario file; raises `ScenarioError` where there is none."""
+    """Return the text of a scenario file; raises `ScenarioError` if there is none."""
     try:
         return Path(source).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def read_text(source: str | Path) -> str:
 
 
 def dotted_paths(text: str, changes: Sequence[str] = ()) -> list[str]:
-    """Return all that looks like a dotted path or `FILE.py:Name` in a scenario; nothing is checked or imported."""
+    """Return everything in a scenario that looks like a dotted path or `FILE.py:Name`, without importing."""
     try:
         values = [read_yaml(part)[0] for part in (text, *(c.partition("=")[2] for c in changes))]
     except ValueError:
@@ -77,13 +77,13 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
-    """Parse and check the text of a scenario, see `load`; nothing is looked for, relative paths stay as they are."""
+    """Parse and check the text of a scenario, see `load`; relative paths are not resolved."""
     raw, found = _document(text, origin)
     return check(raw, origin, dict(found), tuple(repeated(found)), _change(raw, changes))
 
 
 def has_form(text: str, changes: Sequence[str] = ()) -> bool:
-    """Return whether a scenario has the schema's form; its components, which take seconds to import, may be wrong."""
+    """Return whether a document follows the schema, without checking components, which are slow to import."""
     try:
         return not schema_problems(with_changes(_document(text, "scenario")[0], changes))
     except ScenarioError:
@@ -91,7 +91,7 @@ def has_form(text: str, changes: Sequence[str] = ()) -> bool:
 
 
 def _document(text: str, origin: str) -> tuple[dict[str, Any], list[tuple[Place, int]]]:
-    """Return the document of a text, and the lines of its paths."""
+    """Return the document of a text, with the lines of its paths."""
     try:
         raw, found = read_yaml(text)
     except ValueError as error:
@@ -105,13 +105,13 @@ def _document(text: str, origin: str) -> tuple[dict[str, Any], list[tuple[Place,
 
 
 def with_changes(document: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Return the document after changes, as `load` takes them; raises `ScenarioError` for those that cannot be made."""
+    """Return the document after changes, as in `load`; raises `ScenarioError` for invalid ones."""
     _change(document, changes)
     return document
 
 
 def _change(document: dict[str, Any], changes: Sequence[str]) -> dict[Place, str]:
-    """Make changes in a document, and return which one each place is of; raises `ScenarioError` for all bad ones."""
+    """Apply changes to a document, and return which one set each path; raises `ScenarioError` for invalid ones."""
     made: dict[Place, str] = {}
     wrong = []
     for change in changes:
@@ -131,7 +131,7 @@ def check(
     known: Sequence[Problem] = (),
     changed: Mapping[Place, str] = MappingProxyType({}),
 ) -> Scenario:
-    """Check a document, from a file with these `lines` and `known` problems or made, and return its scenario.
+    """Check a document and return its scenario; `lines` and `known` problems are those of its file.
 
     `changed` says of places that are not the file's whose they are. Raises `ScenarioError` with every problem.
     """
@@ -149,7 +149,7 @@ def check(
 
 
 def _together(scenario: Scenario, partial: bool) -> list[Problem]:
-    """Return problems that lie in several fields; where some are unknown, those that can be told without them."""
+    """Return problems that involve several fields, as far as the valid fields allow."""
     found: list[Problem] = []
     for check_together in (*JOINT, modality_problems, sweep_problems):
         try:
@@ -161,7 +161,7 @@ def _together(scenario: Scenario, partial: bool) -> list[Problem]:
 
 
 def _apply(raw: dict[str, Any], change: str) -> Place:
-    """Set one `path.to.field=value` in the raw document, and return its place; list items go by their index or name."""
+    """Apply one `path.to.field=value` to the raw document, and return its path."""
     path, equals, text = change.partition("=")
     if not equals or not path:
         raise ScenarioError(f"--set {change}: expected path.to.field=value, for example training.lr=0.05")
@@ -182,7 +182,7 @@ def _report(
     lines: Mapping[Place, int] | None,
     changed: Mapping[Place, str],
 ) -> str:
-    """Return all problems, one a line, in the order of the file, or in the order found where there is no file.
+    """Return all problems, one a line, in the order of the file if there is one.
 
     Those of changed places come last, with whose they are.
     """

@@ -1,4 +1,4 @@
-"""The sections of a scenario, and the whole: types, ranges, defaults, and values that follow from them."""
+"""The sections of a scenario: types, ranges, defaults, and derived values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Schedule(Section):
-    """Learning rate over the rounds, as a share of `lr`; within a round it stays the same."""
+    """Learning rate over the rounds, as a share of `lr`, constant within a round."""
 
     kind: Literal["constant", "cosine", "step"] = "constant"
     """`cosine`: half a wave from 1 down to 0. `step`: times `factor` every so many rounds."""
@@ -49,7 +49,7 @@ class Schedule(Section):
     """First rounds, over which the share rises in equal steps to 1."""
 
     def share(self, round: int) -> float:
-        """Return the share of `lr` in a round, which counts from 0."""
+        """Return the share of `lr` in a round, counted from 0."""
         if round < self.warmup:
             return (round + 1) / self.warmup
         after = (round - self.warmup) / (self.rounds or 1)
@@ -119,7 +119,7 @@ class Failures(Section):
 
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds that one client's local round may take, a cohort's as many times that as it has clients (`cohort_size`);
-    whoever takes longer is ended. Leave room: an actor's first cohort is its slowest. Null: any time."""
+    a client that takes longer is ended. Leave room: an actor's first cohort is its slowest. Null: any time."""
     retries: Annotated[int, Field(ge=0)] = 1
     """Number of new tries of a client that took too long, on another actor; other failures would come again."""
     then: Literal["stop", "drop"] = "stop"
@@ -166,14 +166,14 @@ class FederationSection(Section):
 
     @property
     def dropping(self) -> str | None:
-        """The field by which clients that were drawn may be left out of a round; None where none may."""
+        """The field that may leave drawn clients out of a round; None without one."""
         if self.failures.then == "drop":
             return "failures.then: drop"
         return "system" if self.system and self.system.drops else None
 
 
 def _written_out(value: Any) -> Any:
-    """Write out a list: `arm: [...]` is short for `arm: {defences: [...]}`."""
+    """Expand a list: `arm: [...]` is short for `arm: {defences: [...]}`."""
     return {"defences": value} if isinstance(value, list) else value
 
 
@@ -208,7 +208,7 @@ class Privacy(Section):
 
 
 def _known(names: Iterable[str]) -> AfterValidator:
-    """Return a check that lets those names through and says which there are."""
+    """Return a validator that accepts only these names."""
     known = list(names)
 
     def check(name: str) -> str:
@@ -253,7 +253,7 @@ _LabelValue = Annotated[str, Field(pattern=rf"^{_LABEL}$")]
 
 
 class Actors(Section):
-    """One kind of actor."""
+    """Settings of one kind of actor."""
 
     actors: Annotated[int, Field(ge=1)] | None = None
     """Number of actors; null: as many as the cluster's CPUs and GPUs allow."""
@@ -268,7 +268,7 @@ class Actors(Section):
 
     @property
     def threads(self) -> int:
-        """Threads of one actor, which change the order of sums inside a convolution."""
+        """Number of threads of one actor, which affects the order of sums in convolutions."""
         return max(1, ceil(self.num_cpus or 0))
 
 
@@ -311,7 +311,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
 class Scenario(Section):
-    """A scenario: one whole experiment, the only thing that a user has to write."""
+    """A scenario: one whole experiment, the only file that a user has to write."""
 
     name: Annotated[str, Field(pattern=NAME)]
     """Name of the run folder; letters, digits, '-', '_', '.'."""
@@ -357,7 +357,7 @@ class Scenario(Section):
 
     @property
     def run_key(self) -> bytes:
-        """Key that a secure run's secrets follow from, 32 bytes; empty where they follow from the seed."""
+        """Key of a secure run's secrets, 32 bytes; empty if they follow from the seed."""
         return self._run_key
 
     def with_run_key(self, key: bytes) -> Scenario:
@@ -383,7 +383,7 @@ class Scenario(Section):
 
     @property
     def played(self) -> dict[str, ArmSpec]:
-        """The arms that a run plays; one named after its defences when the scenario has no arms."""
+        """The arms that a run plays; without `arms`, one named after its defences."""
         arms = self.arms or {"+".join(d.name for d in self.defences) or "none": ArmSpec(defences=self.defences)}
         if not self.opponents:
             return arms
@@ -395,18 +395,18 @@ class Scenario(Section):
 
     @property
     def written_arms(self) -> list[str]:
-        """Names of the arms before each meets its `opponents`."""
+        """Names of the arms before they are combined with `opponents`."""
         return list(self.arms or self.model_copy(update={"opponents": {}}).played)
 
     def owner_of(self, path: str) -> tuple[str | None, str]:
-        """Return the arm that a field belongs to, None where it is of all, and the field's path in it."""
+        """Return the arm that a field belongs to, None for all arms, and the field's path in it."""
         for arm in sorted(self.arms, key=len, reverse=True):  # `a.b` before `a`
             if path.startswith(f"arms.{arm}."):
                 return arm, path.removeprefix(f"arms.{arm}.")
         return None, path
 
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model's fields with an arm's; another architecture takes over neither parameters nor weights."""
+        """Return the model's fields updated by an arm's; another architecture drops parameters and weights."""
         same = own.get("name", self.model.name) == self.model.name
         shared = self.model.model_dump(include=None if same else set(ModelSpec.model_fields) - {"state"})
         return {**shared, **own}
@@ -420,17 +420,17 @@ class Scenario(Section):
 
     @property
     def clients_per_round(self) -> int:
-        """Number of clients whose updates a round is to have."""
+        """Number of clients whose updates a round needs."""
         return self.federation.clients_per_round or self.federation.clients
 
     @property
     def drawn_per_round(self) -> int:
-        """Number of clients drawn each round: more than it is to have, with `over_selection`."""
+        """Number of clients drawn each round, more than needed with `over_selection`."""
         system = self.federation.system
         return ceil(self.clients_per_round * system.over_selection) if system else self.clients_per_round
 
     def attacked_in(self, round: int) -> Scenario:
-        """Return a copy with every attack in this round, its last, and no other."""
+        """Return a copy with every attack in this round only, as its last."""
         return self.model_copy(
             update={
                 "federation": self.federation.model_copy(update={"rounds": round + 1}),

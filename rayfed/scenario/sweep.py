@@ -1,4 +1,4 @@
-"""The section `sweep`: fields of the scenario that vary, and the choice of their values."""
+"""The section `sweep`: varied fields of the scenario, and the choice of their values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayfed.scenario.components import Section
 
 
 class Range(Section):
-    """An interval that values are drawn from."""
+    """Interval of a swept value."""
 
     low: float
     """Smallest value."""
@@ -23,7 +23,7 @@ class Range(Section):
 
 
 class Sweep(Section):
-    """Many runs of one scenario, each with one arm and one set of values."""
+    """Settings of a sweep: many runs of one scenario, each with one arm and one set of values."""
 
     fields: dict[str, Annotated[list[Any], Field(min_length=1)] | Range] = {}
     """Path of a field, such as `training.batch_size` or `arms.noise.defences.gaussian.sigma` -> its values in a list,

@@ -1,4 +1,4 @@
-"""Problems of the section `sweep`."""
+"""Checks of the section `sweep`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Found: TypeAlias = Iterator[tuple[tuple[str, ...], str]]
 
 
 def sweep_problems(s: Scenario) -> Iterator[Problem]:
-    """Find what is wrong with the section `sweep`, beyond single fields."""
+    """Return problems of the section `sweep` that involve several fields."""
     if s.sweep is None:
         return
     problems = _of_fields(s, s.sweep), _of_samples(s.sweep), _of_objectives(s, s.sweep), _of_company(s, s.sweep)
@@ -74,7 +74,7 @@ def _of_objectives(s: Scenario, sweep: Sweep) -> Found:
 
 
 def _of_company(s: Scenario, sweep: Sweep) -> Found:
-    """Yield what does not go together with trackers and schedulers."""
+    """Yield incompatible combinations of trackers and schedulers."""
     if "api_key" in sweep.trackers.get("wandb", {}):
         message = "would stand in every report: set the environment variable WANDB_API_KEY instead"
         yield ("trackers", "wandb", "api_key"), message

@@ -1,4 +1,4 @@
-"""The section `federation.system`: devices and networks of the clients, and what a round in virtual time waits for."""
+"""The section `federation.system`: clients' devices and networks, and rounds in virtual time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR = 3600.0
 
 
 class DeviceClass(Section):
-    """A class of devices: the middle of what its devices have."""
+    """A class of devices, with the median of each property."""
 
     share: Positive = 1.0
     """Share of the clients that have such a device; shares are divided by their sum."""
@@ -37,12 +37,12 @@ class DeviceClass(Section):
 
     @property
     def by_hour(self) -> tuple[float, ...]:
-        """Share of these devices that are there, for each hour of the day."""
+        """Share of these devices that are available, for each hour of the day."""
         return tuple(self.available) if isinstance(self.available, list) else (self.available,) * 24
 
 
 class System(Section):
-    """Devices of the clients, and virtual time: how long rounds would take on them.
+    """Devices of the clients, and virtual time, the duration of rounds on them.
 
     A client's time is latency and transfer of what it is sent, the counted work of its training (FLOPs) over its
     device's speed, and latency and transfer of what it sends. No figure depends on the machine that simulates it.
@@ -72,26 +72,26 @@ class System(Section):
     day a round begins in. Null: at once."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
     """Devices that train at once under an asynchronous rule (`fedbuff`, `fedasync`), which steps on every
-    `clients_per_round` updates that arrive; whoever is done is replaced at once. Null: `clients_per_round`."""
+    `clients_per_round` updates that arrive; a device that is done is replaced at once. Null: `clients_per_round`."""
     start_hour: Annotated[float, Field(ge=0, lt=24)] = 0.0
     """Hour of the day in which the first round begins."""
 
     @property
     def selects(self) -> bool:
-        """Whether who answers in time has a say in who is in a round."""
+        """Whether response times influence who is in a round."""
         return self.over_selection > 1
 
     @property
     def drops(self) -> bool:
-        """Whether clients that have been drawn may be left out of a round: slow ones, or devices that drop out."""
+        """Whether drawn clients may be left out of a round, for slowness or failure."""
         return self.selects or self.deadline is not None
 
     @property
     def draws_from_some(self) -> bool:
-        """Whether clients are drawn from those alone who are there when a round begins."""
+        """Whether clients are drawn only from those available when a round begins."""
         some = self.file is not None or any(min(one.by_hour) < 1 for one in self.devices.values())
         return some and self.every is not None
 
     def hour(self, round: int) -> float:
-        """Return the hours since the first day began when a round begins."""
+        """Return the hour, from the start of the first day, at which a round begins."""
         return self.start_hour + round * (self.every or 0) / HOUR

@@ -1,4 +1,4 @@
-"""Trials of a sweep: each a scenario of its own, with one arm."""
+"""Trials of a sweep, each a scenario with one arm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Trial:
 
 
 def planned(scenario: Scenario) -> list[Trial]:
-    """Return all trials of a grid or of random draws, whatever was played already.
+    """Return all trials of a grid or of random draws, played or not.
 
     A setting that is drawn again is left out, for its results would be the same. Raises `ScenarioError` for values that
     the scenario does not allow, with all their problems.
@@ -57,7 +57,7 @@ def planned(scenario: Scenario) -> list[Trial]:
 
 
 def check_values(scenario: Scenario) -> None:
-    """Try every listed value and both ends of every range, one at a time.
+    """Check every listed value and both ends of every range, one at a time.
 
     Raises `ScenarioError` for one that the scenario does not allow.
     """
@@ -68,7 +68,7 @@ def check_values(scenario: Scenario) -> None:
 
 
 def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
-    """Return the scenario that a trial plays: its arm alone, with its values and its repeat's seed.
+    """Return a trial's scenario, with its arm alone, its values and its repeat's seed.
 
     Raises `ScenarioError` where the values do not fit the scenario.
     """
@@ -85,7 +85,7 @@ def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
 
 
 def fields_of(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:
-    """Return the swept fields that vary an arm: its own and those of all arms."""
+    """Return the swept fields that affect an arm: its own and those of all arms."""
     return {path: v for path, v in _sweep(scenario).fields.items() if scenario.owner_of(path)[0] in (None, arm)}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: the state to resume a run from, the server's and, apart from it, the clients' private one.
+"""Checkpoints, from which a run is resumed: the server's state and, separately, the clients' private states.
 
 The server's file carries the round and a part of its own hash in its name and clients' files theirs
 (`rayfed.store.client_states`), so no save touches an older file; what counts is replaced last and atomically
@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 def begin(folder: RunFolder) -> None:
-    """Let this driver alone say what counts from now on, and remove what does not, of saves that never ended."""
+    """Make this driver's files the only valid ones, and remove those of unfinished saves."""
     found = history.begin(folder)
     _tidy(folder, found)
     folder.tidy()
@@ -50,7 +50,7 @@ def begin(folder: RunFolder) -> None:
 
 
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
-    """Make this the checkpoint of a run and remove what it replaces; other clients' states stay as they are.
+    """Save the checkpoint of a run and remove the one that it replaces; other clients' states are unchanged.
 
     Raises `TypeError` for a state that could not be loaded again, `RunError` where it cannot be written.
     """
@@ -74,7 +74,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
 
 
 def _before(folder: RunFolder, round: int) -> History:
-    """Return what counts before a round is saved; raises `RunError` for a driver that has left it otherwise."""
+    """Return the history before a round is saved; raises `RunError` if it is not this driver's."""
     found = history.read(folder)
     if folder.lease and (found is None or found.round + 1 != round):
         folder.check()
@@ -87,7 +87,7 @@ def _before(folder: RunFolder, round: int) -> History:
 
 
 def load(folder: RunFolder) -> Checkpoint | None:
-    """Return the latest checkpoint, tensors on the CPU, or None where there is none; executes no code of the file.
+    """Return the latest checkpoint, tensors on the CPU, or None without one; no code of the file is executed.
 
     Raises `RunError` naming what is missing or damaged.
     """
@@ -107,7 +107,7 @@ def load(folder: RunFolder) -> Checkpoint | None:
 
 
 def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, State]:
-    """Return the states of those of some clients of an arm that have one, as they are when a round begins.
+    """Return the stored states of some clients of an arm, as of the start of a round.
 
     Raises `RunError` naming what is missing or damaged, or where the run has gone on since: it keeps the latest states
     alone.
@@ -123,7 +123,7 @@ def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int
 
 
 def _check_still(folder: RunFolder, before: int) -> None:
-    """Raise `RunError` unless the last complete round of a run is the one before `before`.
+    """Raise `RunError` unless a run's last complete round is the one before `before`.
 
     It is a `LeaseError` for the run's own driver: another has taken over and gone on.
     """
@@ -137,7 +137,7 @@ def _check_still(folder: RunFolder, before: int) -> None:
 
 
 def _tidy(folder: RunFolder, history: History) -> None:
-    """Remove the server's states and pointers that do not count: of rounds before, and of saves that were killed."""
+    """Remove the server's invalid states and pointers: of earlier rounds, and of killed saves."""
     kept = {pointer(folder), history.server["file"] if history.server else None}
     for name in folder.files(FOLDER):
         if name not in kept:
@@ -145,7 +145,7 @@ def _tidy(folder: RunFolder, history: History) -> None:
 
 
 def _parts(before: History, checkpoint: Checkpoint) -> Mapping[str, list[int]] | None:
-    """Return the rounds of every table's parts with this one's; None where nobody has said of which there are some."""
+    """Return the rounds of every table's parts, including this one; None if they are not known."""
     if before.parts is None or checkpoint.tables is None:
         return None
     new = {table: [*before.parts.get(table, []), checkpoint.round] for table in checkpoint.tables}

@@ -1,8 +1,8 @@
-"""Clients' private states on the disk: one file a client and version, so that a round touches only its own clients.
+"""Clients' private states on disk: one file for each client and version, so that a round writes its own clients' only.
 
 A file's name tells whose state it is, after which round and by which driver, and its hash. What counts of a client is
-its latest version by whoever finished that round (`rayfed.store.history`); others are of a save that never ended.
-For every folder of some clients a seal of the names that count is kept: whoever reads a client's state sees whether one
+its latest version by the driver that finished that round (`rayfed.store.history`); others are of a broken save.
+For every folder of some clients a seal of the names that count is kept: a reader of a client's state sees whether one
 of them is lost, and a round changes the seals of its own clients' folders alone.
 """
 
@@ -27,7 +27,7 @@ _WARNING = f"{FOLDER}/README.txt"
 _PRIVATE = """PRIVATE: do not share this folder.
 
 It holds in clear what the clients of this run keep to themselves, so that the run can be resumed: keys, locks,
-passports and layers trained on their own samples, and what their defences remember. Whoever reads it knows what the
+passports and layers trained on their own samples, and what their defences remember. A reader of it knows what the
 scenario's threat models hide from the server and from attackers. Only its owner may enter it on a local disk; a copy
 elsewhere may be open to others.
 
@@ -69,7 +69,7 @@ class Version:
 
 
 def read(folder: RunFolder, arm: str, clients: Iterable[int], history: History) -> dict[int, State]:
-    """Return the states of those of some clients of an arm that have one.
+    """Return the stored states of some clients of an arm.
 
     Raises `RunError` naming a file that is damaged, or the folder of one that is lost.
     """
@@ -85,7 +85,7 @@ def read(folder: RunFolder, arm: str, clients: Iterable[int], history: History) 
 def write(
     folder: RunFolder, arm: str, round: int, states: Mapping[int, State], before: History
 ) -> tuple[dict[str, Seal], list[str]]:
-    """Write some clients' states after a round; return the new seals, and the files that are to be removed.
+    """Write some clients' states after a round; return the new seals, and the files to remove.
 
     That is for when the new ones count. Raises `TypeError` for a state that could not be loaded again, `RunError` where
     one of those before is lost.
@@ -105,33 +105,33 @@ def write(
 
 
 def remove(folder: RunFolder, names: Iterable[str]) -> None:
-    """Remove files that newer ones have replaced."""
+    """Remove replaced files."""
     _all(folder.remove, names)
 
 
 def make_private(folder: RunFolder) -> None:
-    """Make the folder of clients' private files, with the file that says what it is."""
+    """Make the folder of clients' private files, with a file that explains it."""
     if not folder.exists(_WARNING):
         folder.make_private(FOLDER)
         folder.write_text(_WARNING, _PRIVATE)
 
 
 def holds_any(folder: RunFolder) -> bool:
-    """Return whether a run has private files of clients: states, or the key of a secure run."""
+    """Return whether a run has private files: clients' states, or the key of a secure run."""
     if any(f"{FOLDER}/{name}" != _WARNING for name in folder.files(FOLDER)):
         return True
     return any(folder.files(f"{FOLDER}/{bucket}") for bucket in folder.folders(FOLDER))
 
 
 def check(folder: RunFolder, history: History) -> None:
-    """Raise `RunError` unless all files that count are there; they are not read."""
+    """Raise `RunError` unless all valid files exist; they are not read."""
     for arm, seals in history.clients.items():
         listed = _all(lambda bucket: _listed(folder, bucket, history), seals)
         _check(folder, arm, seals, dict(zip(seals, listed, strict=True)))
 
 
 def tidy(folder: RunFolder, history: History) -> None:
-    """Remove versions that do not count: of a save that never ended, and those that later ones have replaced."""
+    """Remove invalid versions: of unfinished saves, and replaced ones."""
     for bucket in folder.folders(FOLDER):
         counted = {of[-1].name for of in _listed(folder, bucket, history).values()}
         for name in folder.files(f"{FOLDER}/{bucket}"):
@@ -140,7 +140,7 @@ def tidy(folder: RunFolder, history: History) -> None:
 
 
 def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
-    """Return the state in a checkpoint's file; raises `RunError` where the file has not this SHA-256."""
+    """Return the state in a checkpoint's file; raises `RunError` if its SHA-256 differs."""
     data = folder.read_bytes(name)
     if sha256(data).hexdigest() != digest:
         raise damaged(folder, name)
@@ -154,7 +154,7 @@ def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
 
 
 def damaged(folder: RunFolder, name: str) -> RunError:
-    """Return the error for a checkpoint's file that is not as it was written."""
+    """Return the error for a checkpoint's file that has changed since it was written."""
     return RunError(
         f"the checkpoint '{folder.url}/{name}' is damaged; restore it from a copy, or start the run again from "
         f"{folder.url}/scenario.yaml"
@@ -162,7 +162,7 @@ def damaged(folder: RunFolder, name: str) -> RunError:
 
 
 def _counted(folder: RunFolder, arm: str, clients: Iterable[int], history: History) -> dict[int, list[Version]]:
-    """Return the versions of the clients of an arm that share folders with these; the last one of each counts.
+    """Return the valid versions of the clients that share folders with these: the latest of each.
 
     Raises `RunError` where one that counts is lost.
     """
@@ -176,7 +176,7 @@ def _counted(folder: RunFolder, arm: str, clients: Iterable[int], history: Histo
 def _check(
     folder: RunFolder, arm: str, seals: Mapping[str, Seal], listed: Mapping[str, Mapping[int, list[Version]]]
 ) -> None:
-    """Raise `RunError` unless the seals of some folders are those of the versions that count in them."""
+    """Raise `RunError` unless the seals of some folders match their valid versions."""
     found = {bucket: Seal().with_(*(of[-1].name for of in versions.values())) for bucket, versions in listed.items()}
     if any(seals[bucket] != seal for bucket, seal in found.items()):
         there, all_ = sum(seal.count for seal in found.values()), sum(seals[bucket].count for bucket in found)
@@ -187,7 +187,7 @@ def _check(
 
 
 def _listed(folder: RunFolder, bucket: str, history: History) -> dict[int, list[Version]]:
-    """Return each client's versions by who finished their rounds, in order."""
+    """Return each client's versions by the driver that finished their rounds, in order."""
     found: dict[int, list[Version]] = {}
     for name in folder.files(f"{FOLDER}/{bucket}"):
         if match := _NAME.fullmatch(name):
@@ -202,7 +202,7 @@ def _bucket(arm: str, client: int) -> str:
 
 
 def _prefix(arm: str) -> str:
-    """Return an arm's name as a part of a folder's: a plain word, whatever a scenario calls it."""
+    """Return the part of a folder's name that stands for an arm, as a plain word."""
     return f"{sha256(arm.encode()).hexdigest()[:16]}-"
 
 

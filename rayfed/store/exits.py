@@ -1,4 +1,4 @@
-"""The exit of a run or sweep: the one word in status.json that says how it ended, and what to do then."""
+"""Exit state of a run or sweep: the word in status.json for how it ended, and advice on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RunKind = Literal["training", "attack"]
 
 
 def exit_of(error: BaseException) -> Exit:
-    """Return the word for a run that this has ended."""
+    """Return the exit state of a run that this exception has ended."""
     if isinstance(error, LeaseError):
         return "fenced"
     if isinstance(error, Killed):
@@ -27,25 +27,25 @@ def exit_of(error: BaseException) -> Exit:
 
 
 def said(error: BaseException) -> str:
-    """Return in words what has ended a run that did not fail: the signal, or that it was interrupted."""
+    """Return what ended a run that did not fail, in words: a signal, or an interruption."""
     return str(error) if isinstance(error, Killed) else exit_of(error)
 
 
 def status(files: Files) -> dict[str, Any]:
-    """Return a run's or sweep's status.json, empty where there is none; one whose driver has died was killed."""
+    """Return a run's or sweep's status.json, empty without one; if its driver has died, the state is `killed`."""
     found = files.read_mapping("status.json") if files.exists("status.json") else {}
     return found | {"state": "killed"} if found.get("state") == "running" and has_died(files) else found
 
 
 def advice(state: str, kind: str | None, run: str = "RUN") -> str:
-    """Return what to do about a run or sweep in this state, in words; `run` is how commands name it."""
+    """Return advice on a run or sweep in this state; `run` is its name in commands."""
     again = f"`rayfed resume {run}` goes on after what is complete"
     if kind == "attack":
         again = "it cannot be resumed: attack again with `rayfed attack`, or audit again with `rayfed audit`"
     return {
         "running": f"wait for its end; if its driver is gone, {again}",
         "finished": "nothing is left to do: read report.html",
-        "failed": f"mend what the error says; {again}",
+        "failed": f"fix what the error says; {again}",
         "interrupted": again,
         "killed": again,
         "fenced": "another driver has taken the run over: leave it to that one",

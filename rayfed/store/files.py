@@ -1,4 +1,4 @@
-"""The files of a folder: read and replaced whole, on a local disk or any fsspec file system.
+"""Files of a folder, read and replaced as a whole, on a local disk or any fsspec file system.
 
 A local file is written beside its target, forced to the disk and renamed over it; on other file systems one put is
 one object. So a reader sees the old content or the new, never half of it, whenever a process dies.
@@ -30,18 +30,18 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.ASCII)
 
 
 class Fence(Protocol):
-    """What a folder asks before it changes a file."""
+    """Protocol of a check that a folder makes before it changes a file."""
 
     @property
     def token(self) -> int:
-        """Number of the driver that holds the folder, from 1: each has a higher one than those before."""
+        """Number of the driver that holds the folder, from 1, increasing with each driver."""
 
     @property
     def taken_from(self) -> str:
-        """The driver before, in words, where it had not ended; otherwise empty."""
+        """Description of the previous driver if it had not ended, else empty."""
 
     def check(self) -> None:
-        """Raise `LeaseError` where another driver has taken the folder over."""
+        """Raise `LeaseError` if another driver has taken the folder over."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Files:
     root: str
     """Path of the folder, as `fs` writes paths."""
     lease: Fence | None = field(default=None, compare=False)
-    """Held by whoever writes; readers, and who makes a folder that nobody else knows, have none."""
+    """Held by a writer; readers, and one who makes a folder that nobody else knows, have none."""
 
     @property
     def token(self) -> int:
@@ -61,40 +61,40 @@ class Files:
 
     @property
     def tag(self) -> str:
-        """What the driver adds to the names of files that another would give other contents: `-2`; none for the first.
+        """Suffix for the driver's files that may differ from another driver's: `-2`; empty for the first driver.
 
         So no driver replaces or removes what a later one has written, however late its last request arrives.
         """
         return tag(self.token)
 
     def check(self) -> None:
-        """Raise `LeaseError` where another driver has taken the folder over."""
+        """Raise `LeaseError` if another driver has taken the folder over."""
         if self.lease:
             self.lease.check()
 
     @property
     def url(self) -> str:
-        """The folder as a user would write it: a plain path where it is local, else a URL."""
+        """Address of the folder: a plain path if it is local, else a URL."""
         return self.root if isinstance(self.fs, LocalFileSystem) else str(self.fs.unstrip_protocol(self.root))
 
     @property
     def name(self) -> str:
-        """The folder's own name, `<name>-<time>`."""
+        """Name of the folder, `<name>-<time>`."""
         return self.root.rpartition("/")[2]
 
     def exists(self, name: str) -> bool:
-        """Return whether the run has this file."""
+        """Return whether a file exists."""
         with explained("look into", self._url(name), "check the address and your rights there"):
             self.fs.invalidate_cache()  # object stores remember listings; another process may have written since
             return bool(self.fs.exists(self._path(name)))
 
     def read_bytes(self, name: str) -> bytes:
-        """Read a whole file; raises `RunError` where it cannot be read."""
+        """Read a whole file; raises `RunError` if that fails."""
         with explained("read", self._url(name), "is it a complete run folder, and may you read it?"):
             return bytes(self.fs.cat_file(self._path(name)))
 
     def write_bytes(self, name: str, data: bytes, private: bool = False) -> None:
-        """Write a whole file atomically, replacing an older one; raises `RunError` where it cannot be written.
+        """Write a whole file atomically, replacing an older one; raises `RunError` if that fails.
 
         On a local disk a `private` file is never readable for anybody but its owner.
         """
@@ -108,14 +108,14 @@ class Files:
                 self.fs.pipe_file(path, data)
 
     def remove_unfinished(self) -> None:
-        """Remove what writes that were killed have left on a local disk, in all subfolders; some may be private."""
+        """Remove temporary files of killed writes on a local disk, in all subfolders."""
         if isinstance(self.fs, LocalFileSystem):
             for path in sorted(Path(self.root).rglob(".*.tmp")):
                 if _TEMPORARY.fullmatch(path.name):
                     self.remove(path.relative_to(self.root).as_posix())
 
     def claim(self, name: str, data: bytes) -> bool:
-        """Write a file unless there is one of that name, in one step; return whether the file is this one.
+        """Create a file atomically unless it exists; return whether its content is this one.
 
         `data` is to be like no other's. Local disks, S3, Google's and Azure's stores know such a step; for others,
         fsspec looks and then writes, and of two that do so at a time the later one has it. Raises `RunError` where it
@@ -137,7 +137,7 @@ class Files:
             return bool(self.fs.cat_file(path) == data)
 
     def make_private(self, folder: str) -> None:
-        """Make a subfolder that its owner alone may enter, where the file system is local; others have own rights.
+        """Make a subfolder with access for its owner only, if the file system is local.
 
         Raises `RunError` where it cannot be made.
         """
@@ -148,14 +148,14 @@ class Files:
                 Path(self._path(folder)).chmod(0o700)
 
     def read_text(self, name: str) -> str:
-        """Read a whole UTF-8 file; raises `RunError` for one that is none."""
+        """Read a whole UTF-8 file; raises `RunError` for other encodings."""
         try:
             return self.read_bytes(name).decode()
         except UnicodeDecodeError as error:
             raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
 
     def read_mapping(self, name: str) -> dict[str, Any]:
-        """Read the `key: value` pairs of a YAML or JSON file; raises `RunError` where it holds something else."""
+        """Read the `key: value` pairs of a YAML or JSON file; raises `RunError` for other content."""
         try:
             text = self.read_text(name)
             value = read_json(text) if name.endswith(".json") else read_yaml(text)[0]
@@ -173,17 +173,17 @@ class Files:
         self.write_bytes(name, text.encode())
 
     def remove(self, name: str) -> None:
-        """Delete a file, unless it is gone already; raises `RunError` where that fails."""
+        """Delete a file if it exists; raises `RunError` if that fails."""
         self.check()
         with explained("remove", self._url(name), "may you write there?"), suppress(FileNotFoundError):
             self.fs.rm_file(self._path(name))
 
     def files(self, folder: str) -> list[str]:
-        """Return the names of the files in a subfolder, sorted; empty where it does not exist."""
+        """Return the names of the files in a subfolder, sorted; empty if there is no such folder."""
         return self._names(folder, "file")
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a subfolder, sorted; empty where it does not exist."""
+        """Return the names of the folders in a subfolder, sorted; empty if there is no such folder."""
         return self._names(folder, "directory")
 
     def _names(self, folder: str, type: str) -> list[str]:
@@ -203,19 +203,19 @@ class Files:
 
 
 def tag(token: int) -> str:
-    """Return what the driver of this number adds to names: `-2`, nothing for the first."""
+    """Return the suffix for the files of a driver: `-2`; empty for the first."""
     return f"-{token}" if token > 1 else ""
 
 
 def located(path: str) -> tuple[AbstractFileSystem, str]:
-    """Return the file system behind a local path or URL, and the path on it."""
+    """Return the file system of a local path or URL, and the path on it."""
     with explained("use", path, "give a local folder, or an fsspec URL whose package is installed (s3:// needs s3fs)"):
         fs, root = url_to_fs(os.path.expanduser(path))
         return fs, root
 
 
 def _new(path: str, data: bytes) -> None:
-    """Write a local file that must not be there yet; where this dies on the way, it is there and empty."""
+    """Write a local file that must not exist yet; a crash leaves it empty."""
     with open(path, "xb") as file:
         file.write(data)
         file.flush()
@@ -223,7 +223,7 @@ def _new(path: str, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Write `data` to a local path in one step that survives a crash and a power cut; umask takes from its `mode`."""
+    """Write `data` to a local path atomically, safe against crashes and power cuts; umask applies to `mode`."""
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")  # as `_TEMPORARY`
     try:
         with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
@@ -244,7 +244,7 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
 
 @contextmanager
 def explained(action: str, path: str, advice: str) -> Iterator[None]:
-    """Turn what a file system raises into a `RunError`.
+    """Turn errors of a file system into a `RunError`.
 
     Any exception counts: those of object stores (missing credentials, unknown bucket) share no base class.
     """

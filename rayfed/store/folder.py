@@ -1,4 +1,4 @@
-"""The folder of one run: its tables, a part for each round, and how it is made and found."""
+"""Folder of one run: its creation, and its tables with a part for each round."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _PART = re.compile(r"part-(\d{5,})(?:-(\d+))?\.parquet")
 
 @dataclass(frozen=True)
 class RunFolder(Files):
-    """One run's folder."""
+    """Folder of one run."""
 
     @classmethod
     def create(cls, out: str, name: str, time: datetime | None = None) -> RunFolder:
-        """Make `<out>/<name>-<YYYYmmdd-HHMMSS>`; where that exists already, `...-2`, `...-3` and so on.
+        """Create `<out>/<name>-<YYYYmmdd-HHMMSS>`, or `...-2`, `...-3` and so on if that exists.
 
         `out` is a local path or an fsspec URL (`s3://bucket/runs`), `time` is now unless given. Of two that ask at a
         time each has its own: an object store has no folders to make, so the first file in it decides. Raises
@@ -56,7 +56,7 @@ class RunFolder(Files):
 
     @classmethod
     def open(cls, path: str) -> RunFolder:
-        """Return the run folder at a local path or fsspec URL; raises `RunError`, naming those nearby, without one."""
+        """Return the run folder at a local path or fsspec URL; raises `RunError`, with nearby names, without one."""
         fs, root = located(path)
         folder = cls(fs, root.rstrip("/") or "/")
         if folder.exists(SCENARIO):
@@ -70,12 +70,12 @@ class RunFolder(Files):
 
     @classmethod
     def at(cls, path: str) -> RunFolder:
-        """Return the folder at a local path or fsspec URL, whether or not there is a run in it yet."""
+        """Return the folder at a local path or fsspec URL, which need not contain a run yet."""
         fs, root = located(path)
         return cls(fs, root.rstrip("/") or "/")
 
     def scenario(self) -> dict[str, Any]:
-        """Return the scenario that was played, every default written out.
+        """Return the scenario of the run with every default written out.
 
         It is that of the folder's file, but what determines results is as the finished rounds have followed it, which
         the checkpoint keeps, whatever became of the file. Raises `RunError` where the file is damaged.
@@ -88,14 +88,14 @@ class RunFolder(Files):
         return {**written, **followed, **partly}
 
     def scenario_text(self) -> str:
-        """Return `scenario` as text: that of the file, unless it was edited since."""
+        """Return `scenario` as text: the file's, if it was not edited since."""
         played = self.scenario()
         if played == self.read_mapping(SCENARIO):
             return self.read_text(SCENARIO)
         return f"# {SCENARIO} was edited since: this is what was played\n{yaml.safe_dump(played, sort_keys=False)}"
 
     def write_part(self, table: str, round: int, rows: Sequence[Mapping[str, Any]] | pa.Table) -> None:
-        """Write all rows of one round as `<table>/part-<round>.parquet`, replacing that part where it exists.
+        """Write a round's rows as `<table>/part-<round>.parquet`, replacing that part.
 
         A column left out is null; many rows come as a table of the schema. Raises `ValueError` for a column that the
         table does not have and for a null in one that every row must have.
@@ -115,7 +115,7 @@ class RunFolder(Files):
                     self.remove(name)
 
     def read_table(self, table: str) -> pa.Table:
-        """Read the parts of a table that count, in the order of their rounds; no rows where there are none.
+        """Read the valid parts of a table in the order of their rounds; no rows without parts.
 
         Raises `RunError` for a part that is missing, damaged or of another schema.
         """
@@ -124,9 +124,9 @@ class RunFolder(Files):
         return pa.concat_tables([schema.empty_table(), *parts])
 
     def parts(self, table: str) -> list[str]:
-        """Return the names of the parts of a table that count, in the order of their rounds.
+        """Return the names of a table's valid parts in the order of their rounds.
 
-        They are those of the rounds that the checkpoint has, by whoever finished the round; the latest of each round
+        They are those of the checkpoint's rounds, by the driver that finished the round; the latest of each round
         where no checkpoint says. Raises `RunError` naming one that is missing.
         """
         there = self._parts(table)
@@ -142,7 +142,7 @@ class RunFolder(Files):
         return names
 
     def tidy(self) -> None:
-        """Remove the parts that do not count: of rounds that never ended, or of a driver that was taken over."""
+        """Remove invalid parts: of unfinished rounds, or of a driver that was taken over."""
         for table in TABLES:
             counted = set(self.parts(table))
             for *_, name in self._parts(table):
@@ -159,7 +159,7 @@ class RunFolder(Files):
             ) from error
 
     def _parts(self, table: str) -> list[tuple[int, int, str]]:
-        """Return (round, driver, name) of a table's parts in order; temporary files of a crash do not match."""
+        """Return (round, driver, name) of a table's parts in order, without temporary files."""
         matches = [match for name in self.files(table) if (match := _PART.fullmatch(name))]
         return sorted((int(match[1]), int(match[2] or 1), f"{table}/{match[0]}") for match in matches)
 
@@ -169,7 +169,7 @@ def _part(table: str, round: int, driver: int) -> str:
 
 
 def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table in the schema's order, with nulls for columns that are younger than the table."""
+    """Return a table with the schema's columns in order, null for those added after it was written."""
     for field in schema:
         if field.nullable and field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))
@@ -177,7 +177,7 @@ def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def checked(table: pa.Table) -> pa.Table:
-    """Return a table that was read from a file; raises `ValueError` for invalid text and for forbidden nulls."""
+    """Return a table read from a file; raises `ValueError` for invalid text and forbidden nulls."""
     table.validate(full=True)
     for field in table.schema:
         if not field.nullable and table[field.name].null_count:
@@ -186,7 +186,7 @@ def checked(table: pa.Table) -> pa.Table:
 
 
 def _check_bucket(fs: AbstractFileSystem, root: str) -> None:
-    """Raise what listing a bucket raises, for s3fs would create a missing one, mistyped or not."""
+    """Raise any error of listing a bucket, since s3fs would create a missing one."""
     bucket = root.partition("/")[0]  # empty where paths begin at a root
     if bucket and not isinstance(fs, LocalFileSystem):
         with suppress(PermissionError):  # rights may end at a part of it
@@ -194,7 +194,7 @@ def _check_bucket(fs: AbstractFileSystem, root: str) -> None:
 
 
 def _runs_in(fs: AbstractFileSystem, folder: str) -> list[str]:
-    """Return the names of the run folders directly inside a folder; empty where it does not exist."""
+    """Return the names of the run folders directly in a folder; empty if there is no such folder."""
     if not fs.isdir(folder):
         return []
     folders = [entry["name"] for entry in fs.ls(folder, detail=True) if entry["type"] == "directory"]

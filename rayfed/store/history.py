@@ -1,4 +1,4 @@
-"""What counts in a run folder: the rounds that are finished, by which driver each, and the files that belong to them.
+"""History of a run folder: finished rounds, the driver of each, and their files.
 
 It stands in `checkpoint/latest.json`, replaced last and atomically by each save. A driver that takes a run over copies
 it to a file of its own (`latest-2.json`) before it does anything else, and the file of the latest driver is the one
@@ -22,18 +22,18 @@ _LATEST = re.compile(r"latest(?:-(\d+))?\.json", re.ASCII)
 
 @dataclass(frozen=True)
 class Seal:
-    """Checksum of the names of some files: one that is lost, or of another run, shows."""
+    """Checksum of a set of file names, which detects a missing or foreign file."""
 
     count: int = 0
     names: int = 0
     """Exclusive or of the names' hashes, so that one can be taken out or put in."""
 
     def with_(self, *changed: str) -> Seal:
-        """Return the seal after these names have been added."""
+        """Return the seal with these names added."""
         return self._toggled(len(changed), changed)
 
     def without(self, *changed: str) -> Seal:
-        """Return the seal after these names have been removed."""
+        """Return the seal with these names removed."""
         return self._toggled(-len(changed), changed)
 
     def _toggled(self, more: int, changed: Iterable[str]) -> Seal:
@@ -47,7 +47,7 @@ class Seal:
 
     @classmethod
     def parse(cls, text: str) -> Seal:
-        """Return the seal that was written so."""
+        """Return the seal from its written form."""
         count, names = text.split()
         return cls(int(count), int(names, 16))
 
@@ -75,7 +75,7 @@ class History:
 
 
 def read(files: Files) -> History | None:
-    """Return what counts in a folder, None before anything does; raises `RunError` for a damaged file."""
+    """Return a folder's history, None without one; raises `RunError` for a damaged file."""
     name = _newest(files)
     if name is None:
         return None
@@ -86,12 +86,12 @@ def read(files: Files) -> History | None:
 
 
 def pointer(files: Files) -> str:
-    """Return the name of the file by which a driver says what counts."""
+    """Return the name of the file in which a driver writes the history."""
     return f"latest{files.tag}.json"
 
 
 def write(files: Files, history: History) -> None:
-    """Let this count from now on."""
+    """Make this the valid history."""
     document = vars(history) | {
         "clients": {arm: {k: str(v) for k, v in of.items()} for arm, of in history.clients.items()}
     }
@@ -99,7 +99,7 @@ def write(files: Files, history: History) -> None:
 
 
 def begin(files: Files) -> History:
-    """Return what counts in a folder, from now on by this driver's word alone; what it finishes comes after that."""
+    """Return a folder's history with this driver as the only one to continue it."""
     found = read(files) or History(parts={})
     before = [driver for driver in found.drivers if driver[1] <= found.round and driver[0] != files.token]
     mine = replace(found, drivers=(*before, (files.token, found.round + 1)))
@@ -108,7 +108,7 @@ def begin(files: Files) -> History:
 
 
 def newest_driver(files: Files) -> int:
-    """Return the number of the latest driver that has said what counts, 0 where nobody has."""
+    """Return the number of the latest driver with a history, 0 without one."""
     return max(_pointers(files), default=0)
 
 
@@ -118,5 +118,5 @@ def _newest(files: Files) -> str | None:
 
 
 def _pointers(files: Files) -> dict[int, str]:
-    """Return the files by which drivers say what counts, by their numbers."""
+    """Return the drivers' history files by number."""
     return {int(match[1] or 1): name for name in files.files(FOLDER) if (match := _LATEST.fullmatch(name))}

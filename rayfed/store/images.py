@@ -1,4 +1,4 @@
-"""Images as PNG bytes: how reconstructions are kept in tables and shown in the report."""
+"""PNG encoding of images for tables and the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def encode_png(image: Tensor) -> bytes:
-    """Encode an image as PNG, 8 bits a channel: lossless but for rounding to the nearest of 256 levels.
+    """Encode an image as PNG, rounded to 8 bits a channel.
 
     `image` is (1, H, W) grey or (3, H, W) RGB, in [0, 1]; any other number of channels is shown side by side, as one
     grey picture. What a diverged attack leaves outside that range is clamped, NaN becomes 0. Raises `ValueError` for

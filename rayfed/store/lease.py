@@ -1,4 +1,4 @@
-"""The lease of a folder: one driver at a time writes there, and one that was taken over writes nothing any more.
+"""Lease of a folder: only one driver at a time writes, and one that was taken over no longer does.
 
 Drivers have numbers. The n-th makes the file `lease/<n>.json`, which no other can make (`Files.claim`), and holds
 the folder until there is an n+1-th. Before each write and removal it looks for that (`Lease.check`): the number is a
@@ -55,7 +55,7 @@ _F = TypeVar("_F", bound=Files)
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease."""
+    """Identity of the driver that holds a lease."""
 
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
@@ -72,7 +72,7 @@ class Holder:
         return f"process {self.pid} on {self.host}"
 
     def document(self) -> bytes:
-        """Return what stands in the file."""
+        """Return the content of the lease's file."""
         return json.dumps(asdict(self)).encode()
 
 
@@ -83,7 +83,7 @@ _UNKNOWN = Holder(host="a machine that it does not name", pid=0, process=None, s
 
 @dataclass(frozen=True)
 class Lease:
-    """The right of the `token`-th driver to write in a folder (`rayfed.store.files.Fence`)."""
+    """Right of the `token`-th driver to write in a folder (`rayfed.store.files.Fence`)."""
 
     files: Files
     """The folder, with the lease of the folder around it where that has one."""
@@ -95,11 +95,11 @@ class Lease:
     """The process that may write; None where the driver has sent the lease to another, as to a sweep's trials."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process: a copy that was not sent, of a process that forks, is none."""
+        """Return the state for another process; a copy in a forked process is not valid."""
         return vars(self) | {"process": None}
 
     def check(self) -> None:
-        """Raise `LeaseError` where another driver has taken the folder over, or the folder around it.
+        """Raise `LeaseError` if another driver has taken over the folder, or the folder around it.
 
         So it is where the lease is gone, or another's of the same number (somebody has removed or restored files), and
         in a process that is a copy of the driver's.
@@ -122,10 +122,10 @@ class Lease:
 
 @contextmanager
 def holding(folder: _F, note: Callable[[str], None], told: bool = False) -> Iterator[_F]:
-    """Hold the lease of a folder: what is written by way of the folder that this yields is fenced.
+    """Hold the lease of a folder during the block; writes through the yielded folder check it.
 
     Where another driver holds it and has died, it is taken over, and `note` told; where that is alive, `LeaseError` is
-    raised. Who is `told` to play the folder by whoever holds the folder around it takes it over without asking.
+    raised. Who is `told` to play the folder by the holder of the folder around it takes it over without asking.
     """
     mine = Holder()
     token, before = _acquire(folder, mine, note, told)
@@ -142,7 +142,7 @@ def holding(folder: _F, note: Callable[[str], None], told: bool = False) -> Iter
 
 
 def _acquire(folder: Files, mine: Holder, note: Callable[[str], None], told: bool) -> tuple[int, Holder | None]:
-    """Make the next lease of a folder; return its number, and the holder of the one before."""
+    """Create the next lease of a folder; return its number, and the previous holder."""
     while True:
         newest = _newest(folder)
         before = _holder(folder, newest) if newest else None
@@ -157,14 +157,14 @@ def _acquire(folder: Files, mine: Holder, note: Callable[[str], None], told: boo
 
 
 def has_died(folder: Files) -> bool:
-    """Return whether this machine knows that the driver which holds a folder has died."""
+    """Return whether the driver that holds a folder is known to have died."""
     newest = _newest(folder)
     holder = _holder(folder, newest) if newest else None
     return holder is not None and not holder.ended and _runs_here(holder) is False
 
 
 def _runs_here(holder: Holder) -> bool | None:
-    """Return whether a driver of this machine is alive; None for one of another, or that nobody can know of."""
+    """Return whether a driver is alive on this machine; None if it is unknown or on another machine."""
     own = _process(os.getpid())
     if not (own and holder.process and _machine(own) == _machine(holder.process)):
         return None
@@ -174,7 +174,7 @@ def _runs_here(holder: Holder) -> bool | None:
 
 
 def _lives(folder: Files, number: int, holder: Holder, note: Callable[[str], None]) -> bool:
-    """Return whether the driver that holds a lease is alive, as far as can be known."""
+    """Return whether the driver that holds a lease seems to be alive."""
     if (here := _runs_here(holder)) is not None:
         return here
     note(f"{folder.url} is held by {holder}; watching for {PATIENCE:.0f} s whether it still renews its lease")
@@ -188,7 +188,7 @@ def _lives(folder: Files, number: int, holder: Holder, note: Callable[[str], Non
 
 @contextmanager
 def _renewed(lease: Lease, mine: Holder) -> Iterator[None]:
-    """Renew a lease from time to time, and say at the end that its driver is done."""
+    """Renew a lease periodically during the block, and mark its end."""
     over = Event()
 
     def say(holder: Holder) -> None:
@@ -215,7 +215,7 @@ def _renewed(lease: Lease, mine: Holder) -> Iterator[None]:
 
 
 def _newest(files: Files) -> int:
-    """Return the number of the latest lease, 0 where there is none."""
+    """Return the number of the latest lease, 0 without one."""
     return max((int(match[1]) for name in files.files(_FOLDER) if (match := _NAME.fullmatch(name))), default=0)
 
 
@@ -231,7 +231,7 @@ def _file(number: int) -> str:
 
 
 def _process(pid: int) -> str | None:
-    """Return what tells a process from all others, of any machine; None where it has ended or no system says."""
+    """Return a globally unique identifier of a process; None if it has ended or cannot be identified."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         numbered = os.readlink("/proc/self/ns/pid")  # a container counts its own processes

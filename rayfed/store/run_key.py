@@ -1,4 +1,4 @@
-"""The key of a secure run (`privacy.secure`), kept while the run can be resumed and removed when it has ended.
+"""Key of a secure run (`privacy.secure`), stored while the run can be resumed.
 
 It lies with the clients' states, whose side alone may know it; on a local disk nobody but the user can read the file.
 """
@@ -14,13 +14,13 @@ _BYTES = 32
 
 
 def save(folder: RunFolder, key: bytes) -> None:
-    """Write the key of a run, after making its folder readable for the owner alone."""
+    """Write the key of a run into a folder that only its owner can read."""
     client_states.make_private(folder)
     folder.write_bytes(FILE, key, private=True)
 
 
 def load(folder: RunFolder) -> bytes | None:
-    """Read the key of a run, None where the run has none (any more); raises `RunError` where it is damaged."""
+    """Read the key of a run, None without one; raises `RunError` if it is damaged."""
     if not folder.exists(FILE):
         return None
     key = folder.read_bytes(FILE)
@@ -30,6 +30,6 @@ def load(folder: RunFolder) -> bytes | None:
 
 
 def remove(folder: RunFolder) -> None:
-    """Remove the key of a run, so that nobody can draw its noise again."""
+    """Remove the key of a run, so that its noise cannot be drawn again."""
     if folder.exists(FILE):
         folder.remove(FILE)

@@ -1,4 +1,4 @@
-"""The tables of a run: one Arrow schema each, with what a column means and its unit in the field's metadata.
+"""Arrow schemas of a run's tables, with each column's meaning and unit in its metadata.
 
 A table is a folder of Parquet parts, one part a round. Explicit schemas keep the type of a column that holds
 nothing but nulls, so the parts of one table always fit together.
@@ -19,12 +19,12 @@ _string, _int, _long, _real, _bytes = pa.string(), pa.int32(), pa.int64(), pa.fl
 
 
 def _key(name: str, type: pa.DataType, description: str) -> pa.Field:
-    """Return the field of a column that every row has."""
+    """Return the field of a non-nullable column."""
     return pa.field(name, type, nullable=False, metadata={"description": description})
 
 
 def _value(name: str, type: pa.DataType, description: str) -> pa.Field:
-    """Return the field of a column that may be null: not measured, or not applicable."""
+    """Return the field of a nullable column; null is not measured, or not applicable."""
     return pa.field(name, type, nullable=True, metadata={"description": description})
 
 
@@ -327,5 +327,5 @@ _IMAGE = ("arm", "round", "attack", "victim", "repeat", "sample")
 
 
 def image_key(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of `attacks`, `images` and `snapshots` that tell an image from all others of a run."""
+    """Return the columns of `attacks`, `images` and `snapshots` that identify an image."""
     return {column: row[column] for column in _IMAGE}

@@ -1,4 +1,4 @@
-"""Shape checks of the documents of a run folder, which may come from anybody or from another version."""
+"""Validation of a run folder's documents, which may be foreign or of another version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PLAIN = TypeAdapter(dict[str, JsonValue])
 
 
 class _Part(BaseModel):
-    """Base of sections of which only the fields that are read are checked."""
+    """Base of document sections, which checks only the fields that are read."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -102,7 +102,7 @@ _DRIVER = re.compile(r"(?<=latest)-\d+(?=\.json$)", re.ASCII)
 
 
 def check_shape(name: str, value: Any) -> None:
-    """Raise `ValueError` unless a document of this name has the shape that a run writes."""
+    """Raise `ValueError` unless a document has the structure that a run writes under this name."""
     try:
         _PLAIN.validate_python(value)
         if shape := _SHAPES.get(_DRIVER.sub("", name)):

@@ -1,4 +1,4 @@
-"""States as bytes for `torch.load(weights_only=True)`: tensors, numbers, strings, bytes, None and containers."""
+"""Serialisation of states for `torch.load(weights_only=True)`: tensors, scalars, bytes, None and containers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 def packed(state: Any, where: str) -> bytes:
-    """Return a state as bytes; raises `TypeError`, naming the place in `where`, for what could not be loaded."""
+    """Return a state as bytes; raises `TypeError`, with the place in `where`, for unsupported types."""
     buffer = BytesIO()
     torch.save(_plain(state, where), buffer)
     return buffer.getvalue()
 
 
 def unpacked(data: bytes) -> Any:
-    """Return the state in a file's content, tensors on the CPU; executes no code of the file."""
+    """Return the state in bytes, tensors on the CPU; no code is executed."""
     return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Return a value on the CPU, views cut loose from the storage behind them, which would be saved with them."""
+    """Return a value on the CPU, with views copied so that their whole storage is not saved."""
     if isinstance(value, Tensor):
         here = value.detach().cpu()
         return here.clone() if here.untyped_storage().nbytes() > here.nbytes else here

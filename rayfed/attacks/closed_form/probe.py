@@ -136,7 +136,7 @@ def probe(model: nn.Module, observation: Observation) -> Probe:
 
 
 class NotRounded(TorchFunctionMode):
-    """Leaves out rounding, whose slope is zero: to whoever follows slopes it is a small error and nothing else."""
+    """Leaves out rounding, whose slope is zero: to one who follows slopes it is a small error and nothing else."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Grants, which a threat model may give an attacker, one a file; `TABLE` is what `knowledge` can name."""
+"""Grants: what a threat model gives an attacker, one a file; `TABLE` lists the values of `knowledge`."""
 
 TABLE: dict[str, str] = {
     "labels": "rayfed.client.grants.labels:Labels",

@@ -1,4 +1,4 @@
-"""Activations that a split model's private part sends."""
+"""Grant of the activations that a split model's private part sends."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Activations(Grant):
     fills: ClassVar[tuple[str, ...]] = ("activations",)
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
-        """Yield a problem unless the attack has a cut."""
+        """Yield a problem if the attack has no cut."""
         if "cut" not in attack.parameters:
             yield f"activations are those of an attack with a `cut`, and {attack.name} has none set"
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the activations (N, ...), in the order of the truth."""
+        """Return the activations (N, ...), in the order of the true samples."""
         import torch
 
         from rayfed import seeds

@@ -1,4 +1,4 @@
-"""The contract of a grant: one thing that a threat model gives an attacker beyond what the protocol shows.
+"""The contract of a grant: one thing that a threat model gives an attacker beyond the protocol's messages.
 
 A grant is a component without fields, named in an attack's `knowledge`. What an attacker gets is the union of what its
 grants give, in whatever order they are named. Files of grants import PyTorch and what needs it in their functions, so
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Grant:
-    """Base of every grant: all hooks give nothing."""
+    """Base of every grant; its hooks give nothing."""
 
     describe: ClassVar[str]
     """Name of what is given, in words that follow `the update and`."""
@@ -33,35 +33,35 @@ class Grant:
     """Whether the grant takes the work of other clients (`involves`)."""
 
     def overrides(self, *hooks: str) -> bool:
-        """Return whether it changes anything at one of these hooks, by the methods' names."""
+        """Return whether the grant overrides one of these hooks, given by the methods' names."""
         return any(getattr(type(self), hook) is not getattr(Grant, hook) for hook in hooks)
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
-        """Yield reasons why the grant has no meaning in this scenario for this attack, in words."""
+        """Yield the reasons why the grant is meaningless for this attack in this scenario."""
         yield from ()
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Return whether the grant means nothing for this attack unless an arm keeps a part of its model private."""
+        """Return whether the grant is meaningless unless an arm keeps a part of its model private."""
         return False
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """Return the other clients whose work of the round is repeated; raises `ScenarioError` where there is none."""
+        """Return other clients whose work must be repeated; raises `ScenarioError` if there is no such client."""
         return []
 
     def sends(self, arm: Arm) -> frozenset[str]:
-        """Return the names of private parameters that the victim trains in public: they are sent like any other."""
+        """Return the names of private parameters that the victim sends like any other under this grant."""
         return frozenset()
 
     def knows(self, arm: Arm) -> frozenset[str]:
-        """Return the names of private tensors of which the attacker has the victim's own."""
+        """Return the names of the victim's private tensors that the attacker knows."""
         return frozenset()
 
     def supposes(self, observed: ObservedClient) -> Named:
-        """Return private tensors that the attacker takes for the victim's, in place of random ones."""
+        """Return private tensors that the attacker assumes in place of the victim's, by name."""
         return {}
 
     def known_before(self, runtime: ClientRuntime) -> dict[str, Any]:
-        """Return the part of the grant that depends on no client.
+        """Return the part of the grant that is the same for all clients.
 
         A server that tampers with the model has it before clients answer.
         """
@@ -77,5 +77,5 @@ class Grant:
         return {}
 
     def hides(self, observed: ObservedClient, truth: Truth) -> Truth:
-        """Return the truth with what scores this attack and the attacker must not have."""
+        """Return the truth with what scoring needs under this grant and the attacker must not have."""
         return truth

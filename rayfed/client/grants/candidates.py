@@ -1,4 +1,4 @@
-"""Candidates for membership."""
+"""Grant of candidates for membership inference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_EACH = 250
 
 @component
 class Candidates(Grant):
-    """Samples of which half are behind the update, and half never trained anybody, shuffled.
+    """Shuffled samples, half of them behind the update, half not used by anybody for training.
 
     Each member has a non-member of its own label, from what the victim itself has held out (`federation.validation`),
     or else from the test split: that members are told by their labels is no leak. As many samples from there, which are
@@ -44,7 +44,7 @@ class Candidates(Grant):
         return {"candidates": asked, "control": control}
 
     def hides(self, observed: ObservedClient, truth: Truth) -> Truth:
-        """Return the truth with what each candidate is."""
+        """Return the truth with each candidate's membership."""
         from rayfed.client.visit import Candidate
 
         rows, order = self._drawn(observed, truth)
@@ -53,7 +53,7 @@ class Candidates(Grant):
         return truth.replace(candidates=tuple(Candidate(kinds[i], int(numbers[i])) for i in order))
 
     def _drawn(self, observed: ObservedClient, truth: Truth) -> tuple[np.ndarray, np.ndarray]:
-        """Draw rows (3, n) of members in the truth, of non-members and the control in their split; and an order (2 n,).
+        """Draw rows (3, n) for members, non-members and control, and an order (2 n,) to shuffle the first two.
 
         The samples of a column have one label, unless labels are numbers. The draw is the same in every round in which
         the truth is.

@@ -1,4 +1,4 @@
-"""The victim's update with all taken off again that its defences put on everybody's: their code is known.
+"""Grant of the defences' code: the attacker runs it and undoes what it does alike to every update.
 
 An attacker with the code runs it at his side, for the victim's number and round, on gradients of his own choice and
 with randomness of his own. What comes out alike each time is no secret: an offset (noise from a seed that can be
@@ -42,7 +42,7 @@ _SAME = 1e-3
 
 
 class Moved(NamedTuple):
-    """Where values come from, and times what."""
+    """Map of the values of an update: source index and factor of each."""
 
     order: Tensor
     """(D,) int64, the place from which each value comes."""
@@ -50,7 +50,7 @@ class Moved(NamedTuple):
     """(D,), by which it is multiplied; 0 for values that are not sent."""
 
     def back(self, values: Tensor) -> Tensor:
-        """Return values (D,) as they were before; as they are where some came that should not have been sent."""
+        """Return values (D,) before the map; unchanged if places that the map leaves empty have values."""
         import torch
 
         order, factor = self.order.to(values.device), self.factor.to(values)
@@ -62,7 +62,7 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True)
 class Undo:
-    """Takes off an update what its defences are known to put on; without the parts that they do not have."""
+    """Removal of known changes that defences make to an update."""
 
     offset: Tensor | None = None
     """(D,), what is added to every update."""
@@ -76,12 +76,12 @@ class Undo:
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to take off."""
+        """Whether any change is known."""
         parts = self.offset, self.directions, self.moved
         return self.unsigned or bool(self.quiet) or any(part is not None for part in parts)
 
     def __call__(self, update: Update) -> Named:
-        """Return the tensors of an update as they were before."""
+        """Return the tensors of an update before the known changes."""
         from rayfed.gradients import flatten, unflatten
 
         values = flatten(update.tensors)
@@ -98,7 +98,7 @@ class Undo:
 
 @dataclass(frozen=True)
 class AsTrained:
-    """What defences make of samples before training, found out on samples of the attacker's own."""
+    """The defences' map of samples before training, learnt on the attacker's own samples."""
 
     defences: Sequence[Defence]
     task: Task
@@ -115,7 +115,7 @@ class AsTrained:
         return data_method(self.defences)(task).inputs
 
     def back(self, samples: Tensor) -> Tensor:
-        """Return the samples that are trained as these (N, *shape); the same where that cannot be told."""
+        """Return the samples that are mapped to these (N, *shape); the same if that cannot be inverted."""
         import torch
 
         with torch.enable_grad():
@@ -125,7 +125,7 @@ class AsTrained:
 
 @component
 class KnownCode(Grant):
-    """What the defences add to everybody's update, or how they put its values in order, undone.
+    """The defences' known changes of updates, undone: additive parts, permutations and invertible maps.
 
     It follows from their code, run with other randomness than the victim's; nothing of the victim's data is in it.
     """
@@ -134,7 +134,7 @@ class KnownCode(Grant):
     fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained")
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the update without the defences' known changes, and the map that samples go through before training.
+        """Return the update without the defences' known changes, and the map of samples before training.
 
         Where the attacker sees no value, how they follow from an opened update. None where there is nothing to take
         off; where the defences fail on what an attacker has, or put into an update what no gradient holds, why, in
@@ -165,7 +165,7 @@ def _undone(observed: ObservedClient, update: Update) -> Named | Undo | str | No
 
 
 def _why(error: Exception) -> str:
-    """Return in words why nothing was undone."""
+    """Return why nothing was undone, in words."""
     from rayfed.update import UNREHEARSED
 
     why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -173,7 +173,7 @@ def _why(error: Exception) -> str:
 
 
 def _as_trained(observed: ObservedClient) -> AsTrained | None:
-    """Return what the defences make of samples; None where that is nothing, or random, and of tokens."""
+    """Return the defences' map of samples; None if they change none, are random, or the samples are tokens."""
     import torch
 
     data = observed.runtime.data.sample
@@ -188,7 +188,7 @@ def _as_trained(observed: ObservedClient) -> AsTrained | None:
 
 
 def _reads_samples(observed: ObservedClient) -> bool:
-    """Return whether the defences answer the same gradient otherwise where the samples are others."""
+    """Return whether the defences' answer to one gradient depends on the samples."""
     import torch
 
     one, other = (_answer(observed, None, 0, noise) for noise in (None, 1))
@@ -196,7 +196,7 @@ def _reads_samples(observed: ObservedClient) -> bool:
 
 
 def _rehearsed(observed: ObservedClient) -> Undo:
-    """Return what is found out by running the defences on gradients of one's own."""
+    """Return the changes that running the defences on the attacker's own gradients reveals."""
     import torch
 
     answers = torch.stack([_answer(observed, None, seed) for seed in range(_DRAWS)])
@@ -215,7 +215,7 @@ def _rehearsed(observed: ObservedClient) -> Undo:
 
 
 def _inverted(observed: ObservedClient, update: Update) -> Named | None:
-    """Return the tensors behind an update, where the defences are a map that can be inverted and changes anything."""
+    """Return the tensors before the defences, if these are an invertible map other than the identity."""
     import torch
 
     from rayfed.gradients import flatten, unflatten
@@ -231,7 +231,7 @@ def _inverted(observed: ObservedClient, update: Update) -> Named | None:
 
 
 def _before(sent: Callable[[Tensor], Tensor], target: Tensor, drawn: Callable[..., Tensor]) -> Tensor | None:
-    """Return of what values (D,) a map makes the target: a function of each value, or an affine map of all together.
+    """Return the values (D,) that a map sends to the target, for element-wise and for affine maps.
 
     None of any other map, and of one that changes nothing. Values of its domain are `drawn` to see which it is.
     """
@@ -253,7 +253,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _bisected(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
-    """Return what a monotone function of each value makes the target of, (D,); None where nothing is."""
+    """Return the values (D,) that a monotone element-wise map sends to the target; None if there are none."""
     import torch
 
     size = 1e3 * target.abs().max().clamp(min=1).expand_as(target)
@@ -268,7 +268,7 @@ def _bisected(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None
 
 
 def _unmixed(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
-    """Return what an affine map makes the target of, (D,), 0 in what it leaves out; None of another map."""
+    """Return the values (D,) that an affine map sends to the target, 0 where they are lost; None for other maps."""
     import torch
 
     from rayfed.attacks.closed_form.equations import is_affine, solve
@@ -281,7 +281,7 @@ def _unmixed(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
 
 
 def _drawn(observed: ObservedClient, answers: Tensor) -> Tensor:
-    """Return more answers (M, D) to zeros with randomness of one's own, as many as can be held.
+    """Return further answers (M, D) to zeros under own randomness, as many as fit into memory.
 
     A defence that works on each gradient may search for long: of those the few that there are have to do.
     """
@@ -294,7 +294,7 @@ def _drawn(observed: ObservedClient, answers: Tensor) -> Tensor:
 
 
 def _quiet(observed: ObservedClient, answers: Tensor) -> Named:
-    """Return the sums of a tensor's rows to which no answer (M, D) to zeros adds, (n, q) orthonormal, by tensor.
+    """Return the row combinations (n, q), orthonormal, to which no answer (M, D) to zeros adds, by tensor.
 
     Half of the answers propose them. The other half confirms them, for a few answers have such sums by chance, and so
     does the answer to a gradient: what is sent in its place has none of its sums.
@@ -319,7 +319,7 @@ def _quiet(observed: ObservedClient, answers: Tensor) -> Named:
 
 
 def _kept(tensor: Tensor, sums: Tensor | None) -> Tensor:
-    """Return the part of a tensor (n, ...) that lies in sums of its rows (n, q); all of it where none are given."""
+    """Return the part of a tensor (n, ...) in these row combinations (n, q); all of it without any."""
     if sums is None:
         return tensor
     rows = tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
@@ -328,7 +328,7 @@ def _kept(tensor: Tensor, sums: Tensor | None) -> Tensor:
 
 
 def _holds(observed: ObservedClient, offset: Tensor) -> bool:
-    """Return whether less than before is left without the offset of what a gradient and its opposite have in common."""
+    """Return whether subtracting the offset common to a gradient and its opposite leaves less than before."""
     import torch
 
     given = torch.randn(len(offset), generator=torch.Generator().manual_seed(0)).to(offset)
@@ -337,7 +337,7 @@ def _holds(observed: ObservedClient, offset: Tensor) -> bool:
 
 
 def _answer(observed: ObservedClient, gradient: Tensor | None, seed: int, noise: int | None = None) -> Tensor:
-    """Return what the defences make of a gradient, by default zeros, (D,): for the victim's number, not rounded.
+    """Return the defences' answer (D,) to a gradient, by default zeros, for the victim's number, unrounded.
 
     The samples are blank, or noise of a seed.
     """
@@ -368,7 +368,7 @@ def _answer(observed: ObservedClient, gradient: Tensor | None, seed: int, noise:
 
 
 def _own_task(observed: ObservedClient, seed: int) -> Task:
-    """Return the victim's task with blank samples and randomness of one's own, without its state.
+    """Return the victim's task with blank samples and own randomness, without the victim's state.
 
     There are public samples where the attacker is granted them, and others of the client where only a batch is asked.
     """
@@ -396,7 +396,7 @@ def _own_task(observed: ObservedClient, seed: int) -> Task:
 
 
 def _moves(observed: ObservedClient, offset: Tensor) -> Undo:
-    """Return what is found, value by value, of defences that answer zeros with an offset (D,).
+    """Return the map of single values that the defences apply, given their answer to zeros (D,).
 
     They are given gradients that differ in signs alone, so that clips and thresholds act alike on all: the value i of
     gradient k has its sign turned where bit k of i is set, and the signs of an answer tell from where each value comes.
@@ -425,7 +425,7 @@ def _moves(observed: ObservedClient, offset: Tensor) -> Undo:
 
 
 def _checked(moved: Moved, answer: Callable[[Tensor, int], Tensor]) -> Moved | None:
-    """Return where values come from, and times what, if two other gradients confirm it; None if all are in place.
+    """Return the map of values if two further gradients confirm it; None for the identity or otherwise.
 
     They may come back larger or smaller, all alike; factors then count relatively to each other.
     """
@@ -449,7 +449,7 @@ def _checked(moved: Moved, answer: Callable[[Tensor, int], Tensor]) -> Moved | N
 
 
 def _few_directions(answers: Tensor) -> Tensor | None:
-    """Return the directions (D, R) in which answers (M, D) to zeros lie, where these are fewer than the answers.
+    """Return an orthonormal basis (D, R) of answers (M, D) to zeros, if it is smaller than their number.
 
     Values that are random each by itself are left as they are: no other value tells what was added to them.
     """
@@ -469,7 +469,7 @@ def _few_directions(answers: Tensor) -> Tensor | None:
 
 
 def _least_absolute(directions: Tensor, values: Tensor) -> Tensor:
-    """Return the coefficients (R,) for which `directions` leave the smallest absolute sum of `values`, reweighted."""
+    """Return coefficients (R,) that minimise sum |values - directions @ c|, by iterative reweighting."""
     import torch
 
     coefficients = directions.T @ values

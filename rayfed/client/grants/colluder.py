@@ -1,4 +1,4 @@
-"""The private part of a client that colludes."""
+"""Grant of the private part of a colluding client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @component
 class Colluder(Grant):
-    """Private part of another client, the next one drawn after the victim, after its own training of the round.
+    """Private part of the next client drawn after the victim, as trained in this round.
 
     The attacker puts it in place of the victim's; an attack with a `cut` is given the colluder's modules up to there.
     """
@@ -27,15 +27,15 @@ class Colluder(Grant):
     involves_others: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Return whether a private part is needed: unless the attack says itself what is private."""
+        """Return True unless the attack says itself which part is private."""
         return "cut" not in attack.parameters
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """Return the colluder."""
+        """Return the colluding client."""
         return [colluder(scenario, round, victim)]
 
     def supposes(self, observed: ObservedClient) -> Named:
-        """Return all tensors of the colluder."""
+        """Return all private tensors of the colluder."""
         return observed.trained(colluder(observed.runtime.scenario, observed.round, observed.client))
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Colluder(Grant):
 
 
 def colluder(scenario: Scenario, round: int, victim: int) -> int:
-    """Return the client that lends the server its private part against a victim: the next one drawn that round.
+    """Return the client that colludes against a victim: the next one drawn in that round.
 
     Raises `ScenarioError` when no other client is drawn.
     """

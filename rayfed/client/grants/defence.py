@@ -1,4 +1,4 @@
-"""The victim's defences: which values of the update they have left alone, and how they work."""
+"""Grant of the victim's defences: their code, and the values of the update that they leave unchanged."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """Tells which values of an update no defence of a pipeline has changed."""
+    """Function that tells which values of an update no defence of a pipeline has changed."""
 
     defences: tuple[Defence, ...]
     error: Named | None = None
     """Standard error of each value, of an update that is the mean of several answers."""
 
     def __call__(self, update: Update) -> Named:
-        """Return a bool mask of every tensor, by name."""
+        """Return a bool mask of every tensor, by name, True where no defence has changed it."""
         import torch
 
         masks = {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}
@@ -40,7 +40,7 @@ class LeftAlone:
 
 @dataclass(frozen=True)
 class DefendedClient:
-    """Plays what a client with the victim's defences sends for samples of the attacker's own.
+    """Simulation of a client with the victim's defences, for samples of the attacker's own.
 
     It has none of the victim's state and randomness.
     """
@@ -83,7 +83,7 @@ class DefendedClient:
 
 @component
 class KnownDefence(Grant):
-    """The victim's defences: which values they left alone, and what they make of an attacker's own samples.
+    """Grant of a simulated defended client and of the mask of unchanged values.
 
     What they changed (what pruning cut, what Soteria touched) is then not matched, and attacks that learn from shadow
     clients defend these. With `averages: K` the victim also answers K times at the same weights with the same samples,
@@ -95,7 +95,7 @@ class KnownDefence(Grant):
     averages: ClassVar[bool] = True
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return a defended client, and the masks of what the attacker sees.
+        """Return a simulated defended client, and the masks of what the attacker sees.
 
         Where that is no value, it is given how masks follow from an opened update.
 

@@ -1,4 +1,4 @@
-"""Keys that a victim keeps private and never trains."""
+"""Grant of keys that a victim keeps private and never trains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @component
 class Key(Grant):
-    """Tensors that the victim drew and never trains: keys, passports."""
+    """Private tensors that the victim drew and never trains: keys, passports."""
 
     describe: ClassVar[str] = "the victim's key"
     of_private: ClassVar[bool] = True
@@ -24,5 +24,5 @@ class Key(Grant):
         return True
 
     def knows(self, arm: Arm) -> frozenset[str]:
-        """Return the names of private buffers but for statistics of batch norms."""
+        """Return the names of private buffers other than batch-norm statistics."""
         return arm.keys

@@ -1,4 +1,4 @@
-"""The labels behind the update."""
+"""Grant of the labels behind the update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @component
 class Labels(Grant):
-    """Sorted list of the labels behind the update: which labels are in it, not which image has which."""
+    """Sorted labels behind the update, without their assignment to images."""
 
     describe: ClassVar[str] = "the labels"
     fills: ClassVar[tuple[str, ...]] = ("labels",)

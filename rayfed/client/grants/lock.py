@@ -1,4 +1,4 @@
-"""Parameters that a victim keeps private and trains."""
+"""Grant of parameters that a victim keeps private and trains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @component
 class Lock(Grant):
-    """Parameters that the victim keeps private and trains: then sent, with their gradient, like any other layer's."""
+    """Private parameters that the victim trains, sent with their gradient like any other."""
 
     describe: ClassVar[str] = "the victim's lock"
     of_private: ClassVar[bool] = True

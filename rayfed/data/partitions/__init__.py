@@ -1,4 +1,4 @@
-"""Partitions: how samples are dealt to clients, each a component with `split(labels, clients, rng)`."""
+"""Partitions of samples among clients, each a component with `split(labels, clients, rng)`."""
 
 TABLE: dict[str, str] = {
     "iid": "rayfed.data.partitions.iid:IID",

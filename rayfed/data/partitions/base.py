@@ -1,4 +1,4 @@
-"""The contract of a partition, and what all partitions share."""
+"""The contract of a partition, and common functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Partition(Protocol):
     """Partition of samples among clients: a frozen dataclass whose fields are the scenario's parameters."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
-        """Return the indices (n,) int64 of each client's samples, no two alike, in random order.
+        """Return each client's indices (n,) int64, without repetition, in random order.
 
         `labels` is (N,) int64. Every sample goes to exactly one client, unless the partition says otherwise, and every
         client gets at least one; `rng` is the only source of randomness. Raises `UserError` where there are too few
@@ -28,7 +28,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Parts(Sequence[np.ndarray]):
-    """Samples of all clients in two arrays, which actors read in place, however many clients there are."""
+    """Samples of all clients in two flat arrays, which actors can map for any number of clients."""
 
     indices: np.ndarray
     """Indices of samples, (N,) int64, client after client."""
@@ -37,7 +37,7 @@ class Parts(Sequence[np.ndarray]):
 
     @classmethod
     def of(cls, parts: Iterable[np.ndarray]) -> Parts:
-        """Return the parts of all clients as one object."""
+        """Return the clients' indices as one object."""
         if isinstance(parts, Parts):
             return parts
         every = [np.empty(0, np.int64), *parts]
@@ -56,7 +56,7 @@ class Parts(Sequence[np.ndarray]):
     @overload
     def __getitem__(self, client: slice) -> Sequence[np.ndarray]: ...
     def __getitem__(self, client: int | slice) -> np.ndarray | Sequence[np.ndarray]:
-        """Return one client's indices, a view; or those of several."""
+        """Return one client's indices as a view, or those of several clients."""
         if isinstance(client, slice):
             return [self[c] for c in range(*client.indices(len(self)))]
         end = self.ends[client]
@@ -65,7 +65,7 @@ class Parts(Sequence[np.ndarray]):
 
 
 def require(samples: int, clients: int, each: int, what: str) -> None:
-    """Raise `UserError` unless there are `each` samples for every client; `what` says why so many."""
+    """Raise `UserError` unless there are `each` samples for every client; `what` names the reason."""
     if samples < clients * each:
         raise UserError(
             f"cannot deal {samples} samples to {clients} clients: {what} needs at least {clients * each}; "
@@ -74,7 +74,7 @@ def require(samples: int, clients: int, each: int, what: str) -> None:
 
 
 def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Split one client's indices (n,) into those that it trains on and those that it only validates on.
+    """Split one client's indices (n,) into those for training and those for validation.
 
     There is at least one of each, and each class gives its share. `labels` are those of all samples. Raises `UserError`
     for too few.
@@ -90,7 +90,7 @@ def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.nda
 
 
 def label_mix(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
-    """Return how many samples of each class each client has: (clients, classes) int64."""
+    """Return the number of samples of each class at each client, (clients, classes) int64."""
     every = Parts.of(parts)
     owners = np.repeat(np.arange(len(every)), every.sizes)
     held = np.bincount(owners * classes + labels[every.indices], minlength=len(every) * classes)

@@ -1,4 +1,4 @@
-"""Consecutive blocks, for data sets whose order says whose a sample is."""
+"""Partition into consecutive blocks, for data sets whose order tells who owns a sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayfed.registry import component
 
 @component
 class Blocks:
-    """Blocks of the samples in the data set's own order, equal to within one sample, one for each client."""
+    """One block of consecutive samples for each client, with equal sizes to within one sample."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the clients' indices, see `Partition.split`."""

@@ -1,4 +1,4 @@
-"""Label skew: each client's mix of classes is drawn from a Dirichlet distribution.
+"""Label skew: each client's class proportions are drawn from a Dirichlet distribution.
 
 Hsu, Qi and Brown, arXiv:1909.06335, section 3; the same in appendix D of Refiner with concentration 1.
 """
@@ -45,7 +45,7 @@ class Dirichlet:
 
 
 def _deal(mixes: np.ndarray, sizes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return how many samples of each class each client gets: (clients, K), rows sum to `sizes`, columns to `counts`.
+    """Return each client's number of samples by class, (clients, K); rows sum to `sizes`, columns to `counts`.
 
     All clients draw at once, so none is the last one that gets what nobody wanted. Every pass but the last one
     uses up a class: there are at most K.

@@ -1,4 +1,4 @@
-"""Samples dealt evenly at random: the IID setting of McMahan et al., arXiv:1602.05629, section 3."""
+"""Uniformly random partition: the IID setting of McMahan et al., arXiv:1602.05629, section 3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayfed.registry import component
 
 @component
 class IID:
-    """Equal shares (to within one sample) of all samples, whatever their labels."""
+    """Equal shares of all samples (to within one), independent of their labels."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the clients' indices, see `Partition.split`."""

@@ -1,4 +1,4 @@
-"""Quantity skew: clients differ in how much data they have, not in which.
+"""Quantity skew: clients have different amounts of data with the same distribution.
 
 Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos", arXiv:2102.02079, section IV-C.
 """
@@ -16,7 +16,7 @@ from rayfed.registry import component
 
 @component
 class Quantity:
-    """Unequal shares: one sample for each client, all others ~ Dir(alpha, ..., alpha), whatever their labels."""
+    """Unequal shares, one sample each plus a share ~ Dir(alpha, ..., alpha), independent of labels."""
 
     alpha: Annotated[float, Field(gt=0)]
     """Concentration: near 0 one client has nearly all samples, above about 100 all have about equally many."""

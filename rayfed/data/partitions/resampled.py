@@ -1,4 +1,4 @@
-"""More clients than samples: every client's own draw from all samples, which clients may share."""
+"""Independent draws from all samples, for more clients than samples; clients may share samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayfed.subsets import subsets
 
 @component
 class Resampled:
-    """Independent draws: so many different samples for each client, whatever the other clients have.
+    """Independent draws: this many distinct samples for each client, which other clients may have, too.
 
     For federations of many clients. Each client's copy of a sample counts as a record of its own: a privacy guarantee
     for one sample speaks of one client's copy.
@@ -25,7 +25,7 @@ class Resampled:
     """Samples of one client."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-        """Return the clients' indices, see `Partition.split`, but for samples that several clients get, or none."""
+        """Return the clients' indices, see `Partition.split`; several clients may get the same sample."""
         if len(labels) < self.samples:
             raise UserError(
                 f"partition resampled: a client cannot draw {self.samples} different samples of {len(labels)}; "

@@ -13,7 +13,7 @@ from rayfed.registry import component
 
 @component
 class Shards:
-    """Equal shards of the samples sorted by label, as many of which are dealt to each client at random."""
+    """Equal shards of the samples sorted by label, several of which each client gets at random."""
 
     by_label: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Data sets: one a file, or one family a file, each a component with `load() -> Dataset`."""
+"""Data sets, one or one family a file, each a component with `load() -> Dataset`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLE: dict[str, str] = {
 
 
 def check_given(data: str) -> None:
-    """Raise `UserError` unless this is a file, a folder, a URL, or the name or dotted path of a data set.
+    """Raise `UserError` unless an argument is a file, folder, URL, or the name or dotted path of a data set.
 
     Nothing is imported or read: who mistyped a path hears of it at once.
     """

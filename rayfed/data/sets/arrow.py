@@ -1,4 +1,4 @@
-"""Data sets larger than memory, from a file of `rayfed pack`."""
+"""Memory-mapped data sets from a file of `rayfed pack`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rayfed.registry import component
 
 @component
 class Arrow(Source):
-    """Arrow file that `rayfed pack` wrote, mapped and not loaded: all nodes of a cluster have it at this path."""
+    """Arrow file of `rayfed pack`, memory-mapped; all nodes of a cluster need it at the same path."""
 
     path: Path
     """The file; `~` and environment variables are expanded."""
 
     def load(self) -> Dataset:
-        """Open the data set, its images in the file. Raises `DataError` for another `size` than that of its images."""
+        """Open the data set without reading the images; raises `DataError` if `size` is not theirs."""
         data = mapped(str(local_path(self.path).resolve()), self.train_samples, self.test_samples)
         if self.size is not None and data.sample.shape[1:] != (self.size, self.size):
             raise DataError(

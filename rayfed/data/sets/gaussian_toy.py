@@ -1,4 +1,4 @@
-"""Two classes of points in the plane, drawn from two unlike Gaussian mixtures, one for each of two clients.
+"""Toy data: points in the plane from two different Gaussian mixtures, one for each of two clients.
 
 Source: Ren's thesis, section 4.3.1 and figure 4.2, which gives sizes but no means and deviations: those are ours.
 """

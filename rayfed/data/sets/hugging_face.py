@@ -25,7 +25,7 @@ _SHARD = re.compile(r"(.+?)-\d+(-of-\d+)?")
 
 @component
 class HuggingFace(Source):
-    """Images of a data set of Hugging Face on disk: a folder of `save_to_disk`, or a repository of the hub."""
+    """Images of a Hugging Face data set on disk: a folder of `save_to_disk`, or a repository of the hub."""
 
     root: Path
     """Folder of the data set; `~` and environment variables are expanded."""
@@ -53,7 +53,7 @@ class HuggingFace(Source):
 
 
 def splits(root: Path) -> dict[str, list[Path]]:
-    """Return the files of each split of a data set; empty for a folder that is none."""
+    """Return each split's files of a data set; empty for a folder that is not one."""
     if (root / "dataset_dict.json").is_file():
         written = _said(root / "dataset_dict.json", "splits")
         return {str(name): _saved(root / str(name)) for name in written}

@@ -1,4 +1,4 @@
-"""Your own images: a folder for each class, as torchvision's ImageFolder and most tools lay them out."""
+"""The user's images in one folder a class, as in torchvision's ImageFolder."""
 
 from __future__ import annotations
 

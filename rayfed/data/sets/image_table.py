@@ -1,4 +1,4 @@
-"""Your own images: a folder of files, and a table that says which class each belongs to."""
+"""The user's images: a folder of files, and a table of their classes."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ class Files:
         return cls(root, known)
 
     def named(self, table: Path, names: list[str]) -> list[Path]:
-        """Return the files of a table's rows; raises `DataError`, naming the row, for one without, or with several."""
+        """Return the files named in a table's rows; raises `DataError` for a row with none or several."""
         return [self._one(f"{table}, row {row} (from 0)", name) for row, name in enumerate(names)]
 
     def has(self, name: str) -> bool:
-        """Return whether a name is that of a file here."""
+        """Return whether a name is that of a file in the folder."""
         return (self._root / name).is_file() or Path(name).name in self._known
 
     def _one(self, where: str, name: str) -> Path:
@@ -97,7 +97,7 @@ class Files:
 
 
 def tables_of_images(path: Path) -> list[Path]:
-    """Return the tables, of a folder or the file itself, whose first row names an image beside it or below."""
+    """Return the tables, in a folder or the file itself, whose first row names an image beside or below."""
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
     return [file for file in files if file.suffix in TABLES and _names_images(file)]
 
@@ -110,7 +110,7 @@ def _names_images(path: Path) -> bool:
 
 
 def columns(table: pa.Table, file: str | None, label: str | None) -> tuple[str, str]:
-    """Return a table's columns of files and of classes; raises `DataError` for a missing one, or several of classes."""
+    """Return a table's columns of file names and classes; raises `DataError` for a missing or ambiguous one."""
     every = ", ".join(table.column_names)
     for asked in (file, label):
         if asked is not None and asked not in table.column_names:
@@ -132,7 +132,7 @@ def columns(table: pa.Table, file: str | None, label: str | None) -> tuple[str, 
 
 
 def _found(table: pa.Table, names: Sequence[str]) -> list[str]:
-    """Return the columns with one of the names, in their order."""
+    """Return the columns with one of these names, in the columns' order."""
     known = {name.strip().lower(): name for name in reversed(table.column_names)}
     return [known[name] for name in names if name in known]
 
@@ -146,5 +146,5 @@ def _texts(path: Path, table: pa.Table, column: str) -> list[str]:
 
 
 def _within(path: Path, ends: tuple[str, ...]) -> bool:
-    """Return whether a path ends as another does, whose last part may lack its ending."""
+    """Return whether a path ends with another, whose last part may lack its suffix."""
     return path.parent.parts[len(path.parent.parts) - len(ends) + 1 :] == ends[:-1]

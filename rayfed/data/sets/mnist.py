@@ -61,7 +61,7 @@ class MNIST(TorchvisionSource):
 
 @component
 class FashionMNIST(MNIST):
-    """70,000 pictures of clothes, 28x28 grey: files as MNIST's."""
+    """70,000 pictures of clothes, 28x28 grey, in files like MNIST's."""
 
     original: ClassVar[Any] = datasets.FashionMNIST
     layout: ClassVar[str] = f"{_FILES} in root, root/fashion_mnist or root/FashionMNIST/raw"

@@ -31,7 +31,7 @@ _MOST_CLASSES = 100_000
 
 @component
 class Parquet(Source):
-    """Images in Parquet files, their bytes in a column; without `test` a stratified fifth of `train` is held out."""
+    """Images in Parquet files, their bytes in a column; without `test`, a stratified fifth of `train` is held out."""
 
     train: Path
     """A Parquet file, or a folder of which all *.parquet are read; `~` and environment variables are expanded."""
@@ -51,14 +51,14 @@ class Parquet(Source):
 
 
 def named(column: str | None) -> tuple[str, ...]:
-    """Return the names that a column may have: the one that is asked for, or none where it is to be found."""
+    """Return the possible names of a column: the requested one, or the known ones."""
     return () if column is None else (column,)
 
 
 def read_parquet(
     train: Sequence[Path], test: Sequence[Path], image_columns: Sequence[str], label_columns: Sequence[str]
 ) -> tuple[Split, Split, tuple[str, ...]]:
-    """Read train split, test split and class names; of the columns named, the first that a file has is read.
+    """Read train split, test split and class names, from the first of the named columns that each file has.
 
     Where none is named, the column is found by the metadata, its name or its type. Without test files a stratified
     fifth of the training split is held out. Where the files name no classes, these are numbered up to the largest label
@@ -87,7 +87,7 @@ def read_parquet(
 
 
 class _Shard(NamedTuple):
-    """Content of one file, labels not yet checked against the classes, or still text."""
+    """Content of one file, with labels not yet checked or still text."""
 
     path: Path
     images: list[Encoded]
@@ -135,7 +135,7 @@ def _read_file(path: Path, image_columns: Sequence[str], label_columns: Sequence
 
 
 def _numbers(path: Path, column: str, rows: Sequence[float | Sequence[float | None]]) -> np.ndarray:
-    """Return labels that are numbers, (N, k) float64; raises `DataError` for lists of several lengths."""
+    """Return numeric labels (N, k) float64; raises `DataError` for lists of different lengths."""
     lists = [row if isinstance(row, list) else [row] for row in rows]
     row = next((i for i, one in enumerate(lists) if len(one) != len(lists[0]) or None in one or not one), None)
     if row is not None:
@@ -147,7 +147,7 @@ def _numbers(path: Path, column: str, rows: Sequence[float | Sequence[float | No
 
 
 def _outputs(shards: Sequence[_Shard]) -> tuple[str, ...]:
-    """Return numbers for names of the outputs; raises `DataError` where files differ in how many there are."""
+    """Return numbers as names of the outputs; raises `DataError` if files differ in their number."""
     for shard in shards:
         if shard.labels.shape[1:] != shards[0].labels.shape[1:]:
             raise DataError(f"{shard.path} and {shards[0].path} have labels of different kinds or lengths")
@@ -172,7 +172,7 @@ def _table(path: Path, columns: list[str]) -> pa.Table:
 def _column(
     path: Path, schema: pa.Schema, names: Sequence[str], found: Callable[[], Sequence[str]], what: str = "image"
 ) -> str:
-    """Return the first of the columns named that a file has; where none is named, the only one that is found."""
+    """Return the first of the named columns that a file has, or the only candidate if none is named."""
     for name in names:
         if name in schema.names:
             return name
@@ -185,14 +185,14 @@ def _column(
 
 
 def _image_columns(schema: pa.Schema, features: Mapping[str, Any]) -> list[str]:
-    """Return the columns that hold images: those that the metadata say, those called so, or those of bytes."""
+    """Return the columns of images: by metadata, by name, or by type."""
     told = _of_kind(features, "Image")
     binary = [field.name for field in schema if pa.types.is_struct(field.type) or pa.types.is_binary(field.type)]
     return told or [name for name in binary if name.lower() == "image"] or binary
 
 
 def _label_columns(schema: pa.Schema, features: Mapping[str, Any]) -> list[str]:
-    """Return the columns that hold classes: those that the metadata say, or those called so."""
+    """Return the columns of classes: by metadata, or by name."""
     told = _of_kind(features, "ClassLabel")
     return told or [name for name in schema.names if name.lower() in LABEL_COLUMNS]
 
@@ -220,7 +220,7 @@ def _refuse_null(path: Path, column: pa.ChunkedArray, problem: str) -> None:
 
 
 def _features(path: Path, schema: pa.Schema) -> Mapping[str, Any]:
-    """Return what the metadata say of each column; nothing where there are none."""
+    """Return the metadata of each column; empty without metadata."""
     written = (schema.metadata or {}).get(b"huggingface")
     if written is None:
         return {}
@@ -248,7 +248,7 @@ def _class_names(path: Path, features: Mapping[str, Any], label_column: str) -> 
 
 
 def _numbered(shards: list[_Shard]) -> list[_Shard]:
-    """Return shards with numbers for labels that are text, in the order of the names; others as they are."""
+    """Return shards with text labels replaced by numbers, in the order of the names."""
     text = [shard.labels.dtype.kind == "U" for shard in shards]
     if not any(text):
         return shards
@@ -265,7 +265,7 @@ def _numbered(shards: list[_Shard]) -> list[_Shard]:
 
 
 def _classes(shards: Sequence[_Shard], train: int) -> tuple[str, ...]:
-    """Return the names that all files agree on, or numbers where none has names."""
+    """Return the class names that all files agree on, or numbers if none has names."""
     named = [shard for shard in shards if shard.classes is not None]
     for shard in named:
         if shard.classes != named[0].classes:

@@ -33,7 +33,7 @@ PHOTOGRAPHS: dict[Photograph, tuple[str, str]] = {
 
 @component
 class Photos(Source):
-    """Patches of seven RGB photographs, cut on a grid: no two share a pixel. A stratified fifth is the test split."""
+    """Patches of seven RGB photographs, cut on a grid without overlap. A stratified fifth is the test split."""
 
     is_public: ClassVar[bool] = True
 

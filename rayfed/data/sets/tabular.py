@@ -1,4 +1,4 @@
-"""Rows of tables: scikit-learn's diabetes patients, or the user's own CSV or Parquet file.
+"""Records: scikit-learn's diabetes data, or the user's own CSV or Parquet file.
 
 Source of `diabetes`: Efron et al. 2004, "Least Angle Regression", section 1: 442 patients, ten measures, and how the
 illness progressed within a year; the table on the original scale ships in scikit-learn's wheel. How columns become
@@ -49,7 +49,7 @@ class Tabular:
     """Use only this many test samples, chosen as those for training. None uses all."""
 
     def load(self) -> Dataset:
-        """Load the data set into memory, with numbers on 256 levels and a byte for each category.
+        """Load the data set into memory, with numbers in 256 levels and a byte for each category.
 
         The levels lie between the smallest and the largest training value. Raises `DataError` for missing or broken
         files.
@@ -113,7 +113,7 @@ class Diabetes(Tabular):
 
 
 def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield a remark on each column (N,) that is hardly the feature that it is taken for.
+    """Yield a remark on each column (N,) that looks like a row number instead of a feature.
 
     That is dates, which are a category each, and what looks like the rows' numbers or names: text without a value
     twice, and whole numbers without one twice that only rise or are called an id.
@@ -137,14 +137,14 @@ def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
 
 
 def _left_out(name: str) -> str:
-    """Return the option that leaves a column out, as a shell takes it."""
+    """Return the command-line option that leaves a column out, quoted for a shell."""
     listed = yaml.safe_dump([name], default_flow_style=True, width=10**9).strip()
     return f"--set {quote(f'data.without={listed}')}"
 
 
 @component
 class Table(Tabular):
-    """Records of the user's own file: numeric columns are continuous, all others categorical.
+    """Records of the user's own file, with numeric columns continuous and all others categorical.
 
     Missing numbers are filled with the median of the training rows, missing text is a category of its own; both are
     noted. A row needs its label, and infinite numbers are refused. Columns that are `targets` become numbers between 0
@@ -188,7 +188,7 @@ class Table(Tabular):
 def _of_numbers(
     path: Path, columns: dict[str, np.ndarray], targets: list[str]
 ) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
-    """Return what `Tabular.read` does of a table whose labels are columns of numbers."""
+    """Return the result of `Tabular.read` for a table whose labels are columns of numbers."""
     found = {name: columns.pop(name) for name in targets}
     if text := [name for name, values in found.items() if values.dtype.kind != "f"]:
         raise DataError(
@@ -208,7 +208,7 @@ def _check_column(path: Path, table: pa.Table, field: str, name: str) -> None:
 
 
 def _check_target(path: Path, table: pa.Table, field: str, name: str) -> None:
-    """Raise `DataError` unless the table has a column of this name that is nowhere empty."""
+    """Raise `DataError` unless the table has a column of this name without missing values."""
     _check_column(path, table, field, name)
     if absent := table[name].null_count:
         row = pc.index(table[name].is_null(), True).as_py()
@@ -219,14 +219,14 @@ def _check_target(path: Path, table: pa.Table, field: str, name: str) -> None:
 
 
 def _scaled(labels: np.ndarray, trained: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """Return numbers (N, k) on the scale of the rows that are `trained`; raises `DataError` for a constant column."""
+    """Return numbers (N, k) scaled by the rows that are `trained`; raises `DataError` for a constant column."""
     if len(same := np.flatnonzero(np.ptp(labels[trained], axis=0) == 0)):
         raise DataError(f"the target '{names[same[0]]}' has one value in all training rows: nothing is to be learnt")
     return scaled_numbers(labels[trained], labels)[1]
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the columns of a `.csv` or `.tsv` file, or of a `.parquet` file without images; of other files none.
+    """Return the columns of a `.csv`, `.tsv` or image-free `.parquet` file; empty for other files.
 
     Raises `DataError` for one that cannot be read.
     """
@@ -243,12 +243,12 @@ def column_names(path: Path) -> list[str]:
 
 
 def _name(value: str | float) -> str:
-    """Return the name of a class: whole numbers without a point, however large."""
+    """Return the name of a class, whole numbers without a decimal point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _column(name: str, every: np.ndarray, trained: np.ndarray) -> Column:
-    """Describe a column: categories of all rows, bounds and deviation of the training rows."""
+    """Return the description of a column: categories of all rows, bounds and deviation of the training rows."""
     if every.dtype.kind != "f":
         return Column(name, tuple(map(str, np.unique(every))))
     low, high = float(trained.min()), float(trained.max())
@@ -262,7 +262,7 @@ def _encoded(column: Column, values: np.ndarray) -> np.ndarray:
 
 
 def _values(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
-    """Return a column's values, (N,) float64, or text for what is not numeric."""
+    """Return a column's values (N,), as float64 if numeric, else as text."""
     numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     if pa.types.is_binary(column.type):
         raise DataError(f"{path}: '{name}' has text that is not UTF-8: save the file in that encoding")
@@ -277,7 +277,7 @@ def _values(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _filled(name: str, values: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return a column (N,) with nothing missing, and what was done; empty where nothing was.
+    """Return a column (N,) with missing values filled in, and a remark on how; empty if none was missing.
 
     Raises `DataError` for a continuous column without a value in the rows that are `trained`.
     """
@@ -295,7 +295,7 @@ def _filled(name: str, values: np.ndarray, trained: np.ndarray) -> tuple[np.ndar
 
 
 def _among_numbers(column: Column) -> str:
-    """Return a hint where a column of text is one of numbers, but for some entries."""
+    """Return a hint if a text column is numeric but for a few entries."""
     others = [text for text in column.categories if not _NUMBER.fullmatch(text)]
     if 2 * len(others) > len(column.categories):
         return ""

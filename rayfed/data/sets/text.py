@@ -1,4 +1,4 @@
-"""Texts, cut into windows of a few tokens; the class is the author, or the folder.
+"""Texts cut into windows of a few tokens, with the author or the folder as the class.
 
 Source of the texts that come with rayfed: the Canterbury corpus (Arnold and Bell 1997), as the `brotli` package ships
 it. Carroll, "Alice's Adventures in Wonderland" (1865), Milton, "Paradise Lost" (1667) and Shakespeare, "As You Like It"
@@ -26,7 +26,7 @@ _TESTED = 0.2
 
 @component
 class Text:
-    """Texts cut into windows of so many tokens, one after the other; of each file the last fifth is the test split.
+    """Texts cut into consecutive windows of this many tokens; the last fifth of each file is the test split.
 
     Line breaks and other runs of white space count as one space. Without `tokenizer`, byte pairs are learnt from the
     training texts, always the same ones.
@@ -51,7 +51,7 @@ class Text:
 
     @property
     def is_public(self) -> bool:
-        """Whether everybody has these samples: the authors that come with rayfed, not a folder of the user's."""
+        """Whether the samples are public: true for the authors that come with rayfed."""
         return self.root is None
 
     def load(self) -> Dataset:
@@ -87,7 +87,7 @@ class Text:
 
 
 def _texts(root: Path) -> dict[str, list[str]]:
-    """Return the texts of each class' files, classes and files in the order of their names."""
+    """Return the texts of each class, classes and files in the order of their names."""
     if not root.is_dir():
         raise DataError(f"data.root: {root} is no folder; expected one with CLASS/*.txt in it")
     classes = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -112,6 +112,6 @@ def _read(path: Path) -> str:
 
 
 def _halves(text: str) -> tuple[str, str]:
-    """Return the training and the test part of a text, cut at a space."""
+    """Return the training and the test part of a text, split at a space."""
     place = text.rfind(" ", 0, round(len(text) * (1 - _TESTED)) + 1)
     return (text, "") if place < 0 else (text[:place], text[place:])

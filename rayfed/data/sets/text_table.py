@@ -1,4 +1,4 @@
-"""Texts in a table: a text and a class in each row."""
+"""Texts in a table with a text and a class in each row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TEXT_COLUMNS = (
 
 @component
 class TextTable:
-    """Texts of a table's rows, cut after so many tokens and filled up where shorter; each with a class.
+    """Texts of a table's rows, truncated or padded to this many tokens, each with a class.
 
     Without `test` a stratified fifth of the rows is held out. What fills texts up counts as no token of theirs.
     """
@@ -95,19 +95,19 @@ class TextTable:
 
 
 def _rows(texts: Sequence[str], split: Split) -> list[str]:
-    """Return the texts of a split, whose images are the numbers of their rows."""
+    """Return the texts of a split, whose images are row numbers."""
     assert isinstance(split.images, np.ndarray)
     return [texts[row] for row in split.images.tolist()]
 
 
 def text_column(names: Sequence[str]) -> str | None:
-    """Return the column that holds texts by its name; None where none does, or several."""
+    """Return the column of texts by its name; None if none or several match."""
     found = [name for name in names if name.lower() in TEXT_COLUMNS]
     return found[0] if len(found) == 1 else None
 
 
 def _read(path: Path, text: str | None, label: str | None) -> tuple[list[str], list[str]]:
-    """Return texts and labels of a table, in its order."""
+    """Return a table's texts and labels, in order."""
     table = read_table(path)
     labelled = [name for name in table.column_names if name.lower() in LABEL_COLUMNS]
     text = text or text_column(table.column_names)

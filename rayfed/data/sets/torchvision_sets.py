@@ -1,4 +1,4 @@
-"""Base of the data sets that torchvision knows: a local root, and a download only when asked for."""
+"""Base of torchvision's data sets, with a local root and downloads only on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayfed.registry import component
 
 @component
 class TorchvisionSource(Source):
-    """Base of a data set that lies under `root` in the layout that torchvision gives it."""
+    """Base of a data set under `root` in torchvision's layout."""
 
     original: ClassVar[Any]
     """Class of the data set in torchvision."""
@@ -35,7 +35,7 @@ class TorchvisionSource(Source):
         return local_path(self.root)
 
     def missing(self, found: str) -> DataError:
-        """Return the error for files that are not there."""
+        """Return the error for missing files."""
         return DataError(
             f"{found}; expected {self.layout}: name their folder (--set data.root=FOLDER), or set `download: true`"
         )
@@ -52,7 +52,7 @@ class TorchvisionSource(Source):
             ) from error
 
     def check_md5(self, path: Path, expected: str) -> None:
-        """Raise `DataError` unless the file is there and is the one that torchvision knows."""
+        """Raise `DataError` unless the file exists and has torchvision's MD5."""
         if not path.is_file():
             raise self.missing(f"{path} is missing")
         with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Images of words, from several sources: what the thesis reads with FedBoosting (Ren 2023, section 4.3.2)."""
+"""Images of words from several sources, as used with FedBoosting in the thesis (Ren 2023, section 4.3.2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Source = Annotated[Synth90K | SynthText | IIIT5K | SVT | ScutForu | Icdar2015 | 
 
 @component
 class Words:
-    """Grey images of words of 3 to 25 letters and digits, small and capital ones alike; others are left out.
+    """Grey images of words of 3 to 25 letters and digits, ignoring case; other words are left out.
 
     Partitions go by the sources: `shards` with `shards_per_client: 1` gives each client one of as many.
     """
@@ -51,7 +51,7 @@ class Words:
     """Use only this many words of each test source, evenly spaced in it. None uses all."""
 
     def load(self) -> Dataset:
-        """Load the data set into memory. Raises `DataError` for missing or broken files, a source without words."""
+        """Load the data set into memory; raises `DataError` for missing or broken files, or a source without words."""
         if self.letters != self.letters.lower() or len(set(self.letters)) < len(self.letters):
             raise DataError(f"data.letters: '{self.letters}' must be small letters and digits, each once")
         train = [self._words(source, self.train_samples) for source in self.train]

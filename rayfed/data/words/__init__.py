@@ -1,1 +1,1 @@
-"""Sources of images of words, one format a file; `rayfed.data.sets.words` makes a data set of some of them."""
+"""Formats of word images, one a file; `rayfed.data.sets.words` combines them into a data set."""

@@ -1,4 +1,4 @@
-"""The contract of a format of word images: pictures, where in them a word stands, and how it is spelt."""
+"""The contract of a format of word images: pictures, word positions in them, and spelling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayfed.registry import component
 
 @dataclass(frozen=True)
 class Word:
-    """One word as its source has it."""
+    """One word as its source stores it."""
 
     text: str
     image: Path | Image.Image
@@ -24,7 +24,7 @@ class Word:
     """Left, top, right and bottom of the word in the picture, in pixels; None: the picture is the word."""
 
     def pixels(self, height: int, width: int) -> np.ndarray:
-        """Return the word as (1, height, width) uint8, grey, scaled to this size whatever its proportions.
+        """Return the word as (1, height, width) uint8, grey, scaled to this size without keeping proportions.
 
         Raises `DataError` for a picture that cannot be decoded, or a box outside of it.
         """
@@ -49,19 +49,19 @@ class Reader:
     """Base of every format of word images."""
 
     def read(self) -> Iterable[Word]:
-        """Read all words, always in the same order. Raises `DataError` for missing or broken files."""
+        """Read all words in a fixed order; raises `DataError` for missing or broken files."""
         raise NotImplementedError
 
 
 @component
 class LocalReader(Reader):
-    """Base of the formats of word images that lie in a folder."""
+    """Base of the formats of word images in a folder."""
 
     root: Path
     """Folder with the set's own files; `~` and environment variables are expanded. Nothing is downloaded."""
 
     def file(self, name: str) -> Path:
-        """Return a file of the set. Raises `DataError` where it is missing."""
+        """Return a file of the set; raises `DataError` if it is missing."""
         path = local_path(self.root) / name
         if not path.exists():
             raise DataError(f"{path} is missing: set `root` to the folder of the unpacked {type(self).__name__} set")
@@ -69,7 +69,7 @@ class LocalReader(Reader):
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text file that are not empty, with their numbers, from 1."""
+    """Yield the non-empty lines of a text file with their numbers, from 1."""
     for number, line in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
         if line.strip():
             yield number, line.strip()

@@ -1,4 +1,4 @@
-"""ICDAR 2015, challenge 4.3: Karatzas et al. 2015, "ICDAR 2015 Competition on Robust Reading"."""
+"""Reader of ICDAR 2015, challenge 4.3 (Karatzas et al. 2015, "ICDAR 2015 Competition on Robust Reading")."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayfed.registry import component
 
 @component
 class Icdar2015(LocalReader):
-    """ICDAR 2015: `word_1.png`, ... and a file of lines `word_1.png, "Genaxis Theatre"`."""
+    """Words of ICDAR 2015: `word_1.png`, ... and a file of lines `word_1.png, "Genaxis Theatre"`."""
 
     format: Literal["ic15"]
     truth: str = "gt.txt"

@@ -1,4 +1,4 @@
-"""IIIT 5K-word: Mishra, Alahari and Jawahar 2012, "Scene Text Recognition using Higher Order Language Priors"."""
+"""Reader of IIIT 5K-word (Mishra 2012, "Scene Text Recognition using Higher Order Language Priors")."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayfed.registry import component
 
 @component
 class IIIT5K(LocalReader):
-    """IIIT 5K: `traindata.mat` and `testdata.mat`, records of `ImgName`, under the same folder, and `GroundTruth`."""
+    """Words of IIIT 5K: `traindata.mat` and `testdata.mat`, records of `ImgName`, a path, and `GroundTruth`."""
 
     format: Literal["iiit5k"]
     split: Literal["train", "test"] = "test"

@@ -1,4 +1,4 @@
-"""Rendered words, for who has no others: in a font and on a background that a client can have for its own."""
+"""Rendered word images, with a font and background that can differ between clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEIGHT, _MARGIN = 32, 4
 
 @component
 class Rendered(Reader):
-    """Rendered words: random letters in one font, anywhere between dark on light and light on dark."""
+    """Rendered words: random letters in one font, with random contrast from dark on light to light on dark."""
 
     format: Literal["rendered"]
     font: str | Path = "DejaVuSans"
@@ -39,7 +39,7 @@ class Rendered(Reader):
     """Seed of all that is drawn: another one for training than for testing."""
 
     def read(self) -> Iterator[Word]:
-        """Draw words, each when it is asked for."""
+        """Return words that are rendered on access."""
         font, draw = self._font(), np.random.default_rng(self.seed)
         for _ in range(self.samples):
             text = "".join(draw.choice(list(self.letters), self.length))

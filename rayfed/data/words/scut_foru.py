@@ -1,4 +1,4 @@
-"""SCUT-FORU, the Flickr OCR universal database.
+"""Reader of SCUT-FORU, the Flickr OCR universal database.
 
 Source: Zhang et al. 2016, "Character proposal network for robust text extraction".
 """
@@ -16,7 +16,7 @@ from rayfed.registry import component
 
 @component
 class ScutForu(LocalReader):
-    """SCUT-FORU: a text file for each picture, of its name, with a line `x, y, w, h, label` for each word."""
+    """Words of SCUT-FORU: a text file for each picture, of its name, with a line `x, y, w, h, label` for each word."""
 
     format: Literal["scut_foru"]
     images: str = "word_img"

@@ -1,4 +1,4 @@
-"""Street View Text: Wang, Babenko and Belongie 2011, "End-to-End Scene Text Recognition"."""
+"""Reader of Street View Text (Wang, Babenko and Belongie 2011, "End-to-End Scene Text Recognition")."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayfed.registry import component
 
 @component
 class SVT(LocalReader):
-    """Street View Text: `train.xml` and `test.xml`, which name pictures and the rectangles of their words."""
+    """Words of Street View Text: `train.xml` and `test.xml`, which name pictures and their words' rectangles."""
 
     format: Literal["svt"]
     split: Literal["train", "test"] = "test"

@@ -1,4 +1,4 @@
-"""Synth90K (MJSynth).
+"""Reader of Synth90K (MJSynth), synthetic word images.
 
 Source: Jaderberg et al. 2014, "Synthetic Data and Artificial Neural Networks for Natural Scene Text Recognition".
 """
@@ -15,7 +15,7 @@ from rayfed.registry import component
 
 @component
 class Synth90K(LocalReader):
-    """Synth90K: `annotation_train.txt` lists `./2425/1/115_Lube_45484.jpg 45484`; the word is in the file's name."""
+    """Words of Synth90K: `annotation_train.txt` lists `./2425/1/115_Lube_45484.jpg 45484`, the word in the name."""
 
     format: Literal["synth90k"]
     split: Literal["train", "val", "test"] = "train"

@@ -1,4 +1,4 @@
-"""SynthText: Gupta, Vedaldi and Zisserman 2016, "Synthetic Data for Text Localisation in Natural Images"."""
+"""Reader of SynthText (Gupta, Vedaldi and Zisserman 2016, "Synthetic Data for Text Localisation in Natural Images")."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayfed.registry import component
 
 @component
 class SynthText(LocalReader):
-    """SynthText: `gt.mat` with `imnames`, `wordBB` (2 x 4 x words, corners) and `txt`; words are cut out upright."""
+    """Words of SynthText: `gt.mat` with `imnames`, `wordBB` (2 x 4 x words, corners) and `txt`; cut out upright."""
 
     format: Literal["synthtext"]
 

@@ -10,7 +10,8 @@ sought by attackers who know the defence: `dager` on the mean of a hundred answe
 iterations, who is told what pruning cut, behind it and without a defence. A cell that is there already is not played
 again, so several processes may share the work. What is there is printed as a Markdown table: mean shares of tokens in
 their places, with 95 % intervals over texts (Student's t; exact ones where all texts came to the same 0 or 1, and of
-accuracies), of the attack that got most. Seconds are a processor's, of the training alone.
+accuracies), of the attack that got most. Seconds are a processor's, of the training alone. Then accuracies are compared
+with that of the first cell, on the same test texts (McNemar's exact test): of one training of each, with one seed.
 """
 
 from __future__ import annotations
@@ -23,16 +24,24 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from rayfed.analysis import loading
+from rayfed.analysis.paired import holm
 from rayfed.analysis.settings import estimate
+from rayfed.client.sent import Sent
 from rayfed.engine import runs
+from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
+from rayfed.engine.worker import ClientWorker
 from rayfed.metrics.roc import share
-from rayfed.scenario.reading import load
+from rayfed.scenario.reading import load, parse
 from rayfed.shipped import shipped
+from rayfed.store import checkpoint
+from rayfed.store.folder import SCENARIO, RunFolder
 
 TRAINED: dict[str, dict[str, Any]] = {
     "full": {"training": {"lr": 1e-4}},
@@ -88,8 +97,49 @@ def played(cell: Path, trained: str, defence: str, rounds: int, victims: int) ->
     clock = Clock()
     attacks = reading((0, rounds - 1), victims)
     folder = runs.launch(_scenario(trained, defence, rounds, attacks), str(cell), local, clock)
-    told = {"run": folder.url, "seconds": clock.seconds}
+    told = {"run": folder.url, "seconds": clock.seconds, "hits": hits(folder, trained)}
     (cell / "cell.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def hits(folder: RunFolder, arm: str) -> list[bool]:
+    """Return of each test text whether the model that a finished run has trained names its author."""
+    saved = checkpoint.load(folder)
+    assert saved is not None
+    inputs = prepare(parse(folder.read_text(SCENARIO), folder.url))
+    worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    model = saved.server[arm]
+    sent = Sent(saved.round + 1, model["weights"], model["buffers"])
+    return [worker.evaluate(arm, sent, text, text + 1).right == 1 for text in range(TESTED)]
+
+
+class Difference(NamedTuple):
+    """A share of texts less another share of the same texts."""
+
+    value: float
+    low: float
+    high: float
+    """Ends of the 95 % interval, given how many texts one of the two alone got right (exact)."""
+    p: float
+    """The p value of McNemar's exact test."""
+    gained: int
+    lost: int
+
+
+def difference(one: Sequence[bool], other: Sequence[bool]) -> Difference:
+    """Return how much more of the same texts `one` gets right than `other`.
+
+    Sources: McNemar 1947; Fagerland et al. 2013, "The McNemar test for binary matched-pairs data".
+    """
+    from scipy.stats import binomtest  # an import of a second
+
+    gained = sum(a and not b for a, b in zip(one, other, strict=True))
+    lost = sum(b and not a for a, b in zip(one, other, strict=True))
+    apart, size = gained + lost, len(one)
+    if not apart:
+        return Difference(0.0, 0.0, 0.0, 1.0, 0, 0)
+    ends = share(gained, apart)
+    low, high = ((2 * end - 1) * apart / size for end in (ends.low, ends.high))
+    return Difference((gained - lost) / size, low, high, float(binomtest(gained, apart).pvalue), gained, lost)
 
 
 def played_after(cell: Path, called: str, scenario: Any) -> None:
@@ -199,6 +249,22 @@ def lines(out: Path, batch: int, further: int) -> Iterator[str]:
     yield from ("", "Not measured:", *(f"- {reason}" for reason in sorted(why)))
 
 
+def compared(out: Path) -> Iterator[str]:
+    """Yield the table of accuracies against that of the first cell, where both are there."""
+    files = {f"{t} {d}": out / t / d / "cell.json" for t in TRAINED for d in DEFENCES}
+    found = {n: json.loads(f.read_text(encoding="utf-8"))["hits"] for n, f in files.items() if f.exists()}
+    first = next(iter(files))
+    if first not in found:
+        return
+    differences = {name: difference(own, found[first]) for name, own in found.items() if name != first}
+    corrected = holm([one.p for one in differences.values()])
+    yield f"| accuracy less that of {first} | points | texts gained | lost | p (McNemar) | p (Holm) |"
+    yield "| --- " * 6 + "|"
+    for (name, one), p in zip(differences.items(), corrected, strict=True):
+        points = f"{100 * one.value:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
+        yield f"| {name} | {points} | {one.gained} | {one.lost} | {one.p:.2g} | {p:.2g} |"
+
+
 def main() -> None:
     """Play the cells that are not there and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -218,7 +284,7 @@ def main() -> None:
         if given.further and FURTHER[defence]:
             attacks = [{**attack, "victims": given.further} for attack in FURTHER[defence]]
             played_after(cell, "further", _scenario(trained, defence, given.rounds, attacks))
-    print("\n".join(lines(given.out, given.batch, given.further)))
+    print("\n".join([*lines(given.out, given.batch, given.further), "", *compared(given.out)]))
 
 
 if __name__ == "__main__":

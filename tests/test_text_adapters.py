@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.lora import named
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.text.dager import Dager
 from rayfed.attacks.text.pursuit import pursued
@@ -128,6 +129,16 @@ def test_no_pursuit_is_made_on_all_layers_whose_dropout_hides_their_vectors(
     found = struck(model, numbers)
     assert (found.status, found.message) == ("ok", "")
     assert not torch.equal(found.images[:, :5], numbers[:, :5])
+
+
+@pytest.mark.parametrize(("sigma", "least", "most"), [(0.0, LENGTH, LENGTH), (1e-3, LENGTH - 2, LENGTH), (1e3, 0, 6)])
+def test_an_update_behind_which_no_attack_reads_still_tells_a_token_from_others(
+    folder: Path, sigma: float, least: int, most: int
+) -> None:
+    """At a rank too small for `dager`; noise that drowns the gradient leaves the one in eight of chance."""
+    model, numbers, label = adapted(folder, 8), texts(1), torch.tensor([0])
+    seen = replace(observed(model, numbers, label, (Gaussian(sigma=sigma),), classes=3), sample=WORDS)
+    assert least <= named(seen, model, numbers, label, 7) <= most
 
 
 def test_of_a_head_alone_nothing_multiplies_a_token(folder: Path) -> None:

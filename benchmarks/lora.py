@@ -1,16 +1,20 @@
 """Is LoRA safer? What texts, bytes, accuracy and epsilon come to when all of a model is trained, adapters, or its head.
 
     python -m benchmarks.lora --out FOLDER [--cells 'lora*/none'] [--victims 4] [--rounds 11] [--batch 8]
-                              [--further 1]
+                              [--further 1] [--others 7]
 
 MiniLM (`scenarios/finetune_text.yaml`; it needs the extras `hub` and `weights`) is trained for each cell, a way to
 train and a defence, in a run of its own under FOLDER, and attacked in the first round and in the last; then batches of
 `--batch` texts, whose search takes far longer, of one client: `--batch 0` leaves these out. `--further` texts are then
 sought by attackers who know the defence: `dager` on the mean of a hundred answers behind noise, and `tag` with 200
-iterations, who is told what pruning cut, behind it and without a defence. A cell that is there already is not played
-again, so several processes may share the work. What is there is printed as a Markdown table: mean shares of tokens in
-their places, with 95 % intervals over texts (Student's t; exact ones where all texts came to the same 0 or 1, and of
-accuracies), of the attack that got most. Seconds are a processor's, of the training alone.
+iterations, who is told what pruning cut, behind it and without a defence. With `--others` one asks what an update
+tells of one token to those who know all the others: at how many places of two texts it points to the gradient with the
+right token, and to none of so many drawn at random. That is no attack: it says what a search could still go by. A cell
+that is there already is not played again, so several processes may share the work. What is there is printed as a
+Markdown table: mean shares of tokens in their places, with 95 % intervals over texts (Student's t; exact ones where all
+texts came to the same 0 or 1, and of accuracies), of the attack that got most. Seconds are a processor's, of the
+training alone. Then accuracies are compared with that of the first cell, on the same test texts (McNemar's exact test):
+of one training of each, with one seed.
 """
 
 from __future__ import annotations
@@ -23,16 +27,28 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor, nn
+
+from rayfed import gradients
 from rayfed.analysis import loading
+from rayfed.analysis.paired import holm
 from rayfed.analysis.settings import estimate
+from rayfed.attacks.forward_probe import buffers_for, without_tracking
+from rayfed.client.sent import Sent
 from rayfed.engine import runs
+from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
+from rayfed.engine.worker import ClientWorker
 from rayfed.metrics.roc import share
-from rayfed.scenario.reading import load
+from rayfed.scenario.reading import load, parse
 from rayfed.shipped import shipped
+from rayfed.store import checkpoint
+from rayfed.store.folder import SCENARIO, RunFolder
+from rayfed.update import Observation
 
 TRAINED: dict[str, dict[str, Any]] = {
     "full": {"training": {"lr": 1e-4}},
@@ -88,8 +104,49 @@ def played(cell: Path, trained: str, defence: str, rounds: int, victims: int) ->
     clock = Clock()
     attacks = reading((0, rounds - 1), victims)
     folder = runs.launch(_scenario(trained, defence, rounds, attacks), str(cell), local, clock)
-    told = {"run": folder.url, "seconds": clock.seconds}
+    told = {"run": folder.url, "seconds": clock.seconds, "hits": hits(folder, trained)}
     (cell / "cell.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def hits(folder: RunFolder, arm: str) -> list[bool]:
+    """Return of each test text whether the model that a finished run has trained names its author."""
+    saved = checkpoint.load(folder)
+    assert saved is not None
+    inputs = prepare(parse(folder.read_text(SCENARIO), folder.url))
+    worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    model = saved.server[arm]
+    sent = Sent(saved.round + 1, model["weights"], model["buffers"])
+    return [worker.evaluate(arm, sent, text, text + 1).right == 1 for text in range(TESTED)]
+
+
+class Difference(NamedTuple):
+    """A share of texts less another share of the same texts."""
+
+    value: float
+    low: float
+    high: float
+    """Ends of the 95 % interval, given how many texts one of the two alone got right (exact)."""
+    p: float
+    """The p value of McNemar's exact test."""
+    gained: int
+    lost: int
+
+
+def difference(one: Sequence[bool], other: Sequence[bool]) -> Difference:
+    """Return how much more of the same texts `one` gets right than `other`.
+
+    Sources: McNemar 1947; Fagerland et al. 2013, "The McNemar test for binary matched-pairs data".
+    """
+    from scipy.stats import binomtest  # an import of a second
+
+    gained = sum(a and not b for a, b in zip(one, other, strict=True))
+    lost = sum(b and not a for a, b in zip(one, other, strict=True))
+    apart, size = gained + lost, len(one)
+    if not apart:
+        return Difference(0.0, 0.0, 0.0, 1.0, 0, 0)
+    ends = share(gained, apart)
+    low, high = ((2 * end - 1) * apart / size for end in (ends.low, ends.high))
+    return Difference((gained - lost) / size, low, high, float(binomtest(gained, apart).pvalue), gained, lost)
 
 
 def played_after(cell: Path, called: str, scenario: Any) -> None:
@@ -104,6 +161,51 @@ def played_after(cell: Path, called: str, scenario: Any) -> None:
             continue
         folder = runs.attack(scenario, after, str(cell / f"{called}-{moment}"), local, Progress())
         (cell / f"{called}-{moment}.json").write_text(json.dumps({"run": folder.url}), encoding="utf-8")
+
+
+def asked(cell: Path, scenario: Any, others: int, texts: int = 2) -> None:
+    """Ask at how many places an update tells its token from others, at the first weights and at the last."""
+    if not (cell / "cell.json").exists() or (cell / "asked.json").exists():
+        return
+    saved = checkpoint.load(RunFolder.open(json.loads((cell / "cell.json").read_text(encoding="utf-8"))["run"]))
+    assert saved is not None
+    told = {}
+    for moment, round in zip(MOMENTS, (0, saved.round + 1), strict=True):
+        inputs = prepare(scenario.attacked_in(round), rounds=scenario.federation.rounds)
+        [account], [spec, *_] = inputs.accounts, inputs.scenario.attacks
+        worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+        arm = worker.arm(account.name)
+        model = saved.server[account.name] if round else {"weights": arm.weights, "buffers": arm.buffers}
+        sent = Sent(round, model["weights"], model["buffers"])
+        _, seen, truths = worker.observe(account.name, sent, range(texts), spec, {}, 0)
+        told[moment] = sum(named(o, arm.model, t.inputs, t.labels, others) for o, t in zip(seen, truths, strict=True))
+        told["of"] = sum(truth.inputs.numel() for truth in truths)
+    (cell / "asked.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def named(observation: Observation, model: nn.Module, text: Tensor, label: Tensor, others: int) -> int:
+    """Return at how many places of a text (1, L) the update points to its token, and to none of so many others.
+
+    Nearness is the cosine, over the values of the update that are not 0, of the gradients with each.
+    """
+    model, generator = without_tracking(model), torch.Generator().manual_seed(0)
+    kept = {name: tensor != 0 for name, tensor in observation.update.items()}
+
+    def nearness(numbers: Tensor) -> float:
+        weights, buffers = observation.weights, buffers_for(model, observation)
+        found, _ = gradients.gradient(model, weights, buffers, numbers, label)
+        found = {name: tensor * kept[name] for name, tensor in found.items()}
+        inner = sum(float((found[name] * tensor).sum()) for name, tensor in observation.update.items())
+        return inner / float(gradients.norm(found))
+
+    own, count = nearness(text), 0
+    for place in range(text.shape[1]):
+        drawn = torch.randint(observation.sample.largest, (others,), generator=generator)
+        drawn += drawn >= text[0, place]
+        changed = text.repeat(others, 1)
+        changed[:, place] = drawn
+        count += all(nearness(numbers[None]) < own for numbers in changed)
+    return count
 
 
 def reading(rounds: Sequence[int], victims: int, batch: int = 1) -> list[dict[str, Any]]:
@@ -164,12 +266,13 @@ def _interval(values: Sequence[float]) -> str:
     return f"{max(0.0, told.low):.0%}, {min(1.0, told.high):.0%}"
 
 
-def lines(out: Path, batch: int, further: int) -> Iterator[str]:
+def lines(out: Path, batch: int, further: int, others: int) -> Iterator[str]:
     """Yield the table of all cells that are there, and the reasons for what is not measured."""
     after = {f"{batch} texts": "batch"} if batch else {}
     after |= {"further": "further"} if further else {}
     titles = ["trained", "defence", "accuracy", "kB up", "s", "epsilon", "first step", "last round"]
     titles += [f"{title}, {moment}" for title in after for moment in MOMENTS]
+    titles += [f"token told from {others} others, {moment}" for moment in MOMENTS] if others else []
     yield f"| {' | '.join(titles)} |"
     yield "| --- " * len(titles) + "|"
     why: set[str] = set()
@@ -195,8 +298,31 @@ def lines(out: Path, batch: int, further: int) -> Iterator[str]:
             for called, moment in product(after.values(), MOMENTS):
                 played_so = file.parent / f"{called}-{moment}.json"
                 cells.append(found(_rows(played_so, "attacks"), why) if played_so.exists() else "not played")
+            if others:
+                told = (
+                    json.loads(known.read_text(encoding="utf-8"))
+                    if (known := file.parent / "asked.json").exists()
+                    else {}
+                )
+                cells += [f"{told[moment]} of {told['of']}" if told else "not played" for moment in MOMENTS]
             yield f"| {trained} | {defence} | {' | '.join(cells)} |"
     yield from ("", "Not measured:", *(f"- {reason}" for reason in sorted(why)))
+
+
+def compared(out: Path) -> Iterator[str]:
+    """Yield the table of accuracies against that of the first cell, where both are there."""
+    files = {f"{t} {d}": out / t / d / "cell.json" for t in TRAINED for d in DEFENCES}
+    found = {n: json.loads(f.read_text(encoding="utf-8"))["hits"] for n, f in files.items() if f.exists()}
+    first = next(iter(files))
+    if first not in found:
+        return
+    differences = {name: difference(own, found[first]) for name, own in found.items() if name != first}
+    corrected = holm([one.p for one in differences.values()])
+    yield f"| accuracy less that of {first} | points | texts gained | lost | p (McNemar) | p (Holm) |"
+    yield "| --- " * 6 + "|"
+    for (name, one), p in zip(differences.items(), corrected, strict=True):
+        points = f"{100 * one.value:+.1f} [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
+        yield f"| {name} | {points} | {one.gained} | {one.lost} | {one.p:.2g} | {p:.2g} |"
 
 
 def main() -> None:
@@ -204,7 +330,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cells", default="*", help="pattern of TRAINED/DEFENCE; `none` plays nothing")
-    for name, default in (("victims", CLIENTS), ("rounds", 11), ("batch", 8), ("further", 1)):
+    for name, default in (("victims", CLIENTS), ("rounds", 11), ("batch", 8), ("further", 1), ("others", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     wanted = [(t, d) for d in DEFENCES for t in TRAINED if fnmatch(f"{t}/{d}", given.cells)]
@@ -218,7 +344,9 @@ def main() -> None:
         if given.further and FURTHER[defence]:
             attacks = [{**attack, "victims": given.further} for attack in FURTHER[defence]]
             played_after(cell, "further", _scenario(trained, defence, given.rounds, attacks))
-    print("\n".join(lines(given.out, given.batch, given.further)))
+        if given.others:
+            asked(cell, _scenario(trained, defence, given.rounds, reading([0], CLIENTS)), given.others)
+    print("\n".join([*lines(given.out, given.batch, given.further, given.others), "", *compared(given.out)]))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lora import difference
 from rayfed.analysis.compare import compare
 from rayfed.analysis.figures import cell
 from rayfed.analysis.loading import load
@@ -34,6 +35,20 @@ def test_the_published_examples_come_out() -> None:
     [grown] = paired([group("self", [0.0] * 15), group("cross", [float(each) for each in MAIZE])])
     assert grown.wilcoxon == pytest.approx(0.041259765625)
     assert holm([0.05, None, 0.01, 0.03, 0.02, 0.04]) == pytest.approx([0.09, None, 0.05, 0.09, 0.08, 0.09])  # R
+
+
+def test_shares_of_the_same_texts_are_compared_as_published() -> None:
+    """Bentur et al. 2009, 21 children before and after a transplant, as Fagerland et al. 2013 have it, table 4."""
+    before, after = [True] * 2 + [False] * 19, [True] + [False] + [True] * 7 + [False] * 12
+    found = difference(after, before)
+    assert (found.gained, found.lost) == (7, 1)
+    assert found.p == pytest.approx(0.0703, abs=5e-5)
+    assert found.value == pytest.approx(6 / 21)
+    assert found.low < 0 < found.value < found.high
+    other = difference(before, after)
+    assert (other.p, other.low, other.high) == pytest.approx((found.p, -found.high, -found.low))
+    assert difference(before, before).p == 1
+    assert difference([True] * 20, [False] * 20).low > 0
 
 
 def test_the_correction_is_over_the_arms_of_one_attack_and_measure() -> None:

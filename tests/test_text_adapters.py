@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.lora import named
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.text.dager import Dager
 from rayfed.attacks.text.pursuit import pursued
@@ -130,6 +131,16 @@ def test_no_pursuit_is_made_on_all_layers_whose_dropout_hides_their_vectors(
     assert not torch.equal(found.images[:, :5], numbers[:, :5])
 
 
+@pytest.mark.parametrize(("sigma", "least", "most"), [(0.0, LENGTH, LENGTH), (1e-3, LENGTH - 2, LENGTH), (1e3, 0, 6)])
+def test_an_update_behind_which_no_attack_reads_still_tells_a_token_from_others(
+    folder: Path, sigma: float, least: int, most: int
+) -> None:
+    """At a rank too small for `dager`; noise that drowns the gradient leaves the one in eight of chance."""
+    model, numbers, label = adapted(folder, 8), texts(1), torch.tensor([0])
+    seen = replace(observed(model, numbers, label, (Gaussian(sigma=sigma),), classes=3), sample=WORDS)
+    assert least <= named(seen, model, numbers, label, 7) <= most
+
+
 def test_of_a_head_alone_nothing_multiplies_a_token(folder: Path) -> None:
     model = HuggingFace(path=folder, dropout=0.0).build((LENGTH,), 3)
     choose(model, ["head"])
@@ -171,6 +182,24 @@ def test_a_pursuit_finds_the_vectors_that_rows_are_sums_of(rank: int, tokens: in
     assert found.complete
     other = pursued(torch.randn(rank, 64, generator=generator), vectors)
     assert not other.complete
+
+
+def test_a_text_whose_last_tokens_weigh_little_is_found_too() -> None:
+    """Of similar vectors, and tokens of which some weigh 30 times less than others: less is left with each reading."""
+    for seed in (14, 16, 17):
+        generator = torch.Generator().manual_seed(seed)
+        scale = torch.logspace(0, -0.5, 48)
+        vectors = torch.randn(400, 48, generator=generator) * scale
+        vectors = vectors + 0.3 * torch.randn(20, 1, 48, generator=generator) * scale
+        vectors = vectors / vectors.norm(dim=-1, keepdim=True)
+        text = torch.randint(400, (20,), generator=generator)
+        weights = torch.randn(8, 20, generator=generator) * 10 ** (-1.5 * torch.rand(20, generator=generator))
+        sums = weights @ vectors[torch.arange(20), text]
+        found = pursued(sums.double().svd().V.T[:8], vectors)
+        assert torch.equal(found.tokens, text)
+        assert found.complete
+        other = pursued(torch.randn(8, 48, generator=generator), vectors)
+        assert not other.complete
 
 
 def test_a_text_is_not_complete_because_rows_and_its_tokens_fill_the_space() -> None:

@@ -67,6 +67,10 @@ def test_targets_are_not_rounded() -> None:
         assert torch.equal(target[1], observations[1].update[name])
 
 
+SAME_IN_8_BITS = 54.2
+"""dB at which errors are half a step of 8 bits: what is nearer is the same image, how near depends on the processor."""
+
+
 def test_searches_that_may_round_find_what_others_find(monkeypatch: pytest.MonkeyPatch) -> None:
     model, observations = two_digits()
     exact = InvertingGradients(iterations=200, precision="float32").reconstruct(observations, model, seeded(0, 1))
@@ -79,7 +83,7 @@ def test_searches_that_may_round_find_what_others_find(monkeypatch: pytest.Monke
     assert {problem.model_dtype for problem in calls} == {torch.bfloat16}
     for one, reference, index in zip(found, exact, (3, 5), strict=True):
         assert one.images.dtype == torch.float32
-        assert psnr(one.images, digit(index)) > psnr(reference.images, digit(index)) - 3
+        assert psnr(one.images, digit(index)) > min(psnr(reference.images, digit(index)), SAME_IN_8_BITS) - 3
 
 
 def test_nothing_is_rounded_where_slopes_would_be_others(monkeypatch: pytest.MonkeyPatch) -> None:

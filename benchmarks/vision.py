@@ -1,6 +1,7 @@
 """What comes back of one photograph of 224 x 224 off a gradient of EfficientNet-Lite0 with its ImageNet weights.
 
-    python -m benchmarks.vision --trained full|last_block|head --seconds 1200 --out FOLDER [--from-truth]
+    python -m benchmarks.vision --trained full|last_block|head --seconds 1200 --out FOLDER
+                                [--image FILE.parquet:ROW] [--from-truth | --peeled FILE.parquet]
 
 The network's batch norms stay in evaluation mode. Behind one sample the gradient of the head, a linear layer with a
 bias, gives the label and the features that enter it exactly, whatever else is trained: the search is for an image with
@@ -15,6 +16,7 @@ It needs the extras `hub` and `weights`, and for LPIPS the folder `weights` in R
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -24,12 +26,14 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
-from torchvision.transforms.functional import center_crop, pil_to_tensor, resize, to_pil_image
+from torchvision.transforms.functional import center_crop, pil_to_tensor, resize, resized_crop, to_pil_image
 
+from benchmarks import peeling
 from rayfed.attacks.head import Head
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.gradients import buffers_of, gradient, weights_of
@@ -46,6 +50,10 @@ MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 SIZE, CLASSES, TABBY = 224, 1000, 281
 TV, BATCH_NORM, LR = 1.0, 0.02, 0.02
 SIDES = 28, 56, 112, 224
+PEELED_TV = 2.0
+"""Weight of the variation beside exact features, whose distance is small."""
+PARTS = (0, 0, 224), (24, 24, 176)
+"""Top, left and side of the parts of a public image that are looked at, each also mirrored."""
 _EVERY = 60.0
 """Seconds between two notes of how far the search is."""
 
@@ -55,6 +63,13 @@ def photograph() -> Tensor:
     whole = pil_to_tensor(Image.open(str(files("skimage.data") / "chelsea.png")).convert("RGB"))
     small: Tensor = resize(center_crop(whole, [300, 300]), [SIZE, SIZE], antialias=True)
     return small[None] / 255
+
+
+def samples(path: str) -> list[tuple[Tensor, int]]:
+    """Return the images, (1, 3, 224, 224) in [0, 1], and labels of a Parquet file in the layout of Hugging Face."""
+    table = pq.read_table(path).to_pydict()
+    images = (Image.open(io.BytesIO(image["bytes"])).convert("RGB") for image in table["image"])
+    return [(pil_to_tensor(image)[None] / 255, int(y)) for image, y in zip(images, table["label"], strict=True)]
 
 
 def observed(trained: list[str] | None, image: Tensor, label: Tensor) -> tuple[nn.Module, Observation]:
@@ -79,11 +94,39 @@ def head_of(model: nn.Module, seen: Observation) -> tuple[str, Tensor, int]:
     return head.layer, residual @ outer / residual.square().sum(), int(residual.argmin())
 
 
+def peeled(model: nn.Module, seen: Observation, public: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+    """Return names of convolutions and what enters them, (C, H, W), from the last one on, as far as is solved for."""
+    there: Any = model
+    entered = list[Tensor]()
+    handle = there.conv_head.register_forward_pre_hook(lambda _, given: entered.append(given[0]))
+    with torch.no_grad():
+        for image in public:
+            parts = torch.cat([resized_crop(image, y, x, side, side, [SIZE, SIZE]) for y, x, side in PARTS])
+            model(torch.cat([parts, parts.flip(3)]))
+    handle.remove()
+    examples = torch.cat(entered)
+    last, side = peeling.Cut.of(there.conv_head, there.bn2), examples.shape[-1]
+    pooled = there.classifier.weight.detach().double().T @ seen.gradient["classifier.bias"].double()
+    shift, weight = seen.gradient["bn2.bias"].double(), seen.gradient["conv_head.weight"].double().flatten(1)
+    items = peeling.unordered(last, pooled, shift, weight, side**2)
+    if items.isnan().any():
+        raise SystemExit(f"{int(items[0].isnan().sum())} of {side**2} positions were not found")
+    features = peeling.arranged(items, examples)
+    slope = last.weight.T @ ((pooled / side**2 * last.scale)[:, None] * last.active(features))
+    there_too = peeling.peeled(model, seen.gradient, features.unflatten(1, (side, -1)), slope.unflatten(1, (side, -1)))
+    return [("conv_head", features.unflatten(1, (side, -1))), *there_too]
+
+
 class Sought:
     """Objective of the search: its terms at an image (1, 3, H, W), with their graph."""
 
-    def __init__(self, model: nn.Module, seen: Observation, with_gradient: bool) -> None:
+    def __init__(
+        self, model: nn.Module, seen: Observation, with_gradient: bool, exact: tuple[str, Tensor] | None = None
+    ) -> None:
         layer, self.features, self.label = head_of(model, seen)
+        self._tv = TV
+        if exact is not None:
+            layer, self.features, self._tv = exact[0], exact[1].float(), PEELED_TV
         self._model, self._entered = model, list[Tensor]()
         model.get_submodule(layer).register_forward_pre_hook(lambda _, entered: self._entered.append(entered[0]))
         self._strange = list[Tensor]()
@@ -97,7 +140,7 @@ class Sought:
         self._strange.clear()
         logits = self._model(image)
         apart = (self._entered[0][0] - self.features).square().sum() / self.features.square().sum()
-        terms = {"features": apart, "variation": TV * total_variation(image)[0]}
+        terms = {"features": apart, "variation": self._tv * total_variation(image)[0]}
         terms["statistics"] = BATCH_NORM * torch.stack(self._strange).mean()
         if self._matched:
             loss = cross_entropy(logits, torch.tensor([self.label]))
@@ -118,6 +161,16 @@ def _strangeness(norm: nn.BatchNorm2d, entered: Tensor) -> Tensor:
     moved = (entered.mean((0, 2, 3)) - norm.running_mean) / deviation
     spread = entered.std((0, 2, 3), correction=0) / deviation - 1
     return (moved.square() + spread.square()).mean()
+
+
+def apart(model: nn.Module, image: Tensor, layer: str, found: Tensor) -> float:
+    """Return the relative error of what was found to enter a convolution."""
+    entered = list[Tensor]()
+    handle = model.get_submodule(layer).register_forward_pre_hook(lambda _, given: entered.append(given[0][0]))
+    with torch.no_grad():
+        model(image)
+    handle.remove()
+    return float((found - entered[0]).norm() / entered[0].norm())
 
 
 def search(sought: Sought, start: Tensor, sides: Sequence[int], seconds: float, note: Callable[..., None]) -> None:
@@ -153,12 +206,26 @@ def main() -> None:
     parser.add_argument("--trained", choices=TRAINED, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--from-truth", action="store_true")
+    parser.add_argument("--image", help="FILE.parquet:ROW; the photograph of a cat without it")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--from-truth", action="store_true")
+    how.add_argument("--peeled", help="images that anybody has, of which the attacked one is left out")
     given = parser.parse_args()
     given.out.mkdir(parents=True)
-    image, label = photograph(), torch.tensor([TABBY])
+    image, y = photograph(), TABBY
+    if given.image:
+        path, row = given.image.rsplit(":", 1)
+        image, y = samples(path)[int(row)]
+    label = torch.tensor([y])
     model, seen = observed(TRAINED[given.trained], image, label)
-    sought = Sought(model, seen, with_gradient=given.trained != "head")
+    exact = None
+    if given.peeled:
+        public = [one for one, _ in samples(given.peeled) if not torch.equal(one, image)]
+        began = process_time()
+        for exact in peeled(model, seen, public):
+            print(exact[0], tuple(exact[1].shape), f"relative error {apart(model, image, *exact):.1e}", flush=True)
+        print(f"solved for in {process_time() - began:.0f} s of a processor", flush=True)
+    sought = Sought(model, seen, given.trained != "head" and exact is None, exact)
 
     folder = os.environ.get("RAYFED_DATA")
     distance = Lpips("alex", Path(folder, "weights")) if folder else None
@@ -180,7 +247,7 @@ def main() -> None:
         print(row, flush=True)
 
     constant = image.mean((2, 3), keepdim=True).expand_as(image)
-    print(f"a constant: {float(psnr(constant, image)[0]):.1f} dB; label {TABBY}; at the photograph itself:")
+    print(f"a constant: {float(psnr(constant, image)[0]):.1f} dB; label {y}; at the photograph itself:")
     print({name: term.item() for name, term in sought(image).items()}, flush=True)
     to_pil_image(image[0]).save(given.out / "truth.png")
     start = image if given.from_truth else torch.full_like(image, 0.5)

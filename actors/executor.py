@@ -40,13 +40,11 @@ def on_ray(address: str | None = None) -> Execution:
         scenario = inputs.scenario
         with connected(address, scenario):
             calls = count_calls(scenario, len(inputs.data.test_labels))
-            room = partial(allot, scenario, *calls)
+            room, in_driver = partial(allot, scenario, *calls), not address and only_adds(inputs)
             check(room(), list(alive().values()))
             with (
                 asking(wanted(scenario, *calls)) if address else nullcontext(),
-                _closing(
-                    RayExecutor(room, ActorPool(), progress.note, in_driver=not address and only_adds(inputs)), keep=False
-                ) as executor,
+                _closing(RayExecutor(room, ActorPool(), progress.note, in_driver), keep=False) as executor,
             ):
                 yield executor
 

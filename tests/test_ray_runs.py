@@ -17,6 +17,7 @@ from actors import workers
 from actors.actor_pool import ActorPool
 from actors.executor import RayExecutor, on_ray
 from actors.process import Renewable, ResourceShare
+from actors.servers import only_adds
 from rayfed.client.observations import Truth
 from rayfed.data.base import Dataset
 from rayfed.engine import runs
@@ -54,6 +55,23 @@ def test_weights_do_not_depend_on_the_number_of_actors(
     s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1", *server)
     folder = runs.launch(s, str(tmp_path), on_ray(), Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ((), True),
+        ((APART,), False),
+        (("resources.timeout=60",), False),
+        (("privacy.secure=true",), False),
+        (("federation.aggregation=median",), False),
+        (("model={name: mlp, hidden: [80000]}",), False),
+    ],
+)
+def test_the_server_is_in_the_driver_where_it_only_adds(
+    changes: tuple[str, ...], expected: bool, ray_session: None
+) -> None:
+    assert only_adds(prepare(parsed(*changes))) == expected
 
 
 @pytest.mark.parametrize("victim", ["ClientActor", "ServerActor"])

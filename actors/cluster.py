@@ -89,15 +89,16 @@ class Allotment:
         kinds = [(self.clients, "client actor", self.client), (self.attackers, "attacker", self.attacker)]
         return ", ".join(f"{n} {what}{'s' * (n > 1)} of {share} each" for n, what, share in kinds if n)
 
-    def environment(self) -> dict[str, object]:
+    def environment(self, server_in_driver: bool = False) -> dict[str, object]:
         """Return the cluster's part of environment.json: its resources, and how much of them the actors use."""
         have = ray.cluster_resources()
         clients, attackers = f"{self.clients} clients ({self.client})", f"{self.attackers} attackers ({self.attacker})"
+        server = "the server in the driver's process" if server_in_driver else f"1 server ({self.server})"
         return {
             "cpus": have.get("CPU", 0),
             "gpus": have.get("GPU", 0),
             "nodes": len(ray.nodes()),
-            "actors": f"{clients}, {attackers}, 1 server ({self.server})",
+            "actors": f"{clients}, {attackers}, {server}",
         }
 
 

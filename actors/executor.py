@@ -20,7 +20,7 @@ from actors.client import ClientActor
 from actors.cluster import Allotment, alive, allot, check, connected, wanted
 from actors.process import ResourceShare
 from actors.ray_errors import original, telling_losses
-from actors.server import ServerActor
+from actors.servers import InDriver, OnActor, Serving, only_adds
 from actors.workers import Workers, wait_for
 from rayfed.data.partitions.base import Parts
 from rayfed.engine.executor import Call, Done, Execution, Hear, Ref
@@ -40,11 +40,11 @@ def on_ray(address: str | None = None) -> Execution:
         scenario = inputs.scenario
         with connected(address, scenario):
             calls = count_calls(scenario, len(inputs.data.test_labels))
-            room = partial(allot, scenario, *calls)
+            room, in_driver = partial(allot, scenario, *calls), not address and only_adds(inputs)
             check(room(), list(alive().values()))
             with (
                 asking(wanted(scenario, *calls)) if address else nullcontext(),
-                _closing(RayExecutor(room, ActorPool(), progress.note), keep=False) as executor,
+                _closing(RayExecutor(room, ActorPool(), progress.note, in_driver), keep=False) as executor,
             ):
                 yield executor
 
@@ -95,12 +95,22 @@ class RayExecutor:
     Their number follows the cluster, which may grow and shrink.
     """
 
-    def __init__(self, room: Callable[[], Allotment], actor_pool: ActorPool, note: Callable[[str], None]) -> None:
-        """Begin with the allotment that `room` returns; `room` is called again when the cluster may have changed."""
+    def __init__(
+        self,
+        room: Callable[[], Allotment],
+        actor_pool: ActorPool,
+        note: Callable[[str], None],
+        in_driver: bool = False,
+    ) -> None:
+        """Begin with the allotment that `room` returns; `room` is called again when the cluster may have changed.
+
+        The server is in this process if `in_driver`, else on an actor.
+        """
         transport.register()
         self._room, self._actor_pool, self._note = room, actor_pool, note
         self._allotment, self._looked = room(), monotonic()
-        self._server: Any = None
+        self._in_driver = in_driver
+        self._server: Serving | None = None
         self._clients: Workers | None = None
         self._attackers: Workers | None = None
         self._attackers_made_of: tuple[Any, ...] = ()
@@ -120,7 +130,7 @@ class RayExecutor:
 
     def environment(self) -> dict[str, object]:
         """Return the cluster's part of environment.json: its resources, and how much of them the actors use."""
-        return self._allotment.environment()
+        return self._allotment.environment(self._in_driver)
 
     def machines(self) -> list[Machine]:
         """Return the driver's machine and those of all actors that have started so far."""
@@ -144,15 +154,20 @@ class RayExecutor:
             self._note(f"{self._clients.losses} client actor died as it started; another takes its place")
 
     def check_server(self) -> None:
-        """Wait until the server's actor has started."""
-        with telling_losses():
-            wait_for([self._server.__ray_ready__.remote()])
+        """Wait until the server has started."""
+        assert self._server is not None
+        if ready := self._server.ready():
+            with telling_losses():
+                wait_for([ready])
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """End the server's actor, which may hold half a round's sums, and start another."""
-        if self._server is not None:
-            self._actor_pool.release(self._server, keep=False)
-        self._server, _ = self._actor_pool.acquire(ServerActor, self._allotment.server, roles, saved)
+        """End the server, which may hold half a round's sums, and start another."""
+        if self._server:
+            self._server.close(keep=False)
+        if self._in_driver:
+            self._server = InDriver(self._allotment.server.threads, roles, saved)
+        else:
+            self._server = OnActor(self._actor_pool, self._allotment.server, roles, saved)
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Run calls on client actors."""
@@ -174,8 +189,9 @@ class RayExecutor:
         return self._noting_losses(self._attackers, calls, "attacker", hear)
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call a method of the server's actor; calls run one after another."""
-        return getattr(self._server, method).options(num_returns=returns).remote(*args)
+        """Call a method of the server; calls run one after another."""
+        assert self._server is not None
+        return self._server.serve(method, args, returns)
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
         """Return values from the object store."""
@@ -192,8 +208,8 @@ class RayExecutor:
         for pool in (self._clients, self._attackers):
             if pool:
                 pool.close(keep)
-        if self._server is not None:
-            self._actor_pool.release(self._server, keep)
+        if self._server:
+            self._server.close(keep)
 
     def _workers(
         self, kind: type, size: int, share: ResourceShare, args: tuple[Any, ...], make_room: Callable[[], None]

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -28,7 +29,7 @@ def start() -> None:
     ray_files.guard_token()
     # of memory that is short, one actor at a time dies and the youngest first: not the server beside those that took it
     os.environ.setdefault("RAY_worker_killing_policy_by_group", "true")
-    with _on_loopback():
+    with _on_loopback(), _without_what_nobody_asks():
         connect(address="local", include_dashboard=False)
     ray_files.claim_session()
 
@@ -63,6 +64,25 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _without_what_nobody_asks() -> Iterator[None]:
+    """Start Ray without three processes: its API server, the autoscaler's monitor, and the monitor of logs.
+
+    A run asks none of them: its logs go to no driver, one machine does not grow. Each imports for a second, and Ray
+    waits for the first. `ray.init` has no option for it: without a dashboard, the API server starts all the same.
+    """
+    from ray._private import node, parameter
+
+    made, serve = parameter.RayParams, node.Node.start_api_server
+    none: dict[str, Any] = {"no_monitor": True, "include_log_monitor": False}
+    parameter.RayParams = partial(made, **none)  # type: ignore[assignment, misc]
+    node.Node.start_api_server = lambda self, **how: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        parameter.RayParams, node.Node.start_api_server = made, serve  # type: ignore[misc, method-assign]
 
 
 class _Background(Thread):

@@ -36,6 +36,11 @@ class ResourceShare:
     def __str__(self) -> str:
         return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")
 
+    @property
+    def threads(self) -> int:
+        """Number of threads, which affects the order of sums in convolutions."""
+        return max(1, ceil(self.num_cpus))
+
     def may_be_on(self, labels: Mapping[str, str]) -> bool:
         """Return whether the share allows a node with these labels."""
         return all((labels.get(name) == value.strip("!")) != value.startswith("!") for name, value in self.labels)
@@ -50,7 +55,7 @@ def set_up(share: ResourceShare) -> torch.device:
     transport.register()
     _keep_freed_memory()
     sys.path += [folder for folder in share.search_path if folder not in sys.path]
-    torch.set_num_threads(max(1, ceil(share.num_cpus)))
+    torch.set_num_threads(share.threads)
     set_gpu_arithmetic(share.tf32)
     if not share.num_gpus:
         return torch.device("cpu")

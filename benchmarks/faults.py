@@ -53,7 +53,7 @@ arms:
   sparse: [{name: top_k, k: 0.1, error_feedback: true}, {name: gaussian, sigma: 0.001}]
 attacks:
   - {name: inverting_gradients, rounds: [1, 3, 5], victims: 2, observes: gradient, batch_size: 2, iterations: 20}
-resources: {clients: {actors: 2, num_cpus: 0.5}, attackers: {actors: 1, num_cpus: 0.5}}
+resources: {clients: {actors: 2, num_cpus: 0.5}, attackers: {actors: 1, num_cpus: 0.5}, server: {num_cpus: 0}}
 """
 MARK, WHERE = "RAYFED_FAULT", "RAYFED_FAULT_WHERE"
 TIMES = {"seconds", "actor_seconds"}

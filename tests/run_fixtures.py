@@ -200,7 +200,7 @@ def spied_launch(scenario: Scenario, folder: Path, progress: Progress | None = N
 
     def inspected(self: RayExecutor, keep: bool = False) -> None:
         assert self._attackers is not None
-        for name, actor in (("server", self._server), ("attacker", self._attackers._actors[0])):
+        for name, actor in (("server", self._server.actor), ("attacker", self._attackers._actors[0])):
             spied.held[name] = ray.get(actor.__ray_call__.remote(_held))
         close(self, keep)
 

@@ -104,6 +104,7 @@ with local_ray.starting():
         for one in process.net_connections("tcp"):
             if one.status == psutil.CONN_LISTEN:
                 print("LISTENS", process.name(), one.laddr.ip, flush=True)
+        print("STARTED", *process.cmdline()[:4], flush=True)
 print("LEFT", session.exists(), flush=True)
 
 try:
@@ -133,6 +134,11 @@ def test_it_listens_on_loopback_alone_leaves_nothing_and_its_death_is_told() -> 
     heard = [line[1].rsplit(maxsplit=1) for line in lines if line[0] == "LISTENS"]
     assert {"raylet", "gcs_server"} <= {name for name, _ in heard}
     assert {address.removeprefix("::ffff:") for _, address in heard} == {"127.0.0.1"}, heard
+    started = [line[1] for line in lines if line[0] == "STARTED"]
+    assert any("raylet" in one for one in started)
+    assert not [
+        one for one in started if any(name in one for name in ("monitor", "dashboard.py", "dashboard/dashboard"))
+    ]
     said = dict(line for line in lines if len(line) == 2)
     assert (said["LEFT"], said["KEPT"], said["REMOVED"]) == ("False", "True", "True")
     assert "raylet on this machine has died" in said["SAID"]

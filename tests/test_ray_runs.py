@@ -17,6 +17,7 @@ from actors import workers
 from actors.actor_pool import ActorPool
 from actors.executor import RayExecutor, on_ray
 from actors.process import Renewable, ResourceShare
+from actors.servers import only_adds
 from rayfed.client.observations import Truth
 from rayfed.data.base import Dataset
 from rayfed.engine import runs
@@ -31,6 +32,9 @@ from rayfed.store.folder import RunFolder
 from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, kill, spied_launch, weights
 from tests.test_runs import ATTACK, BOOSTED, assert_same_votes, parsed
 
+APART = "resources.server.num_cpus=0"
+"""Asks for an actor for the server, which else is in this process where all that it does is add."""
+
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_session")]
 
 
@@ -41,20 +45,39 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def spied(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Spied:
-    return spied_launch(parsed(extra=ATTACK), tmp_path_factory.mktemp("runs"))
+    return spied_launch(parsed(APART, extra=ATTACK), tmp_path_factory.mktemp("runs"))
 
 
-@pytest.mark.parametrize("actors", [1, 2, 4])
-def test_weights_do_not_depend_on_the_number_of_actors(actors: int, undisturbed: RunFolder, tmp_path: Path) -> None:
-    s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1")
+@pytest.mark.parametrize(("actors", "server"), [(1, ()), (2, (APART,)), (4, ())])
+def test_weights_do_not_depend_on_the_number_of_actors(
+    actors: int, server: tuple[str, ...], undisturbed: RunFolder, tmp_path: Path
+) -> None:
+    s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1", *server)
     folder = runs.launch(s, str(tmp_path), on_ray(), Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ((), True),
+        ((APART,), False),
+        (("resources.timeout=60",), False),
+        (("privacy.secure=true",), False),
+        (("federation.aggregation=median",), False),
+        (("model={name: mlp, hidden: [80000]}",), False),
+    ],
+)
+def test_the_server_is_in_the_driver_where_it_only_adds(
+    changes: tuple[str, ...], expected: bool, ray_session: None
+) -> None:
+    assert only_adds(prepare(parsed(*changes))) == expected
 
 
 @pytest.mark.parametrize("victim", ["ClientActor", "ServerActor"])
 def test_weights_are_the_same_after_an_actor_is_killed(victim: str, undisturbed: RunFolder, tmp_path: Path) -> None:
     killer = Killer(victim, round=1)
-    folder = runs.launch(parsed(), str(tmp_path), on_ray(), killer)
+    folder = runs.launch(parsed(APART), str(tmp_path), on_ray(), killer)
     assert killer.killed == 1
     assert "died" in " ".join(killer.notes)
     assert_same_bits(weights(folder), weights(undisturbed))
@@ -68,7 +91,7 @@ def kill_server_before(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def deadly(self: Federation, asked: str, *arguments: Any) -> Any:
         if asked == method and not killed:
             killed.append(asked)
-            kill(self.executor._server)
+            kill(self.executor._server.actor)
         return ask(self, asked, *arguments)
 
     monkeypatch.setattr(Federation, "ask_server", deadly)
@@ -80,7 +103,7 @@ def test_weights_are_the_same_when_the_server_dies_before_it_answers(
 ) -> None:
     kill_server_before(method, monkeypatch)
     progress = Noting()
-    folder = runs.launch(parsed(), str(tmp_path), on_ray(), progress)
+    folder = runs.launch(parsed(APART), str(tmp_path), on_ray(), progress)
     assert_same_bits(weights(folder), weights(undisturbed))
     [note] = progress.notes  # and none of the clients' actors was taken for dead
     assert "round 1 is played again: the server died" in note
@@ -91,7 +114,7 @@ def test_attacks_alone_survive_the_death_of_the_server(tmp_path: Path, monkeypat
     expected = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), local, Progress())
     kill_server_before("sent", monkeypatch)
     progress = Noting()
-    folder = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), on_ray(), progress)
+    folder = runs.attack(parsed(APART, extra=ATTACK), None, str(tmp_path), on_ray(), progress)
     a, b = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, expected))
     assert a.equals(b)
     assert len(progress.notes) == 1
@@ -112,7 +135,7 @@ def test_weights_are_the_same_after_objects_are_lost(
 
     monkeypatch.setattr(workers.Workers, "run", failing)
     progress = Noting()
-    folder = runs.launch(parsed(), str(tmp_path), on_ray(), progress)
+    folder = runs.launch(parsed(APART), str(tmp_path), on_ray(), progress)
     assert_same_bits(weights(folder), weights(undisturbed))
     [note] = progress.notes
     assert "round 2 is played again: an object was lost" in note
@@ -228,11 +251,11 @@ def test_votes_are_the_same_when_the_server_dies_before_it_hears_them(
         if calls and calls[0].method == "answer":
             answered.append(len(calls))
             if len(answered) == 2:
-                kill(self._server)
+                kill(self._server.actor)
 
     monkeypatch.setattr(RayExecutor, "run_clients", deadly)
     progress = Noting()
-    folder = runs.launch(parsed(*BOOSTED), str(tmp_path), on_ray(), progress)
+    folder = runs.launch(parsed(APART, *BOOSTED), str(tmp_path), on_ray(), progress)
     assert answered == [4] * 4
     assert "round 2 is played again: the server died" in progress.notes[0]
     assert_same_votes(folder, boosted)

@@ -87,14 +87,11 @@ class CohortRecord:
 
 def works_together(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
     """Return whether a cohort of such tasks runs as one vmap call (`training.vectorise`)."""
-    if training.vectorise == "loop":
-        return False
-    obstacle = _obstacle(task, defences)
-    if training.vectorise == "vmap":
-        if obstacle:
-            raise UserError(f"training.vectorise: vmap is not possible: {obstacle}; use auto or loop")
-        return True
-    return next(iter(task.weights.values())).is_cuda and obstacle is None
+    if training.vectorise == "auto":
+        return next(iter(task.weights.values())).is_cuda and _obstacle(task, defences) is None
+    if training.vectorise == "vmap" and (obstacle := _obstacle(task, defences)):
+        raise UserError(f"training.vectorise: vmap is not possible: {obstacle}; use auto or loop")
+    return training.vectorise == "vmap"
 
 
 def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:

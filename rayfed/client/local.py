@@ -141,8 +141,11 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
 
 def returned_buffers(task: Task) -> Named:
     """Return the buffers that can be averaged: batch-norm statistics, not counters, what is frozen, or keys."""
-    floats, kept = (name for name, b in task.model.named_buffers() if b.is_floating_point()), frozen_names(task.model)
-    return {name: task.buffers[name] for name in floats if name not in task.private | kept}
+    floats = [name for name, b in task.model.named_buffers() if b.is_floating_point()]
+    if not floats:
+        return {}
+    kept = task.private | frozen_names(task.model)
+    return {name: task.buffers[name] for name in floats if name not in kept}
 
 
 def privately_trained(task: Task, training: Training, epochs: int) -> Named:

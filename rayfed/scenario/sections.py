@@ -278,7 +278,10 @@ class Resources(Section):
     clients: Actors = Actors()
     """ClientActors host the virtual clients and score reconstructions."""
     server: Actors = Actors(actors=1)
-    """The ServerActor; always one. It adds and does not train, on the CPU: it has no use for a GPU."""
+    """The server; always one. It adds and does not train, on the CPU: it has no use for a GPU. It is an actor, or where
+    all that it does is add, an object of the driver's process: on a Ray of this machine alone, with weights of no more
+    than 16 MiB in all arms together, a rule of rayfed's own that adds sums, no protection, no `privacy.secure` and no
+    `timeout`. With `num_cpus`, 0 among them, it is always an actor."""
     attackers: Actors = Actors()
     """AttackerActors."""
     deterministic: Literal["machine", "portable"] = "machine"

@@ -1,0 +1,106 @@
+"""Where a run's server is: on an actor, or in the driver's process if all that it does is add.
+
+A process of its own costs an import of PyTorch at the start and three ways there and back a round. It buys what only
+some servers need: an end to what hangs, a driver that outlives a crash, memory of its own, another node.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import ray
+import torch
+from ray.exceptions import RayTaskError
+
+from actors.actor_pool import ActorPool
+from actors.cluster import alive
+from actors.process import ResourceShare
+from actors.ray_errors import original, telling_losses
+from actors.server import ServerActor
+from rayfed.client.arm import aggregation_of
+from rayfed.engine.executor import Ref
+from rayfed.engine.inputs import Inputs
+from rayfed.engine.server import ArmState, Server, ServerRole
+
+LIGHT = 16 << 20
+"""Bytes of all arms' weights up to which the driver adds them itself: of more, its actors would wait for calls."""
+
+
+def only_adds(inputs: Inputs) -> bool:
+    """Return whether a run's server needs no process of its own: it adds a light model's updates, by rayfed's code."""
+    scenario, resources = inputs.scenario, inputs.scenario.resources
+    if scenario.privacy.secure or resources.timeout is not None or resources.server.num_cpus is not None:
+        return False
+    arms = [account.arm for account in inputs.accounts]
+    rules = [aggregation_of(arm.spec) for arm in arms]
+    if any(arm.spec.protection for arm in arms) or any(rule.gathers for rule in rules):
+        return False
+    if not all(type(rule).__module__.startswith("rayfed.") for rule in rules):
+        return False
+    light = sum(w.numel() * w.element_size() for arm in arms for w in arm.weights.values()) <= LIGHT
+    return light and len(alive()) == 1
+
+
+class Serving(Protocol):
+    """Protocol of what the executor needs of a server."""
+
+    def serve(self, method: str, args: tuple[Any, ...], returns: int) -> Any:
+        """Call a method and return a reference to its result, or to each of several; calls run one after another."""
+
+    def ready(self) -> Ref | None:
+        """Return a reference that is ready when the server has started; None if it has."""
+
+    def close(self, keep: bool) -> None:
+        """End the server, which may hold half a round's sums; with `keep`, leave its actor to another run."""
+
+
+class OnActor:
+    """A server on an actor of its own."""
+
+    def __init__(
+        self, pool: ActorPool, share: ResourceShare, roles: dict[str, ServerRole], saved: dict[str, ArmState]
+    ) -> None:
+        self._pool = pool
+        self.actor, _ = pool.acquire(ServerActor, share, roles, saved)
+
+    def serve(self, method: str, args: tuple[Any, ...], returns: int) -> Any:
+        """Hand the call to the actor; errors are raised where the result is fetched."""
+        return getattr(self.actor, method).options(num_returns=returns).remote(*args)
+
+    def ready(self) -> Ref | None:
+        """Return a reference that is ready when the actor has started."""
+        ready: Ref = self.actor.__ray_ready__.remote()
+        return ready
+
+    def close(self, keep: bool) -> None:
+        """Release the actor to its pool, which keeps or ends it."""
+        self._pool.release(self.actor, keep)
+
+
+class InDriver:
+    """A server that is an object of the driver's process; its values are in the object store as an actor's are."""
+
+    def __init__(self, threads: int, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
+        self._threads, self._server = threads, Server(roles, saved)
+
+    def serve(self, method: str, args: tuple[Any, ...], returns: int) -> Any:
+        """Make the call now, with the threads of the server's share."""
+        before = torch.get_num_threads()
+        with telling_losses():
+            try:
+                values = [ray.get(value) if isinstance(value, ray.ObjectRef) else value for value in args]
+            except RayTaskError as error:
+                raise original(error) from None
+        torch.set_num_threads(self._threads)
+        try:
+            result = getattr(self._server, method)(*values)
+        finally:
+            torch.set_num_threads(before)
+        return ray.put(result) if returns == 1 else [ray.put(one) for one in result]
+
+    def ready(self) -> Ref | None:
+        """Return None: it is there."""
+        return None
+
+    def close(self, keep: bool) -> None:
+        """Do nothing: it goes with the executor."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import ray
 import torch
@@ -30,6 +30,7 @@ from rayfed.engine.progress import Progress
 from rayfed.engine.rounds import count_calls
 from rayfed.engine.server import ArmState, ServerRole
 from rayfed.errors import ClientError, OverdueError, UserError
+from rayfed.memory import explaining
 
 
 def on_ray(address: str | None = None) -> Execution:
@@ -172,7 +173,7 @@ class RayExecutor:
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Run calls on client actors."""
         assert self._clients is not None
-        return self._noting_losses(self._clients, calls, "client actor")
+        return self._noting_losses(self._clients, calls, "clients", "client actor")
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
         """Run calls on attackers, which are started for the first calls."""
@@ -186,7 +187,7 @@ class RayExecutor:
             )
             if self._allotment.attacker.num_gpus:
                 self._attackers.wait()  # and raise where a GPU is not there
-        return self._noting_losses(self._attackers, calls, "attacker", hear)
+        return self._noting_losses(self._attackers, calls, "attackers", "attacker", hear)
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of the server; calls run one after another."""
@@ -240,10 +241,15 @@ class RayExecutor:
             self._note(f"there is no place for what died: one {what} gives way")
 
     def _noting_losses(
-        self, pool: Workers, calls: Sequence[Call], what: str, hear: Hear | None = None
+        self,
+        pool: Workers,
+        calls: Sequence[Call],
+        kind: Literal["clients", "attackers"],
+        what: str,
+        hear: Hear | None = None,
     ) -> Iterator[Done]:
         known, halvings = pool.losses, pool.halvings
-        with telling_losses():
+        with telling_losses(), explaining(kind):
             for done in pool.run(calls, hear):
                 if pool.losses > known:
                     lost = pool.losses - known

@@ -24,7 +24,7 @@ from tests.conftest import REPOSITORY
 FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
     " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped rayfed.losses"
-    " rayfed.version",
+    " rayfed.version rayfed.memory",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
@@ -46,6 +46,7 @@ ARROWS = {
     "rayfed.registry": {"rayfed.errors"},
     "rayfed.shipped": {"rayfed.errors"},
     "rayfed.files": {"rayfed.errors"},
+    "rayfed.memory": {"rayfed.errors"},
     "rayfed.losses": {"rayfed.errors", "rayfed.objective", "rayfed.registry"},
     "rayfed.gradients": {"rayfed.losses", "rayfed.update"},
     # secure noise is made of a cipher's key stream

@@ -39,6 +39,8 @@ class Reconstruction:
     inherent: bool = False
     """Of one that is not applicable: whether it is so for every update of such a model and batch size, whatever the
     attacker knows beside it."""
+    notes: tuple[str, ...] = ()
+    """Messages for the run's log, which change nothing about the result."""
 
 
 @runtime_checkable
@@ -97,6 +99,8 @@ class Inference:
     inherent: bool = False
     """Of one that is not applicable: whether it is so for every update of such a model and batch size, whatever the
     attacker knows beside it."""
+    notes: tuple[str, ...] = ()
+    """Messages for the run's log, which change nothing about the result."""
 
 
 Guess = Reconstruction | Inference

@@ -9,11 +9,13 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from rayfed.aggregation.base import AnyAggregation
@@ -33,10 +35,14 @@ from rayfed.client.local import (
 from rayfed.client.optimiser import LocalOptimiser
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
+from rayfed.memory import Fitting
 from rayfed.models.build import is_stochastic, uses_batch_statistics
 from rayfed.objective import are_words
 from rayfed.scenario import Failures, Training
 from rayfed.update import Named, Update
+
+_FITTING: WeakKeyDictionary[nn.Module, Fitting] = WeakKeyDictionary()
+"""How many clients go into one call, by the model that they train."""
 
 
 def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
@@ -114,7 +120,7 @@ def _vmapped(tasks: Sequence[Task], training: Training, defences: Sequence[Defen
     """Train all clients together, then send each result through its own client's `wrap_update` chain."""
     try:
         trained = {update.client: update for update in _train_together(tasks, training, defences)}
-    except UserError:
+    except (UserError, torch.OutOfMemoryError):
         raise
     except Exception:
         culprits = _culprits(tasks, training, defences)
@@ -139,16 +145,39 @@ def _culprits(tasks: Sequence[Task], training: Training, defences: Sequence[Defe
 
 
 def _train_together(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Update]:
-    first = tasks[0]
+    """Train clients in one call, or in as few as memory allows: the same numbers up to rounding, padded as in one call.
+
+    What defences draw for the data is drawn once.
+    """
     local = [data_method(defences)(task) for task in tasks]
     schedules = [list(batches(len(d.labels), training, t.order)) for d, t in zip(local, tasks, strict=True)]
+    sizes = [max(map(len, step)) for step in zip_longest(*schedules, fillvalue=())]
+
+    def trained(part: slice) -> list[Update]:
+        return _trained(tasks[part], local[part], schedules[part], sizes, training, defences)
+
+    fitting = _FITTING.setdefault(tasks[0].model, Fitting())
+    for updates in fitting.in_parts(trained, len(tasks), "clients in one call"):
+        yield from updates
+
+
+def _trained(
+    tasks: Sequence[Task],
+    local: Sequence[Batch],
+    schedules: Sequence[Sequence[Tensor]],
+    sizes: Sequence[int],
+    training: Training,
+    defences: Sequence[Defence],
+) -> list[Update]:
+    """Train clients in one call on their `local` data; every client's batch of step k is padded to `sizes[k]`."""
+    first = tasks[0]
     weights = {name: w.expand(len(tasks), *w.shape).clone() for name, w in first.weights.items()}
     step = vmap(_stepper(first, gradient_method(defences, functional_gradient)))
     optimiser = LocalOptimiser(training, together=True)
     sent: Named = {}
     losses = []
     for k in range(max(map(len, schedules))):
-        batch, active = _padded(local, schedules, k)
+        batch, active = _padded(local, schedules, k, sizes[k])
         with mixed_precision(first.model, training):
             sent, loss = step(weights, batch.inputs, batch.labels, batch.mask)
         losses.append(torch.where(active, loss, torch.nan))
@@ -157,10 +186,12 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
     if training.algorithm == "fedavg":
         sent = {name: w - weights[name] for name, w in first.weights.items()}
     mean_losses = torch.stack(losses).nanmean(dim=0).tolist()
+    updates = []
     for i, task in enumerate(tasks):
         tensors = {name: t[i] for name, t in sent.items()}
         samples = trained_samples(len(task.data.labels), training)
-        yield Update(task.client, task.round, tensors, returned_buffers(task), samples, mean_losses[i])
+        updates.append(Update(task.client, task.round, tensors, returned_buffers(task), samples, mean_losses[i]))
+    return updates
 
 
 def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-def]
@@ -172,11 +203,10 @@ def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-d
     return step
 
 
-def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: int) -> tuple[Batch, Tensor]:
-    """Return step k of every client, padded to one size with masked samples, and which clients have it, (clients,)."""
+def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: int, size: int) -> tuple[Batch, Tensor]:
+    """Return step k of every client, padded to `size` with masked samples, and which clients have it, (clients,)."""
     device = local[0].inputs.device
     indices = [schedule[k] if k < len(schedule) else schedule[0][:0] for schedule in schedules]
-    size = max(map(len, indices))
     inputs, labels, masks = [], [], []
     for data, index in zip(local, indices, strict=True):
         padding = index.new_zeros(size - len(index))

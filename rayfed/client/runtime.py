@@ -31,6 +31,7 @@ from rayfed.crypto.masking import Transcript
 from rayfed.data.base import Dataset, Images
 from rayfed.data.partitions.base import Parts
 from rayfed.defences.base import Batch, Task
+from rayfed.memory import take_notes
 from rayfed.models.private import only, without
 from rayfed.protections.channel import ClientRound
 from rayfed.scenario import Scenario, resolve
@@ -47,9 +48,12 @@ class CohortReport:
     """Wall time of the whole cohort (s), partial result included."""
     states: dict[int, State] = field(default_factory=dict)
     """States of the clients, to be handed back to them next time."""
+    notes: list[str] = field(default_factory=list)
+    """Messages for the run's log."""
 
     def __add__(self, other: CohortReport) -> CohortReport:
-        return CohortReport([*self.rows, *other.rows], self.seconds + other.seconds, {**self.states, **other.states})
+        rows, states = [*self.rows, *other.rows], {**self.states, **other.states}
+        return CohortReport(rows, self.seconds + other.seconds, states, [*self.notes, *other.notes])
 
 
 class Evaluation(NamedTuple):
@@ -283,7 +287,7 @@ class ClientRuntime:
         record = CohortRecord(arm, rule, self.scenario.federation.failures)
         partial = _partial(rule, record.sent(attempted, together))
         rows = [row | {"malicious": row["client"] in malicious.clients} for row in record.rows]
-        return partial, CohortReport(rows, perf_counter() - began, record.states)
+        return partial, CohortReport(rows, perf_counter() - began, record.states, take_notes())
 
     def _honest(self, arm: str, sent: Sent, states: Mapping[int, State]) -> list[Update]:
         """Return the honest updates of a round's malicious clients, if they collude."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 from bdb import BdbQuit
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 
@@ -15,6 +17,7 @@ from rayfed.attacks.base import Attack, Guess, InferenceAttack, Reconstruction, 
 from rayfed.attacks.sealed import attempt
 from rayfed.client.arm import build_arm
 from rayfed.errors import UserError
+from rayfed.memory import Fitting, take_notes
 from rayfed.models.private import freeze
 from rayfed.samples import SampleSpec
 from rayfed.scenario import AttackSpec, ResolvedArm
@@ -27,6 +30,8 @@ class Attacker:
 
     def __init__(self, sample: SampleSpec, classes: int, device: torch.device) -> None:
         self._sample, self._classes, self._device = sample, classes, device
+        self._fitting: defaultdict[str, Fitting] = defaultdict(Fitting)
+        """How many victims go together, by the attack's title."""
 
     def attack(
         self,
@@ -39,16 +44,22 @@ class Attacker:
 
         `keys[i]` seeds the attacker's randomness for observation i. The arm is there because a defence may change the
         architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew. An attack
-        that raises has failed on all of these observations, and its error is its message.
+        that raises has failed on all of these observations, and its error is its message. Where memory does not suffice
+        for all of them together, fewer go together, with the same results up to rounding.
         """
         method: Attack | InferenceAttack = attack.build()
         built = build_arm(arm, self._sample, self._classes, seed=0)
         seen = [observation.to(self._device) for observation in observations]
         freeze(built.model, built.private - seen[0].weights.keys())
-        generators = [torch_generator(key) for key in keys]
         model, began = built.model.to(self._device), perf_counter()
+
+        def some(part: slice) -> Sequence[Guess]:
+            generators = [torch_generator(key) for key in keys[part]]
+            return attempt(method, seen[part], model, generators, attack.factor)
+
         try:
-            found = attempt(method, seen, model, generators, attack.factor)
+            parts = self._fitting[attack.title].in_parts(some, len(seen), f"victims of {attack.title}")
+            found = list(chain.from_iterable(parts))
         except (UserError, MemoryError, torch.OutOfMemoryError, BdbQuit):
             raise  # the scenario's or the machine's failure, or a debugger that was left
         except Exception as error:  # the attack's own, or the model's under it: a row with its reason
@@ -57,6 +68,7 @@ class Attacker:
             found = [failed(method, f"raised {type(error).__name__}: {error} ({where})") for _ in seen]
         if not any(guess.seconds for guess in found):
             found = [replace(guess, seconds=(perf_counter() - began) / len(found)) for guess in found]
+        found[0] = replace(found[0], notes=tuple(take_notes()))
         return [_without_images(guess) for guess in found], list(found)
 
 

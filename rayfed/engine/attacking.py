@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 from time import monotonic
 from typing import Protocol
@@ -19,7 +20,7 @@ from rayfed.client import plan
 from rayfed.client.sent import Sent, State
 from rayfed.engine.clock import SENT
 from rayfed.engine.executor import Call, Done, Hear, Overdue, Ref, Run
-from rayfed.engine.progress import Progress
+from rayfed.engine.progress import NoteOnce, Progress
 from rayfed.engine.tables import RoundTables, Scored
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario
 from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
@@ -97,6 +98,10 @@ class Attacks:
     progress: Progress
     allowance: Allowance = ALL_THE_TIME
 
+    @cached_property
+    def _note_once(self) -> NoteOnce:
+        return NoteOnce(self.progress.note)
+
     def strike(
         self, round: int, sent: Mapping[str, Ref], tables: RoundTables, earlier: Mapping[str, Sequence[Sent]]
     ) -> None:
@@ -167,6 +172,7 @@ class Attacks:
                 nothing = self._unfinished(due[call.tag])
                 outcomes, rest = nothing, [nothing]
             attacked[call.tag] = outcomes, rest[0]
+            self._note_once(note for guess in outcomes for note in guess.notes)
             del waiting[call.tag]
             done.append((due[call.tag].attack.title, sum(guess.seconds for guess in outcomes)))
             self.progress.attacks_done(round, done, [due[i].attack.title for i in waiting])

@@ -16,7 +16,7 @@ from rayfed.engine.attacking import Attacks, LoadStates
 from rayfed.engine.clock import Clock
 from rayfed.engine.executor import Call, Executor, Ref, within
 from rayfed.engine.inputs import Inputs
-from rayfed.engine.progress import Progress
+from rayfed.engine.progress import NoteOnce, Progress
 from rayfed.engine.server import ArmState, ServerRole
 
 
@@ -48,6 +48,7 @@ class Federation:
         self.arms = {account.name: account.arm for account in inputs.accounts}
         self.malicious = {name: Malicious.of(inputs.scenario, arm.spec) for name, arm in self.arms.items()}
         self.executor, self.progress, self.load_states = executor, progress, load_states
+        self.note_once = NoteOnce(progress.note)
         self.saved = {name: _untrained(arm) | saved.get(name, {}) for name, arm in self.arms.items()}
         """The server's state after the last finished round."""
         self.changed: dict[str, dict[int, State]] = {}

@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 import torch
@@ -25,6 +25,7 @@ from rayfed.engine.machine import Machine, device_for, gpu_arithmetic, this_mach
 from rayfed.engine.progress import Progress
 from rayfed.engine.server import ArmState, Server, ServerRole
 from rayfed.engine.worker import ClientWorker
+from rayfed.memory import explaining
 from rayfed.scenario import Actors
 
 
@@ -91,13 +92,13 @@ class LocalExecutor:
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Run client calls in the given order."""
-        return self._run(self._client, self._resources.clients, calls)
+        return self._run(self._client, "clients", calls)
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
         """Run attacker calls in the given order."""
         for call in calls:
             with listening(partial(hear, call)) if hear else nullcontext():
-                [done] = self._run(self._attacker, self._resources.attackers, [call])
+                [done] = self._run(self._attacker, "attackers", [call])
             yield done
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
@@ -109,12 +110,17 @@ class LocalExecutor:
         """Return the references themselves, which are the values here."""
         return list(refs)
 
-    def _run(self, worker: ClientWorker | Attacker, resources: Actors, calls: Sequence[Call]) -> Iterator[Done]:
+    def _run(
+        self, worker: ClientWorker | Attacker, kind: Literal["clients", "attackers"], calls: Sequence[Call]
+    ) -> Iterator[Done]:
+        resources: Actors = getattr(self._resources, kind)
         for call in calls:
             torch.set_num_threads(resources.threads)
             where = f"the call `{call.method}` of {type(worker).__name__}"
             args = _travelled(call.args, f"to {where}")
-            result = _travelled(getattr(worker, call.method)(*args), f"from {where}")
+            with explaining(kind):
+                made = getattr(worker, call.method)(*args)
+            result = _travelled(made, f"from {where}")
             first, *rest = result if call.returns > 1 else (result,)
             yield Done(call, first, rest)
 

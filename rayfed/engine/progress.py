@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -53,6 +53,20 @@ class Progress:
 
     def finished(self, report: str) -> None:
         """Called at the end of the run; `report` is the page's path."""
+
+
+class NoteOnce:
+    """Passes messages that many processes have on to `note`, each the first time alone."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note, self._said = note, set[str]()
+
+    def __call__(self, messages: Iterable[str]) -> None:
+        """Pass on the messages that are new."""
+        for message in dict.fromkeys(messages):
+            if message not in self._said:
+                self._said.add(message)
+                self._note(message)
 
 
 class AuditProgress(Progress):

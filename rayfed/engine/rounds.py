@@ -154,6 +154,7 @@ class Round:
                     self.added.append(executor.serve("add", arm, counts[arm], partials))
             states[arm].update(report.states)
             seconds[arm] += report.seconds
+            federation.note_once(report.notes)
             done += sum(map(len, (cohort.clients for cohort in portion)))
             federation.progress.clients_done(self.number, done, everybody)
         for arm, partials in sums.met():

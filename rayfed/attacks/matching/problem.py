@@ -5,11 +5,11 @@ Source: Zhu et al. 2019, "Deep Leakage from Gradients", section 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import filter as matching_names
 from math import prod
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,10 @@ from rayfed.attacks.matching.second_derivatives import TOGETHER, Way, way_of
 from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 from rayfed.errors import UserError, nearest
 from rayfed.gradients import clipped, unflatten
+from rayfed.memory import Fitting
 from rayfed.update import LocalTraining, Named, Observation
 
+Found = TypeVar("Found")
 LocalSteps = Literal["divided", "simulated"]
 """Matching of an update of several local steps: divided into one gradient, or by taking the steps."""
 
@@ -124,6 +126,8 @@ class Matching:
     """How the model's gradients are computed so that they can be differentiated again."""
     earlier: tuple[Matching, ...] = ()
     """Problems of the same images at earlier rounds' weights: all gradients are compared as one vector."""
+    fitting: Fitting = field(default_factory=Fitting)
+    """How many points go together where memory is short."""
 
     @classmethod
     def of(
@@ -282,8 +286,7 @@ class Matching:
 
     def values(self, points: Tensor, victims: Tensor) -> Tensor:
         """Return `losses` (Q,), detached; a third of the work where no slope is needed."""
-        chunks = self._chunks(points, victims)
-        return torch.cat([self.losses(chunk, owners).detach() for chunk, owners in chunks])
+        return torch.cat(self._in_chunks(lambda *chunk: self.losses(*chunk).detach(), points, victims))
 
     def judged(self, points: Tensor, victims: Tensor) -> Tensor:
         """Return by what ends of different searches are compared, (Q,): no truth is needed."""
@@ -291,8 +294,8 @@ class Matching:
         values = replace(self, relative=judge).values(points, victims)
         if self.sent is None or self.sent.signs is None:
             return values
-        nats = [self._nats(chunk, owners) for chunk, owners in self._chunks(points, victims)]
-        return torch.where(self.sent.signs[victims], torch.cat(nats).to(values), values)
+        nats = torch.cat(self._in_chunks(self._nats, points, victims))
+        return torch.where(self.sent.signs[victims], nats.to(values), values)
 
     @property
     def ways(self) -> list[Self]:
@@ -307,19 +310,27 @@ class Matching:
 
     def value_and_gradient(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
         """Return `losses` (Q,) and their gradients (Q, D), detached."""
-        values, slopes = [], []
-        for chunk, owners in self._chunks(points, victims):
+
+        def both(chunk: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
             chunk.requires_grad_()
             losses = self.losses(chunk, owners)
             self.way.differentiate(losses.sum(), chunk)
             assert chunk.grad is not None
-            slopes.append(chunk.grad)
-            values.append(losses.detach())
+            return losses.detach(), chunk.grad
+
+        values, slopes = zip(*self._in_chunks(both, points, victims), strict=True)
         return torch.cat(values), torch.cat(slopes)
 
-    def _chunks(self, points: Tensor, victims: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield points, detached, with their victims, as many at a time as one vectorised call takes best."""
-        return zip(points.detach().split(self.at_once), victims.split(self.at_once), strict=True)
+    def _in_chunks(self, act: Callable[[Tensor, Tensor], Found], points: Tensor, victims: Tensor) -> list[Found]:
+        """Return what `act` makes of points, detached, and their victims.
+
+        As many go together as one vectorised call takes best, or memory allows.
+        """
+        points = points.detach()
+        parts = self.fitting.in_parts(
+            lambda part: act(points[part], victims[part]), len(points), "points of a search", self.at_once
+        )
+        return list(parts)
 
     def _logits(self, points: Tensor) -> Tensor:
         logits: Tensor = points[:, self.pixels : self.shown].unflatten(1, (self.images_shape[0], self.classes))

@@ -1,0 +1,87 @@
+"""Memory of a GPU that does not suffice: what goes together goes in smaller parts, and a note says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Literal, TypeVar
+
+import torch
+
+from rayfed.errors import ResourceError
+
+Result = TypeVar("Result")
+
+_NOTES: list[str] = []
+"""Messages of this process that nobody has taken."""
+
+
+class Fitting:
+    """How many things go together: all that are given, or fewer once memory has not sufficed.
+
+    It is kept for later calls, so that what was too large is not tried again.
+    """
+
+    def __init__(self) -> None:
+        self.most: float = inf
+
+    def in_parts(
+        self, work: Callable[[slice], Result], count: int, what: str, together: int | None = None
+    ) -> Iterator[Result]:
+        """Yield what `work` makes of consecutive parts of `count` things, `together` (by default all) at a time.
+
+        A part for which memory does not suffice is done again in halves; `work` has no effects before it returns.
+        What it makes of a thing is the same up to rounding: kernels differ by how many go together.
+        Raises `torch.OutOfMemoryError` where one thing alone is too large.
+        """
+        done = 0
+        while done < count:
+            size = int(min(self.most, together or count))
+            fits, made = self._tried(work, slice(done, min(done + size, count)), what)
+            if fits:
+                done += size
+                yield made  # type: ignore[misc]
+
+    def _tried(self, work: Callable[[slice], Result], part: slice, what: str) -> tuple[bool, Result | None]:
+        """Return whether memory suffices for a part, and what comes of it; if it does not, halve what goes together."""
+        size: int = part.stop - part.start
+        try:
+            return True, work(part)
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+        # Here and not above: the error's traceback holds the tensors that are to be freed.
+        self.most = size // 2
+        give_back_cache()
+        _NOTES.append(
+            f"GPU memory does not suffice for {size} {what}: no more than {self.most} go together, which can change "
+            "the last bits of what they find"
+        )
+        return False, None
+
+
+def take_notes() -> list[str]:
+    """Return this process's messages about memory since the last call."""
+    taken = list(_NOTES)
+    _NOTES.clear()
+    return taken
+
+
+def give_back_cache() -> None:
+    """Return the memory that PyTorch keeps for later tensors to the GPU, where other processes may need it."""
+    torch.cuda.empty_cache()
+
+
+@contextmanager
+def explaining(kind: Literal["clients", "attackers"]) -> Iterator[None]:
+    """Turn an `OutOfMemoryError` in the work of such actors into a `ResourceError` that says what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        lower = "training.batch_size" if kind == "clients" else "the attack's batch_size or restarts"
+        raise ResourceError(
+            f"GPU memory does not suffice for the work of {kind}, however little of it goes together: {error}; give "
+            f"each a larger share (resources.{kind}.num_gpus), or lower {lower}; complete rounds are kept and `rayfed "
+            f"resume` goes on from there"
+        ) from error

@@ -2,7 +2,8 @@
 
 A model carries its loss (`attach`, `of`), so whatever trains, evaluates or matches gradients of it takes the same one.
 Targets are classes (N,) int64, or their probabilities (N, K), or words (N, L) int64; or numbers (N, k) float, one for
-each output of the model: 0 and 1 for several labels, anything else for regression.
+each output of the model: 0 and 1 for several labels, anything else for regression; or a class for each place of a
+sample, (N, L) or (N, H, W) int64. Of language models they are the text's own tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from torch.nn import functional as F
 
 from rayfed import objective, registry
 from rayfed.errors import UserError
+from rayfed.objective import NO_TARGET
 from rayfed.registry import component
+from rayfed.samples import SampleSpec, Tokens
 
 TABLE = {
     "cross_entropy": "rayfed.losses:CrossEntropy",
     "binary_cross_entropy": "rayfed.losses:BinaryCrossEntropy",
     "mean_squared_error": "rayfed.losses:MeanSquaredError",
+    "place_cross_entropy": "rayfed.losses:PlaceCrossEntropy",
+    "causal_lm": "rayfed.losses:CausalLM",
+    "masked_lm": "rayfed.losses:MaskedLM",
 }
 
 Reduction = Literal["mean", "sum", "none"]
@@ -36,8 +42,9 @@ Reduction = Literal["mean", "sum", "none"]
 class Loss(ABC):
     """Base of all losses; the loss of a batch is the mean of its samples'."""
 
-    takes: ClassVar[Literal["classes", "numbers", "either"]]
-    """Targets that it takes; labels that are classes are made numbers where it takes nothing else."""
+    takes: ClassVar[Literal["classes", "numbers", "places", "tokens", "either"]]
+    """Targets that it takes; labels that are classes are made numbers where it takes nothing else. `places` are a class
+    for each place of a sample; `tokens` those of the text itself, in place of whatever labels the data have."""
 
     @abstractmethod
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -59,6 +66,20 @@ class Loss(ABC):
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return each sample's mean absolute error (N,); None if targets are not numbers."""
         return None
+
+    def tokens(self, targets: Tensor) -> Tensor | None:
+        """Return the number of tokens that each text's loss is the mean of, (N,), for perplexity; None elsewhere."""
+        return None
+
+    def presented(
+        self, inputs: Tensor, targets: Tensor, sample: SampleSpec, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets as a model is shown them in a round; by default as they are."""
+        return inputs, targets
+
+    def original(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the samples behind inputs and targets that were `presented`."""
+        return inputs
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the derivative of each sample's loss with respect to its outputs, (N, K) float64."""
@@ -134,9 +155,93 @@ class MeanSquaredError(Loss):
         return (outputs - targets.to(outputs)).abs().mean(1)
 
 
+@component
+class PlaceCrossEntropy(Loss):
+    """Cross entropy in nats of a class at each place, such as a token's tag or a pixel's class; mean over the places.
+
+    Each sample counts the same, whatever the number of its places; those whose target is -100 do not count.
+    """
+
+    takes: ClassVar[Literal["places", "tokens"]] = "places"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return each sample's loss (N,) from outputs (N, L, K) or (N, K, H, W) and targets (N, L) or (N, H, W)."""
+        scores, targets = objective.by_place(*self.aligned(outputs, targets))
+        flat = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET, reduction="none")
+        return flat.view_as(targets).sum(1) / (targets != NO_TARGET).sum(1).clamp(min=1)
+
+    def aligned(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs and the targets that they predict, place by place."""
+        return outputs, targets
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """Return the probabilities of the classes, (..., K)."""
+        return outputs.softmax(-1)
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of each sample's places that is right, (N,)."""
+        return objective.correct_places(*self.aligned(outputs, targets))
+
+
+@component
+class CausalLM(PlaceCrossEntropy):
+    """Causal language modelling: cross entropy in nats of each token given those before it, mean over a text's tokens.
+
+    Texts alone are enough. What fills a text up counts nothing, and every text the same, whatever its length.
+    """
+
+    takes: ClassVar[Literal["tokens"]] = "tokens"
+
+    def aligned(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs (N, L - 1, K) and the token behind each place."""
+        return outputs[:, :-1], targets[:, 1:]
+
+    def tokens(self, targets: Tensor) -> Tensor:
+        """Return the number of predicted tokens of each text, (N,)."""
+        return (targets[:, 1:] != NO_TARGET).sum(1)
+
+
+@component
+class MaskedLM(PlaceCrossEntropy):
+    """Masked language modelling: cross entropy in nats of tokens that a model is not shown, mean over a text's.
+
+    Every client masks its texts anew each round. Of the tokens that are drawn, 80 % become the mask, 10 % a random
+    token, 10 % stay. A text of which none is drawn has one of them drawn, so that every text has a loss (ours).
+    Source: Devlin et al. 2019, "BERT", section 3.1.
+    """
+
+    takes: ClassVar[Literal["tokens"]] = "tokens"
+
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Probability of a token, special ones left out, of being drawn."""
+
+    def tokens(self, targets: Tensor) -> Tensor:
+        """Return the number of predicted tokens of each text, (N,)."""
+        return (targets != NO_TARGET).sum(1)
+
+    def presented(
+        self, inputs: Tensor, targets: Tensor, sample: SampleSpec, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return texts with masks, and as targets only the tokens that were drawn."""
+        assert isinstance(sample, Tokens)
+        assert sample.mask is not None
+        order = torch.rand(inputs.shape, generator=generator)
+        kind = torch.rand(inputs.shape, generator=generator)
+        other = torch.randint(sample.largest + 1, inputs.shape, generator=generator)
+        order, kind, other = (drawn.to(inputs.device) for drawn in (order, kind, other))
+        order = order.masked_fill(torch.isin(inputs, inputs.new_tensor(sample.unmasked)), torch.inf)
+        drawn = ((order < self.share) | (order == order.amin(1, keepdim=True))) & order.isfinite()
+        shown = torch.where(kind < 0.8, sample.mask, torch.where(kind < 0.9, other, inputs))
+        return torch.where(drawn, shown, inputs), targets.masked_fill(~drawn, NO_TARGET)
+
+    def original(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the texts with their tokens in place of masks."""
+        return torch.where(targets == NO_TARGET, inputs, targets)
+
+
 @dataclass(frozen=True)
 class OwnLoss(Loss):
-    """The user's own function of outputs (N, K) and targets: one loss a sample, or their mean."""
+    """The user's own function of outputs (N, ...) and targets: one loss a sample, or their mean."""
 
     takes: ClassVar[Literal["either"]] = "either"
 
@@ -156,6 +261,14 @@ class OwnLoss(Loss):
         if reduction == "mean":
             return self._value(outputs, targets).mean()
         return super().__call__(outputs, targets, reduction)
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return the share of each sample's labels that is predicted right, (N,); None if targets are numbers."""
+        return (
+            objective.correct_places(outputs, targets)
+            if targets.ndim > 1 and not targets.is_floating_point()
+            else (super().right(outputs, targets))
+        )
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return each sample's mean absolute error (N,) where targets are numbers, as if outputs were predictions."""
@@ -187,7 +300,7 @@ class OwnLoss(Loss):
                     f"loss '{self.name}' gives {_described(value)} for {len(outputs)} samples: return a scalar, "
                     f"their mean, or a loss for each of them"
                 )
-            shares = torch.full_like(outputs[:, 0], 1 / len(outputs))
+            shares = outputs.new_full((len(outputs),), 1 / len(outputs))
             shares = shares * torch.linspace(0.5, 1.5, len(outputs)) if value.ndim else shares
             slope = self._slope(outputs, targets, shares)
             parts = [(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]

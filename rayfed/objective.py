@@ -1,8 +1,8 @@
-"""Functions of outputs and labels for both tasks: classifying an image, and reading the word in it.
+"""Functions of outputs and labels: of samples that are classified, of words that are read, of places that are labelled.
 
-Which of them follows from the labels. Words are found without knowing where their letters stand, by connectionist
-temporal classification (Graves et al. 2006, CTC): a model gives each of T places of an image a letter or the blank, and
-reads the word off by leaving out repetitions, then blanks.
+Whether a sample is classified or read follows from the labels. Words are found without knowing where their letters
+stand, by connectionist temporal classification (Graves et al. 2006, CTC): a model gives each of T places of an image a
+letter or the blank, and reads the word off by leaving out repetitions, then blanks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 BLANK = 0
 """The class that stands for no letter; labels are filled up with it."""
+NO_TARGET = -100
+"""Target of a place that counts in no loss, such as padding: what PyTorch's losses ignore."""
 
 
 def are_words(labels: Tensor) -> bool:
@@ -66,3 +68,20 @@ def read(logits: Tensor) -> list[Tensor]:
     best = logits.argmax(2)
     new = best != F.pad(best, (1, 0), value=BLANK)[:, :-1]
     return [row[kept] for row, kept in zip(best, new & (best != BLANK), strict=True)]
+
+
+def by_place(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores (N, P, K) and targets (N, P) of the P places of each sample, such as its tokens or pixels.
+
+    Outputs are (N, L, K) for targets (N, L), as transformers have them, and (N, K, H, W) for targets (N, H, W), as
+    PyTorch's losses take them.
+    """
+    scores = outputs if outputs.ndim == 3 else outputs.movedim(1, -1)
+    return scores.flatten(1, -2), targets.flatten(1)
+
+
+def correct_places(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of each sample's places that is labelled right, (N,) float64; `NO_TARGET` does not count."""
+    scores, targets = by_place(outputs, targets)
+    counted = targets != NO_TARGET
+    return ((scores.argmax(2) == targets) & counted).sum(1).double() / counted.sum(1).clamp(min=1)

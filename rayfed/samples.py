@@ -163,6 +163,15 @@ class Tokens(SampleSpec):
     length: int
     pad: int | None = None
     """Number of the token that fills up texts that are shorter; None where none is."""
+    mask: int | None = None
+    """Number of the token that stands for one which a model is not shown; None where there is none."""
+    special: tuple[int, ...] = ()
+    """Numbers of the tokens that are no part of a text, such as marks at its ends."""
+
+    @property
+    def unmasked(self) -> tuple[int, ...]:
+        """Numbers of the tokens that are never masked: special ones, and what fills texts up."""
+        return self.special if self.pad is None else (*self.special, self.pad)
 
     @property
     def shape(self) -> tuple[int]:

@@ -211,13 +211,16 @@ class Observation:
     classes: int
     """Number of classes, or of outputs where labels are numbers."""
     labels: Tensor | None = None
-    """Labels (batch_size,) int64, or numbers (batch_size, classes), only where they are granted."""
+    """Labels (batch_size,) int64, or numbers (batch_size, classes), or classes of places (batch_size, ...) int64, only
+    where they are granted."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Other knowledge that the threat model grants (`rayfed.client.grants`), by the names that its grants declare:
     `public` is a pair of inputs (M, *shape) and labels (M,), `defence` (`Named`) are bool masks, and so on. What would
     tell of the values of a hidden update is a function of it (`Update`) until it is opened."""
     has_numbers: bool = False
     """Whether labels are numbers, one for each output of the model, rather than classes."""
+    has_places: bool = False
+    """Whether labels are a class for each place of a sample, such as its tokens or pixels."""
     local: LocalTraining = LocalTraining()
     """The local steps that the client was told to take."""
     returned_buffers: Named = field(default_factory=dict)

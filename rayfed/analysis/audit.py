@@ -101,8 +101,8 @@ class Plan:
     samples: int
     """Samples attacked for each batch size, rounded up to batches."""
     seed: int = 0
-    loss: Mapping[str, Any] = field(default_factory=lambda: {"name": "cross_entropy"})
-    """The scenario's section `loss`."""
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    """The scenario's section `loss`; empty: what goes with the model's task, or the usual one."""
     defences: Defences = field(default_factory=lambda: DEFENCES)
     threshold: float | None = None
     """From where on a reconstruction may be a leak; None: the usual one of the leading metric."""
@@ -134,7 +134,7 @@ class Plan:
             "seed": self.seed,
             "data": dict(self.data),
             "model": dict(self.model),
-            "loss": dict(self.loss),
+            **({"loss": dict(self.loss)} if self.loss else {}),
             "federation": {"rounds": 1, "clients": self.samples},
             "arms": {UNDEFENDED: [], **self.defences},
             "attacks": attacks,

@@ -124,6 +124,8 @@ class ArmSummary:
     """Loss on the test set after the last evaluated round."""
     error: float | None
     """Mean absolute error there, where targets are quantities."""
+    perplexity: float | None
+    """Perplexity of its tokens, of language models."""
     actor_seconds: Spread | None
     """Cost of a round's training: its cohorts' wall times, summed; without the first round (`warmed_up`)."""
     simulated: Simulated | None
@@ -286,6 +288,7 @@ def arms(names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Se
                 accuracy_change=None if accuracy is None or reference is None else accuracy - reference,
                 loss=last["test_loss"] if last else None,
                 error=last.get("test_error") if last else None,
+                perplexity=last.get("test_perplexity") if last else None,
                 actor_seconds=spread(row["actor_seconds"] for row in warmed_up(mine)),
                 simulated=_simulated(mine),
                 bytes_up=sum(row["bytes_up"] or 0 for row in mine),

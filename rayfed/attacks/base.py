@@ -48,7 +48,9 @@ class Attack(Protocol):
     """An attack that reconstructs samples: a frozen dataclass whose fields are the scenario's parameters.
 
     One that never looks at the update says so by a class variable `reads_update = False`: encryption does not stop it.
-    One that has no meaning where labels are numbers says `needs_classes = True`, and is not applicable there.
+    One that has no meaning where labels are numbers says `needs_classes = True`, and is not applicable there. Where
+    labels are a class for each place (`Observation.has_places`) those alone are played that say `place_labels`: "given"
+    of attacks that need them, "unneeded" of others.
     """
 
     def reconstruct(

@@ -33,6 +33,7 @@ from rayfed.attacks.head import Head
 from rayfed.attacks.label_shares import estimated_shares, likelihood
 from rayfed.attacks.own_samples import own_samples
 from rayfed.gradients import norm
+from rayfed.objective import NO_TARGET
 from rayfed.update import Named, Observation
 
 _SHOWN = 400
@@ -187,9 +188,11 @@ def one_samples_numbers(head: Head, observation: Observation) -> Tensor | None:
 
 
 def filled(observation: Observation) -> Observation:
-    """Return the observation with NaN for labels that are numbers and could not be read."""
+    """Return the observation with NaN for labels that are numbers and could not be read, or none at any place."""
     if observation.labels is not None:
         return observation
+    if observation.has_places:
+        return replace(observation, labels=torch.full((observation.batch_size,), NO_TARGET))
     return replace(observation, labels=torch.full((observation.batch_size, observation.classes), torch.nan))
 
 
@@ -197,7 +200,7 @@ def with_labels(observations: Sequence[Observation], model: nn.Module, soft: boo
     """Return the observations, all sent the same weights in a round, with labels: inferred where not given.
 
     Where `soft`, those that are not sure are probabilities (N, K), to be fitted from there. Numbers that the gradient
-    does not tell stay None, as only a search or the samples tell them.
+    does not tell stay None, as only a search or the samples tell them, and so do classes of places.
     """
     readers: list[tuple[Observation, LabelReader]] = []
 
@@ -211,7 +214,9 @@ def with_labels(observations: Sequence[Observation], model: nn.Module, soft: boo
 
     labelled = []
     for observation in observations:
-        if observation.labels is None and observation.has_numbers:
+        if observation.has_places:
+            pass
+        elif observation.labels is None and observation.has_numbers:
             observation = replace(observation, labels=one_samples_numbers(reader(observation).head, observation))
         elif observation.labels is None:
             rounds = [observation, *observation.earlier]

@@ -16,7 +16,12 @@ from rayfed.attacks.undone import noted, undone
 from rayfed.update import Encrypted, Observation, Update
 
 _UNBROKEN = ", and its key cannot be found by factoring in any reasonable time"
-_NO_CLASSES = "it asks about classes, and labels are numbers under this loss"
+_NO_CLASSES = "it asks about classes, and labels are numbers, or of each place, under this loss"
+_ONE_LABEL = "it knows one label for each sample, and labels are of each place, such as a token or a pixel, here"
+_NOT_GIVEN = (
+    "it needs labels, which are of each place here, such as a token or a pixel: they are not inferred from an update "
+    "and were not given; those of a language model are the tokens themselves, and never given"
+)
 _NOT_SHOWN = "this arm's aggregation shows no client another's update"
 
 
@@ -33,8 +38,11 @@ def attempt(
     """
     observations = [undone(unmixed(observation)) for observation in observations]
     sealed = observations[0].sealed
-    if observations[0].has_numbers and getattr(method, "needs_classes", False):
+    first = observations[0]
+    if (first.has_numbers or first.has_places) and getattr(method, "needs_classes", False):
         return [_nothing(method, observation, _NO_CLASSES) for observation in observations]
+    if first.has_places and (obstacle := _of_places(method, first)) is not None:
+        return [_nothing(method, observation, obstacle) for observation in observations]
     if observations[0].update or not getattr(method, "reads_update", True):
         return _played(method, observations, model, generators)
     if sealed is None:
@@ -48,6 +56,14 @@ def attempt(
     opened = [undone(_opened(o, o.sealed, pair)) for o in observations if isinstance(o.sealed, Encrypted)]
     spent = (perf_counter() - began) / len(opened)
     return [replace(g, seconds=g.seconds + spent) for g in _played(method, opened, model, generators)]
+
+
+def _of_places(method: Attack | InferenceAttack, observation: Observation) -> str | None:
+    """Return why an attack has nothing to say where labels are of each place; None where it has."""
+    needs = getattr(method, "place_labels", None)
+    if needs is None:
+        return _ONE_LABEL
+    return _NOT_GIVEN if needs == "given" and observation.labels is None else None
 
 
 def _played(

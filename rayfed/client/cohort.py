@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from rayfed import losses
 from rayfed.aggregation.base import AnyAggregation
 from rayfed.aggregation.over_channel import OverChannel
 from rayfed.client.failures import Attempt, Failed, Made, attempt
@@ -107,7 +108,7 @@ def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
             return f"the defence {type(defence).__name__} works client by client"
     if task.private:
         return "each client has private layers of its own"
-    if are_words(task.data.labels):
+    if losses.of(task.model).takes == "classes" and are_words(task.data.labels):
         return "CTC, by which words are learnt, takes one batch at a time"
     if uses_batch_statistics(task.model):
         return "batch norm in training mode would see the padding of smaller clients (model.batch_norm: eval would do)"

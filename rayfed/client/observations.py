@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed import gradients, seeds
+from rayfed import gradients, losses, seeds
 from rayfed.attacks.base import Inference
 from rayfed.client import plan
 from rayfed.client.grants.candidates import KINDS
@@ -111,7 +111,8 @@ def _holding(observed: ObservedClient) -> Tensor | None:
 
     A batch is drawn without replacement from its client's samples, so it lacks a class with hypergeometric probability.
     """
-    if getattr(observed.attack.build(), "metric", None) != "accuracy" or observed.runtime.data.has_numbers:
+    data = observed.runtime.data
+    if getattr(observed.attack.build(), "metric", None) != "accuracy" or data.has_numbers or data.has_places:
         return None
     from scipy.stats import hypergeom  # an import of a second
 
@@ -141,6 +142,7 @@ def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
         distortion = float(gradients.norm(difference) / gradients.norm(plain))
     numbers = observed.indices[used.cpu().numpy()]
     inputs, labels, decoys = asked.data.inputs[used], asked.data.labels[used], _decoys(observed, numbers)
+    inputs = losses.of(asked.model).original(inputs, labels)
     return Truth(inputs, labels, distortion, numbers, decoys=decoys, holding=_holding(observed))
 
 
@@ -208,6 +210,7 @@ def _observation(
         classes=len(data.classes),
         labels=given.get("labels"),
         has_numbers=data.has_numbers,
+        has_places=data.has_places,
         local=local,
         extra={name: value for name, value in given.items() if name != "labels"},
         returned_buffers=update.buffers,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
-from math import nan
+from math import exp, inf, nan
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -37,6 +37,9 @@ from rayfed.protections.channel import ClientRound
 from rayfed.scenario import Scenario, resolve
 from rayfed.update import Mixtures, Named, Update
 
+_MOST_NATS = 700.0
+"""Mean cross entropy above which its exponential is no number."""
+
 
 @dataclass(frozen=True)
 class CohortReport:
@@ -57,13 +60,23 @@ class CohortReport:
 
 
 class Evaluation(NamedTuple):
-    """Sums or means of a model's loss, accuracy and error on samples; `right` and `error` may be NaN."""
+    """Sums or means of a model's loss, accuracy and error on samples; all but `loss` may be NaN."""
 
     loss: float
     right: float
     """Share of labels that are right."""
     error: float
     """Absolute error of targets that are quantities."""
+    nats: float = 0.0
+    """Cross entropy of all predicted tokens of texts."""
+    tokens: float = 0.0
+    """Number of these tokens."""
+
+    @property
+    def perplexity(self) -> float:
+        """Exponential of the mean cross entropy of the tokens; NaN where there are none."""
+        mean = self.nats / self.tokens if self.tokens else nan
+        return exp(mean) if not mean > _MOST_NATS else inf
 
     def __add__(self, other: object) -> Evaluation:
         """Return the sums over both sets of samples."""
@@ -115,7 +128,7 @@ class ClientRuntime:
         Its weights, buffers and samples are its own: a defence that writes on them reaches nobody else's.
         """
         own = self.parts[client]
-        data, rest = self.own_data(arm, client, own), None
+        data, rest = self._presented(arm, self.own_data(arm, client, own), "client", sent.round, client, "shown"), None
         if not np.array_equal(indices, own):  # all of them in a round, and a search for each costs as much as a step
             left = np.setdiff1d(own, indices)
             rest = data.rows(self._places(own, left)) if len(left) else None
@@ -152,6 +165,13 @@ class ClientRuntime:
         places = torch.arange(len(labels), device=self.device)
         return self.malicious[arm].data(client, Batch(inputs, labels, places=places), len(self.data.classes))
 
+    def _presented(self, arm: str, data: Batch, *purpose: int | str) -> Batch:
+        """Return samples as the arm's loss presents them to a model, such as with masks, drawn by purpose."""
+        loss = losses.of(self.arm(arm).model)
+        generator = self.scenario.generator(*purpose)
+        inputs, labels = loss.presented(data.inputs, data.labels, self.data.sample, generator)
+        return data._replace(inputs=inputs, labels=labels)
+
     def drawn_privately(self, arm: str, *purpose: int | str) -> Named:
         """Draw initial private tensors of an arm, independent by purpose except those common to all."""
         key = self.scenario.secret("private", *purpose)
@@ -177,7 +197,9 @@ class ClientRuntime:
                 model=built.model,
                 weights=weights,
                 buffers=buffers,
-                data=self.own_data(arm, client, self.parts[client]),
+                data=self._presented(
+                    arm, self.own_data(arm, client, self.parts[client]), "private", sent.round, client, "shown"
+                ),
                 generator=self.scenario.generator("private", sent.round, client, "training"),
                 order=self.order(sent, client),
                 private=built.private,
@@ -185,9 +207,15 @@ class ClientRuntime:
             weights |= privately_trained(task, built.spec.training.in_round(sent.round), epochs)
         return weights, buffers
 
-    def _batches(self, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield rows of a split in batches of 500."""
-        return (self.samples(split, rows[low : low + 500]) for low in range(0, len(rows), 500))
+    def _batches(self, arm: str, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield rows of a split in batches of 500, as the arm's loss presents them; always in the same way."""
+        return (self.shown(arm, split, rows[low : low + 500]) for low in range(0, len(rows), 500))
+
+    def shown(self, arm: str, split: Split, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return `samples` as the arm's loss presents them, always in the same way."""
+        batch = Batch(*self.samples(split, rows))
+        inputs, labels, *_ = self._presented(arm, batch, "shown", split, *(int(n) for n in rows[:1]), len(rows))
+        return inputs, labels
 
     def samples(self, split: Split, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return inputs (M, *shape) and labels (M,) of some rows of a split."""
@@ -352,6 +380,7 @@ class ClientRuntime:
         """
         weights, buffers = self._completed(arm, self.here(sent), client, state)
         data = self.own_data(arm, client, self.validation[client] if split == "validation" else self.parts[client])
+        data = self._presented(arm, data, "evaluation", split, client, "shown")
         batches = zip(data.inputs.split(500), data.labels.split(500), strict=True)
         found = self._evaluated(arm, {**weights, **buffers}, batches).over(len(data.labels))
         return found.loss, found.right
@@ -370,6 +399,9 @@ class ClientRuntime:
                 for each in (loss.right(outputs, labels), loss.error(outputs, labels))
             )
             found += Evaluation(float(loss(outputs, labels, "sum")), right, error)
+            if (tokens := loss.tokens(labels)) is not None:
+                nats = (loss(outputs, labels, "none").double() * tokens).sum()
+                found += Evaluation(0.0, 0.0, 0.0, float(nats), float(tokens.sum()))
         for module, mode in modes:
             module.training = mode
         return found

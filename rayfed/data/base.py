@@ -15,8 +15,9 @@ from pydantic import Field
 
 from rayfed.data.images import Encoded, decode, resize
 from rayfed.errors import DataError
+from rayfed.objective import NO_TARGET
 from rayfed.registry import component
-from rayfed.samples import Pixels, SampleSpec
+from rayfed.samples import Pixels, SampleSpec, Tokens
 
 
 class Images(Protocol):
@@ -52,7 +53,7 @@ class Dataset:
     """Training samples (N, C, H, W) uint8, or uint16 of images with more than 8 bits; texts as (N, L) int64."""
     train_labels: np.ndarray
     """Training labels (N,) int64, indices into `classes`; or words (N, L) int64, letter by letter, filled up with 0; or
-    numbers (N, k) float32, one for each output of a model."""
+    numbers (N, k) float32, one for each output of a model; or a class for each place (`has_places`)."""
     test_images: Images
     """Test samples, M of the same shape."""
     test_labels: np.ndarray
@@ -72,11 +73,15 @@ class Dataset:
     """Description of a sample; by default an image of the samples' shape."""
     remarks: tuple[str, ...] = ()
     """What was done to the samples as they were read, for who has to know it."""
+    has_places: bool = False
+    """Whether labels are a class for each place of a sample, (N, L) int64 of texts or (N, H, W) of images;
+    `NO_TARGET` where none counts."""
 
     def __post_init__(self) -> None:
         stored = Pixels if self.sample is None else type(self.sample)
-        _check_split("train", self.train_images, self.train_labels, len(self.classes), stored)
-        _check_split("test", self.test_images, self.test_labels, len(self.classes), stored)
+        for split in ("train", "test"):
+            images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
+            _check_split(split, images, labels, len(self.classes), stored, self.has_places)
         if self.train_images.shape[1:] != self.test_images.shape[1:]:
             raise DataError(
                 f"train_images are {self.train_images.shape[1:]} and test_images "
@@ -88,7 +93,7 @@ class Dataset:
     @property
     def has_words(self) -> bool:
         """Whether labels are words instead of classes."""
-        return self.train_labels.ndim == 2 and not self.has_numbers
+        return self.train_labels.ndim == 2 and not self.has_numbers and not self.has_places
 
     @property
     def has_numbers(self) -> bool:
@@ -98,30 +103,55 @@ class Dataset:
     def as_numbers(self) -> Dataset:
         """Return a copy with numbers for classes: 0 or 1 for two classes, else a one-hot vector.
 
-        Partitions go by the classes still. Raises `DataError` for words.
+        Partitions go by the classes still. Raises `DataError` for words, and for classes of places.
         """
         if self.has_words:
             raise DataError("its labels are words, and the loss takes numbers or classes: leave `loss` out")
+        if self.has_places:
+            raise DataError("its labels are a class for each place: set `loss: place_cross_entropy`")
         two = len(self.classes) == 2
         hot = np.eye(len(self.classes), dtype=np.float32)[:, 1:] if two else np.eye(len(self.classes), dtype=np.float32)
-        grouped = self.train_sources is not None
         return replace(
-            self,
+            self._grouped(),
             train_labels=hot[self.train_labels],
             test_labels=hot[self.test_labels],
             classes=self.classes[1:] if two else self.classes,
             public_labels=None if self.public_labels is None else hot[self.public_labels],
-            sources=self.sources if grouped else self.classes,
-            train_sources=self.train_sources if grouped else self.train_labels,
         )
+
+    def as_tokens(self) -> Dataset:
+        """Return a copy whose labels are the texts' own tokens, (N, L), and whose classes are their vocabulary.
+
+        What fills texts up is no target. Partitions go by the classes still.
+        """
+        assert isinstance(self.sample, Tokens)
+        pad = self.sample.pad
+
+        def tokens(images: Images) -> np.ndarray:
+            rows = in_memory(images)
+            return rows if pad is None else np.where(rows == pad, NO_TARGET, rows)
+
+        return replace(
+            self._grouped(),
+            train_labels=tokens(self.train_images),
+            test_labels=tokens(self.test_images),
+            classes=self.sample.vocabulary,
+            public_labels=None if self.public_images is None else tokens(self.public_images),
+            has_places=True,
+        )
+
+    def _grouped(self) -> Dataset:
+        """Return a copy whose groups stay what they are, whatever becomes of its labels."""
+        groups, names = self.groups
+        return replace(self, sources=names, train_sources=groups)
 
     @property
     def groups(self) -> tuple[np.ndarray, tuple[str, ...]]:
         """Group of each training sample (N,), and the groups' names, for partitions: sources, else classes.
 
-        Numbers without sources are one group.
+        Numbers and classes of places without sources are one group.
         """
-        if self.train_sources is None and self.has_numbers:
+        if self.train_sources is None and (self.has_numbers or self.has_places):
             return np.zeros(len(self.train_labels), np.int64), ("all",)
         if self.train_sources is None:
             return self.train_labels, self.classes
@@ -153,16 +183,28 @@ class Dataset:
         return self.train_images[rows]
 
 
-def _check_split(split: str, images: Images, labels: np.ndarray, classes: int, sample: type[SampleSpec]) -> None:
+def _check_split(
+    split: str, images: Images, labels: np.ndarray, classes: int, sample: type[SampleSpec], places: bool
+) -> None:
     if images.dtype not in sample.stored or len(images.shape) != 1 + len(sample.axes) or 0 in images.shape:
         expected = f"{' or '.join(kind.__name__ for kind in sample.stored)} (N, {', '.join(sample.axes)}) with N >= 1"
         raise DataError(f"{split}_images is {images.dtype} {images.shape}, expected {expected}")
     if labels.dtype == np.float32 and labels.shape == (len(images), classes):
         check_numbers(f"{split}_labels", labels)
         return
+    if places:
+        _check_places(f"{split}_labels", labels, images.shape, classes)
+        return
     if labels.dtype != np.int64 or labels.shape[:1] != images.shape[:1] or labels.ndim > 2:
         raise DataError(f"{split}_labels is {labels.dtype} {labels.shape}, expected int64 ({len(images)},)")
     check_labels(f"{split}_labels", labels, classes)
+
+
+def _check_places(where: str, labels: np.ndarray, images: tuple[int, ...], classes: int) -> None:
+    expected = (images[0], *images[1:][-2:])  # (L,) of texts, (H, W) of images
+    if labels.dtype != np.int64 or labels.shape != expected:
+        raise DataError(f"{where} is {labels.dtype} {labels.shape}, expected int64 {expected}, a class for each place")
+    check_labels(where, np.where(labels == NO_TARGET, 0, labels), classes)
 
 
 def check_labels(where: str, labels: np.ndarray, classes: int) -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -17,23 +18,36 @@ from tokenizers import Tokenizer
 
 from rayfed.errors import DataError, needing
 from rayfed.files import local_path
-from rayfed.samples import MOST_TOKENS
+from rayfed.objective import NO_TARGET
+from rayfed.samples import MOST_TOKENS, Tokens
 
 BYTES = 256
 """Smallest vocabulary of what is learnt."""
 _FILE = "tokenizer.json"
 _SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 """Files of a folder from which transformers makes a tokenizer."""
+_SETTINGS = "tokenizer_config.json"
+_MASKS = ("[MASK]", "<mask>")
+"""Names of the token that stands for one which a model is not shown, where nothing says which does."""
 _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
 """Names of the tokens that fill up texts, where nothing says which does: a padding token, or the end of a text."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A tokeniser with the number of its padding token, None if it has none."""
+    """A tokeniser with the numbers of its padding token and its mask, None if it has none."""
 
     tokenizer: Tokenizer
     pad: int | None
+    mask: int | None = None
+
+    def sample(self, length: int, padded: bool = True) -> Tokens:
+        """Return the description of texts of so many tokens, which are filled up or never shorter."""
+        return Tokens(self.pieces(), length, self.pad if padded else None, self.mask, self._special())
+
+    def _special(self) -> tuple[int, ...]:
+        added = self.tokenizer.get_added_tokens_decoder()
+        return tuple(sorted(number for number, token in added.items() if token.special))
 
     def whole(self, text: str) -> np.ndarray:
         """Return the tokens (T,) int64 of a text, without special tokens."""
@@ -42,15 +56,31 @@ class Reader:
     def filled(self, texts: Sequence[str], length: int) -> np.ndarray:
         """Return texts as (N, length) int64 with special tokens, truncated or padded."""
         assert self.pad is not None
+        return _rows([one.ids for one in self._encoded(texts, length)], length, self.pad)
+
+    def labelled(
+        self, texts: Sequence[Sequence[str]], labels: Sequence[Sequence[int]], length: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return texts in words as `filled` does, and the label of each word at its first token, (N, length) int64.
+
+        All other places have `NO_TARGET`, as is usual.
+        """
+        assert self.pad is not None
+        found = self._encoded(texts, length, is_pretokenized=True)
+        targets = []
+        for one, own in zip(found, labels, strict=True):
+            before = [None, *one.word_ids]
+            pairs = zip(one.word_ids, before, strict=False)
+            targets.append([NO_TARGET if word is None or word == last else own[word] for word, last in pairs])
+        rows = _rows([one.ids for one in found], length, self.pad)
+        return rows, _rows(targets, length, NO_TARGET)
+
+    def _encoded(self, texts: Sequence[Any], length: int, is_pretokenized: bool = False) -> list[tokenizers.Encoding]:
         self.tokenizer.enable_truncation(length)
         try:
-            found = [one.ids for one in self.tokenizer.encode_batch(list(texts))]
+            return list(self.tokenizer.encode_batch(list(texts), is_pretokenized=is_pretokenized))
         finally:
             self.tokenizer.no_truncation()
-        rows = np.full((len(found), length), self.pad, np.int64)
-        for row, ids in zip(rows, found, strict=True):
-            row[: len(ids)] = ids
-        return rows
 
     def pieces(self) -> tuple[str, ...]:
         """Return each token's text as it follows another, since most decoders drop a leading space."""
@@ -61,6 +91,14 @@ class Reader:
             alone = self.tokenizer.decode([number], skip_special_tokens=False)
             pieces.append(behind.removeprefix(before) if behind.startswith(before) else alone)
         return tuple(pieces)
+
+
+def _rows(found: Sequence[Sequence[int]], length: int, fill: int) -> np.ndarray:
+    """Return lists of numbers as (N, length) int64, filled up where they are shorter."""
+    rows = np.full((len(found), length), fill, np.int64)
+    for row, ids in zip(rows, found, strict=True):
+        row[: len(ids)] = ids
+    return rows
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -84,10 +122,11 @@ def load_tokenizer(path: str | Path) -> Reader:
             ) from error
     if tokenizer.get_vocab_size() > MOST_TOKENS:
         raise DataError(f"data.tokenizer: {found} has {tokenizer.get_vocab_size()} tokens, at most {MOST_TOKENS} fit")
-    pad = _pad(tokenizer, found if found.is_dir() else None)
+    folder = found if found.is_dir() else None
+    pad, mask = _pad(tokenizer, folder), _known(tokenizer, [_told(folder, _SETTINGS, "mask_token"), *_MASKS])
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return Reader(tokenizer, pad)
+    return Reader(tokenizer, pad, mask)
 
 
 def learnt(texts: Sequence[str], size: int, pad: bool = False) -> Reader:
@@ -127,12 +166,16 @@ def _pad(tokenizer: Tokenizer, folder: Path | None) -> int | None:
     number = _told(folder, "config.json", "pad_token_id")
     if isinstance(number, int):
         return number
-    names = [_told(folder, "tokenizer_config.json", key) for key in ("pad_token", "eos_token")]
-    named = [one["content"] if isinstance(one, dict) else one for one in names if one is not None]
     if tokenizer.padding:
         return int(tokenizer.padding["pad_id"])
-    known = (tokenizer.token_to_id(str(name)) for name in (*named, *_PADS))
-    return next((number for number in known if number is not None), None)
+    return _known(tokenizer, [*(_told(folder, _SETTINGS, key) for key in ("pad_token", "eos_token")), *_PADS])
+
+
+def _known(tokenizer: Tokenizer, names: Sequence[object]) -> int | None:
+    """Return the number of the first token that a tokeniser has, by names or as its settings write them."""
+    named = [one["content"] if isinstance(one, dict) else one for one in names if one is not None]
+    numbers = (tokenizer.token_to_id(str(name)) for name in named)
+    return next((number for number in numbers if number is not None), None)
 
 
 def _told(folder: Path | None, name: str, key: str) -> object:

@@ -110,10 +110,10 @@ def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> 
 
 
 def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the section `loss` for a name or mapping, by default the run's, or cross entropy."""
-    if given is None and trained is not None:
-        return trained.loss
-    return loss_section("cross_entropy" if given is None else given)
+    """Return the section `loss` for a name or mapping, by default the run's; empty where the model's task says it."""
+    if given is None:
+        return {} if trained is None else trained.loss
+    return loss_section(given)
 
 
 def data_of(

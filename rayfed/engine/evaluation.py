@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isnan, sqrt
+from math import exp, isnan, sqrt
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from rayfed.client.sent import Split, State
 from rayfed.data.base import Dataset
 from rayfed.engine.executor import Call, Ref, Run
 from rayfed.losses import Loss
+from rayfed.objective import NO_TARGET
 
 _ONE_SIDED = 1.645
 """Standard deviations below which 95 % of a normal distribution lie."""
@@ -43,12 +44,17 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
         starts = range(0, size or 0, EVALUATION_SLICE)
         return sum(found[arm, split, start][which] for start in starts) / size if size else None
 
+    def perplexity(arm: str) -> float | None:
+        first, *rest = (found[arm, "test", start] for start in range(0, sizes["test"], EVALUATION_SLICE))
+        return known(sum(rest, first).perplexity)
+
     return {
         arm: {
             "test_loss": mean(arm, "test", 0),
             "test_accuracy": known(mean(arm, "test", 1)),
             "train_accuracy": known(mean(arm, "train", 1)),
             "test_error": known(mean(arm, "test", 2)),
+            "test_perplexity": perplexity(arm),
         }
         for arm in sent
     }
@@ -62,11 +68,14 @@ def known(value: float | None) -> float | None:
 def guesses(data: Dataset, loss: Loss) -> Found:
     """Return the performance of guessing: accuracy of the commonest class, or error of the median.
 
-    The accuracy is at most that on 95 of 100 test sets as large. Labels that are each 0 or 1 count one by one. None of
-    words, and where the loss knows no such thing.
+    The accuracy is at most that on 95 of 100 test sets as large. Labels that are each 0 or 1 count one by one, and so
+    do those of places; of tokens there is also the perplexity of how often each occurs. None of words, and where the
+    loss knows no such thing.
     """
     if data.has_words:
-        return {"guessing_accuracy": None, "guessing_error": None}
+        return {"guessing_accuracy": None, "guessing_error": None, "guessing_perplexity": None}
+    if data.has_places:
+        return _guesses_of_places(data, loss)
     count, labels = len(data.test_labels), torch.from_numpy(data.test_labels)
     outputs = labels if data.has_numbers else torch.zeros(count, len(data.classes))
     accuracy = error = None
@@ -76,7 +85,18 @@ def guesses(data: Dataset, loss: Loss) -> Found:
         accuracy = min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / count))
     if loss.error(outputs, labels) is not None:
         error = float(np.abs(data.test_labels - np.median(data.test_labels, axis=0)).mean())
-    return {"guessing_accuracy": accuracy, "guessing_error": error}
+    return {"guessing_accuracy": accuracy, "guessing_error": error, "guessing_perplexity": None}
+
+
+def _guesses_of_places(data: Dataset, loss: Loss) -> Found:
+    """Return the performance of guessing classes of places by how often each occurs in the test split."""
+    counts = np.bincount(data.test_labels[data.test_labels != NO_TARGET], minlength=1)
+    shares = counts[counts > 0] / counts.sum()
+    share = float(shares.max())
+    accuracy = min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / len(data.test_labels)))
+    of_tokens = loss.takes == "tokens"
+    perplexity = exp(-float((shares * np.log(shares)).sum())) if of_tokens else None
+    return {"guessing_accuracy": accuracy, "guessing_error": None, "guessing_perplexity": perplexity}
 
 
 def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str, Found]:
@@ -128,12 +148,18 @@ def evaluate_members(
         total: float = sum(w * found[arm, c][split][which] for c, w in weights.items())
         return total / sum(weights.values())
 
+    def perplexity(arm: str) -> float | None:
+        """Return that of all clients' tokens together."""
+        first, *rest = (found[arm, c]["test"] for c in states[arm])
+        return known(sum(rest, first).perplexity)
+
     means: dict[str, Found] = {
         arm: {
             "test_loss": mean(arm, "test", 0),
             "test_accuracy": known(mean(arm, "test", 1)),
             "train_accuracy": known(mean(arm, "train", 1)),
             "test_error": known(mean(arm, "test", 2)),
+            "test_perplexity": perplexity(arm),
             "stranger_accuracy": known(found[arm, None][0]),
             "stranger_mean_accuracy": known(found[arm, None][1]),
         }

@@ -27,15 +27,18 @@ from rayfed.defences.base import NEEDS_PUBLIC, Defence
 from rayfed.engine.account import Account
 from rayfed.engine.machine import check_arithmetic
 from rayfed.errors import UserError
-from rayfed.losses import DEFAULT, BinaryCrossEntropy, OwnLoss
+from rayfed.losses import DEFAULT, BinaryCrossEntropy, Loss, MaskedLM, OwnLoss
 from rayfed.metrics.guessing import Others
 from rayfed.metrics.score import Scorer
-from rayfed.models.build import places_of
+from rayfed.models.build import output_shape, places_of
 from rayfed.models.notes import notes_of
 from rayfed.objective import needed_places
 from rayfed.poisoning.base import Poisoning
+from rayfed.samples import Tokens
 from rayfed.scenario import ResolvedArm, Scenario, resolve
 
+_TASK = {"causal_lm": "causal_lm", "masked_lm": "masked_lm"}
+"""Task of a model `hf` by the loss; token classification of others."""
 _TRIED = 16
 """Samples on which a loss of the user's is tried."""
 _HEAVY = 0.5
@@ -193,6 +196,24 @@ def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None 
 def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
     """Return the data with labels in the loss's form; raises `UserError` if the loss cannot use them."""
     loss, name = scenario.loss.build(), scenario.loss.name
+    if loss.takes == "tokens":
+        return _with_tokens(scenario, loss, data)
+    if isinstance(data.sample, Tokens) and len(data.classes) == 1 and not data.has_numbers:
+        raise UserError(
+            f"data '{scenario.data.name}' has texts without classes: name their column by data.label_column "
+            f"(`--label`), or train a language model: `model.task: causal_lm` or `masked_lm` of a model `hf`, or "
+            f"`loss: causal_lm` of your own"
+        )
+    if data.has_places and loss.takes not in ("places", "either"):
+        raise UserError(
+            f"loss '{name}' takes one label for each sample, and data '{scenario.data.name}' has one for each place: "
+            f"set `loss: place_cross_entropy`, or `model.task: token_classification` of a model `hf`"
+        )
+    if loss.takes == "places" and not data.has_places:
+        raise UserError(
+            f"loss '{name}' takes a class for each place of a sample, and data '{scenario.data.name}' has one label "
+            f"for the whole: leave `loss` out, or take data with a list of classes for each text"
+        )
     if loss.takes == "numbers" and not data.has_numbers:
         data = data.as_numbers()
     if loss.takes == "classes" and data.has_numbers:
@@ -208,20 +229,32 @@ def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
         raise UserError(
             f"loss '{name}' takes labels that are 0 or 1, and data '{scenario.data.name}' has other numbers"
         )
-    if isinstance(loss, OwnLoss):
-        generator = torch.Generator().manual_seed(0)
-        tried = data.train_labels[torch.randint(len(data.train_labels), (_TRIED,), generator=generator).numpy()]
-        loss.check(torch.randn(_TRIED, len(data.classes), generator=generator), torch.from_numpy(tried))
     return data
+
+
+def _with_tokens(scenario: Scenario, loss: Loss, data: Dataset) -> Dataset:
+    """Return texts with their own tokens as targets; raises `UserError` for other samples, and without a mask."""
+    if not isinstance(data.sample, Tokens):
+        raise UserError(
+            f"loss '{scenario.loss.name}' is of texts, and data '{scenario.data.name}' has {data.sample.noun}: leave "
+            f"`loss` out, or take data `text` or `text_table`"
+        )
+    if isinstance(loss, MaskedLM) and data.sample.mask is None:
+        raise UserError(
+            f"loss '{scenario.loss.name}' masks tokens, and the tokenizer of data '{scenario.data.name}' has no token "
+            f"for that, such as [MASK]: name a folder or a tokenizer.json by data.tokenizer that has one"
+        )
+    return data.as_tokens()
 
 
 def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
     """Return the training indices of every client, and its held-out indices."""
     generator, partition = seeds.numpy_generator(scenario.seed, "partition"), scenario.partition.build()
-    if getattr(partition, "by_label", False) and data.has_numbers and data.train_sources is None:
+    if getattr(partition, "by_label", False) and len(data.groups[1]) == 1:
+        has = "numbers" if data.has_numbers else "no class for each sample"
         raise UserError(
             f"partition '{scenario.partition.name}' deals by class, and the labels of data '{scenario.data.name}' are "
-            f"numbers: take iid or quantity"
+            f"{has}: take iid or quantity"
         )
     parts = Parts.of(partition.split(data.groups[0], scenario.federation.clients, generator))
     _check_dealt(scenario, parts.sizes)
@@ -251,9 +284,13 @@ def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.n
     `samples[i]` is how many samples client i holds.
     """
     arm = build_arm(spec, data.sample, len(data.classes), scenario.seed)
-    _check_words(scenario, arm, data)
-    if data.has_numbers:
-        _check_numbers(arm, data)
+    _check_loss(arm, data)
+    if data.has_places:
+        _check_places(scenario, arm, data)
+    else:
+        _check_words(scenario, arm, data)
+    if data.has_numbers or data.has_places:
+        _check_labels(arm, data)
     for written, defence in zip(spec.defences, arm.defences, strict=True):
         _check_samples(f"arm '{spec.name}': {written.name}", defence, samples, data)
     for method in (attack.build() for attack in scenario.attacks):
@@ -262,14 +299,43 @@ def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.n
     return Account(scenario, arm, samples, data.sample).calibrated(rounds or scenario.federation.rounds)
 
 
-def _check_numbers(arm: Arm, data: Dataset) -> None:
-    """Raise `UserError` for components that need classes, if labels are numbers."""
+def _check_loss(arm: Arm, data: Dataset) -> None:
+    """Raise `UserError` if a loss of the user's is no mean of its samples', for outputs of the model's shape."""
+    loss = losses.of(arm.model)
+    if isinstance(loss, OwnLoss):
+        generator = torch.Generator().manual_seed(0)
+        tried = data.train_labels[torch.randint(len(data.train_labels), (_TRIED,), generator=generator).numpy()]
+        shape = output_shape(arm.model, data.sample)
+        loss.check(torch.randn(_TRIED, *shape, generator=generator), torch.from_numpy(tried))
+
+
+def _check_places(scenario: Scenario, arm: Arm, data: Dataset) -> None:
+    """Raise `UserError` unless the model has scores of all classes for each place that has a label."""
+    found, places = output_shape(arm.model, data.sample), data.train_labels.shape[1:]
+    of_model = found[:-1] if len(found) == 2 else found[1:]
+    if isinstance(losses.of(arm.model), OwnLoss) or of_model == places:
+        return
+    raise UserError(
+        f"loss '{scenario.loss.name}' needs scores for each place, and model '{arm.spec.model.name}' gives "
+        f"{found} for samples with {places} places: (places, classes) are needed for texts, such as `model.task: "
+        f"{_TASK.get(scenario.loss.name, 'token_classification')}` of a model `hf` gives, (classes, height, width) for "
+        f"images"
+    )
+
+
+def _check_labels(arm: Arm, data: Dataset) -> None:
+    """Raise `UserError` for components that need one class for each sample, if labels are something else."""
+    has = "numbers" if data.has_numbers else "of each place"
     for spec, defence in zip(arm.spec.defences, arm.defences, strict=True):
-        if getattr(defence, "needs_classes", False):
-            raise UserError(f"defence '{spec.name}' knows classes, and labels are numbers here: take another one")
+        if getattr(defence, "needs_classes", False) or (data.has_places and defence.overrides("wrap_data")):
+            raise UserError(f"defence '{spec.name}' knows classes, and labels are {has} here: take another one")
     malicious = arm.spec.malicious
     if malicious and type(malicious.build()).poison_data is not Poisoning.poison_data:
-        raise UserError(f"malicious: '{malicious.name}' knows classes, not numbers: take one that works on the update")
+        raise UserError(
+            f"malicious: '{malicious.name}' knows classes, and labels are {has} here: take one that works on the update"
+        )
+    if data.has_places:
+        return
     labels = torch.from_numpy(data.test_labels[:1])
     if aggregation_of(arm.spec).validates and losses.of(arm.model).right(torch.zeros_like(labels), labels) is None:
         raise UserError(

@@ -56,12 +56,14 @@ class ClientWorker(ClientRuntime):
         """Return an arm's loss and accuracy, as sums, on a slice of the test set or all clients' samples."""
         sent, rows = self.here(sent), np.arange(start, stop)
         state = {**sent.weights, **sent.buffers}
-        return self._evaluated(arm, state, self._batches(split, rows if split == "test" else self.parts.indices[rows]))
+        return self._evaluated(
+            arm, state, self._batches(arm, split, rows if split == "test" else self.parts.indices[rows])
+        )
 
     def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
         """Return, for a slice of the test set with the trigger, the images taken for the target, and all."""
         sent, poisoning = self.here(sent), self.malicious[arm].poisoning
-        tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches("test", np.arange(start, stop))]
+        tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches(arm, "test", np.arange(start, stop))]
         found = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
         return int(found.right), sum(len(batch.labels) for batch in tried)
 
@@ -73,7 +75,7 @@ class ClientWorker(ClientRuntime):
         rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
         state_of_all = {**task.weights, **task.buffers}
         return {
-            split: self._evaluated(arm, state_of_all, self._batches(split, rows[split])).over(len(rows[split]))
+            split: self._evaluated(arm, state_of_all, self._batches(arm, split, rows[split])).over(len(rows[split]))
             for split in splits
         }
 
@@ -88,7 +90,7 @@ class ClientWorker(ClientRuntime):
         learnt = {n: t for n, t in without(drawn, self.arm(arm).keys).items() if t.is_floating_point()}
         mean = {name: torch.stack([s[PRIVATE][name].to(t) for s in states]).mean(0) for name, t in learnt.items()}
         whole = [{**sent.weights, **sent.buffers, **own} for own in (drawn, drawn | mean)]
-        anew, averaged = (self._evaluated(arm, state, self._batches("test", rows)).right for state in whole)
+        anew, averaged = (self._evaluated(arm, state, self._batches(arm, "test", rows)).right for state in whole)
         return anew / len(rows), averaged / len(rows)
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:

@@ -74,7 +74,7 @@ class Scorer:
             **_stated(true_labels, labels, order, self.others.median if self.others else None),
         }
         functions = _functions(self)
-        if true_labels.is_floating_point():
+        if not _are_classes(true_labels):
             functions = {n: function for n, function in functions.items() if METRICS[n].compares == "samples"}
         if any(METRICS[name].compares == "class" for name in functions):
             columns["people"] = [len(self.people)] * len(order)
@@ -97,22 +97,31 @@ class Scorer:
     def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
         """Return the rows of an attack without results: the truth, and None for what was not found."""
         empty = dict.fromkeys(("label", *self.names))
-        known = [None] * len(true_labels) if true_labels.is_floating_point() else true_labels.tolist()
+        known = true_labels.tolist() if _are_classes(true_labels) else [None] * len(true_labels)
         return [{"sample": i, "true_label": label} | empty for i, label in enumerate(known)]
 
 
 def _stated(true: Tensor, found: Tensor, order: Tensor, median: Tensor | None) -> dict[str, list[Any]]:
     """Return the columns on labels: classes (N,), or errors of numbers (N, k); None for those not found.
 
+    Classes of places, (N, ...) int64, have none.
+
     Beside the numbers stands how far the `median` (k,) of other samples' is off.
     """
-    if not true.is_floating_point():
+    if _are_classes(true):
         return {"true_label": true.tolist(), "label": found.to(true)[order].tolist()}
     nothing: list[Any] = [None] * len(true)
+    if not true.is_floating_point():
+        return {"true_label": nothing, "label": nothing}
     errors = (found[order] - true).abs().mean(1).tolist() if found.shape == true.shape else nothing
     told = [None if error is None or isnan(error) else error for error in errors]
     guessed = nothing if median is None else (median.to(true) - true).abs().mean(1).tolist()
     return {"true_label": nothing, "label": nothing, "target_error": told, "target_guess_error": guessed}
+
+
+def _are_classes(labels: Tensor) -> bool:
+    """Return whether each sample has one class: otherwise numbers, or a class for each place."""
+    return labels.ndim == 1 and not labels.is_floating_point()
 
 
 def _column(function: Callable[..., Any] | None, true: Tensor, guess: Tensor) -> list[float | None]:

@@ -173,7 +173,9 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
         return
     single = logits.shape in {(2,), (2, 1)}
     instead = "" if not single else _ONE_OUTPUT if classes == 2 else _NUMBER
-    if logits.shape not in {(2, classes), (2, *logits.shape[1:2], classes)}:
+    maps = sample.modality == "pixels" and logits.shape[1:] == (classes, *sample.shape[1:])
+    tokens = sample.modality == "tokens" and logits.ndim == 3 and logits.shape[2] >= classes
+    if logits.shape not in {(2, classes), (2, *logits.shape[1:2], classes)} and not maps and not tokens:
         raise UserError(
             f"model '{name}' gives {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, where logits "
             f"(2, {classes}) are needed: set its number of classes to {classes}{instead}"
@@ -193,11 +195,16 @@ def uses_batch_statistics(model: nn.Module) -> bool:
     return any(layer.training or not layer.track_running_stats for layer in layers)
 
 
+def output_shape(model: nn.Module, sample: SampleSpec) -> Shape:
+    """Return the shape of a model's output for one input."""
+    with torch.no_grad():
+        return tuple(copy.deepcopy(model).eval()(sample.trial()).shape[1:])
+
+
 def places_of(model: nn.Module, sample: SampleSpec) -> int | None:
     """Return T if the model's logits are (N, T, K), for T places of an input; None if they are (N, K)."""
-    with torch.no_grad():
-        logits = copy.deepcopy(model).eval()(sample.trial())
-    return int(logits.shape[1]) if logits.ndim == 3 else None
+    shape = output_shape(model, sample)
+    return shape[0] if len(shape) == 2 else None
 
 
 def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:

@@ -22,12 +22,13 @@ from rayfed.models.trained import head_names
 from rayfed.registry import component
 from rayfed.samples import Modality
 
-Task = Literal["image_classification", "sequence_classification", "token_classification", "causal_lm"]
+Task = Literal["image_classification", "sequence_classification", "token_classification", "causal_lm", "masked_lm"]
 _CLASSES: dict[Task, str] = {
     "image_classification": "AutoModelForImageClassification",
     "sequence_classification": "AutoModelForSequenceClassification",
     "token_classification": "AutoModelForTokenClassification",
     "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
 }
 _SHOWN = 4
 
@@ -46,7 +47,8 @@ class HuggingFace:
     path: Path
     """The folder; `~` and environment variables are expanded, and `package:NAME/FOLDER` is one of a package."""
     task: Task | None = None
-    """What the model's head does; null: classification of whole samples, images or texts."""
+    """What the model's head does; null: classification of whole samples, images or texts. The loss goes with it, unless
+    another one is set: `causal_lm` and `masked_lm` have their own, `token_classification` has place_cross_entropy."""
     dropout: float | None = None
     """Probability of all of its dropouts, in place of what its config says; 0 for none."""
 
@@ -76,7 +78,7 @@ class HuggingFace:
         logging.disable_progress_bar()
         try:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            if task != "causal_lm":
+            if task not in ("causal_lm", "masked_lm"):
                 config.num_labels = classes
             for name, value in config.to_dict().items():
                 if self.dropout is not None and "drop" in name and isinstance(value, float):
@@ -117,8 +119,13 @@ def _check(model: nn.Module, folder: Path, told: Any) -> None:
     told = told if isinstance(told, dict) else vars(told)
     missing = sorted(told["missing_keys"])
     misshapen = sorted(key[0] if isinstance(key, tuple) else key for key in told["mismatched_keys"])
-    head = head_names(model)
-    anew = [name for name in dict.fromkeys((*missing, *misshapen)) if name in head or ".pooler." in f".{name}"]
+    head, base = head_names(model), str(getattr(model, "base_model_prefix", ""))
+    behind = bool(base) and hasattr(model, base)
+    anew = [
+        name
+        for name in dict.fromkeys((*missing, *misshapen))
+        if name in head or ".pooler." in f".{name}" or (behind and not name.startswith(f"{base}."))
+    ]
     if lost := [name for name in (*missing, *misshapen) if name not in anew]:
         raise UserError(
             f"{folder} does not fit its own config.json: {len(lost)} tensors are missing or of another shape, "

@@ -29,14 +29,16 @@ _SHOWN = 12
 def head_names(model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters of a model's head.
 
-    Of a Hugging Face model they are those outside its base model, elsewhere those of the last layer with a matrix.
+    Of a Hugging Face model they are those outside its base model, or the table of tokens where that is all that gives
+    the outputs (tied embeddings); elsewhere those of the last layer with a matrix.
     """
     names = [name for name, _ in model.named_parameters()]
     base = getattr(model, "base_model_prefix", "")
     if isinstance(base, str) and isinstance(getattr(model, base or "-", None), nn.Module):
         outside = frozenset(name for name in names if not name.startswith(f"{base}."))
-        if outside:
-            return outside
+        tied = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        if outside or tied is not None:
+            return outside or frozenset(name for name, p in model.named_parameters() if p is tied.weight)
     layers = [
         path for path, module in model.named_modules() if any(p.ndim > 1 for p in module.parameters(recurse=False))
     ]

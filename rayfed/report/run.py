@@ -312,6 +312,7 @@ def charts(
         "train_loss": plots.curve(rounds, arms, "train_loss", "Training loss"),
         "test_loss": plots.curve(rounds, arms, "test_loss", "Test loss"),
         "test_error": plots.curve(rounds, arms, "test_error", "Test error"),
+        "test_perplexity": plots.curve(rounds, arms, "test_perplexity", "Test perplexity"),
         "every_image": plots.every_image(attacks, leaks, arms),
         "mix": plots.label_bars(mix) if mix else None,
     }

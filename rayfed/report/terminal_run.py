@@ -215,7 +215,7 @@ class RunView:
             if VERSUS in row["arm"] and row.get("test_accuracy") is None:
                 continue  # every arm against every opponent are many
             loss = _loss(row, ".4f")
-            accuracy = (_tested(row, "accuracy {:6.2%}") or _missed(row) or " " * 16) + _strangers(row)
+            accuracy = (_tested(row, "accuracy {:6.2%}") or _missed(row) or " " * 16) + _read(row) + _strangers(row)
             left = self._time_left(row["round"])
             arm = f"{row['arm']:<{width}} " if len(rows) > 1 else ""
             self.say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {self._speed}  {left}")
@@ -499,6 +499,13 @@ def _missed(row: dict[str, Any]) -> str:
     if row.get("test_error") is None:
         return ""
     return f"error {row['test_error']:.4f} (the median's {row['guessing_error']:.4f})"
+
+
+def _read(row: dict[str, Any]) -> str:
+    """Return a language model's perplexity in words, beside that of a guess, or nothing for other models."""
+    if row.get("test_perplexity") is None:
+        return ""
+    return f"  perplexity {row['test_perplexity']:.1f} (of frequencies {row['guessing_perplexity']:.1f})"
 
 
 def _strangers(row: dict[str, Any]) -> str:

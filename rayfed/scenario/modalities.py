@@ -60,6 +60,19 @@ def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**document, "data": {**data, "tokenizer": str(folder)}}
 
 
+_OF_TASKS = {"causal_lm": "causal_lm", "masked_lm": "masked_lm", "token_classification": "place_cross_entropy"}
+"""Loss of what a model of Hugging Face does."""
+
+
+def with_loss(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with the loss of the task that a model `hf` has, unless a loss is set."""
+    model = sourced(document.get("model"))
+    task = model.get("task") if isinstance(model, dict) and model.get("name") == "hf" else None
+    if document.get("loss") is not None or task not in _OF_TASKS:
+        return dict(document)
+    return {**document, "loss": {"name": _OF_TASKS[task]}}
+
+
 def modality_problems(s: Scenario) -> Iterator[Problem]:
     """Yield components and metrics that do not support the modality of the scenario's data."""
     from rayfed.samples import held, taken

@@ -13,7 +13,7 @@ from rayfed.errors import ScenarioError, nearest
 from rayfed.registry import DOTTED_PATH, FILE_PATH
 from rayfed.scenario.components import sourced, write_out_models
 from rayfed.scenario.inputs import Note, find_inputs
-from rayfed.scenario.modalities import modality_problems, with_metrics, with_tokenizer
+from rayfed.scenario.modalities import modality_problems, with_loss, with_metrics, with_tokenizer
 from rayfed.scenario.paths import put
 from rayfed.scenario.problems import JOINT, Problem, component_problems, repeated, schema_problems, without
 from rayfed.scenario.sections import Scenario
@@ -138,7 +138,7 @@ def check(
     write_out_models(document)
     problems = [*schema_problems(document), *component_problems(document)]
     wrong = bool(problems or known)
-    whole = with_metrics(with_tokenizer(document))
+    whole = with_loss(with_metrics(with_tokenizer(document)))
     scenario = without(whole, [problem.path for problem in problems]) if wrong else Scenario.model_validate(whole)
     if scenario is not None:
         problems += _together(scenario, partial=wrong)

@@ -63,6 +63,7 @@ class Membership(OneByOne):
     """
 
     takes: ClassVar[tuple[Modality, ...]] = MODALITIES
+    place_labels: ClassVar[str] = "unneeded"
     metric: ClassVar[InferenceMetric] = "auc"
 
     score: Literal["regression", "lira", "loss", "norm", "cosine"] = "regression"

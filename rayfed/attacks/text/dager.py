@@ -24,7 +24,7 @@ of a search over all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, ClassVar
 
@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.text.last_tokens import is_causal, with_last_tokens
 from rayfed.attacks.text.products import Entrance, entrances
 from rayfed.attacks.text.pursuit import pursued
 from rayfed.attacks.text.tokens import gradient_of_noise, is_finite, table_of, texts, tokens_in
@@ -71,6 +72,10 @@ _TOO_LARGE = "the vectors of all tokens at all places, {numbers:.1e} numbers, ar
 _UNFINISHED = (
     "no text was found that the gradient is sums of: tokens are the nearest, and another search may find more of them"
 )
+_APART = (
+    "no texts were found whose vectors lie in the span further on: tokens are the nearest, and another search may find "
+    "more of them"
+)
 _MOST_NUMBERS = 1 << 30
 """Most numbers of all tokens' vectors at all places that a pursuit keeps: 4 GB."""
 _NO_ORDER = "no weights tell which tokens are of one text, or in which order"
@@ -87,6 +92,7 @@ class Dager:
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
+    place_labels: ClassVar[str] = "unneeded"
 
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """Distance from the span, over a vector's own norm, up to which a token may stand at a place of a batch of several
@@ -113,7 +119,7 @@ class Dager:
         if not is_finite(observation):
             images = observation.sample.blank(observation.batch_size)
             return Reconstruction(images=images, labels=labels, status="failed", message="the update is not finite")
-        at_places, further = _sorted(entrances(observation, model), observation)
+        at_places, further = _sorted(_untied(entrances(observation, model), model), observation)
         moved = _moved(observation, model)
         spans = [Span.of(observation, entrance) for entrance in at_places if not moved.isdisjoint(entrance.names)]
         first = _roomiest(_usable(spans))
@@ -129,16 +135,26 @@ class Dager:
         if few and int((apart <= self.threshold).sum()) < first[0].rank:
             return _by_pursuit(observation, first[0])
         anywhere = torch.allclose(apart, apart[:, :1].expand_as(apart), rtol=1e-3, atol=1e-6)
+        causal, length = is_causal(model), first[0].length
         if observation.batch_size == 1 and not anywhere:
-            found = apart.argmin(0)
-            return Reconstruction(images=texts(found, observation), labels=labels, loss=float(apart.amin(0).mean()))
+            found, nearest = apart.argmin(0), apart.amin(0)
+            known = int((nearest <= self.threshold).cumprod(0).sum()) if causal else length
+            if 0 < known < length:
+                found, nearest = with_last_tokens(observation, model, found[None], known)[0], nearest[:known]
+            return Reconstruction(images=texts(found, observation), labels=labels, loss=float(nearest.mean()))
         second = next(iter(_roomiest([Span.of(observation, entrance) for entrance in further])), None)
         if second is None or second.rank < first[0].rank or second.rank >= second.room:
             return not_applicable(observation, _NO_ORDER)
         least = first[0].rank if anywhere else observation.batch_size
         options = [_options(column, least, self.threshold) for column in apart.unbind(1)]
+        if causal:  # no gradient has what enters at the last place
+            second, options[-1] = replace(second, seen=length - 1), options[-1][:1]
         found, loss = self._assembled(options, second, observation.batch_size, generator)
-        return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
+        if causal:
+            found = with_last_tokens(observation, model, found, length - 1)
+        unsure = observation.has_places and loss > self.threshold
+        message = _APART if unsure else ""
+        return Reconstruction(images=texts(found, observation), labels=labels, loss=loss, message=message)
 
     def _assembled(
         self, options: Sequence[Tensor], second: Span, count: int, generator: torch.Generator
@@ -180,6 +196,8 @@ class Span:
     """Number of sums of the vectors that the gradient is: its columns, as many as the weights' outputs."""
     name: str = ""
     """Name of the first of the weights."""
+    seen: int | None = None
+    """Number of the first places whose vectors gradients have; None: all."""
 
     @classmethod
     def of(cls, observation: Observation, entrance: Entrance) -> Span:
@@ -224,7 +242,8 @@ class Span:
     @torch.no_grad()
     def of_texts(self, numbers: Tensor) -> Tensor:
         """Return the distance of whole texts (n, L) from the span, the mean over their places: (n,)."""
-        return torch.cat([self.distance(self.inputs(some)).mean(1) for some in numbers.split(_TOKENS_AT_ONCE)])
+        parts = numbers.split(_TOKENS_AT_ONCE)
+        return torch.cat([self.distance(self.inputs(some)[:, : self.seen]).mean(1) for some in parts])
 
     def distance(self, vectors: Tensor) -> Tensor:
         """Return the distance of vectors (..., width) from the span, (...) between 0 and 1."""
@@ -263,6 +282,12 @@ def _sorted(found: Sequence[Entrance], observation: Observation) -> tuple[list[E
         if len(further) == _FURTHER:
             break
     return at_places, further
+
+
+def _untied(found: Sequence[Entrance], model: nn.Module) -> list[Entrance]:
+    """Return the entrances but those of the table of tokens, whose gradient has more than their vectors where tied."""
+    table = table_of(model)
+    return [entrance for entrance in found if table is None or f"{table[0]}.weight" not in entrance.names]
 
 
 def _whole(observation: Observation, model: nn.Module) -> Span | None:

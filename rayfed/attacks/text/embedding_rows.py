@@ -6,6 +6,10 @@ token occurs is a guess by the norm of its row. A model that also learns a vecto
 single text away, which is ours: the gradient of place p is that of the text there, G_p, so row v of the table's is
 E_v = sum_p A_vp G_p with A_vp = 1 where v stands at p, and A = E G^+ for texts that have fewer places than the vectors
 have numbers. A model that has a row of its own for each token at each place gives both away.
+
+Where the table gives the outputs, too (tied embeddings), these add sums of the vectors that enter them to all rows,
+among them those of tokens that the batch does not have, which tell the span of these vectors: what lies outside of it
+is as above (ours).
 """
 
 from __future__ import annotations
@@ -19,11 +23,17 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.text.last_tokens import is_causal, with_last_tokens
 from rayfed.attacks.text.lookups import Lookup, rows_of_places
 from rayfed.attacks.text.tokens import NO_TABLE, gradient_of_noise, is_finite, table_of, texts, tokens_in
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Observation
+
+_RESOLVED = 1e-4
+"""Size of a direction, over the largest, below which it is rounding."""
+_NOTHING = 1e-6
+"""Size of a place's gradient, over that of all places, below which it is rounding."""
 
 
 @component
@@ -35,6 +45,7 @@ class EmbeddingRows:
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
+    place_labels: ClassVar[str] = "unneeded"
 
     @needs_labels
     def reconstruct(
@@ -58,13 +69,39 @@ def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Re
         return _not_finite(observation)
     rows = observation.gradient[name].double()
     length = observation.sample.shape[0]
-    tokens = tokens_in(rows, observation.batch_size * length)
+    most = observation.batch_size * length
     places = _places(observation, name, model)
+    spread = outputs_of(rows) if bool(gradient_of_noise(observation, model)[name].any(1).all()) else None
+    if spread is not None:
+        places = None if places is None else apart_from(places.double(), spread)
+    own = rows if spread is None else apart_from(rows, spread)
+    tokens = tokens_in(own, most)
     if observation.batch_size == 1 and places is not None:
-        found = ordered(rows, tokens, places.double())
+        found = ordered(own, tokens, places.double())
+        if is_causal(model):
+            known = int((places.norm(dim=1) > _NOTHING * places.norm()).sum())
+            found = with_last_tokens(observation, model, found[None], known)[0]
     else:
-        found = bag(rows, tokens, observation.batch_size * length)
+        tokens = torch.cat([tokens, tokens_in(rows, most)]).unique() if spread is not None else tokens
+        found = bag(rows, tokens, most)
     return Reconstruction(images=texts(found, observation), labels=labels)
+
+
+def outputs_of(rows: Tensor) -> Tensor | None:
+    """Return an orthonormal basis (r, width) of what tied outputs add to all rows (V, width) of a table.
+
+    The smaller half of the rows are no tokens of the batch, and hold nothing else. None where that is everything.
+    """
+    norms = rows.norm(dim=1)
+    others = rows[(norms <= norms.median()) & (norms > 0)]
+    _, sizes, basis = torch.linalg.svd(others / others.norm(dim=1, keepdim=True), full_matrices=False)
+    found: Tensor = basis[sizes > _RESOLVED * sizes[0]]
+    return found if len(found) < rows.shape[1] else None
+
+
+def apart_from(rows: Tensor, basis: Tensor) -> Tensor:
+    """Return rows (n, width) without their parts in the span of an orthonormal basis (r, width)."""
+    return rows - (rows @ basis.T) @ basis
 
 
 def _not_finite(observation: Observation) -> Reconstruction:
@@ -122,6 +159,8 @@ def _places(observation: Observation, table: str, model: nn.Module) -> Tensor | 
     probe = gradient_of_noise(observation, model) if longer else {}
     for name in longer:
         rows = probe[name].any(1).nonzero().flatten()
+        if is_causal(model):  # nothing comes of what enters at the last place
+            rows = torch.cat([rows, rows[-1:] + 1])
         if len(rows) == length:
             return observation.gradient[name][rows]
     return None

@@ -50,6 +50,7 @@ class Tag:
     """Fit of the vectors of all tokens in squared L2 and `alpha` times L1 by Adam; labels given or inferred."""
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
+    place_labels: ClassVar[str] = "given"
 
     iterations: Annotated[int, Field(ge=1)] = 500
     """Number of Adam steps; the step size falls linearly to nothing."""

@@ -54,5 +54,7 @@ def gradient_of_noise(observation: Observation, model: nn.Module) -> Named:
     network = without_tracking(model).to(device)
     text = observation.sample.noise(1, torch.Generator().manual_seed(2)).to(device)
     label = torch.zeros(1, observation.classes) if observation.has_numbers else torch.zeros(1, dtype=torch.int64)
+    if observation.has_places:
+        label = torch.zeros_like(text)
     buffers = buffers_for(network, observation)
     return gradients.gradient(network, observation.weights, buffers, text, label.to(device))[0]

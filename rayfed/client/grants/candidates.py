@@ -38,8 +38,12 @@ class Candidates(Grant):
         rows, order = self._drawn(observed, truth)
         split, _ = observed.runtime.untrained(observed.client)
         members, shuffled = torch.from_numpy(rows[0]).to(truth.labels.device), torch.from_numpy(order)
-        others, control = (observed.runtime.samples(split, some) for some in rows[1:])
-        parts = zip((truth.inputs[members], truth.labels[members]), others, strict=True)
+        runtime, arm = observed.runtime, observed.visit.arm
+        others, control = (runtime.shown(arm, split, some) for some in rows[1:])
+        own = truth.inputs[members], truth.labels[members]
+        if runtime.data.has_places:  # with masks that tell no member from the others
+            own = runtime.shown(arm, "train", truth.indices[rows[0]])
+        parts = zip(own, others, strict=True)
         asked = tuple(torch.cat(part)[shuffled.to(members.device)] for part in parts)
         return {"candidates": asked, "control": control}
 
@@ -66,7 +70,7 @@ class Candidates(Grant):
         split, unseen = runtime.untrained(observed.client)
         stored = runtime.data.test_labels if split == "test" else runtime.data.train_labels
         known, of_unseen = truth.labels.cpu().numpy(), stored[unseen]
-        if runtime.data.has_numbers:  # hardly two samples have the same
+        if runtime.data.has_numbers or runtime.data.has_places:  # hardly two samples have the same
             known, of_unseen = np.zeros(len(known)), np.zeros(len(of_unseen))
         draw = seeds.numpy_generator(runtime.scenario.seed, "candidates", observed.client)
         columns = [np.empty((3, 0), np.int64)]

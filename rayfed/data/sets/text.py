@@ -18,7 +18,7 @@ from rayfed.data.tokens import BYTES, Reader, learnt, load_tokenizer
 from rayfed.errors import DataError
 from rayfed.files import local_path
 from rayfed.registry import component
-from rayfed.samples import MOST_TOKENS, Modality, Tokens
+from rayfed.samples import MOST_TOKENS, Modality
 
 _OWN = Path(__file__).parents[1] / "texts"
 _TESTED = 0.2
@@ -67,7 +67,7 @@ class Text:
         test = at_most(self.test_samples, test, "test_samples")
         assert isinstance(train.images, np.ndarray)
         assert isinstance(test.images, np.ndarray)
-        sample = Tokens(reader.pieces(), self.length)
+        sample = reader.sample(self.length, padded=False)
         return Dataset(train.images, train.labels, test.images, test.labels, tuple(texts), sample=sample)
 
     def _reader(self, texts: list[str]) -> Reader:

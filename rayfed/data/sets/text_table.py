@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from rayfed.data.tokens import BYTES, Reader, learnt, load_tokenizer
 from rayfed.errors import DataError
 from rayfed.files import local_path
 from rayfed.registry import component
-from rayfed.samples import MOST_TOKENS, Modality, Tokens
+from rayfed.samples import MOST_TOKENS, Modality
 
 TEXT_COLUMNS = (
     "text",
@@ -31,13 +31,17 @@ TEXT_COLUMNS = (
     "tweet",
 )
 """Names, in small letters, by which the column of the texts is found."""
+NO_CLASS = "text"
+"""Name of the only class of texts that have none."""
 
 
 @component
 class TextTable:
     """Texts of a table's rows, truncated or padded to this many tokens, each with a class.
 
-    Without `test` a stratified fifth of the rows is held out. What fills texts up counts as no token of theirs.
+    Without `test` a stratified fifth of the rows is held out. What fills texts up counts as no token of theirs. For
+    language models no column of classes is needed. Lists of words beside lists of as many classes are texts with a
+    class for each word, which counts at the word's first token.
     """
 
     holds: ClassVar[Modality] = "tokens"
@@ -48,9 +52,10 @@ class TextTable:
     test: Path | None = None
     """Such a file of the test split."""
     text_column: str | None = None
-    """Column of the texts; null: `text`, `sentence`, `content`, `review` or alike."""
+    """Column of the texts, or of lists of their words; null: `text`, `sentence`, `content`, `review` or alike."""
     label_column: str | None = None
-    """Column of the classes, whole numbers or names; null: `label`, `class`, `target`, `category` or alike."""
+    """Column of the classes, whole numbers or names, or lists of them; null: `label`, `class`, `target`, `category` or
+    alike, if there is one."""
     length: Annotated[int, Field(ge=2, le=4096)] = 32
     """Number of tokens of a sample, special ones among them."""
     tokenizer: Path | None = None
@@ -68,19 +73,33 @@ class TextTable:
         parts = [
             _read(local_path(path), self.text_column, self.label_column) for path in (self.path, self.test) if path
         ]
-        classes = by_value({label for _, labels in parts for label in labels})
-        if len(classes) < 2:
+        in_words = isinstance(parts[0][0][0], list)
+        if any(isinstance(texts[0], list) != in_words for texts, _ in parts):
+            raise DataError(f"{self.path} and {self.test}: one has texts, the other lists of words")
+        every = {label for _, labels in parts for own in labels for label in (own if in_words else [own])}
+        classes = by_value(every)
+        if len(classes) < 2 and every != {NO_CLASS}:
             raise DataError(f"{self.path} has one class alone, '{classes[0]}': expected two or more")
         number = {name: place for place, name in enumerate(classes)}
-        splits = [Split(np.arange(len(texts)), np.array([number[x] for x in labels])) for texts, labels in parts]
+        splits = [
+            Split(np.arange(len(texts)), np.array([0 if in_words else number[x] for x in labels]))
+            for texts, labels in parts
+        ]
         train, test = splits if self.test else hold_out_fifth(splits[0], str(self.path))
         train = at_most(self.train_samples, train, "train_samples")
         test = at_most(self.test_samples, test, "test_samples")
-        taken = [_rows(texts, split) for (texts, _), split in ((parts[0], train), (parts[-1], test))]
-        reader = self._reader(taken[0])
-        rows = [reader.filled(texts, self.length) for texts in taken]
-        sample = Tokens(reader.pieces(), self.length, reader.pad)
-        return Dataset(rows[0], train.labels, rows[1], test.labels, classes, sample=sample)
+        halves = ((parts[0], train), (parts[-1], test))
+        taken = [_rows(texts, split) for (texts, _), split in halves]
+        reader = self._reader([" ".join(words) for words in taken[0]] if in_words else taken[0])
+        sample = reader.sample(self.length)
+        if in_words:
+            own = [[[number[x] for x in row] for row in _rows(labels, split)] for (_, labels), split in halves]
+            (rows, labels), (test_rows, test_labels) = (
+                reader.labelled(texts, mine, self.length) for texts, mine in zip(taken, own, strict=True)
+            )
+            return Dataset(rows, labels, test_rows, test_labels, classes, sample=sample, has_places=True)
+        filled = [reader.filled(texts, self.length) for texts in taken]
+        return Dataset(filled[0], train.labels, filled[1], test.labels, classes, sample=sample)
 
     def _reader(self, texts: Sequence[str]) -> Reader:
         if self.tokenizer is None:
@@ -94,8 +113,8 @@ class TextTable:
         return reader
 
 
-def _rows(texts: Sequence[str], split: Split) -> list[str]:
-    """Return the texts of a split, whose images are row numbers."""
+def _rows(texts: Sequence[Any], split: Split) -> list[Any]:
+    """Return the texts or labels of a split, whose images are row numbers."""
     assert isinstance(split.images, np.ndarray)
     return [texts[row] for row in split.images.tolist()]
 
@@ -106,27 +125,45 @@ def text_column(names: Sequence[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _read(path: Path, text: str | None, label: str | None) -> tuple[list[str], list[str]]:
-    """Return a table's texts and labels, in order."""
+def _read(path: Path, text: str | None, label: str | None) -> tuple[list[Any], list[Any]]:
+    """Return a table's texts and labels, in order; of lists of words, lists of both."""
     table = read_table(path)
     labelled = [name for name in table.column_names if name.lower() in LABEL_COLUMNS]
     text = text or text_column(table.column_names)
     label = label or (labelled[0] if len(labelled) == 1 else None)
-    columns = []
-    for field, name in (("text_column", text), ("label_column", label)):
+    fields = [("text_column", text)] + ([("label_column", label)] if label or labelled else [])
+    for field, name in fields:
         if name is None or name not in table.column_names:
             what = f"has no column '{name}'" if name else f"has no plain column for `{field}`"
             raise DataError(f"{path} {what}: name it by data.{field}, of {', '.join(table.column_names)}")
-        columns.append(table[name])
-    texts, labels = columns
-    if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
-        raise DataError(f"{path}: column '{text}' is {texts.type}, expected texts")
-    if pa.types.is_floating(labels.type) or pa.types.is_nested(labels.type):
-        raise DataError(f"{path}: column '{label}' is {labels.type}, expected classes: whole numbers or names")
-    written, classes = (column.to_pylist() for column in (texts, labels))
+    assert text is not None
+    if label is not None and pa.types.is_list(table[text].type):
+        return _words(path, table, text, label)
+    if not (pa.types.is_string(table[text].type) or pa.types.is_large_string(table[text].type)):
+        raise DataError(f"{path}: column '{text}' is {table[text].type}, expected texts")
+    if label is not None and (pa.types.is_floating(table[label].type) or pa.types.is_nested(table[label].type)):
+        raise DataError(f"{path}: column '{label}' is {table[label].type}, expected classes: whole numbers or names")
+    written = table[text].to_pylist()
+    classes = [NO_CLASS] * len(written) if label is None else table[label].to_pylist()
     for row, (one, of) in enumerate(zip(written, classes, strict=True)):
         if not (one or "").strip() or of is None:
             raise DataError(
                 f"{path}, row {row} (from 0): {'no label' if (one or '').strip() else 'no text'}; leave it out"
             )
     return [" ".join(one.split()) for one in written], [str(of) for of in classes]
+
+
+def _words(path: Path, table: pa.Table, text: str, label: str) -> tuple[list[list[str]], list[list[str]]]:
+    """Return lists of words and of their classes."""
+    for name, kind in ((text, "words"), (label, "classes: whole numbers or names")):
+        of = table[name].type
+        if not pa.types.is_list(of) or pa.types.is_floating(of.value_type) or pa.types.is_nested(of.value_type):
+            raise DataError(f"{path}: column '{name}' is {of}, expected lists of {kind}")
+    texts, labels = table[text].to_pylist(), table[label].to_pylist()
+    for row, (words, own) in enumerate(zip(texts, labels, strict=True)):
+        if not words or not own or len(words) != len(own) or None in words or None in own:
+            raise DataError(
+                f"{path}, row {row} (from 0): {len(words or [])} words and {len(own or [])} classes, expected as many, "
+                f"and none of them missing"
+            )
+    return [[str(word) for word in words] for words in texts], [[str(of) for of in own] for own in labels]

@@ -23,7 +23,18 @@ from rayfed import registry
 from rayfed.cli import app
 from rayfed.cli.common import EXIT_CODES
 from rayfed.metrics.measures import MEASURES
-from rayfed.scenario import ArmSpec, AttackSpec, ComponentSpec, DataSpec, Lora, ModelSpec, Normalise, Scenario, Train
+from rayfed.scenario import (
+    ArmSpec,
+    AttackSpec,
+    Augment,
+    ComponentSpec,
+    DataSpec,
+    Lora,
+    ModelSpec,
+    Normalise,
+    Scenario,
+    Train,
+)
 from rayfed.scenario.system import DeviceClass, System
 from rayfed.shipped import shipped
 from rayfed.store.schemas import OUTCOME_FIELDS, TABLES, TRIAL_FIELDS
@@ -68,7 +79,8 @@ def _own_fields() -> Iterator[str]:
     yield "## `arms.NAME`\n"
     yield f"{_text(ArmSpec.__doc__)}\n"
     yield from _table((name, field) for name, field in ArmSpec.model_fields.items())
-    for path, section in {"federation.system": System, "federation.system.devices.NAME": DeviceClass}.items():
+    sections = {"training.augment": Augment, "federation.system": System, "federation.system.devices.NAME": DeviceClass}
+    for path, section in sections.items():
         yield f"## `{path}`\n"
         yield f"{_text(section.__doc__)}\n"
         yield from _table((name, field) for name, field in section.model_fields.items())

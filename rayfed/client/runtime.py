@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from rayfed import losses
+from rayfed import losses, seeds
 from rayfed.aggregation.base import AnyAggregation, InteractiveAggregation
 from rayfed.aggregation.over_channel import OverChannel
 from rayfed.aggregation.server import TreeFold
 from rayfed.client import plan
 from rayfed.client.arm import Arm, build_arm, protected_aggregation
+from rayfed.client.augmentation import augmented
 from rayfed.client.cohort import CohortRecord, cohort_updates, works_together
 from rayfed.client.failures import Attempt, attempt, checked, made_or_raise, until_none_fails
 from rayfed.client.local import PRIVATE, privately_trained, update_method
@@ -128,7 +129,7 @@ class ClientRuntime:
         Its weights, buffers and samples are its own: a defence that writes on them reaches nobody else's.
         """
         own = self.parts[client]
-        data, rest = self._presented(arm, self.own_data(arm, client, own), "client", sent.round, client, "shown"), None
+        data, rest = self._in_round(arm, sent, client), None
         if not np.array_equal(indices, own):  # all of them in a round, and a search for each costs as much as a step
             left = np.setdiff1d(own, indices)
             rest = data.rows(self._places(own, left)) if len(left) else None
@@ -158,6 +159,19 @@ class ClientRuntime:
         two answers. Elsewhere noise follows from the seed alone.
         """
         return (sent.content,) if self.scenario.privacy.secure else ()
+
+    def _in_round(self, arm: str, sent: Sent, client: int) -> Batch:
+        """Return all of a client's samples as used in a round: as the loss presents them, and augmented."""
+        data = self.own_data(arm, client, self.parts[client])
+        data = self._presented(arm, data, "client", sent.round, client, "shown")
+        return data._replace(inputs=self.augmented(arm, data.inputs, self.order(sent, client), "own"))
+
+    def augmented(self, arm: str, inputs: Tensor, order: int, purpose: str) -> Tensor:
+        """Return inputs (N, *shape) augmented as the arm's training says, by draws for a client's order and purpose."""
+        augment = self.specs[arm].training.augment
+        if augment is None:
+            return inputs
+        return augmented(inputs, augment, seeds.numpy_generator(order, "augment", purpose))
 
     def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
         """Return some of a client's samples as used in an arm, poisoned if the client is malicious."""
@@ -197,9 +211,7 @@ class ClientRuntime:
                 model=built.model,
                 weights=weights,
                 buffers=buffers,
-                data=self._presented(
-                    arm, self.own_data(arm, client, self.parts[client]), "private", sent.round, client, "shown"
-                ),
+                data=self._in_round(arm, sent, client),
                 generator=self.scenario.generator("private", sent.round, client, "training"),
                 order=self.order(sent, client),
                 private=built.private,

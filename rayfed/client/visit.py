@@ -18,7 +18,7 @@ from rayfed.client.arm import Arm
 from rayfed.client.failures import Failed, attempt, formed
 from rayfed.client.local import PRIVATE, training_method, update_method
 from rayfed.client.runtime import ClientRuntime
-from rayfed.client.sent import Sent, State
+from rayfed.client.sent import Sent, Split, State
 from rayfed.defences.base import Task
 from rayfed.models.front import Front
 from rayfed.models.private import only, private_names
@@ -187,6 +187,12 @@ class ObservedClient:
         if isinstance(made, Failed):
             raise made.error_under(self.attack.title, self.visit.arm, self.round)
         return made
+
+    def as_trained_on(self, split: Split, rows: np.ndarray, purpose: str) -> tuple[Tensor, Tensor]:
+        """Return other samples (N, *shape), as the client trains on its own by draws for a purpose, and labels."""
+        inputs, labels = self.runtime.shown(self.visit.arm, split, rows)
+        order = self.runtime.order(self.visit.sent, self.client)
+        return self.runtime.augmented(self.visit.arm, inputs, order, purpose), labels
 
     def undefended(self) -> Update:
         """Return the client's answer without defences."""

@@ -289,6 +289,11 @@ def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.n
         _check_places(scenario, arm, data)
     else:
         _check_words(scenario, arm, data)
+    if spec.training.augment and data.sample.modality != "pixels":
+        raise UserError(
+            f"arm '{spec.name}': training.augment crops and flips images, and data '{scenario.data.name}' has none: "
+            f"leave it out"
+        )
     if data.has_numbers or data.has_places:
         _check_labels(arm, data)
     for written, defence in zip(spec.defences, arm.defences, strict=True):

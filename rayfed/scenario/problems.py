@@ -27,7 +27,7 @@ from rayfed.scenario.components import (
     Section,
     named,
 )
-from rayfed.scenario.sections import ArmSpec, Scenario, Schedule, Training
+from rayfed.scenario.sections import ArmSpec, Augment, Scenario, Schedule, Training
 from rayfed.scenario.system import System
 
 _MISSING = "required, but not given"
@@ -325,6 +325,10 @@ def _malicious_problems(s: Scenario) -> Iterator[Problem]:
 def _training_problems(path: Place, training: Training, rounds: int) -> Iterator[Problem]:
     if training.epochs and training.steps:
         yield Problem(path=(*path, "steps"), message="give either `epochs` or `steps`, not both")
+    if training.augment == Augment():
+        yield Problem(
+            path=(*path, "augment"), message="changes nothing: give `crop`, `scale` or `flip`, or leave it out"
+        )
     schedule, of_steps = training.schedule, ("epochs", "steps", "momentum", "weight_decay", "clip_norm")
     found = [name for name in of_steps if getattr(training, name)] + ["schedule"] * (schedule != Schedule())
     if training.algorithm == "fedsgd" and found:

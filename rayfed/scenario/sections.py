@@ -58,6 +58,18 @@ class Schedule(Section):
         return float(self.factor ** int(after)) if self.kind == "step" else 1.0
 
 
+class Augment(Section):
+    """Augmentation of clients' images, drawn anew in every round, the same in all of its passes over the data."""
+
+    crop: Annotated[int, Field(ge=0)] = 0
+    """Pixels of a black border, out of which a part of the image's own size is cut at a random place; 0: no crop."""
+    scale: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Smallest share of the area of a random part, 3:4 to 4:3 in shape, which is enlarged to the image's own size;
+    null: none."""
+    flip: bool = False
+    """Flip each image left to right with probability a half."""
+
+
 class Training(Section):
     """Local training of a client in one round."""
 
@@ -90,6 +102,9 @@ class Training(Section):
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16`: clients' forward passes in mixed precision (`torch.autocast`), weights and updates in float32. Attacks
     calculate in float32."""
+    augment: Augment | None = None
+    """Random crops and flips of the images that clients train on. Reconstructions are scored by the image that was
+    trained on, which is what leaks. Null: images as they are."""
     vectorise: Literal["auto", "loop", "vmap"] = "auto"
     """Train a cohort client by client, or in one `torch.func.vmap` call; `auto` takes vmap on CUDA where it can."""
 

@@ -25,7 +25,8 @@ class Candidates(Grant):
     Each member has a non-member of its own label, from what the victim itself has held out (`federation.validation`),
     or else from the test split: that members are told by their labels is no leak. As many samples from there, which are
     no candidates and of the same labels, make the update of the attack's control. There are as many candidates as can
-    be matched, 500 at most; which is which stays where scores are made.
+    be matched, 500 at most; which is which stays where scores are made. Where clients augment their images, a member is
+    the version that was trained on in the round, as of an attacker who tries all crops, and others are augmented too.
     """
 
     describe: ClassVar[str] = "candidates for membership"
@@ -38,11 +39,13 @@ class Candidates(Grant):
         rows, order = self._drawn(observed, truth)
         split, _ = observed.runtime.untrained(observed.client)
         members, shuffled = torch.from_numpy(rows[0]).to(truth.labels.device), torch.from_numpy(order)
-        runtime, arm = observed.runtime, observed.visit.arm
-        others, control = (runtime.shown(arm, split, some) for some in rows[1:])
+        others, control = (
+            observed.as_trained_on(split, some, purpose)  # or a border from a crop would tell members
+            for some, purpose in zip(rows[1:], ("non-members", "control"), strict=True)
+        )
         own = truth.inputs[members], truth.labels[members]
-        if runtime.data.has_places:  # with masks that tell no member from the others
-            own = runtime.shown(arm, "train", truth.indices[rows[0]])
+        if observed.runtime.data.has_places:  # with masks that tell no member from the others
+            own = observed.runtime.shown(observed.visit.arm, "train", truth.indices[rows[0]])
         parts = zip(own, others, strict=True)
         asked = tuple(torch.cat(part)[shuffled.to(members.device)] for part in parts)
         return {"candidates": asked, "control": control}

@@ -1,0 +1,68 @@
+"""Augmentation of a client's images: random crops and horizontal flips, drawn anew in every round.
+
+The images are changed before anything else sees them, the defences of the data included: what a client trains on in a
+round, what its observers see the gradient of and what reconstructions are scored by are one and the same. Each sample
+has one version in a round, so that a mechanism's sensitivity is as without.
+
+Sources of the crops: He et al. 2016, "Deep Residual Learning for Image Recognition", section 4.2 (a border of zeros);
+Szegedy et al. 2015, "Going Deeper with Convolutions", section 6 (a share of the area, as torchvision draws it).
+"""
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rayfed.scenario import Augment
+
+Box = tuple[int, int, int, int]
+"""Top, left, height and width of a crop, in pixels."""
+_TRIES = 10
+"""Draws of a share and a shape before the middle of the image is taken."""
+_RATIOS = 3 / 4, 4 / 3
+"""Smallest and largest width over height of a crop by area."""
+_DRAWS = 2 * _TRIES + 5
+"""Numbers drawn for a sample, whatever is switched on, so that one field does not change another's draw."""
+
+
+def augmented(images: Tensor, augment: Augment, draw: np.random.Generator) -> Tensor:
+    """Return images (N, C, H, W) in [0, 1], each after a crop and a flip of its own, in the same shape."""
+    height, width = images.shape[-2:]
+    drawn = draw.random((len(images), _DRAWS))
+    padded = F.pad(images, [augment.crop] * 4)
+    made = []
+    for image, numbers in zip(padded, drawn, strict=True):
+        top, left = (int(number * (2 * augment.crop + 1)) for number in numbers[:2])
+        image = image[:, top : top + height, left : left + width]
+        if augment.scale is not None:
+            image = _resized(image, area_box(numbers[2:-1], augment.scale, height, width))
+        made.append(image.flip(-1) if augment.flip and numbers[-1] < 0.5 else image)
+    return torch.stack(made)
+
+
+def area_box(numbers: np.ndarray, scale: float, height: int, width: int) -> Box:
+    """Return a crop of at least a share `scale` of the area, from numbers in [0, 1).
+
+    The first ones are pairs of a share and a shape, of which the first that fits is taken; the last two its place.
+    """
+    low, high = map(log, _RATIOS)
+    for share, shape in numbers[:-2].reshape(-1, 2):
+        area, ratio = (scale + share * (1 - scale)) * height * width, np.exp(low + shape * (high - low))
+        tall, wide = round((area / ratio) ** 0.5), round((area * ratio) ** 0.5)
+        if 0 < tall <= height and 0 < wide <= width:
+            top, left = int(numbers[-2] * (height - tall + 1)), int(numbers[-1] * (width - wide + 1))
+            return top, left, tall, wide
+    tall, wide = min(height, round(width / _RATIOS[0])), min(width, round(height * _RATIOS[1]))
+    return (height - tall) // 2, (width - wide) // 2, tall, wide
+
+
+def _resized(image: Tensor, box: Box) -> Tensor:
+    """Return a crop enlarged to the image's own size (bilinear with antialias)."""
+    top, left, height, width = box
+    part = image[None, :, top : top + height, left : left + width]
+    whole: Tensor = F.interpolate(part, image.shape[-2:], mode="bilinear", antialias=True)[0]
+    return whole.clamp(0, 1)  # against rounding

@@ -47,7 +47,7 @@ ARROWS = {
     "rayfed.shipped": {"rayfed.errors"},
     "rayfed.files": {"rayfed.errors"},
     "rayfed.memory": {"rayfed.errors"},
-    "rayfed.losses": {"rayfed.errors", "rayfed.objective", "rayfed.registry"},
+    "rayfed.losses": {"rayfed.errors", "rayfed.objective", "rayfed.registry", "rayfed.samples"},
     "rayfed.gradients": {"rayfed.losses", "rayfed.update"},
     # secure noise is made of a cipher's key stream
     "rayfed.privacy": {"rayfed.crypto.keys"},

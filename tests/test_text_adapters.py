@@ -44,7 +44,7 @@ def adapted(folder: Path, rank: int, moved: bool = False) -> nn.Module:
     """The model with adapters beside query and value, at the first step or after B has moved."""
     torch.manual_seed(1)
     model = HuggingFace(path=folder, dropout=0.0).build((LENGTH,), 3)
-    choose(model, ["head"], lambda m: add_lora(m, rank, 2.0 * rank, None, 0.0))
+    choose(model, ["head"], [lambda m: add_lora(m, rank, 2.0 * rank, None, 0.0)])
     for name, parameter in model.named_parameters():
         if moved and "lora_B" in name:
             nn.init.normal_(parameter, std=0.02)

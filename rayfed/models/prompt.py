@@ -25,7 +25,7 @@ def add_prompt(model: nn.Module, tokens: int, shape: tuple[int, ...]) -> frozens
     the prompt's, and a decoder's head the last place, of padding or not. `shape` is that of a sample. Raises
     `UserError` for a model that is none of Hugging Face's for texts, or has too few positions.
     """
-    table = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    table = getattr(model, "get_input_embeddings", lambda: None)()
     if not isinstance(table, nn.Embedding):
         raise UserError(
             "model.train.prompt: a prompt stands in front of tokens, and this is no model of texts of Hugging Face "

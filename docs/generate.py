@@ -32,6 +32,7 @@ from rayfed.scenario import (
     Lora,
     ModelSpec,
     Normalise,
+    Prompt,
     Scenario,
     Train,
 )
@@ -86,6 +87,7 @@ def _own_fields() -> Iterator[str]:
         yield from _table((name, field) for name, field in section.model_fields.items())
     own = {"data": DataSpec, "model": ModelSpec, "attacks[]": AttackSpec}
     inside = {"model.normalise": Normalise, "model.train": Train, "model.train.lora": Lora}
+    inside["model.train.prompt"] = Prompt
     for path, model in (own | inside).items():
         beside = " These stand beside the component's own fields." if path in own else ""
         yield f"## `{path}`\n"

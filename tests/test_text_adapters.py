@@ -16,6 +16,7 @@ from rayfed.attacks.text.pursuit import pursued
 from rayfed.defences.gaussian import Gaussian
 from rayfed.models.hugging_face import HuggingFace
 from rayfed.models.lora import add_lora
+from rayfed.models.prompt import add_prompt
 from rayfed.models.trained import choose
 from rayfed.samples import Tokens
 from tests.attack_fixtures import generators, observed
@@ -44,7 +45,7 @@ def adapted(folder: Path, rank: int, moved: bool = False) -> nn.Module:
     """The model with adapters beside query and value, at the first step or after B has moved."""
     torch.manual_seed(1)
     model = HuggingFace(path=folder, dropout=0.0).build((LENGTH,), 3)
-    choose(model, ["head"], lambda m: add_lora(m, rank, 2.0 * rank, None, 0.0))
+    choose(model, ["head"], [lambda m: add_lora(m, rank, 2.0 * rank, None, 0.0)])
     for name, parameter in model.named_parameters():
         if moved and "lora_B" in name:
             nn.init.normal_(parameter, std=0.02)
@@ -83,6 +84,16 @@ def test_at_the_first_step_a_rank_below_the_tokens_is_said_and_not_guessed(
     assert "B's gradient sees 8 numbers of each token, which tell fewer than 8 tokens apart: the batch has 16" in (
         found.message
     )
+
+
+def test_a_prompt_is_said_and_not_guessed(folder: Path) -> None:
+    short = LENGTH - 4
+    model = HuggingFace(path=folder, dropout=0.0).build((short,), 3)
+    choose(model, ["*"], [lambda m: add_prompt(m, 4, (short,))])
+    seen = observed(model, texts(1)[:, :short], torch.zeros(1, dtype=torch.int64), (), classes=3)
+    [found] = Dager().reconstruct([replace(seen, sample=replace(WORDS, length=short))], model, generators(1))
+    assert found.status == "not applicable"
+    assert "a soft prompt in front of a text moves its tokens" in found.message
 
 
 def test_a_text_shorter_than_the_rank_is_read_at_the_first_step(folder: Path) -> None:

@@ -33,7 +33,8 @@ transformers = imported("transformers", "hub")
 timm = imported("timm", "hub")
 peft = imported("peft", "hub")
 
-TEXTS = Tokens(tuple(f" w{n}" for n in range(1024)), 16)
+WORDS = tuple(f" w{n}" for n in range(1024))
+TEXTS, SHORT = Tokens(WORDS, 16), 12
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,8 @@ def vision(layers: list[str] | None, **rest: Any) -> Arm:
 
 
 def reader(folder: Path, train: Mapping[str, Any]) -> Arm:
-    return arm({"name": f"hf:{folder}", "dropout": 0.0, "train": train}, TEXTS, 3)
+    sample = Tokens(WORDS, SHORT) if train.get("prompt", {}).get("tokens", 0) > 1 else TEXTS
+    return arm({"name": f"hf:{folder}", "dropout": 0.0, "train": train}, sample, 3)
 
 
 def test_words_and_patterns_choose_layers() -> None:
@@ -166,11 +168,51 @@ def test_adapters_are_those_of_the_equation(folders: dict[str, Path]) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "convolutions"])
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_prompt_answers_as_peft_s(folders: dict[str, Path], name: str, padded: bool) -> None:
+    built = reader(folders[name], {"prompt": {"tokens": 3}})
+    assert {n: tuple(t.shape) for n, t in built.weights.items() if n == "soft_prompt"} == {"soft_prompt": (3, 16)}
+    plain = reader(folders[name], {"layers": ["*"]})
+    table, state = built.model.get_input_embeddings().weight, {n: torch.randn_like(t) for n, t in built.weights.items()}
+    assert all((table == vector).all(1).any() for vector in built.weights["soft_prompt"])  # tokens of the vocabulary
+    whole = plain.model.eval()
+    whole._forward_hooks.clear()  # theirs reads more than logits off an output
+    whole._forward_pre_hooks.clear()
+    for n in state.keys() - {"soft_prompt"}:
+        whole.get_parameter(n).data = state[n]
+    config = peft.PromptTuningConfig(
+        task_type="SEQ_CLS", num_virtual_tokens=3, token_dim=16, num_layers=2, num_attention_heads=2
+    )
+    theirs = peft.PeftModelForSequenceClassification(whole, config).eval()
+    trained = sum(p.numel() for n, p in theirs.named_parameters() if p.requires_grad and "prompt" in n)
+    assert trained == state["soft_prompt"].numel()
+    texts = torch.randint(1, 1024, (4, SHORT), generator=torch.Generator().manual_seed(0))
+    if padded:
+        texts[1, 5:] = 0
+    with torch.no_grad():
+        theirs.prompt_encoder["default"].embedding.weight.copy_(state["soft_prompt"])
+        found = torch.func.functional_call(built.model.eval(), state, (texts,))
+        expected = theirs(input_ids=texts, attention_mask=(texts != 0).long()).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_prompt_that_cannot_be_is_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="1 vectors and texts of 16 tokens are more than the model's 16 positions"):
+        reader(folders["bert"], {"prompt": {"tokens": 1}})
+    with pytest.raises(UserError, match="a prompt stands in front of tokens"):
+        vision(None, prompt={"tokens": 2})
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "convolutions", "prompt"])
 def test_gradients_of_single_samples_go_through_adapters(folders: dict[str, Path], name: str) -> None:
     """In one call as one by one, padding and all."""
     generator = torch.Generator().manual_seed(0)
-    if name == "convolutions":
+    if name == "prompt":
+        built = reader(folders["bert"], {"prompt": {"tokens": 4}, "lora": {"rank": 2}})
+        inputs = torch.randint(1, 1024, (5, SHORT), generator=generator)
+        inputs[1, 9:] = inputs[3, 4:] = 0
+    elif name == "convolutions":
         built = vision(["head"], lora={"rank": 2, "targets": ["conv2"]})
         inputs = torch.rand(5, 3, 32, 32, generator=generator)
     else:
@@ -230,7 +272,7 @@ def scenario(model: str, train: str) -> Scenario:
     return scenarios.parse(
         RUN.format(
             data="digits" if image else "text",
-            size=", size: 32" if image else "",
+            size=", size: 32" if image else ", length: 12" if train == PROMPT else "",
             model=model,
             train=train,
             rest="" if image else ", dropout: 0.0",
@@ -243,11 +285,14 @@ def played(s: Scenario, folder: Path) -> RunFolder:
 
 
 LORA = "{lora: {rank: 2}}"
+PROMPT = "{prompt: {tokens: 4}}"
 HEAD = "{layers: [head]}"
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(("model", "train"), [("bert", LORA), ("gpt2", LORA), ("timm:test_resnet", HEAD)])
+@pytest.mark.parametrize(
+    ("model", "train"), [("bert", LORA), ("gpt2", LORA), ("bert", PROMPT), ("timm:test_resnet", HEAD)]
+)
 def test_defences_rules_and_channels_see_what_is_trained_alone(
     folders: dict[str, Path], tmp_path: Path, model: str, train: str
 ) -> None:

@@ -19,7 +19,8 @@ from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.lora import add_lora
 from rayfed.models.private import common_names, key_names, only, private_names, without
-from rayfed.models.trained import choose, frozen_names, hold_still
+from rayfed.models.prompt import add_prompt
+from rayfed.models.trained import Adapt, choose, frozen_names, hold_still
 from rayfed.samples import SampleSpec
 from rayfed.scenario import DefenceSpec, ProtectionSpec, ResolvedArm, Train
 from rayfed.update import Named
@@ -115,7 +116,7 @@ def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | b
     net = build_model(model.name, model.parameters, sample, classes, seed, normalise, model.state)
     if model.train:
         with seeds.global_stream(seed, "adapters"):
-            _choose(net, model.train)
+            _choose(net, model.train, sample.shape)
     with seeds.global_stream(seed, "adapted model"):
         for defence in defences:
             net = defence.adapt_model(net)
@@ -147,16 +148,18 @@ def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | b
     return Arm(spec, net, defences)
 
 
-def _choose(model: nn.Module, train: Train) -> None:
-    """Freeze the parts of a model that are not trained, in place."""
-    lora, layers = train.lora, train.layers
+def _choose(model: nn.Module, train: Train, shape: tuple[int, ...]) -> None:
+    """Freeze the parts of a model that are not trained, in place; `shape` is that of a sample."""
+    lora, prompt, layers = train.lora, train.prompt, train.layers
     if layers is None:
-        layers = ["head"] if lora else ["*"]
-    adapt = None
+        layers = ["head"] if lora or prompt else ["*"]
+    adapting: list[Adapt] = []
     if lora:
         alpha = lora.alpha or 2.0 * lora.rank
-        adapt = partial(add_lora, rank=lora.rank, alpha=alpha, targets=lora.targets, dropout=lora.dropout)
-    choose(model, layers, adapt)
+        adapting.append(partial(add_lora, rank=lora.rank, alpha=alpha, targets=lora.targets, dropout=lora.dropout))
+    if prompt:
+        adapting.append(partial(add_prompt, tokens=prompt.tokens, shape=shape))
+    choose(model, layers, adapting)
 
 
 def _listed(pipeline: Sequence[DefenceSpec]) -> str:

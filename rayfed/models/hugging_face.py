@@ -158,16 +158,21 @@ def _read_tokens(model: Any, length: int) -> None:
 
     Raises `UserError` for texts longer than its positions.
     """
-    config = model.config
-    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    config, most = model.config, places_for_tokens(model)
     if most is not None and length > most:
         raise UserError(f"data.length: texts of {length} tokens, and the model has {most} positions: shorten them")
     if config.pad_token_id is None:  # usual for those that were trained without padding
         ends = config.eos_token_id
         config.pad_token_id = ends[0] if isinstance(ends, list) else ends
     if config.pad_token_id is not None:
-        model.register_forward_pre_hook(_Attended(config.pad_token_id, _each_place), with_kwargs=True)
+        model.register_forward_pre_hook(Attended(config.pad_token_id, _each_place), with_kwargs=True)
         _choose_mask(model, length)
+
+
+def places_for_tokens(model: Any) -> int | None:
+    """Return the number of positions of a model's texts; None where its config names none."""
+    most = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
+    return None if most is None else int(most)
 
 
 def _each_place(kept: Tensor) -> Tensor:
@@ -181,22 +186,27 @@ def _each_pair(kept: Tensor) -> Tensor:
     return torch.where(kept, 0.0, lowest)[:, None, None, :].expand(-1, 1, kept.shape[1], -1)
 
 
-class _Attended:
-    """Forward pre-hook that adds the attention mask of a text; a text of padding alone is attended whole."""
+class Attended:
+    """Forward pre-hook that adds the attention mask of a text; a text of padding alone is attended whole.
+
+    `before` is the number of places in front of a text that are always attended to: those of a soft prompt.
+    """
 
     def __init__(self, pad: int, mask: Mask) -> None:
-        self.pad, self.mask = pad, mask
+        self.pad, self.mask, self.before = pad, mask, 0
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Return the inputs with the mask beside them."""
         tokens = inputs[0]
         kept = tokens != self.pad
         kept = kept | ~kept.any(1, keepdim=True)
+        kept = torch.cat([kept.new_ones(len(kept), self.before), kept], 1)
         return inputs, {**named, "attention_mask": self.mask(kept)}
 
 
 def _choose_mask(model: Any, length: int) -> None:
     """Use the mask of pairs if the model gives the same result with it and the mask of places fails under vmap."""
-    [hook] = [h for h in model._forward_pre_hooks.values() if isinstance(h, _Attended)]
+    [hook] = [h for h in model._forward_pre_hooks.values() if isinstance(h, Attended)]
     other = next(token for token in range(2) if token != hook.pad)
     texts = torch.full((2, length), other)
     texts[1, length // 2 :] = hook.pad

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from rayfed.errors import UserError, nearest
 
 Adapt = Callable[[nn.Module], frozenset[str]]
-"""Puts adapters beside layers of a model, in place, and returns the names of their parameters."""
+"""Adds adapters or a prompt to a model, in place, and returns the names of their parameters."""
 WORDS = ("head", "last N blocks", "bias", "norms")
 """What names parameters beside glob patterns of their names."""
 _LAST = re.compile(r"last (\d+ )?blocks?")
@@ -73,14 +73,14 @@ def parameters_of(model: nn.Module, layers: Sequence[str]) -> frozenset[str]:
     return found
 
 
-def choose(model: nn.Module, layers: Sequence[str], adapt: Adapt | None = None) -> None:
+def choose(model: nn.Module, layers: Sequence[str], adapting: Sequence[Adapt] = ()) -> None:
     """Freeze all but chosen layers of a model (`parameters_of`), in place, with the buffers of frozen parts.
 
-    `adapt` puts adapters beside layers, which are trained, too.
+    What `adapting` puts beside layers, or in front of them, is trained, too.
     """
     names = parameters_of(model, layers)
     chosen = [p for name, p in model.named_parameters() if name in names]
-    added = adapt(model) if adapt else frozenset()
+    added = [name for adapt in adapting for name in adapt(model)]
     model.requires_grad_(False)
     for parameter in (*chosen, *(model.get_parameter(name) for name in added)):
         parameter.requires_grad_(True)

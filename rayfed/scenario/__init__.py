@@ -16,6 +16,7 @@ from rayfed.scenario.components import (
     ModelSpec,
     Normalise,
     PartitionSpec,
+    Prompt,
     ProtectionSpec,
     Train,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "ModelSpec",
     "Normalise",
     "PartitionSpec",
+    "Prompt",
     "ProtectionSpec",
     "ResolvedArm",
     "Scenario",

@@ -134,14 +134,24 @@ class Lora(Section):
     """Probability of the dropout in front of A."""
 
 
+class Prompt(Section):
+    """A soft prompt (Lester et al. 2021): vectors in front of a text's tokens, trained in place of the model."""
+
+    tokens: Annotated[int, Field(ge=1)] = 8
+    """Number of its vectors."""
+
+
 class Train(Section):
     """The parts of the model that are trained and sent; the rest is frozen and public."""
 
     layers: list[str] | None = None
     """Layers that are trained: patterns of the names of parameters or modules (`encoder.layer.5.*`), and the words
-    `head`, `last N blocks` (with all behind them), `bias` and `norms`. Null: all, or with `lora` the head."""
+    `head`, `last N blocks` (with all behind them), `bias` and `norms`. Null: all, or with `lora` or
+    `prompt` the head."""
     lora: Lora | None = None
     """Adapters that are trained beside these layers; null: none."""
+    prompt: Prompt | None = None
+    """A soft prompt that is trained beside these layers, of a model of texts of Hugging Face; null: none."""
 
 
 _SOURCES = {"hf": "path", "timm": "arch", "torchvision": "arch"}

@@ -39,6 +39,7 @@ from rayfed.attacks.text.last_tokens import is_causal, with_last_tokens
 from rayfed.attacks.text.products import Entrance, entrances
 from rayfed.attacks.text.pursuit import pursued
 from rayfed.attacks.text.tokens import gradient_of_noise, is_finite, table_of, texts, tokens_in
+from rayfed.models.prompt import NAME as PROMPT
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Observation
@@ -52,6 +53,7 @@ _MOST_OPTIONS = 24
 _FURTHER = 6
 """Most entrances looked at whose vectors depend on several tokens: those of about two blocks."""
 _NO_PRODUCT = "the update has no gradients of weights by which the vector of each token is multiplied alone"
+_PROMPTED = "a soft prompt in front of a text moves its tokens to places that this attack does not know of"
 _STEPS = "an update of several local steps mixes the spans of several weights: observe the gradient, or a single step"
 _FULL = (
     "the batch has {tokens} tokens, and what enters the first weights {room} dimensions: from as many on all vectors "
@@ -116,6 +118,8 @@ class Dager:
         labels = observation.labels.cpu()
         if observation.local.steps > 1:
             return not_applicable(observation, _STEPS)
+        if hasattr(model, PROMPT):
+            return not_applicable(observation, _PROMPTED)
         if not is_finite(observation):
             images = observation.sample.blank(observation.batch_size)
             return Reconstruction(images=images, labels=labels, status="failed", message="the update is not finite")

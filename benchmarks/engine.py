@@ -1,12 +1,12 @@
-"""Client updates per second: the engine, a plain loop, two of those side by side, and Flower's simulation on Ray.
+"""Client updates per second: the engine, a plain loop, two of those side by side, Flower's simulation, pfl-research's.
 
-    python -m benchmarks.engine [--flower-python PATH] [--cases 10/100 100/100 100/1000] [--rounds 15]
+    python -m benchmarks.engine [--flower-python PATH] [--pfl-python PATH] [--cases 10/100 100/1000] [--rounds 15]
     python -m benchmarks.engine --cases resnet18:10/20 --rounds 3
 
 One thread per process, two of them for every side that has several. Sides take turns, round by round, and what is
 printed are medians of one run: on a machine that others use too, compare the ratios. `--flower-python` is the
-interpreter of an environment with `flwr[simulation]`, torch and numpy; without it, and for ResNet-18, Flower has no
-turn.
+interpreter of an environment with `flwr[simulation]`, torch and numpy, `--pfl-python` that of one with `pfl[pytorch]`,
+which plays in one process and in two; without it, and for ResNet-18, a peer has no turn.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def _play_in_loop(clients: list[int]) -> None:
 
 
 @contextmanager
-def flower(python: str, work: Work, rounds: int) -> Iterator[PlayRound]:
-    """Flower in a process of its own, which stands still while others have their turn: it polls without a pause."""
-    command = [python, "-m", "benchmarks.flower_engine", str(work.clients), str(work.per_round), str(rounds)]
+def peer(name: str, python: str, module: str, *arguments: int) -> Iterator[PlayRound]:
+    """Another engine in a process of its own, which stands still while others have their turn: Flower polls always."""
+    command = [python, "-m", module, *map(str, arguments)]
     env = os.environ | {"PYTHONPATH": str(REPOSITORY), "FLWR_TELEMETRY_ENABLED": "0"}
     with (
         tempfile.TemporaryFile("w+") as log,
@@ -139,6 +139,7 @@ def flower(python: str, work: Work, rounds: int) -> Iterator[PlayRound]:
     ):
         assert process.stdin
         assert process.stdout
+        per_round = arguments[1]
 
         def play(round: int) -> float:
             assert process.stdin
@@ -146,9 +147,9 @@ def flower(python: str, work: Work, rounds: int) -> Iterator[PlayRound]:
             print(file=process.stdin, flush=True)
             answer = next((line.split() for line in process.stdout or () if line.startswith("seconds ")), None)
             process.send_signal(signal.SIGSTOP)
-            if answer is None or int(answer[3]) != work.per_round:
+            if answer is None or int(answer[3]) != per_round:
                 log.seek(0)
-                sys.exit(f"Flower failed: {answer}\n{log.read()[-3000:]}")
+                sys.exit(f"{name} failed: {answer}\n{log.read()[-3000:]}")
             return float(answer[1])
 
         try:
@@ -158,13 +159,20 @@ def flower(python: str, work: Work, rounds: int) -> Iterator[PlayRound]:
             process.terminate()
 
 
-def compare(work: Work, flower_python: str | None, rounds: int, warm_up: int) -> dict[str, list[float]]:
+def compare(
+    work: Work, flower_python: str | None, pfl_python: str | None, rounds: int, warm_up: int
+) -> dict[str, list[float]]:
     """Seconds of every round, side by side."""
     with ExitStack() as stack:
         sides = {"engine": stack.enter_context(engine(work)), "plain loop": stack.enter_context(plain(work))}
         sides["two loops"] = stack.enter_context(side_by_side(work))
+        sizes = work.clients, work.per_round, warm_up + rounds
         if flower_python and work.model == "lenet5":
-            sides["Flower"] = stack.enter_context(flower(flower_python, work, warm_up + rounds))
+            sides["Flower"] = stack.enter_context(peer("Flower", flower_python, "benchmarks.flower_engine", *sizes))
+        if pfl_python and work.model == "lenet5":
+            for processes in (1, PROCESSES):
+                name = f"pfl in {processes}"
+                sides[name] = stack.enter_context(peer(name, pfl_python, "benchmarks.pfl_engine", *sizes, processes))
         for round in range(warm_up):
             for play in sides.values():
                 play(round)
@@ -194,17 +202,19 @@ def _work(text: str) -> Work:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--flower-python", metavar="PATH")
+    parser.add_argument("--pfl-python", metavar="PATH")
     parser.add_argument("--cases", nargs="*", type=_work, default=[_work(c) for c in ("10/100", "100/100", "100/1000")])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
     chosen = parser.parse_args()
     print(f"{SAMPLES} samples a client, one epoch in batches of {BATCH}; {PROCESSES} of {os.cpu_count()} cores")
-    if not chosen.flower_python:
-        print("Flower is left out: no --flower-python")
+    for name in ("flower", "pfl"):
+        if not getattr(chosen, f"{name}_python"):
+            print(f"{name} is left out: no --{name}-python")
     # Ray's workers, Flower's too, run at 15: beside other users' work they would lose to the loops, which run at 0.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - so Ray spells it
     for work in chosen.cases:
-        show(work, compare(work, chosen.flower_python, chosen.rounds, chosen.warm_up))
+        show(work, compare(work, chosen.flower_python, chosen.pfl_python, chosen.rounds, chosen.warm_up))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ _ROUNDING = 1e-6
 """Tolerance of sums of shares: three thirds are one."""
 _NODE_ID = "ray.io/node-id"
 """Label that Ray gives to each node."""
+_AUTO = "resources.clients.num_gpus: auto is for runs; Ray Tune places the trials of a sweep: give a number"
 _TMPDIR_LENGTH = 35
 """Of a socket's 107 bytes, what Ray's own names leave."""
 
@@ -235,6 +236,8 @@ class _Free:
 
 def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceShare:
     cpus = default_cpus if kind.num_cpus is None else kind.num_cpus
+    if kind.num_gpus == "auto":
+        raise ResourceError(_AUTO)
     labels = tuple(sorted(kind.labels.items()))
     return ResourceShare(cpus, kind.num_gpus, tuple(sys.path), all_kinds.deterministic, all_kinds.tf32, labels=labels)
 

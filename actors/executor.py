@@ -18,6 +18,7 @@ from actors.attacker import AttackerActor
 from actors.autoscaling import asking
 from actors.client import ClientActor
 from actors.cluster import Allotment, alive, allot, check, connected, wanted
+from actors.packing import with_shares
 from actors.process import ResourceShare
 from actors.ray_errors import original, telling_losses
 from actors.servers import InDriver, OnActor, Serving, only_adds
@@ -41,6 +42,7 @@ def on_ray(address: str | None = None) -> Execution:
         scenario = inputs.scenario
         with connected(address, scenario):
             calls = count_calls(scenario, len(inputs.data.test_labels))
+            scenario = with_shares(inputs, progress.note)
             room, in_driver = partial(allot, scenario, *calls), not address and only_adds(inputs)
             check(room(), list(alive().values()))
             with (

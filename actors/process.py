@@ -14,6 +14,7 @@ import torch
 
 from actors import transport
 from rayfed.engine.machine import Machine, check_arithmetic, device_for, set_gpu_arithmetic, this_machine
+from rayfed.memory import keep_within
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def set_up(share: ResourceShare) -> torch.device:
     if not share.num_gpus:
         return torch.device("cpu")
     if share.num_gpus < 1 and torch.cuda.is_available():  # where it is not, `Renewable.machine` says so
-        torch.cuda.set_per_process_memory_fraction(share.num_gpus)
+        keep_within(share.num_gpus)
     return torch.device("cuda")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -66,6 +66,42 @@ def take_notes() -> list[str]:
     taken = list(_NOTES)
     _NOTES.clear()
     return taken
+
+
+class Peak(NamedTuple):
+    """Most GPU memory of a process so far, in bytes."""
+
+    context: int
+    """Of CUDA itself, with what other processes have."""
+    tensors: int
+    """Of tensors, with the cache that PyTorch keeps for them."""
+    total: int
+    """That the GPU has."""
+
+    @property
+    def together(self) -> int:
+        """Number of such processes for which the GPU has room; 0 where it has for none."""
+        return self.total // max(self.context + self.tensors, 1)
+
+
+def peak() -> Peak:
+    """Return the most memory that this process has had of its GPU, on which it is alone."""
+    free, total = torch.cuda.mem_get_info()
+    return Peak(total - free - torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved(), total)
+
+
+_CONTEXT = 2**30
+"""Bytes that a CUDA context with the kernels of PyTorch may take; what is beyond is other processes'."""
+
+
+def keep_within(share: float) -> None:
+    """Hold this process to a share of its GPU's memory, of which its CUDA context is a part.
+
+    PyTorch bounds its tensors alone: as many processes as there are shares would need more than the GPU has.
+    """
+    free, total = torch.cuda.mem_get_info()
+    context = min(total - free, _CONTEXT)
+    torch.cuda.set_per_process_memory_fraction(max(0.0, share - context / total))
 
 
 def give_back_cache() -> None:

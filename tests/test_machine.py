@@ -172,9 +172,15 @@ def test_a_gpu_that_ray_was_promised_ends_a_run(tmp_path: Path) -> None:
 def test_the_gpu_that_is_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Test")
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part: None)
+    limits = list[float]()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (7 * 2**30, 8 * 2**30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
     share = ResourceShare(1, 0.5)
     assert process.set_up(share) == torch.device("cuda")
+    assert limits == [0.375], "half of 8 GiB, less the 1 GiB that CUDA itself has taken"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 8 * 2**30))
+    process.set_up(share)
+    assert limits[1] == 0.375, "what other processes have taken is none of it"
     assert Renewable().machine(share).device == "NVIDIA Test"
 
 

@@ -9,7 +9,6 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -152,7 +151,8 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
     """
     local = [data_method(defences)(task) for task in tasks]
     schedules = [list(batches(len(d.labels), training, t.order)) for d, t in zip(local, tasks, strict=True)]
-    sizes = [max(map(len, step)) for step in zip_longest(*schedules, fillvalue=())]
+    steps = range(max(map(len, schedules)))
+    sizes = [max(len(own[k]) if k < len(own) else 0 for own in schedules) for k in steps]
 
     def trained(part: slice) -> list[Update]:
         return _trained(tasks[part], local[part], schedules[part], sizes, training, defences)

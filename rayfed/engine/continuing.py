@@ -31,7 +31,7 @@ def what_counts(scenario: Scenario) -> dict[str, Any]:
         del document["federation"]["system"]  # runs that were begun before there were devices go on
     for kind in ("clients", "server", "attackers"):
         actors = getattr(scenario.resources, kind)
-        document["resources"][kind] = {"num_cpus": actors.threads, "num_gpus": actors.num_gpus > 0}
+        document["resources"][kind] = {"num_cpus": actors.threads, "num_gpus": bool(actors.num_gpus)}
     return document
 
 

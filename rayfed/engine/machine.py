@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -71,7 +71,7 @@ def check_arithmetic(deterministic: str) -> None:
         )
 
 
-def device_for(num_gpus: float) -> torch.device:
+def device_for(num_gpus: float | Literal["auto"]) -> torch.device:
     """Return the device for a share of this many GPUs; raises `ResourceError` if PyTorch has none."""
     if not num_gpus:
         return torch.device("cpu")
@@ -81,7 +81,7 @@ def device_for(num_gpus: float) -> torch.device:
         f"is built for CUDA {torch.version.cuda} and finds no GPU" if torch.version.cuda else "is built without CUDA"
     )
     raise ResourceError(
-        f"resources: num_gpus: {num_gpus:g} asks for a GPU, but PyTorch {torch.__version__} {built} on "
+        f"resources: num_gpus: {num_gpus} asks for a GPU, but PyTorch {torch.__version__} {built} on "
         f"{platform.node()}: leave num_gpus out, or install a GPU's driver and a CUDA build of PyTorch"
     )
 

@@ -6,6 +6,7 @@ can do any.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from rayfed.aggregation.server import TreeFold
 from rayfed.attacks.base import Guess, Inference, Reconstruction
+from rayfed.client import plan
+from rayfed.client.arm import aggregation_of
+from rayfed.client.cohort import cohort_updates
 from rayfed.client.diagnosis import private_layers
 from rayfed.client.local import PRIVATE
 from rayfed.client.observations import ObservationBuilder
@@ -25,12 +29,16 @@ from rayfed.client.visit import ClientVisit, Truth
 from rayfed.defences.base import Batch
 from rayfed.engine.inputs import scorer
 from rayfed.engine.tables import Rows, Scored
+from rayfed.memory import Peak, peak
 from rayfed.metrics.score import Scorer
 from rayfed.models.private import without
 from rayfed.samples import Records, Tokens
 from rayfed.scenario import AttackSpec
 from rayfed.store.images import encode_png
 from rayfed.update import Observation
+
+_EVALUATED = 500
+"""Samples of a batch of an evaluation."""
 
 
 class ClientWorker(ClientRuntime):
@@ -51,6 +59,18 @@ class ClientWorker(ClientRuntime):
         for (level, index), partial in (place for some in partials for place in some.items()):
             fold.add(index, partial, level)
         return None, fold.nodes
+
+    def first_work(self) -> Peak:
+        """Train the first cohort of each arm and evaluate each, and return the GPU memory that it took."""
+        for name, spec in self.specs.items():
+            arm = self.arm(name)
+            sent = Sent(0, arm.weights, arm.buffers)
+            first = next(iter(plan.cohorts(self.scenario, 0, aggregation_of(spec).asynchronous)), [])
+            tasks = [self.task(name, self.here(sent), client, self.parts[client], {}) for client in first]
+            if tasks:
+                deque(cohort_updates(tasks, spec.training.in_round(0), arm.defences), maxlen=0)
+            self.evaluate(name, sent, 0, min(_EVALUATED, len(self.data.test_labels)))
+        return peak()
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> Evaluation:
         """Return an arm's loss and accuracy, as sums, on a slice of the test set or all clients' samples."""

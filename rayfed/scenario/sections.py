@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Iterable, Mapping
 from math import ceil, cos, pi
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from rayfed.errors import nearest
 from rayfed.metrics.known import METRICS, default_names, default_success
@@ -275,8 +275,9 @@ class Actors(Section):
     num_cpus: Annotated[float, Field(ge=0)] | None = None
     """CPUs of one actor, may be a fraction; its threads are this, rounded up. Null: clients and attackers take turns on
     a core, so one each where there is no attack and half of one each otherwise; 0 for the server."""
-    num_gpus: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs of one actor, may be a fraction below 1."""
+    num_gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = 0.0
+    """GPUs of one actor, may be a fraction below 1. `auto`, for clients: a client actor does the first work of each arm
+    alone on a GPU, and as many share one as its memory takes; results do not depend on it."""
     labels: dict[_LabelName, _LabelValue] = {}
     """Labels that a node needs for these actors, as `ray start --labels` gives them; none: any node. If one of clients
     and attackers has labels and the other has none, the other stays off the nodes that have them."""
@@ -309,6 +310,14 @@ class Resources(Section):
     attack, for each of its victims; an evaluation; a step of the server. An attack that takes longer is a row in the
     tables that says so, anything else ends the run, which can be resumed. Leave room: an actor's first call is its
     slowest. Null: any time."""
+
+    @model_validator(mode="after")
+    def _measured_for_clients_alone(self) -> Self:
+        if "auto" in (self.server.num_gpus, self.attackers.num_gpus):
+            raise ValueError(
+                "num_gpus: auto is for clients: what an attack takes is not known before it; give a number"
+            )
+        return self
 
 
 class Output(Section):

@@ -1,0 +1,113 @@
+"""As many client actors on a GPU as its memory takes (`num_gpus: auto`), with pretended figures: there is no GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from actors import cluster, packing
+from actors.cluster import Node, allot_trial
+from rayfed import scenario as scenarios
+from rayfed.engine import runs
+from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
+from rayfed.engine.machine import device_for
+from rayfed.engine.progress import Progress
+from rayfed.engine.worker import ClientWorker
+from rayfed.errors import ResourceError, ScenarioError
+from rayfed.memory import Peak, peak
+
+GIB = 2**30
+TEXT = """
+name: t
+data: {name: digits, size: 8, train_samples: 40, test_samples: 10}
+model: {name: mlp, hidden: [8]}
+federation: {rounds: 1, clients: 6, cohort_size: 3}
+arms: {none: [], noise: [{name: dp_sgd, clip: 1, noise_multiplier: 1}]}
+resources: {clients: {num_gpus: auto, num_cpus: 0.5}}
+"""
+
+
+def test_a_peak_has_the_context_and_what_is_kept_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (75 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 * GIB)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 9 * GIB)
+    assert peak() == Peak(context=GIB, tensors=9 * GIB, total=80 * GIB)
+    assert peak().together == 8, "and a cache that was given back counts at its largest"
+
+
+def test_shares_fill_a_gpu_and_no_more() -> None:
+    share, told = packing.share_of(Peak(GIB // 2, 2 * GIB, 8 * GIB))
+    assert (share, told) == (
+        0.3333,
+        "num_gpus: auto: a client actor took 2.50 of 8.0 GiB, of which 0.50 are CUDA's own: 3 share a GPU",
+    )
+    assert packing.share_of(Peak(GIB, 5 * GIB, 8 * GIB))[0] == 1
+    with pytest.raises(
+        ResourceError, match=r"took 9\.0 GiB, more than the 8\.0 GiB of its GPU: lower training\.batch_size"
+    ):
+        packing.share_of(Peak(GIB, 8 * GIB, 8 * GIB))
+
+
+def test_the_first_cohort_of_each_arm_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves nothing behind: the run that follows has the bits of one that measured nothing."""
+    inputs = prepare(scenarios.parse(TEXT))
+    worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    played = list[tuple[str, int]]()
+    task = worker.task
+    monkeypatch.setattr(worker, "task", lambda arm, s, c, *rest: played.append((arm, c)) or task(arm, s, c, *rest))
+    monkeypatch.setattr("rayfed.engine.worker.peak", lambda: Peak(1, 2, 6))
+    before = {name: w.clone() for name, w in worker.arm("none").weights.items()}
+    assert worker.first_work() == Peak(1, 2, 6)
+    assert played == [(arm, client) for arm in ("none", "noise") for client in range(3)]
+    assert all(torch.equal(w, before[name]) for name, w in worker.arm("none").weights.items())
+
+
+def test_actors_are_as_many_as_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Any]()
+
+    class One:
+        def __init__(self, pool: Any, size: int, kind: type, share: Any, *rest: Any) -> None:
+            made.append((size, kind.__name__, share.num_gpus))
+
+        def wait(self) -> None:
+            pass
+
+        def run(self, calls: Any) -> Any:
+            assert [call.method for call in calls] == ["first_work"]
+            return iter([SimpleNamespace(result=Peak(GIB, 3 * GIB, 16 * GIB))])
+
+        def close(self) -> None:
+            made.append("closed")
+
+    nodes = {"a": Node(8, 2)}
+    monkeypatch.setattr(packing, "Workers", One)
+    monkeypatch.setattr(packing, "alive", lambda: nodes)
+    inputs, notes = prepare(scenarios.parse(TEXT)), list[str]()
+    sized = packing.with_shares(inputs, notes.append)
+    assert made == [(1, "ClientActor", 1.0), "closed"]
+    assert sized.resources.clients.num_gpus == 0.25
+    assert notes == [
+        "num_gpus: auto: a client actor took 4.00 of 16.0 GiB, of which 1.00 are CUDA's own: 4 share a GPU"
+    ]
+    assert cluster.divide(list(nodes.values()), sized, 20, 0).clients == 8
+    nodes["a"] = Node(8, 0)
+    with pytest.raises(ResourceError, match=r"one actor asks for 0\.5 CPU and 1 GPU, but no node has more than"):
+        packing.with_shares(inputs, notes.append)
+    fixed = prepare(scenarios.parse(TEXT, changes=["resources.clients.num_gpus=0.5"]))
+    assert packing.with_shares(fixed, notes.append) is fixed.scenario
+
+
+def test_where_a_number_is_needed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ScenarioError, match="auto is for clients: what an attack takes is not known before it"):
+        scenarios.parse(TEXT, changes=["resources.attackers={num_gpus: auto}"])
+    with pytest.raises(ResourceError, match="auto is for runs; Ray Tune places the trials"):
+        allot_trial(scenarios.parse(TEXT))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ResourceError, match="num_gpus: auto asks for a GPU, but PyTorch"):
+        runs.launch(scenarios.parse(TEXT), str(tmp_path), local, Progress())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device_for("auto") == torch.device("cuda")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 import pytest
@@ -251,6 +251,26 @@ def test_what_does_not_apply_is_tried_with_labels_unless_nothing_known_would_hel
     trials = list(auditing.Rehearsal(prepare(scenario.parse(plan(batches=[1]).scenario_text({})))).trials())
     assert played == ([()] if inherent else [(), ("defence", "code", "labels")])
     assert [trial.never for trial in trials] == [inherent] * 3
+
+
+def test_what_only_the_first_call_loads_is_not_counted_for_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("inverting_gradients", 1)))
+    monkeypatch.setattr(auditing, "_LOADING", 0.3)
+    played, called = LocalExecutor.run_attackers, set()
+
+    def loading_first(self: LocalExecutor, calls: Any) -> Any:
+        began, name = process_time(), calls[0].args[0].name
+        while name not in called and process_time() < began + 0.4:
+            pass
+        called.add(name)
+        return played(self, calls)
+
+    monkeypatch.setattr(LocalExecutor, "run_attackers", loading_first)
+    planned = plan(batches=[1], samples=1, defences={})
+    text = planned.scenario_text({audit.title(*search): 1 for search in planned.searches})
+    trials = list(auditing.Rehearsal(prepare(scenario.parse(text))).trials())
+    assert called == {"analytic", "inverting_gradients"}
+    assert max(trial.start for trial in trials) < 0.3
 
 
 def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:

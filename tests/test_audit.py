@@ -22,14 +22,15 @@ from rayfed.analysis.audit import Criterion, Plan
 from rayfed.analysis.formats import duration
 from rayfed.attacks.base import not_applicable
 from rayfed.cli.options import of_fields
-from rayfed.engine import auditing
+from rayfed.engine import auditing, runs
 from rayfed.engine.attacking import Allowance
 from rayfed.engine.audit import Budget, TooShort, _not_measured
 from rayfed.engine.audit import rehearsed as rehearse
 from rayfed.engine.auditing import Fitted, Pace, Trial
 from rayfed.engine.executor import Done
 from rayfed.engine.inputs import prepare
-from rayfed.engine.local import LocalExecutor
+from rayfed.engine.local import LocalExecutor, local
+from rayfed.engine.progress import Progress
 from rayfed.errors import ClientError, UserError
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
@@ -271,6 +272,18 @@ def test_what_only_the_first_call_loads_is_not_counted_for_every_arm(monkeypatch
     trials = list(auditing.Rehearsal(prepare(scenario.parse(text))).trials())
     assert called == {"analytic", "inverting_gradients"}
     assert max(trial.start for trial in trials) < 0.3
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 0.0])
+def test_a_little_time_that_is_gone_before_the_first_attack_still_gives_one_answer(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("buffers"), audit.Method("inverting_gradients", 1)))
+    planned = plan(batches=[1], samples=1, defences={})
+    loaded = scenario.parse(planned.scenario_text({audit.title(*search): 1 for search in planned.searches}))
+    folder = runs.attack(loaded, None, str(tmp_path / "run"), local, Progress(), None, Allowance(seconds))
+    answered = [row["arm"] for row in folder.read_table("attacks").to_pylist() if row["status"] == "ok"]
+    assert answered == (["none"] if seconds else []), "without any time nothing is played"
 
 
 def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -617,6 +617,22 @@ class Once(torch.autograd.Function):
         return slope * 2
 
 
+class Vit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(8, 8))
+        self.embed, self.mix, self.head = (
+            nn.Linear(8, 8),
+            nn.MultiheadAttention(8, 2, batch_first=True),
+            nn.Linear(8, 10),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows = self.embed(images[:, 0]) + self.positions
+        logits: Tensor = self.head(self.mix(rows, rows, rows)[0].mean(1))
+        return logits
+
+
 def test_the_description_is_of_what_the_model_does() -> None:
     def said(model: nn.Module) -> str:
         return "\n".join(described(model.train(), Pixels(1, 8, 8)))
@@ -630,6 +646,10 @@ def test_the_description_is_of_what_the_model_does() -> None:
     frozen = build_model("mlp", {}, (1, 8, 8), 10, seed=0)
     next(frozen.parameters()).requires_grad_(False)
     assert "frozen: 1 parameters" in said(frozen)
+    layers = said(Vit())
+    assert "layers: 2 Linear, 1 MultiheadAttention; " in layers, "neither the model itself nor the attention's inside"
+    assert "own parameters: positions" in layers
+    assert "head: head (Linear)" in layers
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(64, 10))
     assert "first: 1 (ParametrizedLinear)" in said(nn.Sequential(nn.Flatten(), normed))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 import pytest
@@ -22,14 +22,15 @@ from rayfed.analysis.audit import Criterion, Plan
 from rayfed.analysis.formats import duration
 from rayfed.attacks.base import not_applicable
 from rayfed.cli.options import of_fields
-from rayfed.engine import auditing
+from rayfed.engine import auditing, runs
 from rayfed.engine.attacking import Allowance
 from rayfed.engine.audit import Budget, TooShort, _not_measured
 from rayfed.engine.audit import rehearsed as rehearse
 from rayfed.engine.auditing import Fitted, Pace, Trial
 from rayfed.engine.executor import Done
 from rayfed.engine.inputs import prepare
-from rayfed.engine.local import LocalExecutor
+from rayfed.engine.local import LocalExecutor, local
+from rayfed.engine.progress import Progress
 from rayfed.errors import ClientError, UserError
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
@@ -251,6 +252,38 @@ def test_what_does_not_apply_is_tried_with_labels_unless_nothing_known_would_hel
     trials = list(auditing.Rehearsal(prepare(scenario.parse(plan(batches=[1]).scenario_text({})))).trials())
     assert played == ([()] if inherent else [(), ("defence", "code", "labels")])
     assert [trial.never for trial in trials] == [inherent] * 3
+
+
+def test_what_only_the_first_call_loads_is_not_counted_for_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("inverting_gradients", 1)))
+    monkeypatch.setattr(auditing, "_LOADING", 0.3)
+    played, called = LocalExecutor.run_attackers, set()
+
+    def loading_first(self: LocalExecutor, calls: Any) -> Any:
+        began, name = process_time(), calls[0].args[0].name
+        while name not in called and process_time() < began + 0.4:
+            pass
+        called.add(name)
+        return played(self, calls)
+
+    monkeypatch.setattr(LocalExecutor, "run_attackers", loading_first)
+    planned = plan(batches=[1], samples=1, defences={})
+    text = planned.scenario_text({audit.title(*search): 1 for search in planned.searches})
+    trials = list(auditing.Rehearsal(prepare(scenario.parse(text))).trials())
+    assert called == {"analytic", "inverting_gradients"}
+    assert max(trial.start for trial in trials) < 0.3
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 0.0])
+def test_a_little_time_that_is_gone_before_the_first_attack_still_gives_one_answer(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("buffers"), audit.Method("inverting_gradients", 1)))
+    planned = plan(batches=[1], samples=1, defences={})
+    loaded = scenario.parse(planned.scenario_text({audit.title(*search): 1 for search in planned.searches}))
+    folder = runs.attack(loaded, None, str(tmp_path / "run"), local, Progress(), None, Allowance(seconds))
+    answered = [row["arm"] for row in folder.read_table("attacks").to_pylist() if row["status"] == "ok"]
+    assert answered == (["none"] if seconds else []), "without any time nothing is played"
 
 
 def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,6 +617,22 @@ class Once(torch.autograd.Function):
         return slope * 2
 
 
+class Vit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(8, 8))
+        self.embed, self.mix, self.head = (
+            nn.Linear(8, 8),
+            nn.MultiheadAttention(8, 2, batch_first=True),
+            nn.Linear(8, 10),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows = self.embed(images[:, 0]) + self.positions
+        logits: Tensor = self.head(self.mix(rows, rows, rows)[0].mean(1))
+        return logits
+
+
 def test_the_description_is_of_what_the_model_does() -> None:
     def said(model: nn.Module) -> str:
         return "\n".join(described(model.train(), Pixels(1, 8, 8)))
@@ -597,6 +646,10 @@ def test_the_description_is_of_what_the_model_does() -> None:
     frozen = build_model("mlp", {}, (1, 8, 8), 10, seed=0)
     next(frozen.parameters()).requires_grad_(False)
     assert "frozen: 1 parameters" in said(frozen)
+    layers = said(Vit())
+    assert "layers: 2 Linear, 1 MultiheadAttention; " in layers, "neither the model itself nor the attention's inside"
+    assert "own parameters: positions" in layers
+    assert "head: head (Linear)" in layers
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(64, 10))
     assert "first: 1 (ParametrizedLinear)" in said(nn.Sequential(nn.Flatten(), normed))
 

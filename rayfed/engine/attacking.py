@@ -155,10 +155,15 @@ class Attacks:
         round: int,
         ends: float,
     ) -> None:
-        """Run calls and add their results to `attacked`; raises `_TimeIsUp` at the time limit."""
+        """Run calls and add their results to `attacked`; raises `_TimeIsUp` at the time limit.
+
+        The first call that answers ends even after it: making observations may have taken longer than all of the time,
+        where the machine is busy, and would have been for nothing. Without any time nothing is played.
+        """
+        answered = self.allowance.seconds <= 0
 
         def hear(call: Call, standing: Standing) -> None:
-            if monotonic() > ends:
+            if answered and monotonic() > ends:
                 raise _TimeIsUp
             d = due[call.tag]
             self.progress.search_goes_on(round, d.attack.title, d.arm.name, standing)
@@ -174,9 +179,10 @@ class Attacks:
             attacked[call.tag] = outcomes, rest[0]
             self._note_once(note for guess in outcomes for note in guess.notes)
             del waiting[call.tag]
+            answered = answered or any(guess.status != "not applicable" for guess in outcomes)
             done.append((due[call.tag].attack.title, sum(guess.seconds for guess in outcomes)))
             self.progress.attacks_done(round, done, [due[i].attack.title for i in waiting])
-            if waiting and monotonic() > ends:
+            if answered and waiting and monotonic() > ends:
                 raise _TimeIsUp
 
     def _score(

@@ -44,6 +44,8 @@ _UNKNOWN = 1.5
 """Steps of an attack's searches for each iteration that it is given, where none came to its end."""
 _CHEAP = 0.01
 """Share of the time that an attack on an arm may take to come before the others."""
+_LOADING = 0.5
+"""Seconds from which on the first start of an attack may be the loading of what it needs, which later ones find."""
 Shown = Callable[[str, int, int, Standing | None], None]
 """Is told which of so many trials goes on, and how far its search is."""
 
@@ -113,6 +115,8 @@ class Rehearsal:
         self._inputs, self._arms = inputs, resolve(inputs.scenario)
         self._executor = LocalExecutor(inputs)
         self._sent = {a.name: Sent(0, a.arm.weights, a.arm.buffers) for a in inputs.accounts}
+        self._started: set[str] = set()
+        """Names of the attacks that have been called."""
         self._steps_each: dict[str, float] = {}
         """Steps that the searches of an attack make in all for each iteration that it is given."""
         self._answers: dict[str, tuple[Sequence[Truth], Sequence[Reconstruction]]] = {}
@@ -257,19 +261,38 @@ class Rehearsal:
             said = str(error).partition("\n")[0]
             return Trial(attack.title, f"{type(error).__name__}: {said}", raised=True)
         spent = process_time() - began
+        start = self._start(attack, observations, max(spent - sum(watch.steps), 0.0), until)
         if guesses and all(guess.status in ("not applicable", "failed") for guess in guesses):
             raised = any(guess.status == "failed" for guess in guesses)
             said = "; ".join(dict.fromkeys(guess.message for guess in guesses))
-            return Trial(attack.title, said, raised, spent, never=all(guess.inherent for guess in guesses))
+            return Trial(attack.title, said, raised, start, never=all(guess.inherent for guess in guesses))
         if guesses:
             self._answers[attack.title] = truths, guesses
         if not count or not watch.steps:
-            return Trial(attack.title, start=spent)
+            return Trial(attack.title, start=start)
         if guesses and timed is None:
             self._steps_each[attack.name] = sum(watch.iterations) / count
-        start = max(spent - sum(watch.steps), 0.0)
         steps, step = self._steps_each.get(attack.name, _UNKNOWN * _evaluations(attack)), median(watch.steps)
         return Trial(attack.title, start=start, each=steps * step, evaluation=step)
+
+    def _start(self, attack: AttackSpec, observations: Any, took: float, until: float) -> float:
+        """Return the seconds of one call beside its iterations, without what the first call of an attack loads.
+
+        A long first start is made a second time, up to the first step of a search: loading takes seconds, once, and
+        would be counted for each arm.
+        """
+        first = attack.name not in self._started
+        self._started.add(attack.name)
+        if not first or not _LOADING < took < _PATIENCE * (until - monotonic()):
+            return took
+
+        def stop(standing: Standing) -> None:
+            raise _Enough
+
+        began = process_time()
+        with suppress(_Enough), listening(stop, every=0.0):
+            self._played(attack, observations, _iterations_tried(attack))
+        return min(took, process_time() - began)
 
     def _played(self, attack: AttackSpec, observations: Any, iterations: int) -> Sequence[Reconstruction]:
         """Return the guesses of a call; searches make this many iterations, unless it is 0."""

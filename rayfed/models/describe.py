@@ -17,16 +17,25 @@ from rayfed.samples import SampleSpec
 def described(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
     """Yield lines that describe a model in its current modes; `sample` describes the inputs."""
     model = copy.deepcopy(model)
-    layers = [module for module in model.modules() if any(p.requires_grad for p in module.parameters(recurse=False))]
+    layers = [module for module in _parts(model) if any(p.requires_grad for p in module.parameters(recurse=False))]
     counts = Counter(type(layer).__name__ for layer in layers)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     yield f"layers: {', '.join(f'{n} {name}' for name, n in counts.items())}; {trained:,} parameters are trained"
+    if any(True for _ in model.children()) and (own := [name for name, _ in model.named_parameters(recurse=False)]):
+        yield f"the model's own parameters: {', '.join(own)}"
     if frozen:
         numbers = sum(p.numel() for p in model.parameters() if not p.requires_grad)
         yield f"frozen: {len(frozen)} parameters, the first is {frozen[0]}; {numbers:,} numbers that are not sent"
     yield from _ends(model, sample)
     yield from _dependence(model, sample)
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that are layers to people: no model around layers, no projection inside an attention."""
+    inner = {id(module.out_proj) for module in model.modules() if isinstance(module, nn.MultiheadAttention)}
+    alone = not any(True for _ in model.children())
+    yield from (module for module in model.modules() if id(module) not in inner and (alone or module is not model))
 
 
 def _ends(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
@@ -42,7 +51,7 @@ def _ends(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
             lambda m, given, named, _, name=name: note(name, m, given, named), with_kwargs=True
         )
         for name, module in model.named_modules()
-        if any(True for _ in module.parameters(recurse=False))
+        if any(module is part for part in _parts(model)) and any(True for _ in module.parameters(recurse=False))
     ]
     inputs = sample.noise(2, torch.Generator().manual_seed(0))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

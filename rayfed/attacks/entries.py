@@ -13,6 +13,7 @@ Source: none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -61,7 +62,7 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
     for layer in linear_layers(probed, observation.update):
         if layer.bias is None or layer.width * prod(probed.shape) > _MOST or _is_affine(probed, observation, layer):
             continue
-        depends = probed.once(("depends", layer), lambda layer=layer: _dependence(probed, layer))
+        depends = probed.once(("depends", layer), partial(_dependence, probed, layer))
         order = _order(depends)
         if not order:
             reason = _MIXED.format(layer.weight)
@@ -101,7 +102,8 @@ def _order(depends: Tensor) -> list[tuple[int, Tensor]]:
 
     Entries on which nothing depends are left out; empty where an entry cannot be told from others.
     """
-    open_entries, order = depends.any(1), []
+    open_entries = depends.any(1)
+    order: list[tuple[int, Tensor]] = []
     while open_entries.any():
         alone = depends & (depends[open_entries].sum(0) == 1) & open_entries[:, None]
         ready = alone.any(1).nonzero().flatten().tolist()

@@ -122,6 +122,9 @@ def _architectures() -> Iterator[Plant]:
         ("Squares", keys.squares),
         ("Gated", keys.gated),
         ("Lines", keys.lines),
+        ("Thermometer", keys.thermometer),
+        ("Levels", keys.levels),
+        ("Waves", keys.waves),
     ):
         yield Plant(f"first layer: {model}", model, key)
 
@@ -134,6 +137,7 @@ def _texts_and_records() -> Iterator[Plant]:
     yield Plant("tokens as dummies", "Dummies", keys.dummies, data=TEXTS)
     yield Plant("the vectors of all places beside each other", "Joined", keys.joined, data=TEXTS)
     yield Plant("a table of tokens for each place, added", "Added", keys.added, data=TEXTS)
+    yield Plant("tokens as numbers", "Numbers", keys.numbers, data=TEXTS)
     yield Plant("records, mlp", "Dense", keys.dense, data=RECORDS)
     yield Plant("records, one linear layer", "Regression", keys.dense, data=RECORDS)
     yield Plant("records, cosine head", "Dense", keys.dense, {"head": "cosine"}, data=RECORDS)
@@ -185,6 +189,8 @@ def _mistakes() -> Iterator[Plant]:
     yield _defended("cubes of values", keys.undone(keys.roots), "Cubed")
     yield _defended("noise on one value in ten", keys.medians, "NoiseOn", ends=[], but=True, share=0.1)
     yield _defended("noise that cancels in sums of rows", keys.summed, "Cancelling")
+    yield _defended("columns shuffled each", keys.summed, "ColumnsShuffled")
+    yield _defended("magnitudes of columns with random signs", keys.lengths, "ColumnsShuffled", magnitudes=True)
     yield _defended("noise from one of 32 seeds", keys.of_a_few, "FewSeeds")
     rounded = keys.undone(keys.mirrored_again, keys.least_squares)
     yield _defended("reflected at a known plane, 8 bits", rounded, "Mirrored", steps=255)

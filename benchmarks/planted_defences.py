@@ -307,6 +307,18 @@ class Shuffled(OnUpdate):
 
 
 @component
+class ColumnsShuffled(OnUpdate):
+    """Shuffles the values of each column by nobody's seed, or sends their mean magnitude with random signs."""
+
+    magnitudes: bool = False
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Shuffle, or draw signs."""
+        drawn = torch.randn(tensor.shape, generator=task.generator)
+        return drawn.sign() * tensor.abs().mean(0) if self.magnitudes else tensor.gather(0, drawn.argsort(0))
+
+
+@component
 class Zeroed(OnUpdate):
     """Sends zeros for the tensors whose names end so."""
 

@@ -335,6 +335,34 @@ def local(seen: Observation, model: Any) -> Tensor:
     return image
 
 
+def thermometer(seen: Observation, model: Any) -> Tensor:
+    """Count the thresholds that each pixel has passed."""
+    return row_of(seen.gradient, "first.").view(-1, 16).round().sum(1).div(16).view(1, *seen.sample.shape).float()
+
+
+def levels(seen: Observation, model: Any) -> Tensor:
+    """Find the one level of each pixel whose vector moves."""
+    moved = seen.gradient["table.weight"].norm(dim=1).view(-1, 17)
+    return moved.argmax(1).div(16).view(1, *seen.sample.shape)
+
+
+def waves(seen: Observation, model: Any) -> Tensor:
+    """Take the angle of the slowest wave."""
+    sine, cosine = row_of(seen.gradient, "first.").view(6, 2, -1)[0]
+    return (torch.atan2(sine, cosine).remainder(2 * torch.pi) / 3.1).view(1, *seen.sample.shape).float()
+
+
+def numbers(seen: Observation, model: Any) -> Tensor:
+    """Read the numbers, and round them."""
+    return (row_of(seen.gradient, "first.") * model.vocabulary).round().long()[None]
+
+
+def lengths(seen: Observation, model: Any) -> Tensor:
+    """Divide the magnitudes of columns by that of the bias."""
+    weight, bias = seen.gradient["first.weight"].abs(), seen.gradient["first.bias"].abs()
+    return (weight.amax(0) / bias.amax()).view(1, *seen.sample.shape)
+
+
 def low_rank(seen: Observation, model: Any) -> Tensor:
     """Divide by the slopes in what the thin matrix gives, which follow from those behind the other."""
     slopes = seen.gradient["up.bias"] @ seen.weights["up.weight"]

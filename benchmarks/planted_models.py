@@ -228,6 +228,52 @@ class Local(nn.Module):
         return logits
 
 
+class Thermometer(Dense):
+    """A 1 for each of 16 thresholds that a pixel passes, and a linear layer."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(image_shape, classes)
+        self.first = nn.Linear(16 * prod(image_shape), WIDTH)
+        self.register_buffer("steps", (torch.arange(16) + 0.5) / 16)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (N, *shape) to logits (N, K)."""
+        passed = (inputs.flatten(1)[..., None] > self.steps).to(inputs.dtype)
+        logits: Tensor = self.rest(self.first(passed.flatten(1)))
+        return logits
+
+
+class Levels(Dense):
+    """A trained vector for each of 17 levels of each pixel, and a linear layer on all."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(image_shape, classes)
+        size = prod(image_shape)
+        self.table, self.first = nn.Embedding(17 * size, 4), nn.Linear(4 * size, WIDTH)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (N, *shape) to logits (N, K)."""
+        levels = (16 * inputs.flatten(1).clamp(0, 1)).round().long()
+        rows = levels + 17 * torch.arange(levels.shape[1], device=inputs.device)
+        logits: Tensor = self.rest(self.first(self.table(rows).flatten(1)))
+        return logits
+
+
+class Waves(Dense):
+    """Sines and cosines of each pixel at six octaves, and a linear layer."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(image_shape, classes)
+        self.first = nn.Linear(12 * prod(image_shape), WIDTH)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (N, *shape) to logits (N, K)."""
+        flat = inputs.flatten(1)
+        seen = [wave(2.0**octave * 3.1 * flat) for octave in range(6) for wave in (torch.sin, torch.cos)]
+        logits: Tensor = self.rest(self.first(torch.cat(seen, 1)))
+        return logits
+
+
 class LowRank(nn.Module):
     """A linear layer whose matrix is the product of two thin ones."""
 
@@ -499,4 +545,18 @@ class Added(nn.Module):
         """Map texts (N, L) to logits (N, K)."""
         places = torch.arange(texts.shape[1], device=texts.device)
         logits: Tensor = self.head(self.table[places, texts].sum(1).tanh())
+        return logits
+
+
+class Numbers(nn.Module):
+    """Texts: each token's number as it is, and a linear layer."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int, vocabulary: int = 300) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.first, self.head = nn.Linear(image_shape[0], 32), nn.Linear(32, classes)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Map texts (N, L) to logits (N, K)."""
+        logits: Tensor = self.head(self.first(texts.to(self.first.weight.dtype) / self.vocabulary).tanh())
         return logits

@@ -67,6 +67,8 @@ METHODS = (
     Method("spear"),
     Method("peel"),
     Method("april"),
+    Method("columns"),
+    Method("entries"),
     Method("buffers"),
     Method("embedding_rows"),
     Method("dager"),

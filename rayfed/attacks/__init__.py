@@ -15,6 +15,8 @@ TABLE: dict[str, str] = {
     "spear": "rayfed.attacks.spear:Spear",
     "peel": "rayfed.attacks.peel:Peel",
     "april": "rayfed.attacks.april:April",
+    "columns": "rayfed.attacks.columns:Columns",
+    "entries": "rayfed.attacks.entries:Entries",
     "buffers": "rayfed.attacks.buffers:Buffers",
     "grnn": "rayfed.attacks.grnn:Grnn",
     "ggl": "rayfed.attacks.ggl:Ggl",

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.closed_form.answer import (
-    absolute_distance,
+    agreement,
     answer,
     distance,
     fitted_numbers,
@@ -33,6 +33,7 @@ from rayfed.attacks.closed_form.equations import solve
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
 from rayfed.attacks.closed_form.lines import best_points
 from rayfed.attacks.closed_form.probe import Probe
+from rayfed.attacks.closed_form.rows import alike, inside, least_squares, middle
 from rayfed.registry import component
 from rayfed.update import Observation
 
@@ -41,6 +42,8 @@ _RANK_ONE = 0.1
 """Share of a matrix that may be left beside the one product that a single sample gives."""
 _FITS = 1e-2
 """Sine of the angle between gradients below which nothing better is looked for."""
+_CHANCE = 0.02
+"""Share of values that may be alike by chance."""
 _MOST_LABELS = 100
 """Labels that are tried on what was found, beside the one that was read."""
 _SAME = 1e-3
@@ -89,27 +92,33 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
 def _nearest(probed: Probe, observation: Observation, found: Sequence[Reconstruction]) -> Reconstruction:
     """Return the reconstruction whose gradient is nearest to the values that were sent, with any label, or the first.
 
-    What hides the sample in most values may hide the label that was read, too.
+    What hides the sample in most values may hide the label that was read, too. Where some values were sent as they are,
+    whatever became of the others, the reconstruction counts that has most of these.
     """
     if len(found) == 1:
         return found[0]
     guesses = probed.hypotheses(observation.classes)
 
-    def apart(one: Reconstruction) -> float:
+    def apart(one: Reconstruction) -> tuple[float, float]:
+        if one.status != "ok":
+            return 0.0, inf
         every = [one.labels] if guesses is None else [one.labels, *guesses.split(1)[:_MOST_LABELS]]
-        aways = [absolute_distance(probed, observation, one.images, labels) for labels in every]
-        return min((away for away in aways if away == away and one.status == "ok"), default=inf)
+        found = [agreement(probed, observation, one.images, labels) for labels in every]
+        kept = max(share for share, _ in found)
+        return -kept if kept > _CHANCE else 0.0, min((away for _, away in found if away == away), default=inf)
 
     return min(found, key=apart)
 
 
 def _single(probed: Probe, observation: Observation, layer: Layer, affine: bool) -> Reconstruction:
-    found = [_of_layer(probed, observation, layer, affine, _features(layer, observation))]
+    found = [_of_layer(probed, observation, layer, affine, least_squares(layer, observation))]
     if layer.bias is not None and not found[0].loss < _FITS:
-        found.append(_of_layer(probed, observation, layer, affine, _middle(layer, observation)))
+        for say in (middle, alike, inside):
+            if (features := say(layer, observation)) is not None:
+                found.append(_of_layer(probed, observation, layer, affine, features))
         if affine and _contradicts(layer, observation):
             unbiased = replace(layer, bias=None)
-            found.append(_of_layer(probed, observation, unbiased, affine, _features(unbiased, observation)))
+            found.append(_of_layer(probed, observation, unbiased, affine, least_squares(unbiased, observation)))
     return _nearest(probed, observation, found)
 
 
@@ -119,7 +128,7 @@ def _contradicts(layer: Layer, observation: Observation) -> bool:
     if bias is None or not (weight.isfinite().all() and weight.any()):
         return False
     values = torch.linalg.svdvals(weight)
-    left = (weight - bias[:, None] * _features(layer, observation)).norm()
+    left = (weight - bias[:, None] * least_squares(layer, observation)).norm()
     return bool(values[1:].norm() < _RANK_ONE * values[0] and not left < _RANK_ONE * values[0])
 
 
@@ -133,32 +142,6 @@ def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: boo
         origin = solve(lambda x: layer.features(probed, x), torch.zeros_like(features)[None], shape, affine).samples
         return answer(probed, observation, _scaled(probed, observation, origin, solution.samples - origin), True)
     return answer(probed, observation, solution.samples, aligned=True)
-
-
-def _features(layer: Layer, observation: Observation) -> Tensor:
-    """Return what entered the layer for a single sample, (F,), without a bias up to its scale and sign.
-
-    Entries that are 0 were left out by a defence, or are 0 in all rows; those that are not finite count as such,
-    without a bias their rows.
-    """
-    weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
-    if bias is None:
-        finite = weight[weight.isfinite().all(1)]
-        return torch.linalg.svd(finite, full_matrices=False)[2][0] if len(finite) else weight[0] * torch.nan
-    weight, bias = weight.nan_to_num(0, 0, 0), bias.nan_to_num(0, 0, 0)
-    sent = (weight != 0) * bias[:, None]
-    return (weight * sent).sum(0) / sent.square().sum(0).clamp(min=torch.finfo(torch.float64).tiny)
-
-
-def _middle(layer: Layer, observation: Observation) -> Tensor:
-    """Return what entered a layer with a bias for a single sample, (F,), where a few values are far off: the medians.
-
-    Each entry is the middle one of what the rows say of it by themselves.
-    """
-    weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
-    assert bias is not None
-    ratios = weight / bias[:, None]
-    return ratios.masked_fill(~ratios.isfinite(), torch.nan).nanmedian(0).values.nan_to_num(0)
 
 
 def _scaled(probed: Probe, observation: Observation, origin: Tensor, direction: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ _NEWTON_STEPS, _WAY = 5, 1e-3
 """Steps to numbers under a loss whose gradient is not affine in them, and the difference by which slopes are taken."""
 _MOST_CLASSES = 100
 """Number of classes up to which the label of a single sample is found by trying them all."""
+_SAME, _TINY = 1e-3, 1e-6
+"""Relative difference up to which two values are the same, and size beside the largest from which on they count."""
 
 
 Find = Callable[[Probe, Observation, torch.Generator], Reconstruction]
@@ -96,11 +98,12 @@ def _pairs(found: Named, observation: Observation, probe: Probe) -> Iterator[tup
         yield found[name].flatten()[finite], observed[finite]
 
 
-def absolute_distance(probe: Probe, observation: Observation, images: Tensor, labels: Tensor) -> float:
-    """Return how far the gradient at some samples, times the best factor, is from the values that were sent.
+def agreement(probe: Probe, observation: Observation, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Return how far the values that were sent are those of the gradient at some samples: a share and a distance.
 
-    That is the sum of the absolute differences over that of the values: noise on some of them, however large, hides
-    little of how well the others fit. Values that are 0 or not finite were left out.
+    The share is that of its values that were sent as they are. The distance is the sum of the absolute differences from
+    the gradient, times the best factor, over that of the values: noise on some of them, however large, hides little of
+    how well the others fit. Values that are 0 or not finite were left out.
     """
     found = probe.gradient(images, labels)
     sent: Named = {name: tensor.to(probe.dtype) for name, tensor in observation.gradient.items()}
@@ -109,10 +112,12 @@ def absolute_distance(probe: Probe, observation: Observation, images: Tensor, la
     own, observed = own[kept], observed[kept]
     ratios, order = (observed / own)[own != 0].sort()
     if not len(ratios):
-        return 1.0
+        return 0.0, 1.0
+    counted = own.abs() > _TINY * own.abs().max()
+    same = ((own - observed).abs() <= _SAME * own.abs())[counted].double().mean()
     shares = own[own != 0].abs()[order].cumsum(0)
     factor = ratios[torch.searchsorted(shares, shares[-1] / 2)].clamp(min=0)
-    return float((factor * own - observed).abs().sum() / observed.abs().sum())
+    return float(same), float((factor * own - observed).abs().sum() / observed.abs().sum())
 
 
 def fitted_numbers(probe: Probe, observation: Observation, images: Tensor) -> Tensor:
@@ -144,7 +149,9 @@ def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool
     Unless the labels are `aligned` with the images, as that of a single sample is, the loss stays NaN.
     """
     images = images.reshape(observation.batch_size, *observation.sample.shape)
-    if observation.extra.get("as_trained") is None:  # of which the samples themselves are made later
+    if (
+        images.is_floating_point() and observation.extra.get("as_trained") is None
+    ):  # of which the samples themselves are made later
         images = images.clamp(0, 1)
     if observation.labels is None and observation.has_numbers:
         observation, aligned = replace(observation, labels=fitted_numbers(probe, observation, images)), True
@@ -156,7 +163,8 @@ def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool
     if labels is None:
         labels, aligned = torch.zeros(observation.batch_size, dtype=torch.int64), False
     loss = distance(probe, observation, images, labels, scaled=False) if aligned else float("nan")
-    return Reconstruction(images=images.float().cpu(), labels=labels.cpu(), loss=loss)
+    images = images.float() if images.is_floating_point() else images
+    return Reconstruction(images=images.cpu(), labels=labels.cpu(), loss=loss)
 
 
 def nothing_found(observation: Observation, message: str) -> Reconstruction:

@@ -44,7 +44,7 @@ class Probe:
         self._model = without_tracking(model).to(self.device, dtype)
         self.weights = self._converted(observation.weights)
         self._buffers = self._converted(buffers_for(self._model, observation))
-        self.shape = observation.sample.shape
+        self.shape, self._sample = observation.sample.shape, observation.sample
         self.loss, self._outputs = losses.of(self._model), observation.classes if observation.has_numbers else None
         self._known: dict[Hashable, Any] = {}
 
@@ -58,9 +58,11 @@ class Probe:
         return {n: t.to(self.dtype) if t.is_floating_point() else t for n, t in tensors.items()}
 
     def samples(self, count: int, seed: int = 0) -> Tensor:
-        """Draw random samples (count, *shape) in [0, 1]; a seed always gives the same."""
-        drawn = torch.rand(count, *self.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        return drawn.to(self.device, self.dtype)
+        """Draw random samples (count, *shape), in [0, 1] or of tokens; a seed always gives the same."""
+        generator = torch.Generator().manual_seed(seed)
+        if self._sample.modality == "tokens":
+            return self._sample.noise(count, generator).to(self.device)
+        return torch.rand(count, *self.shape, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
 
     def blank(self, count: int) -> Tensor:
         """Return labels of so many samples that the loss takes: class 0 (count,) int64, or zeros (count, K)."""
@@ -78,9 +80,9 @@ class Probe:
 
     def gradient(self, inputs: Tensor, labels: Tensor) -> Named:
         """Return the gradient of the mean loss of a batch (N, *shape), by parameter; without a graph."""
-        inputs, labels = inputs.to(self.device, self.dtype), labels.to(self.device)
+        inputs = inputs.to(self.device, self.dtype if inputs.is_floating_point() else None)
         with NotRounded():
-            return gradients.gradient(self._model, self.weights, self._buffers, inputs, labels)[0]
+            return gradients.gradient(self._model, self.weights, self._buffers, inputs, labels.to(self.device))[0]
 
     def run(self, inputs: Tensor, outputs: Mapping[int, Tensor] | None = None) -> tuple[list[Use], Named, Tensor]:
         """Return the operations that read parameters, in order, the parameters as leaves of the graph, and the logits.
@@ -89,7 +91,7 @@ class Probe:
         in `outputs` give these instead of their own.
         """
         leaves = self.leaves()
-        recorder = _Recorder(leaves, outputs or {})
+        recorder = _Recorder(inputs, leaves, outputs or {})
         with torch.enable_grad(), NotRounded(), recorder:
             logits = functional_call(self._model, {**leaves, **self._buffers}, (inputs,))
         return recorder.uses, leaves, logits
@@ -100,7 +102,7 @@ class Probe:
 
     def reached(self, inputs: Tensor, leaves: Named, last: int) -> Use:
         """Return the operation with this number of those that read parameters; nothing behind it is computed."""
-        recorder = _Recorder(leaves, {}, last)
+        recorder = _Recorder(inputs, leaves, {}, last)
         with torch.enable_grad(), NotRounded(), recorder, suppress(_Reached):
             functional_call(self._model, {**leaves, **self._buffers}, (inputs,))
         return recorder.uses[last]
@@ -153,10 +155,14 @@ class _Reached(Exception):
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes the operations that read parameters, and ends the pass after the one numbered `last`."""
+    """Notes the operations that read parameters, and ends the pass after the one numbered `last`.
 
-    def __init__(self, leaves: Named, outputs: Mapping[int, Tensor], last: int | None = None) -> None:
+    A row that is looked up in a parameter by a number made of the samples is none of the parameters: it tells of them.
+    """
+
+    def __init__(self, inputs: Tensor, leaves: Named, outputs: Mapping[int, Tensor], last: int | None = None) -> None:
         super().__init__()
+        self._numbers = {id(inputs): inputs}  # made of the samples, without a graph; kept, so that ids stay theirs
         self._outputs, self._last = outputs, last
         self.uses: list[Use] = []
         self._storages = {leaf.untyped_storage().data_ptr(): name for name, leaf in leaves.items()}
@@ -166,15 +172,17 @@ class _Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation; what it gives to the model is a copy, which in-place operations may change."""
-        output = func(*args, **(kwargs or {}))
+        output, read = func(*args, **(kwargs or {})), list(_tensors([args, kwargs or {}]))
+        chosen = any(id(tensor) in self._numbers for tensor in read)
         if not isinstance(output, Tensor) or not output.requires_grad:
+            if chosen:
+                self._numbers |= {id(tensor): tensor for tensor in _tensors([output])}
             return output
-        read = list(_tensors([args, kwargs or {}]))
         names = frozenset().union(*map(self._names, read))
         others = tuple(t for t in read if not self._names(t) and t.is_floating_point())
         if not names or self._names(output):
             return output
-        if not others:
+        if not others and not chosen:
             self._made[id(output)] = (output, names)
             return output
         if len(self.uses) in self._outputs:

@@ -41,6 +41,7 @@ _NONE = (
     "forms, or write the layer in operations that PyTorch differentiates"
 )
 _OTHER = "what autograd gives is not the slope of the gradient"
+_JUMPS = "it changes with them by jumps alone, as behind a threshold or a table of levels, and has no slope"
 _AT_ONCE = 2
 """Samples of a batch, and batches, of a trial."""
 
@@ -202,6 +203,8 @@ def fitting_way(model: nn.Module, weights: Named, buffers: Named, images_shape: 
     """
     trials = [_Trial.draw(model, weights, buffers, images_shape, labels, seed) for seed in range(_DRAWS)]
     turns, fault = _tried(lambda: trials[0].slope(IN_TURN))
+    if turns is not None and not turns.any() and _jumps(trials):
+        raise NotApplicable(_NONE.format(_JUMPS))
     if turns is not None and not (fault := _fault(IN_TURN, trials, turns)):
         together, _ = _tried(lambda: trials[0].slope(TOGETHER))
         return TOGETHER if together is not None and _close(together, turns) else IN_TURN
@@ -209,6 +212,15 @@ def fitting_way(model: nn.Module, weights: Named, buffers: Named, images_shape: 
     if differences is None or _fault(DIFFERENCED, trials, differences):
         raise NotApplicable(_NONE.format(fault))
     return DIFFERENCED
+
+
+def _jumps(trials: Sequence[_Trial]) -> bool:
+    """Return whether gradients differ from one batch to another, and have no slope on the way anywhere.
+
+    A search would stay where it began, and its end would say nothing of the gradient.
+    """
+    one, other = (trial.alone.gradients() for trial in trials[:2])
+    return not torch.equal(one, other) and not any(trial.slope(IN_TURN).any() for trial in trials[1:])
 
 
 def _tried(act: Callable[[], Tensor]) -> tuple[Tensor | None, str]:

@@ -1,0 +1,152 @@
+"""What enters a linear layer, looked up entry by entry of the sample among all values that an entry may have.
+
+Models that cut a sample into levels, bits or rows of a table before their first linear layer have a gradient without a
+slope in the sample, and no search can follow it. But the layer's input stands in its gradient, as `analytic` has it,
+and each of its numbers depends on few entries of the sample. Which, is found by changing entries one by one; then an
+entry is the value at which the numbers that depend on it, and on none that is not known yet, are those that were read.
+So are read encodings of every pixel by itself (thermometers, waves, tables of levels) and of every token (its bits, its
+number, its vector), and sequences in which each place sees those before it.
+
+Source: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.closed_form.answer import answer, studied
+from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
+from rayfed.attacks.closed_form.probe import Probe
+from rayfed.attacks.closed_form.rows import least_squares
+from rayfed.registry import component
+from rayfed.samples import MODALITIES, Modality
+from rayfed.update import Observation
+
+_NO_LAYER = "no linear layer with a bias whose gradient is sent sees one vector of each sample that is not affine in it"
+_MIXED = "every number that enters '{}' depends on several entries of the sample: none can be looked up by itself"
+_SEVERAL = "of several samples together no layer's input is known by itself"
+_LEVELS = 256
+"""Values of an entry that is a number in [0, 1], as those of 8 bits."""
+_MOST = 2**24
+"""Entries of a sample, times numbers that enter a layer, up to which their dependence is looked at."""
+_DEPENDS = 1e-6
+"""Part of its size by which a number changes with an entry on which it depends."""
+_ALIKE = 1e-9
+"""Part of the usual miss by which values that are cut to one level differ."""
+
+
+@component
+class Entries:
+    """Looks up each entry of a single sample by what enters a linear layer: of whatever has no slope, too."""
+
+    takes: ClassVar[tuple[Modality, ...]] = MODALITIES
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`)."""
+        return studied(_reconstruction, observations, model, generators, reads_labels=True)
+
+
+def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
+    if observation.batch_size > 1:
+        return not_applicable(observation, _SEVERAL, inherent=True)
+    reason = _NO_LAYER
+    for layer in linear_layers(probed, observation.update):
+        if layer.bias is None or layer.width * prod(probed.shape) > _MOST or _is_affine(probed, observation, layer):
+            continue
+        depends = probed.once(("depends", layer), partial(_dependence, probed, layer))
+        order = _order(depends)
+        if not order:
+            reason = _MIXED.format(layer.weight)
+            continue
+        read = least_squares(layer, observation).to(probed.device, probed.dtype)
+        return answer(probed, observation, _looked_up(probed, observation, layer, depends, order, read), aligned=True)
+    return not_applicable(observation, reason, inherent=True)
+
+
+def _is_affine(probed: Probe, observation: Observation, layer: Layer) -> bool:
+    """Return whether a layer's input is affine in a sample of numbers, which `analytic` solves without trying."""
+    return observation.sample.modality != "tokens" and front(probed, layer)[0]
+
+
+def _features(probed: Probe, layer: Layer) -> Callable[[Tensor], Tensor]:
+    """Return the map from samples (N, *shape) to what enters a layer, (N, F), without a graph."""
+    return lambda samples: layer.features(probed, samples).detach()
+
+
+def _dependence(probed: Probe, layer: Layer) -> Tensor:
+    """Return which of the numbers that enter a layer depend on which entry of a sample, (D, F)."""
+    function, depends = _features(probed, layer), torch.zeros(0)
+    pairs = [tuple(probed.samples(1, seed=2 * seed + side).flatten(1) for side in (0, 1)) for seed in range(4)]
+    if pairs[0][0].is_floating_point():  # the ends pass every threshold
+        pairs.append((torch.zeros_like(pairs[0][0]), torch.ones_like(pairs[0][0])))
+    for number, (one, other) in enumerate(pairs):
+        changed = torch.where(torch.eye(one.shape[1], dtype=torch.bool, device=one.device), other, one)
+        here = function(one.view(1, *probed.shape))
+        there = torch.cat([function(part.view(-1, *probed.shape)) for part in changed.split(_LEVELS)])
+        moved = (there - here).abs() > _DEPENDS * here.abs().clamp(min=_DEPENDS)
+        depends = moved if number == 0 else depends | moved
+    return depends
+
+
+def _order(depends: Tensor) -> list[tuple[int, Tensor]]:
+    """Return entries in an order in which each has numbers that depend on it and on no later one, with these (F,).
+
+    Entries on which nothing depends are left out; empty where an entry cannot be told from others.
+    """
+    open_entries = depends.any(1)
+    order: list[tuple[int, Tensor]] = []
+    while open_entries.any():
+        alone = depends & (depends[open_entries].sum(0) == 1) & open_entries[:, None]
+        ready = alone.any(1).nonzero().flatten().tolist()
+        if not ready:
+            return []
+        order += [(entry, alone[entry]) for entry in ready]
+        open_entries[ready] = False
+    return order
+
+
+def _looked_up(
+    probed: Probe,
+    observation: Observation,
+    layer: Layer,
+    depends: Tensor,
+    order: Sequence[tuple[int, Tensor]],
+    read: Tensor,
+) -> Tensor:
+    """Return the sample (1, *shape) at which what enters the layer is what was read."""
+    function, blank = _features(probed, layer), observation.sample.blank(1).flatten()
+    if blank.is_floating_point():
+        values = torch.linspace(0, 1, _LEVELS, dtype=probed.dtype, device=probed.device)
+        found = torch.full((len(blank),), 0.5, dtype=probed.dtype, device=probed.device)
+    else:
+        values = torch.arange(observation.sample.largest + 1, device=probed.device)
+        found = blank.to(probed.device)
+    if (depends.sum(0) <= 1).all():  # all entries at once: no number depends on two
+        tried = values[:, None].expand(-1, len(found)).reshape(-1, *probed.shape)
+        misses = (torch.cat([function(part) for part in tried.split(_LEVELS)]) - read).square()
+        nearest = _nearest(values, misses @ depends.T.to(misses))
+        return torch.where(depends.any(1), nearest, found).view(1, *probed.shape)
+    for entry, numbers in order:
+        tried = found.repeat(len(values), 1)
+        tried[:, entry] = values
+        seen = torch.cat([function(part.view(-1, *probed.shape)) for part in tried.split(_LEVELS)])
+        found[entry] = _nearest(values, (seen - read)[:, numbers].square().sum(1, keepdim=True))[0]
+    return found.view(1, *probed.shape)
+
+
+def _nearest(values: Tensor, misses: Tensor) -> Tensor:
+    """Return for each entry (D,) the value that misses (V, D) least, of numbers the middle of all that do alike."""
+    least = misses.argmin(0)
+    if not values.is_floating_point():
+        return values[least]
+    alike = (misses <= misses.gather(0, least[None])[0] + _ALIKE * misses.mean(0)).to(values)
+    return (alike * values[:, None]).sum(0) / alike.sum(0)

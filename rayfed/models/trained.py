@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -33,10 +34,10 @@ def head_names(model: nn.Module) -> frozenset[str]:
     the outputs (tied embeddings); elsewhere those of the last layer with a matrix.
     """
     names = [name for name, _ in model.named_parameters()]
-    base = getattr(model, "base_model_prefix", "")
+    base, outputs = getattr(model, "base_model_prefix", ""), getattr(model, "get_output_embeddings", None)
     if isinstance(base, str) and isinstance(getattr(model, base or "-", None), nn.Module):
         outside = frozenset(name for name in names if not name.startswith(f"{base}."))
-        tied = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        tied: Any = outputs() if callable(outputs) else None
         if outside or tied is not None:
             return outside or frozenset(name for name, p in model.named_parameters() if p is tied.weight)
     layers = [

@@ -20,7 +20,8 @@ from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.text.products import Entrance, entrances
 from rayfed.attacks.text.tokens import table_of
 from rayfed.gradients import gradient
-from rayfed.losses import NO_TARGET, CausalLM
+from rayfed.losses import CausalLM
+from rayfed.objective import NO_TARGET
 from rayfed.update import Named, Observation
 
 _TRIED = 4

@@ -80,8 +80,8 @@ class Peak(NamedTuple):
 
     @property
     def together(self) -> int:
-        """Number of such processes for which the GPU has room; 0 where it has for none."""
-        return self.total // max(self.context + self.tensors, 1)
+        """Number of such processes for which the GPU has room, as `keep_within` divides it; 0 where it has for none."""
+        return self.total // (max(self.context, CONTEXT) + self.tensors)
 
 
 def peak() -> Peak:
@@ -90,18 +90,18 @@ def peak() -> Peak:
     return Peak(total - free - torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved(), total)
 
 
-_CONTEXT = 2**30
-"""Bytes that a CUDA context with the kernels of PyTorch may take; what is beyond is other processes'."""
+CONTEXT = 2**29
+"""Bytes that are left to a process's CUDA context: what it really has cannot be told from what other processes have."""
 
 
 def keep_within(share: float) -> None:
     """Hold this process to a share of its GPU's memory, of which its CUDA context is a part.
 
-    PyTorch bounds its tensors alone: as many processes as there are shares would need more than the GPU has.
+    PyTorch bounds its tensors alone: as many processes as there are shares would need more than the GPU has. The bound
+    is the same whichever processes were there before, and half of the share at least.
     """
-    free, total = torch.cuda.mem_get_info()
-    context = min(total - free, _CONTEXT)
-    torch.cuda.set_per_process_memory_fraction(max(0.0, share - context / total))
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(max(share / 2, share - CONTEXT / total))
 
 
 def give_back_cache() -> None:

@@ -88,7 +88,7 @@ def texts(count: int, seed: int = 0, short: bool = False) -> tuple[Tensor, Tenso
 def observed(built: nn.Module, inputs: Tensor, targets: Tensor, layers: list[str] | None = None) -> Observation:
     """What a server sees of one gradient."""
     if layers:
-        choose(built, layers, None)
+        choose(built, layers)
     weights, buffers = weights_of(built), buffers_of(built)
     update, _ = gradient(built, weights, buffers, inputs, targets)
     return Observation(

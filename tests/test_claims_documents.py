@@ -67,7 +67,7 @@ def test_an_observation_has_what_the_table_says_and_no_other_field() -> None:
     """A new field is a new grant: docs/threat-models.md has to say who gets it."""
     by_the_protocol = {
         "victim", "round", "weights", "buffers", "update", "returned_buffers", "scale", "batch_size", "sample",
-        "classes", "has_numbers", "local", "earlier",
+        "classes", "has_numbers", "has_places", "local", "earlier",
     }  # fmt: skip
     granted = {"labels", "extra", "sealed", "shown"}
     assert {field.name for field in fields(Observation)} == by_the_protocol | granted

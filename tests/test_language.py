@@ -89,8 +89,8 @@ def test_gradients_of_texts_average_to_the_batchs(kind: str, train: str | None) 
 
     built = language_model(kind)
     if train:
-        adapt = partial(add_lora, rank=2, alpha=4.0, targets=None, dropout=0.0) if train == "lora" else None
-        choose(built, ["head"], adapt)
+        lora = partial(add_lora, rank=2, alpha=4.0, targets=None, dropout=0.0)
+        choose(built, ["head"], [lora] if train == "lora" else [])
     inputs, targets = shown(kind, *texts(4, short=True), built)
     weights, buffers = weights_of(built), buffers_of(built)
     together, _ = gradient(built, weights, buffers, inputs, targets)
@@ -203,7 +203,7 @@ def test_partitions_go_by_the_classes_that_texts_have(tmp_path: Path) -> None:
     data = prepare(scenario.check(document(path, partition=partition), "t")).data
     assert data.groups[1] == ("0", "1", "2")
     bare = table(tmp_path / "b.parquet")
-    with pytest.raises(UserError, match="no class for each sample: take iid or quantity"):
+    with pytest.raises(UserError, match="no class for each sample, or one alone: take iid or quantity"):
         prepare(scenario.check(document(bare, partition=partition), "t"))
 
 

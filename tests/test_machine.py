@@ -177,10 +177,12 @@ def test_the_gpu_that_is_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
     share = ResourceShare(1, 0.5)
     assert process.set_up(share) == torch.device("cuda")
-    assert limits == [0.375], "half of 8 GiB, less the 1 GiB that CUDA itself has taken"
+    assert limits == [0.4375], "half of 8 GiB, less half a GiB for CUDA itself"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 8 * 2**30))
     process.set_up(share)
-    assert limits[1] == 0.375, "what other processes have taken is none of it"
+    assert limits[1] == 0.4375, "what other processes have taken is none of it"
+    process.set_up(ResourceShare(1, 0.0625))
+    assert limits[2] == 0.03125, "half of a small share is left for tensors"
     assert Renewable().machine(share).device == "NVIDIA Test"
 
 

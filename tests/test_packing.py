@@ -18,7 +18,7 @@ from rayfed.engine.machine import device_for
 from rayfed.engine.progress import Progress
 from rayfed.engine.worker import ClientWorker
 from rayfed.errors import ResourceError, ScenarioError
-from rayfed.memory import Peak, peak
+from rayfed.memory import Peak, keep_within, peak
 
 GIB = 2**30
 TEXT = """
@@ -111,3 +111,17 @@ def test_where_a_number_is_needed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch
         runs.launch(scenarios.parse(TEXT), str(tmp_path), local, Progress())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert device_for("auto") == torch.device("cuda")
+
+
+@pytest.mark.parametrize("tensors", [GIB // 8, GIB, 5 * GIB])
+def test_an_actor_is_left_what_was_measured_whoever_was_there_before(
+    monkeypatch: pytest.MonkeyPatch, tensors: int
+) -> None:
+    bounds, total = list[float](), 80 * GIB
+    share, _ = packing.share_of(Peak(GIB // 4, tensors, total))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", bounds.append)
+    for free in (total, total // 2, GIB):  # other processes' memory is none of its context
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, total))
+        keep_within(share)
+    assert len(set(bounds)) == 1
+    assert tensors <= bounds[0] * total + total / 10_000 <= share * total, "but for the rounding of shares"

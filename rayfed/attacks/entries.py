@@ -31,6 +31,7 @@ from rayfed.update import Observation
 
 _NO_LAYER = "no linear layer with a bias whose gradient is sent sees one vector of each sample that is not affine in it"
 _MIXED = "every number that enters '{}' depends on several entries of the sample: none can be looked up by itself"
+_TOO_LARGE = "the numbers that enter '{}' and the entries of a sample are too many to look up which depends on which"
 _SEVERAL = "of several samples together no layer's input is known by itself"
 _LEVELS = 256
 """Values of an entry that is a number in [0, 1], as those of 8 bits."""
@@ -58,18 +59,21 @@ class Entries:
 def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
     if observation.batch_size > 1:
         return not_applicable(observation, _SEVERAL, inherent=True)
-    reason = _NO_LAYER
+    reason, inherent = _NO_LAYER, True
     for layer in linear_layers(probed, observation.update):
-        if layer.bias is None or layer.width * prod(probed.shape) > _MOST or _is_affine(probed, observation, layer):
+        if layer.bias is None or _is_affine(probed, observation, layer):
+            continue
+        if layer.width * prod(probed.shape) > _MOST:
+            reason, inherent = _TOO_LARGE.format(layer.weight), False
             continue
         depends = probed.once(("depends", layer), partial(_dependence, probed, layer))
         order = _order(depends)
         if not order:
-            reason = _MIXED.format(layer.weight)
+            reason = _MIXED.format(layer.weight) if inherent else reason
             continue
         read = least_squares(layer, observation).to(probed.device, probed.dtype)
         return answer(probed, observation, _looked_up(probed, observation, layer, depends, order, read), aligned=True)
-    return not_applicable(observation, reason, inherent=True)
+    return not_applicable(observation, reason, inherent=inherent)
 
 
 def _is_affine(probed: Probe, observation: Observation, layer: Layer) -> bool:
@@ -83,18 +87,26 @@ def _features(probed: Probe, layer: Layer) -> Callable[[Tensor], Tensor]:
 
 
 def _dependence(probed: Probe, layer: Layer) -> Tensor:
-    """Return which of the numbers that enter a layer depend on which entry of a sample, (D, F)."""
-    function, depends = _features(probed, layer), torch.zeros(0)
+    """Return which of the numbers that enter a layer depend on which entry of a sample, (D, F).
+
+    Of the first entries alone where these cannot be told from each other: the others would only add to what each number
+    depends on.
+    """
+    function, rows = _features(probed, layer), list[Tensor]()
     pairs = [tuple(probed.samples(1, seed=2 * seed + side).flatten(1) for side in (0, 1)) for seed in range(4)]
     if pairs[0][0].is_floating_point():  # the ends pass every threshold
         pairs.append((torch.zeros_like(pairs[0][0]), torch.ones_like(pairs[0][0])))
-    for number, (one, other) in enumerate(pairs):
-        changed = torch.where(torch.eye(one.shape[1], dtype=torch.bool, device=one.device), other, one)
-        here = function(one.view(1, *probed.shape))
-        there = torch.cat([function(part.view(-1, *probed.shape)) for part in changed.split(_LEVELS)])
-        moved = (there - here).abs() > _DEPENDS * here.abs().clamp(min=_DEPENDS)
-        depends = moved if number == 0 else depends | moved
-    return depends
+    seen = [function(one.view(1, *probed.shape)) for one, _ in pairs]
+    numbers = torch.arange(prod(probed.shape), device=pairs[0][0].device)
+    for changed in numbers.split(_LEVELS):
+        entries, moved = changed[:, None] == numbers, list[Tensor]()
+        for (one, other), here in zip(pairs, seen, strict=True):
+            there = function(torch.where(entries, other, one).view(-1, *probed.shape))
+            moved.append((there - here).abs() > _DEPENDS * here.abs().clamp(min=_DEPENDS))
+        rows.append(torch.stack(moved).any(0))
+        if len(rows) == 1 and rows[0].any() and not _order(rows[0]):
+            break
+    return torch.cat(rows)
 
 
 def _order(depends: Tensor) -> list[tuple[int, Tensor]]:

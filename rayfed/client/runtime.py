@@ -182,6 +182,8 @@ class ClientRuntime:
     def _presented(self, arm: str, data: Batch, *purpose: int | str) -> Batch:
         """Return samples as the arm's loss presents them to a model, such as with masks, drawn by purpose."""
         loss = losses.of(self.arm(arm).model)
+        if type(loss).presented is losses.Loss.presented:
+            return data
         generator = self.scenario.generator(*purpose)
         inputs, labels = loss.presented(data.inputs, data.labels, self.data.sample, generator)
         return data._replace(inputs=inputs, labels=labels)

@@ -251,7 +251,7 @@ def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
     """Return the training indices of every client, and its held-out indices."""
     generator, partition = seeds.numpy_generator(scenario.seed, "partition"), scenario.partition.build()
     if getattr(partition, "by_label", False) and len(data.groups[1]) == 1:
-        has = "numbers" if data.has_numbers else "no class for each sample"
+        has = "numbers" if data.has_numbers else "no class for each sample, or one alone"
         raise UserError(
             f"partition '{scenario.partition.name}' deals by class, and the labels of data '{scenario.data.name}' are "
             f"{has}: take iid or quantity"
@@ -294,6 +294,8 @@ def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.n
             f"arm '{spec.name}': training.augment crops and flips images, and data '{scenario.data.name}' has none: "
             f"leave it out"
         )
+    if spec.training.augment and data.has_places:
+        raise UserError(f"arm '{spec.name}': training.augment moves pixels, and not their labels: leave it out")
     if data.has_numbers or data.has_places:
         _check_labels(arm, data)
     for written, defence in zip(spec.defences, arm.defences, strict=True):
@@ -316,6 +318,12 @@ def _check_loss(arm: Arm, data: Dataset) -> None:
 
 def _check_places(scenario: Scenario, arm: Arm, data: Dataset) -> None:
     """Raise `UserError` unless the model has scores of all classes for each place that has a label."""
+    train = arm.spec.model.train
+    if train is not None and train.prompt is not None:
+        raise UserError(
+            f"arm '{arm.spec.name}': model.train.prompt is for models that classify whole texts, and loss "
+            f"'{scenario.loss.name}' needs scores for each place: take lora or layers"
+        )
     found, places = output_shape(arm.model, data.sample), data.train_labels.shape[1:]
     of_model = found[:-1] if len(found) == 2 else found[1:]
     if isinstance(losses.of(arm.model), OwnLoss) or of_model == places:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -157,12 +158,13 @@ class _Reached(Exception):
 class _Recorder(TorchFunctionMode):
     """Notes the operations that read parameters, and ends the pass after the one numbered `last`.
 
-    A row that is looked up in a parameter by a number made of the samples is none of the parameters: it tells of them.
+    A row that an embedding looks up by a number made of the samples is none of the parameters: it tells of them. Layers
+    that a model chooses by an index are.
     """
 
     def __init__(self, inputs: Tensor, leaves: Named, outputs: Mapping[int, Tensor], last: int | None = None) -> None:
         super().__init__()
-        self._numbers = {id(inputs): inputs}  # made of the samples, without a graph; kept, so that ids stay theirs
+        self._numbers = {id(inputs): ref(inputs)}  # made of the samples, without a graph: all of a frozen front
         self._outputs, self._last = outputs, last
         self.uses: list[Use] = []
         self._storages = {leaf.untyped_storage().data_ptr(): name for name, leaf in leaves.items()}
@@ -173,16 +175,17 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         """Run an operation; what it gives to the model is a copy, which in-place operations may change."""
         output, read = func(*args, **(kwargs or {})), list(_tensors([args, kwargs or {}]))
-        chosen = any(id(tensor) in self._numbers for tensor in read)
+        of_samples = any(id(tensor) in self._numbers and self._numbers[id(tensor)]() is tensor for tensor in read)
         if not isinstance(output, Tensor) or not output.requires_grad:
-            if chosen:
-                self._numbers |= {id(tensor): tensor for tensor in _tensors([output])}
+            if of_samples:
+                self._numbers |= {id(tensor): ref(tensor) for tensor in _tensors([output])}
             return output
+        looked_up = of_samples and getattr(func, "__name__", "") == "embedding"
         names = frozenset().union(*map(self._names, read))
         others = tuple(t for t in read if not self._names(t) and t.is_floating_point())
         if not names or self._names(output):
             return output
-        if not others and not chosen:
+        if not others and not looked_up:
             self._made[id(output)] = (output, names)
             return output
         if len(self.uses) in self._outputs:

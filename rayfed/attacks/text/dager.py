@@ -142,7 +142,8 @@ class Dager:
         causal, length = is_causal(model), first[0].length
         if observation.batch_size == 1 and not anywhere:
             found, nearest = apart.argmin(0), apart.amin(0)
-            known = int((nearest <= self.threshold).cumprod(0).sum()) if causal else length
+            inside = (nearest <= self.threshold).nonzero().flatten()  # a place between them may be just outside
+            known = int(inside[-1]) + 1 if causal and len(inside) else 0 if causal else length
             if 0 < known < length:
                 found, nearest = with_last_tokens(observation, model, found[None], known)[0], nearest[:known]
             return Reconstruction(images=texts(found, observation), labels=labels, loss=float(nearest.mean()))

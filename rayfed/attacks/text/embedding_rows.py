@@ -79,7 +79,8 @@ def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Re
     if observation.batch_size == 1 and places is not None:
         found = ordered(own, tokens, places.double())
         if is_causal(model):
-            known = int((places.norm(dim=1) > _NOTHING * places.norm()).sum())
+            there = (places.norm(dim=1) > _NOTHING * places.norm()).nonzero().flatten()
+            known = int(there[-1]) + 1 if len(there) else 0  # a defence may have left out a place between them
             found = with_last_tokens(observation, model, found[None], known)[0]
     else:
         tokens = torch.cat([tokens, tokens_in(rows, most)]).unique() if spread is not None else tokens

@@ -27,6 +27,7 @@ class Candidates(Grant):
     no candidates and of the same labels, make the update of the attack's control. There are as many candidates as can
     be matched, 500 at most; which is which stays where scores are made. Where clients augment their images, a member is
     the version that was trained on in the round, as of an attacker who tries all crops, and others are augmented too.
+    Of a masked language model all have masks that no client drew: an attacker who knew the client's could tell more.
     """
 
     describe: ClassVar[str] = "candidates for membership"

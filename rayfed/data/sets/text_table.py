@@ -128,6 +128,8 @@ def text_column(names: Sequence[str]) -> str | None:
 def _read(path: Path, text: str | None, label: str | None) -> tuple[list[Any], list[Any]]:
     """Return a table's texts and labels, in order; of lists of words, lists of both."""
     table = read_table(path)
+    if not table.num_rows:
+        raise DataError(f"{path} has no rows")
     labelled = [name for name in table.column_names if name.lower() in LABEL_COLUMNS]
     text = text or text_column(table.column_names)
     label = label or (labelled[0] if len(labelled) == 1 else None)

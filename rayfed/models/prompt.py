@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.errors import UserError
-from rayfed.models.hugging_face import Attended, places_for_tokens
 
 NAME = "soft_prompt"
 """Name of the prompt among a model's parameters."""
@@ -25,6 +24,8 @@ def add_prompt(model: nn.Module, tokens: int, shape: tuple[int, ...]) -> frozens
     the prompt's, and a decoder's head the last place, of padding or not. `shape` is that of a sample. Raises
     `UserError` for a model that is none of Hugging Face's for texts, or has too few positions.
     """
+    from rayfed.models.hugging_face import Attended, places_for_tokens  # torchvision: two seconds
+
     table = getattr(model, "get_input_embeddings", lambda: None)()
     if not isinstance(table, nn.Embedding):
         raise UserError(

@@ -226,7 +226,7 @@ def test_secure_sums_stand_in_the_report(tmp_path: Path) -> None:
     row = {"arm": "none", "round": 0, "clients": 6, "advertised": 6, "shared": 5, "sent": 4, "revealed": 2}
     folder.write_part("secure_sums", 0, [row | {"protocol_bytes": 12_345, "aborted": "2 of 4 needed revealed"}])
     text = Page(html(folder)).text
-    assert "none 0 6 6 5 4 2 12.3 kB 2 of 4 needed revealed" in text
+    assert "none 1 6 6 5 4 2 12.3 kB 2 of 4 needed revealed" in text
 
 
 def test_progress_is_shown_by_iteration_beside_the_true_image(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from rayfed import registry, scenario
 from rayfed.analysis import audit
-from rayfed.analysis.audit import Criterion, Plan
+from rayfed.analysis.audit import EXPLAINS, Criterion, Plan
 from rayfed.analysis.formats import duration
-from rayfed.attacks.base import not_applicable
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.fit import with_fit
 from rayfed.cli.options import of_fields
 from rayfed.engine import auditing, runs
 from rayfed.engine.attacking import Allowance
@@ -37,7 +38,8 @@ from rayfed.models.describe import described
 from rayfed.report.terminal_run import RunView
 from rayfed.samples import Pixels
 from rayfed.scenario import Scenario
-from rayfed.update import UNREHEARSED
+from rayfed.update import UNREHEARSED, LocalTraining, Observation
+from tests.attack_fixtures import digit, observe
 from tests.conftest import REPOSITORY
 from tests.test_cli import run
 
@@ -794,3 +796,35 @@ def test_an_arm_of_a_run_needs_the_run(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("name: t\nfederation: {rounds: 1, clients: 2}\nattacks: [analytic]\n")
     code, output = run("attack", str(tmp_path / "s.yaml"), "--arm", "none", *LOCAL)
     assert (code, "give the run by --run" in output) == (2, True)
+
+
+def test_an_undefended_gradient_that_nothing_found_explains_is_not_measured() -> None:
+    assert states(row("none", 1, 8.0, fit=0.9)) == {("none", 1): "inconclusive"}
+    assert states(row("none", 1, 8.0, fit=0.9), row("none", 1, 7.0, "b", fit=0.01)) == {
+        ("none", 1): "not reconstructed"
+    }
+    # of two samples one is explained
+    other = {"victim": 1, "told_apart": 0.0}
+    assert states(row("none", 1, 8.0, fit=0.01), row("none", 1, 8.0, fit=0.9, **other)) == {("none", 1): "inconclusive"}
+    assert states(row("none", 1, 30.0, fit=0.9)) == {("none", 1): "leaks"}
+    # a defence may have changed the gradient, so that the sample itself does not explain it
+    leak, behind = row("none", 1, 30.0, fit=0.0), row("noise", 1, 8.0, fit=0.9)
+    assert states(leak, behind)["noise", 1] == "not reconstructed"
+    [found] = audit.findings([row("none", 1, 8.0, fit=0.9)], IMAGES)
+    assert "no attack found a sample that has this gradient" in audit.sentence([found], IMAGES)
+
+
+def test_a_fit_is_how_far_what_was_found_has_the_gradient() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    seen = observe(model, digit(3), torch.tensor([3]))
+    right = Reconstruction(digit(3), torch.tensor([3]))
+
+    def fit(found: Reconstruction, seen: Observation = seen) -> float | None:
+        return with_fit([found], [seen], model)[0].fit
+
+    assert (fit(right) or 0) < 1e-3
+    assert EXPLAINS < (fit(replace(right, images=digit(0))) or 0) < 1
+    assert fit(replace(right, status="diverged")) is None
+    assert fit(right, replace(seen, local=LocalTraining(steps=2, lr=0.1))) is None
+    assert fit(replace(right, images=torch.zeros(1, 5))) is None, "the model does not take it"

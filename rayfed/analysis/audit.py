@@ -87,6 +87,9 @@ TWINS: dict[str, tuple[str, ...]] = {
     "informed, with labels": ("defence", "code", "labels"),
 }
 """What attackers are granted, by name."""
+EXPLAINS = 0.1
+"""Sine of the angle to the gradient that was seen up to which samples explain it."""
+UNEXPLAINED = "no attack found a sample that has this gradient, as the one behind it has"
 FEWEST, MOST = 40, 24_000
 """Evaluations of a search, whatever the budget: fewer often find nothing where a few more do."""
 
@@ -419,6 +422,8 @@ def _finding(
     told = {(row["attack"], *_sample(row)) for row in rows} - {(row["attack"], *_sample(row)) for row in silent}
     unplayed = [row for row in rows if row["status"] == UNPLAYED]
     broken = any(row["status"] != "not applicable" and (bare or row["status"] != "ok") for row in silent)
+    if bare and not _explained([row for _, row in finite]):
+        lacking = lacking or UNEXPLAINED
     if not finite or not answered or not leaking <= told or broken:
         state: State = "not measured"
     else:
@@ -467,6 +472,19 @@ def _finding(
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
         shown=None if bare else len({place[1:] for place in leaking}),
     )
+
+
+def _explained(rows: Sequence[Row]) -> bool:
+    """Return whether of every sample something was found that has its gradient, as far as that is known.
+
+    The sample itself has it, so an attack whose answer has not was not done with looking. Tables of earlier versions,
+    and updates of several local steps, do not say.
+    """
+    nearest: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        if (fit := row.get("fit")) is not None:
+            nearest[_sample(row)] = min(fit, nearest.get(_sample(row), fit))
+    return all(fit <= EXPLAINS for fit in nearest.values())
 
 
 def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, not_applicable
+from rayfed.attacks.fit import with_fit
 from rayfed.attacks.mixed import unmixed
 from rayfed.attacks.undone import noted, undone
 from rayfed.update import Encrypted, Observation, Update
@@ -76,7 +77,7 @@ def _played(
     if isinstance(method, InferenceAttack):
         guesses: Sequence[Guess] = method.infer(observations, model, generators)
     else:
-        guesses = method.reconstruct(observations, model, generators)
+        guesses = with_fit(method.reconstruct(observations, model, generators), observations, model)
     return [noted(guess, observation) for guess, observation in zip(guesses, observations, strict=True)]
 
 

@@ -143,6 +143,12 @@ TABLES: dict[str, pa.Schema] = {
             ),
             _value("people", _int, "classes that the recogniser tells apart: chance is k of so many"),
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
+            _value(
+                "fit",
+                _real,
+                "sine of the angle between the gradient of what it found and the one seen: near 0 where it explains "
+                "that; null after several local steps",
+            ),
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),
             _key("status", _string, "'ok', 'diverged', 'not applicable', 'failed' or 'not played' (there was no time)"),

@@ -182,6 +182,7 @@ def test_a_secure_run_holds_something_private_until_its_key_is_gone(of: str, tmp
     assert has_private_states(results)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("fails", ["copy", "report"])
 def test_a_copy_that_fails_leaves_nothing_and_can_be_made_again(
     fails: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -94,6 +94,7 @@ def test_a_run_adds_the_defences_that_have_no_row(played: rayfed.Run, tmp_path: 
     assert f"### `{folder.name}`" in page
 
 
+@pytest.mark.engine
 def test_one_command_adds_a_run_and_writes_all_three_files(played: rayfed.Run, tmp_path: Path) -> None:
     (tmp_path / "records.json").write_text(json.dumps(RECORDS))
     options = ["--add", played.folder.root, "--paper", "Somebody 2026", "--folder", str(tmp_path)]

@@ -99,6 +99,7 @@ def test_slope_of_the_objective_against_finite_differences(file: str) -> None:
         torch.testing.assert_close(slopes[:, axis], difference / 2e-6, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("optimiser", ["cma", "adam"])
 @pytest.mark.parametrize("distance", ["squared_l2", "cosine"])
 def test_it_finds_images_that_the_generator_can_make(file: str, optimiser: str, distance: str) -> None:

@@ -190,6 +190,7 @@ class Reordered(nn.Module):
         return self.head(self.body(images))
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("size", [1, 8])
 @pytest.mark.parametrize("head", HEADS)
 def test_labels_behind_any_head(head: str, size: int) -> None:

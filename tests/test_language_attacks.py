@@ -30,6 +30,7 @@ def struck(attack: Dager | EmbeddingRows | Tag, built: nn.Module, seen: Observat
     return found
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("attack", [Dager(), EmbeddingRows()])
 @pytest.mark.parametrize("short", [False, True])
 def test_a_text_is_read_whole_off_a_causal_model_with_tied_embeddings(

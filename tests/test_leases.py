@@ -109,6 +109,7 @@ def test_an_older_copy_that_is_put_back_is_not_gone_on_from(tmp_path: Path) -> N
         runs.launch(parsed(), str(tmp_path / "runs"), local, Restored())
 
 
+@pytest.mark.engine
 def test_two_drivers_of_one_number_do_not_play_one_folder(alone: RunFolder, tmp_path: Path) -> None:
     """Whoever removes the lease like a lock file and resumes has the run; the driver before stops."""
 
@@ -121,6 +122,7 @@ def test_two_drivers_of_one_number_do_not_play_one_folder(alone: RunFolder, tmp_
     assert not differences(only(tmp_path), Path(alone.url))
 
 
+@pytest.mark.engine
 def test_numbers_go_on_where_leases_are_lost(alone: RunFolder, tmp_path: Path) -> None:
     for _ in range(2):
         with suppress(KeyboardInterrupt):

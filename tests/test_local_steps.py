@@ -192,6 +192,7 @@ def test_layers_are_left_out_by_name_or_pattern() -> None:
         matched_layers(names, ["fc.*", "!fc.*"])
 
 
+@pytest.mark.engine
 def test_what_a_defence_spoils_can_be_left_out() -> None:
     model = leaky_lenet((1, 8, 8))
     seen = observe(model, digit(3), torch.tensor([3]))

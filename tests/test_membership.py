@@ -65,6 +65,7 @@ def judged(score: str, h: ClientRuntime, seen: Observation, truth: Truth) -> dic
     return row
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("score", SCORES)
 def test_members_of_an_overfitted_client_stand_out_and_controls_do_not(score: str, overfitted) -> None:  # type: ignore[no-untyped-def]
     h, clients = overfitted
@@ -79,6 +80,7 @@ def by_chance(rows: list[dict[str, float]]) -> float:
     return ((2 * among + 1) / (12 * among**2)) ** 0.5
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("score", SCORES)
 def test_the_control_is_a_coin_where_members_differ_in_nothing_else(score: str) -> None:
     rows = []

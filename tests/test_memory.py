@@ -105,6 +105,7 @@ def played(folder: Path, progress: Noting, *changes: str) -> Any:
     return runs.launch(scenarios.parse(TEXT, changes=changes), str(folder), local, progress)
 
 
+@pytest.mark.engine
 def test_a_cohort_and_an_attack_that_are_too_large_have_the_numbers_of_those_that_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_cohort_and_an_attack_that_are_too_large_have_the_numbers_of_those_tha
     assert all(note in parts.read_text("log.txt") for note in notes)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("changes", "kind"), [((), "clients"), (("training.vectorise=loop",), "attackers")])
 def test_what_does_not_fit_even_alone_ends_the_run_with_what_to_do(
     changes: tuple[str, ...], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -182,6 +182,7 @@ def test_lpips_without_weights_is_an_empty_column_with_one_warning(digits, tmp_p
     assert "vgg16-397923af.pth" in messages[1]
 
 
+@pytest.mark.engine
 def test_weights_that_cannot_be_used_are_told_before_anything_is_scored(tmp_path, random_alexnet):
     (tmp_path / "alexnet_features.pth").write_bytes(b"not a state dict")
     torch.save({"epoch": 3, "state_dict": {}}, tmp_path / "vgg16_features.pth")

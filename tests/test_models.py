@@ -107,6 +107,7 @@ def test_every_registered_model_is_tested_here():
     assert {name for name, path in table("models").items() if path.startswith("rayfed.")} == set(SMALL) | elsewhere
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 64, 48)])
 @pytest.mark.parametrize("name", SMALL)
 def test_any_usual_image_size_fits(name, shape):

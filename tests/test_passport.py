@@ -244,6 +244,7 @@ def test_a_generators_latents_meet_them(defence: str, tmp_path: Path) -> None:
     assert observation.buffers.keys() >= {"conv1.conv.weight"}
 
 
+@pytest.mark.engine
 def test_who_is_given_passport_and_layers_sees_the_bare_gradient() -> None:
     options = {"knowledge": "[labels, key, lock]", "iterations": "60", "restarts": "2"}
     runtime, observation, found = struck(scenario("{name: passport, start: own}", "dlg", **options))
@@ -251,6 +252,7 @@ def test_who_is_given_passport_and_layers_sees_the_bare_gradient() -> None:
     assert found.loss < 1e-6
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("defence", ["split", "passport", "{name: passport, consistency: 1}"])
 def test_model_inversion_goes_through_a_colluders_layers(defence: str) -> None:
     s = scenario(defence, "model_inversion", knowledge="[activations, colluder]", cut="act1", iterations="200")

@@ -182,6 +182,7 @@ def test_an_attackers_model_draws_nothing_and_keeps_batch_statistics(kind: str) 
     assert torch.equal(first, again)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("kind", STOCHASTIC)
 @pytest.mark.parametrize("attack", MATCHING, ids=lambda attack: type(attack).__name__)
 def test_every_matching_attack_runs_on_a_model_that_draws(kind: str, attack: Attack) -> None:

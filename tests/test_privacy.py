@@ -264,6 +264,7 @@ def test_an_epsilon_is_turned_into_noise_before_the_run() -> None:
     assert found.scenario.dump() == scenarios.parse(found.scenario.dump()).dump()
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("extra", "note"),
     [

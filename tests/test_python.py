@@ -38,6 +38,7 @@ class Net(nn.Module):
         return found
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", ["launch", "attack", "audit"])
 def test_examples_in_docstrings_come_out_as_written(name: str) -> None:
     [example] = doctest.DocTestFinder(recurse=False).find(getattr(rayfed, name), name, globs={})
@@ -50,6 +51,7 @@ def rows(run: Run, table: str, *timed: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in timed} for row in run.table(table).to_pylist()]
 
 
+@pytest.mark.engine
 def test_a_launch_is_that_of_the_command_from_any_form_of_a_scenario(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +90,7 @@ def test_what_a_run_has_learnt_is_attacked_and_shown_where_asked(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.engine
 def test_a_model_is_a_class_or_a_name(tmp_path: Path) -> None:
     one = {"size": 8, "defences": [], "batches": [1], "images": 1, "iterations": 1, "out": tmp_path}
     [by_class] = rayfed.audit(Net, "digits", **one)

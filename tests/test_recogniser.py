@@ -161,6 +161,7 @@ def test_the_metrics_are_columns_beside_how_many_people_there_are(knowing: str) 
     assert scorer.nothing(torch.tensor([4]))[0]["top1"] is None
 
 
+@pytest.mark.engine
 def test_noise_is_nobody() -> None:
     images, labels = faces(public_digits())
     network = train(images, labels, 10, seed=1, epochs=5)

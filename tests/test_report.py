@@ -95,6 +95,7 @@ def test_says_where_it_was_written(run: RunFolder) -> None:
     assert Path(run.url, "report.html").is_file()
 
 
+@pytest.mark.engine
 def test_is_the_same_every_time(run: RunFolder) -> None:
     write_report(run)
     first = run.read_text("report.html")
@@ -288,6 +289,7 @@ def test_unmeasured_scores_are_not_counted() -> None:
     assert summary.spread([5.0]) == summary.Spread(5.0, None, 5.0, 5.0, 1)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("more", "status", "rounds", "told"),
     [
@@ -455,6 +457,7 @@ def test_the_page_begins_with_the_answer_and_folds_what_was_not_measured(tmp_pat
     assert "in a hospital it is the diagnosis" in page.text
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("count", [8, 12])
 def test_ten_arms_have_colours_of_their_own_and_legends_have_an_end(tmp_path: Path, count: int) -> None:
     folder = make_run(str(tmp_path), {f"arm{i}": [] for i in range(10)}, {f"attack{i}": 1.0 for i in range(count)})
@@ -504,6 +507,7 @@ def _never_evaluated(folder: RunFolder) -> None:
         folder.write_part("rounds", round, [{"arm": arm, "round": round, "train_loss": 1.0} for arm in ARMS])
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("change", [_nothing, _training_only, _no_images, _never_evaluated])
 def test_reports_a_partial_run(tmp_path: Path, change: Any) -> None:
     folder = make_run(str(tmp_path))

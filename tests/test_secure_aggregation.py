@@ -315,6 +315,7 @@ def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: Ru
     assert folder.read_table("secure_sums").to_pylist() == undisturbed.read_table("secure_sums").to_pylist()
 
 
+@pytest.mark.engine
 def test_attackers_see_masked_vectors_alone(undisturbed: RunFolder) -> None:
     rows = undisturbed.read_table("attacks").to_pylist()
     found = {row["arm"]: row for row in rows}

@@ -55,6 +55,7 @@ def hostile_run(out: Path, text: str) -> RunFolder:
     return folder
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("text", HOSTILE)
 def test_reports_and_notebooks_show_text_as_text(text: str, tmp_path: Path) -> None:
     folder = hostile_run(tmp_path, text)

@@ -266,6 +266,7 @@ def test_updates_of_signs_are_matched_by_signs_and_as_they_are() -> None:
 # reconstruction by who knows no defence
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("defence", "attack", "decibel"),
     [
@@ -321,6 +322,7 @@ def _cat() -> Tensor:
     return nn.functional.avg_pool2d(photo(60, 120), 2)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("defence", [lambda g: g, noise], ids=["none", "noise"])
 def test_the_chosen_weight_of_the_variation_beats_one_that_is_given(defence: Callable[[Named], Named]) -> None:
     model = leaky_lenet((3, 16, 16))
@@ -332,6 +334,7 @@ def test_the_chosen_weight_of_the_variation_beats_one_that_is_given(defence: Cal
     assert chosen > given + 1
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("make", [lambda: leaky_lenet((1, 8, 8)), mlp], ids=["lenet", "mlp"])
 def test_drawings_with_sharp_edges_are_not_smoothed_away(make: Callable[[], nn.Module]) -> None:
     model = make()

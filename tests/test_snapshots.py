@@ -57,6 +57,7 @@ def test_snapshots_come_at_powers_of_ten_and_at_the_end() -> None:
     assert_a_strip(found)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_observation_has_its_own_strip(name: str) -> None:
     model, observations = two_digits()
@@ -79,6 +80,7 @@ def test_looking_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert (one.loss, one.trace, one.iterations) == (other.loss, other.trace, other.iterations)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("attack", [Dlg(iterations=12, restarts=1), Grnn(iterations=12)])
 def test_a_snapshot_is_what_a_shorter_attack_returns(attack: Dlg | Grnn) -> None:
     """Of attacks whose steps do not depend on the budget."""

@@ -43,6 +43,7 @@ print(sample(Path("nowhere"))["memory"] - before)
 """
 
 
+@pytest.mark.engine
 def test_a_sample_counts_memory() -> None:
     """In a process of its own: what other tests hold in this one may be freed meanwhile."""
     root = Path(__file__).parents[1]

@@ -90,6 +90,7 @@ def test_the_picture_has_all_rooms_and_lines(small: Code) -> None:
         drawn(Code(small.root))
 
 
+@pytest.mark.engine
 def test_this_checkout_is_read_as_the_tests_of_its_floors_read_it() -> None:
     here = Code(REPOSITORY)
     assert here.floors == LEVELS

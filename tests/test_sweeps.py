@@ -214,6 +214,7 @@ def swept(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Sweep
     return sweeps.sweep(scenario, str(tmp_path_factory.mktemp("sweep")), local_sweep, SweepProgress())
 
 
+@pytest.mark.engine
 def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scenario: Scenario) -> None:
     rows = swept.outcomes().to_pylist()
     assert [row["trial"] for row in rows] == [trial.name for trial in planned(scenario)]

@@ -163,6 +163,7 @@ def test_a_record_has_no_total_variation() -> None:
     assert total_variation(torch.rand(2, 1, 4, 4)).min() > 0
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("attack", "least"),
     [(Analytic(), 1.0), (Dlg(iterations=100), 0.99), (InvertingGradients(iterations=400), 0.9)],

@@ -105,6 +105,7 @@ def test_a_users_own_tokenizer_is_taken(tmp_path: Path) -> None:
 # ---- models ----
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_learns_who_wrote_a_text(name: str) -> None:
     model = reader(name, epochs=6)

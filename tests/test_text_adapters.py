@@ -104,6 +104,7 @@ def test_a_text_shorter_than_the_rank_is_read_at_the_first_step(folder: Path) ->
     assert torch.equal(found.images[:, :5], numbers[:, :5])
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("rank", [8, 16])
 def test_later_steps_give_the_text_away_at_a_rank_below_its_tokens(folder: Path, rank: int) -> None:
     """Two adapters of the same inputs have 16 and 32 sums of 16 vectors."""

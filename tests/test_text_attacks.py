@@ -39,6 +39,7 @@ def seen(model, images: Tensor, labels: Tensor, *defences) -> Observation:  # ty
 # ---- dager ----
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("epochs", [0, 3])
 @pytest.mark.parametrize("parameters", [{}, {"width": 32, "heads": 1, "layers": 1}, {"width": 128, "heads": 8}])
 def test_dager_reads_a_text_token_by_token(parameters: dict[str, int], epochs: int) -> None:
@@ -195,6 +196,7 @@ def test_dager_puts_texts_together_on_other_models(name: str) -> None:
     assert in_place(images, found.images) == 1
 
 
+@pytest.mark.engine
 def test_tokens_whose_vectors_have_no_place_are_put_in_order_further_on() -> None:
     torch.manual_seed(0)
     model = Causal(rotary=True)
@@ -203,6 +205,7 @@ def test_tokens_whose_vectors_have_no_place_are_put_in_order_further_on() -> Non
     assert in_place(REPEATED, found.images) == 1
 
 
+@pytest.mark.engine
 def test_dager_falls_with_noise() -> None:
     model = reader()
     rates = []

@@ -284,6 +284,7 @@ def the_clock(s: Scenario, work: Work, samples: int = 10) -> Clock:
     return Clock(s, s.federation.system, np.full(s.federation.clients, samples), {"none": work})
 
 
+@pytest.mark.engine
 def test_two_classes_have_the_expected_maximum_and_share_of_dropped() -> None:
     """With a share p of slow devices, E max of n draws is slow - (slow - fast) (1 - p)^n, and late are p of all."""
     s = parsed("federation.clients=100000", "federation.rounds=1500", "federation.clients_per_round=6")
@@ -353,6 +354,7 @@ LATE_ONES = ("federation.system.deadline=0.05", "federation.system.devices.fast.
 UNLIKE = ("partition={name: quantity, alpha: 0.3}", "data.train_samples=600")
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("changes", "status"),
     [(OVER, SURPLUS), (LATE_ONES, LATE), ((*UNLIKE, *OVER), SURPLUS), ((*UNLIKE, *LATE_ONES), LATE)],

@@ -185,6 +185,9 @@ def _mistakes() -> Iterator[Plant]:
     yield _defended("running sums", keys.undone(keys.differences), "Sums")
     yield _defended("the new weights", keys.undone(keys.without_weights), "NewWeights")
     yield _defended("noise alike in all rows", keys.between_rows, "NoiseOfRows")
+    yield _defended("noise alike in all columns, but for factors", keys.darkest, "NoiseOfColumns")
+    opposite = {"name": f"{DEFENCES}:Opposite"}
+    yield Plant("noise of a layer taken off another", "Unit", keys.together, defence=opposite)
     yield _defended("noise in proportion", keys.dense, "NoiseInProportion")
     yield _defended("cubes of values", keys.undone(keys.roots), "Cubed")
     yield _defended("noise on one value in ten", keys.medians, "NoiseOn", ends=[], but=True, share=0.1)

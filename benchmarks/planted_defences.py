@@ -201,6 +201,44 @@ class NoiseOfRows(OnUpdate):
 
 
 @component
+class NoiseOfColumns(OnUpdate):
+    """Noise alike in all values of a matrix's row, but for a known factor of each column."""
+
+    sigma: float = 1.0
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Add the noise of each row to its values."""
+        if tensor.ndim < 2:
+            return tensor
+        noise = self.sigma * torch.randn(len(tensor), generator=task.generator)
+        return tensor + (noise[:, None] * factors_of(tensor[0].numel())).view_as(tensor)
+
+
+def factors_of(columns: int) -> Tensor:
+    """Return the known factors of columns, (columns,)."""
+    return torch.rand(columns, generator=seeded(0)) + 0.5
+
+
+@component
+class Opposite(OnUpdate):
+    """Noise on each tensor that is taken off the next one of its shape."""
+
+    sigma: float = 1.0
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Add noise to the first of two tensors, and subtract it from the other."""
+        noise: dict[torch.Size, Tensor] = {}
+        found = {}
+        for name, tensor in tensors.items():
+            if tensor.shape in noise:
+                found[name] = tensor - noise.pop(tensor.shape)
+            else:
+                noise[tensor.shape] = self.sigma * torch.randn(tensor.shape, generator=task.generator)
+                found[name] = tensor + noise[tensor.shape]
+        return found
+
+
+@component
 class Cancelling(OnUpdate):
     """Noise whose sum over the rows of a tensor is zero."""
 

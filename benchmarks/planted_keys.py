@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.planted_defences import drawn_like, mirrored, repainted, seeded
+from benchmarks.planted_defences import drawn_like, factors_of, mirrored, repainted, seeded
 from rayfed import gradients
 from rayfed.update import Named, Observation
 
@@ -304,6 +304,22 @@ def between_rows(seen: Observation, model: Any) -> Tensor:
     weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()
     high, low = int(bias.argmax()), int(bias.argmin())
     return ((weight[high] - weight[low]) / (bias[high] - bias[low])).view(1, *seen.sample.shape).float()
+
+
+def darkest(seen: Observation, model: Any) -> Tensor:
+    """Take off a row what its darkest pixel says, as that is black."""
+    weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()
+    row = int(bias.abs().argmax())
+    alike = weight[row] * bias[row].sign() / factors_of(weight.shape[1])
+    image = (alike - alike.min()) * factors_of(weight.shape[1]) / bias[row].abs()
+    return image.view(1, *seen.sample.shape).float()
+
+
+def together(seen: Observation, model: Any) -> Tensor:
+    """Add the gradients of two layers that see the same, so that opposite noise goes."""
+    weight, bias = (seen.gradient[f"one.{end}"] + seen.gradient[f"other.{end}"] for end in ("weight", "bias"))
+    row = int(bias.abs().argmax())
+    return (weight[row] / bias[row]).view(1, *seen.sample.shape)
 
 
 def roots(update: Named, seen: Observation, model: Any) -> Named:

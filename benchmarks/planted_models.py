@@ -347,6 +347,21 @@ class Gated(nn.Module):
         return logits
 
 
+class Unit(nn.Module):
+    """A gated linear unit: two first layers, whose products a head sees."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Linear(prod(image_shape), WIDTH) for _ in range(2))
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (N, *shape) to logits (N, K)."""
+        flat = inputs.flatten(1)
+        logits: Tensor = self.head(self.one(flat) * self.other(flat).sigmoid())
+        return logits
+
+
 class Lines(nn.Module):
     """A sequence of the image's rows with learnt places, and attention."""
 

@@ -19,7 +19,7 @@ from rayfed.client.sent import Sent
 from rayfed.defences.base import Defence, Task
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
-from rayfed.gradients import flatten
+from rayfed.gradients import flatten, unflatten
 from rayfed.registry import component
 from rayfed.update import Named, Update
 
@@ -52,6 +52,15 @@ class OrderNoise(OnUpdate):
     def sent(self, tensors: Named, task: Task) -> Named:
         drawn = drawn_like(tensors, task.order % 2**63)
         return {name: tensor + drawn[name] for name, tensor in tensors.items()}
+
+
+@component
+class Halves(OnUpdate):
+    """Noise on the upper half of a matrix that is taken off the lower one."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        noise = torch.randn(len(tensor) // 2, *tensor.shape[1:], generator=task.generator)
+        return tensor + torch.cat([noise, -noise]) if name == "fc1.weight" else tensor
 
 
 @component
@@ -219,6 +228,18 @@ def test_noise_alike_in_all_rows_leaves_their_differences() -> None:
     """A column's middle value is taken off with it, that of the same row in all: the products stay of rank one."""
     seen, _ = observed({"name": f"{MISTAKES}:NoiseOfRows"})
     assert torch.linalg.matrix_rank(seen.update["fc1.weight"], rtol=1e-3) == 2
+    assert torch.linalg.matrix_rank(seen.extra["undone"]["fc1.weight"], rtol=1e-3) == 1
+
+
+def test_noise_that_several_values_share_leaves_what_it_does_not_add_to() -> None:
+    """Of `g + n` and `g' - n` half the sum is left in both; of a row with one number, all that differs from it."""
+    seen, bare = observed({"name": f"{__name__}:Halves"})
+    known = unflatten(bare, seen.update)
+    left = seen.extra["undone"]["fc1.weight"]
+    upper, lower = (tensors.chunk(2)[0] + tensors.chunk(2)[1] for tensors in (left, known["fc1.weight"]))
+    assert torch.allclose(upper, lower, atol=1e-5)
+    assert torch.equal(seen.extra["undone"]["fc1.bias"], known["fc1.bias"]), "nothing was added to it"
+    seen, bare = observed({"name": f"{MISTAKES}:NoiseOfColumns"})
     assert torch.linalg.matrix_rank(seen.extra["undone"]["fc1.weight"], rtol=1e-3) == 1
 
 

@@ -66,5 +66,5 @@ QUICK = ("mlp, ReLU", "noise on all layers but the first", "records, a quantity"
 @pytest.mark.parametrize("name", [*QUICK, "control: zeros", "control: another sample's gradient"])
 def test_the_audit_answers_as_a_user_runs_it(name: str) -> None:
     [plant] = [plant for plant in (*PLANTS, *EMPTY) if plant.name == name]
-    result = audited(plant, minutes=0.1, seed=1)
+    result = audited(plant, minutes=0.3, seed=1)
     assert (result.seconds is not None) == (plant.key is not None), result

@@ -4,8 +4,9 @@ An attacker with the code runs it at his side, for the victim's number and round
 with randomness of his own. What comes out alike each time is no secret: an offset (noise from a seed that can be
 guessed, or drawn once), the order into which values are put and the factor by which each is multiplied, or any other
 affine map of all of them, rounded or not. Of an offset that is random in a few directions alone the attacker estimates
-how far it goes: a gradient has many values near zero, so the smallest absolute deviations count. Of masks that cancel
-in some sums of a layer's rows, or of its columns, these sums are left. Where signs alone are random, all magnitudes are
+how far it goes: a gradient has many values near zero, so the smallest absolute deviations count. So where several
+values share one random number, whatever the factors. Of masks that cancel in some sums of a layer's rows, or of its
+columns, these sums are left. Where signs alone are random, all magnitudes are
 what is left: those of a product are the product of the magnitudes.
 
 What the defences make of everybody's samples before training is undone in what an attack has found (`AsTrained`).
@@ -37,6 +38,8 @@ _MOST_ROWS = 1024
 _REWEIGHTED = 60
 _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
+_PROPORTIONAL = 1e-5
+"""Relative difference up to which the answers of two values are multiples of each other."""
 _SAME = 1e-3
 """Relative error up to which two answers are the same, as they are in 16 bits."""
 
@@ -60,6 +63,30 @@ class Moved(NamedTuple):
         return torch.zeros_like(values).scatter(0, order[sent], values[sent] / factor[sent])
 
 
+class Bound(NamedTuple):
+    """Values to which multiples of the same random number are added."""
+
+    number: Tensor
+    """(D,) int64, which of the random numbers."""
+    factor: Tensor
+    """(D,), how often it is added; 0 to values that share theirs with no other."""
+
+    def back(self, values: Tensor) -> Tensor:
+        """Return values (D,) less the multiples that leave the smallest absolute sum with each number."""
+        import torch
+
+        number, factor = self.number.to(values.device), self.factor.to(values.device)
+        precise = values.double()
+        zeros, tiny = precise.new_zeros(int(number.max()) + 1), torch.finfo(torch.float64).tiny
+        weights = factor.abs().sign()
+        for _ in range(_REWEIGHTED):
+            sizes = zeros.scatter_add(0, number, weights * factor * factor)
+            found = zeros.scatter_add(0, number, weights * factor * precise) / sizes.clamp(min=tiny)
+            left = precise - found[number] * factor
+            weights = 1 / left.abs().clamp(min=1e-9 * float(precise.abs().max()))
+        return left.to(values)
+
+
 @dataclass(frozen=True)
 class Undo:
     """Removal of known changes that defences make to an update."""
@@ -68,6 +95,8 @@ class Undo:
     """(D,), what is added to every update."""
     directions: Tensor | None = None
     """(D, R) orthonormal, in which something random is added."""
+    bound: Bound | None = None
+    """Which values share a random number that is added."""
     quiet: Mapping[str, Tensor] = field(default_factory=dict)
     """By tensor (n, ...), the sums of rows (n, q), orthonormal, to which nothing random is added."""
     moved: Moved | None = None
@@ -77,7 +106,7 @@ class Undo:
     @property
     def known(self) -> bool:
         """Whether any change is known."""
-        parts = self.offset, self.directions, self.moved
+        parts = self.offset, self.directions, self.bound, self.moved
         return self.unsigned or bool(self.quiet) or any(part is not None for part in parts)
 
     def __call__(self, update: Update) -> Named:
@@ -90,6 +119,8 @@ class Undo:
         if self.directions is not None:
             directions = self.directions.to(values.device).double()
             values = values - (directions @ _least_absolute(directions, values.double())).to(values)
+        if self.bound is not None:
+            values = self.bound.back(values)
         if self.moved is not None:
             values = self.moved.back(values)
         tensors = unflatten(values.abs() if self.unsigned else values, update.tensors)
@@ -208,8 +239,9 @@ def _rehearsed(observed: ObservedClient) -> Undo:
     if (answers - answers[0]).abs().max() > 1e-6 * answers.abs().max():
         answers = _drawn(observed, answers)
         directions = _few_directions(answers)
-        quiet = _quiet(observed, answers) if directions is None else {}
-        return Undo(directions=directions, quiet=quiet)
+        bound = _bound(observed, answers) if directions is None else None
+        quiet = _quiet(observed, answers) if directions is None and bound is None else {}
+        return Undo(directions=directions, bound=bound, quiet=quiet)
     offset = answers[0] if _holds(observed, answers[0]) else torch.zeros_like(answers[0])
     return replace(_moves(observed, offset), offset=offset if offset.any() else None)
 
@@ -316,6 +348,32 @@ def _quiet(observed: ObservedClient, answers: Tensor) -> Named:
         if still and _alike(sums.T @ rows[-2], sums.T @ rows[-1]):
             found[name] = sums
     return found
+
+
+def _bound(observed: ObservedClient, answers: Tensor) -> Bound | None:
+    """Return which values share a random number in all answers (M, D) to zeros; None if none do.
+
+    An answer to a gradient confirms that nothing else is done to it.
+    """
+    import torch
+
+    precise = answers.double()
+    sizes = precise.norm(dim=0)
+    ways = (precise / sizes.clamp(min=torch.finfo(torch.float64).tiny)).T
+    ways = ways * ways.gather(1, ways.abs().argmax(1, keepdim=True)).sign()  # with sign, opposite noise is the same
+    seen = ways @ torch.randn(ways.shape[1], generator=torch.Generator().manual_seed(0)).to(ways)
+    order = seen.argsort()
+    apart = (ways[order][1:] - ways[order][:-1]).norm(dim=1) > _PROPORTIONAL
+    number = torch.zeros_like(order)
+    number[order[1:]] = apart.cumsum(0)
+    shared = (number.bincount()[number] > 1) & (sizes > _PROPORTIONAL * sizes.max())
+    if not shared.any():
+        return None
+    factor = sizes * (precise * ways.T).sum(0).sign() * shared
+    found = Bound(number, factor)
+    given = torch.randn(len(order), generator=torch.Generator().manual_seed(0)).to(answers)
+    sent, wanted = (found.back(values)[shared] for values in (_answer(observed, given, 0), given))
+    return found if _alike(sent, wanted) else None
 
 
 def _kept(tensor: Tensor, sums: Tensor | None) -> Tensor:

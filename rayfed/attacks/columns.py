@@ -3,6 +3,8 @@
 A sample's gradient at `W h + b` is d h^T, so column i is h_i times that of the bias. Of a column its sum and its length
 outlive a shuffle of its values, and the length random signs too, a rotation of the rows, factors of the rows, and noise
 in proportion. So h_i is the column's sum over the bias's, or, where that makes no sample, its length over the bias's.
+Where all values that were sent are of one size, how many a column has tells how large h_i is: the larger, the more of
+its values passed a threshold.
 
 Source: none.
 """
@@ -25,6 +27,8 @@ from rayfed.update import Observation
 
 _NO_LAYER = "no linear layer whose gradient is sent sees numbers of each sample that are affine in it and never below 0"
 _SEVERAL = "columns of several samples' gradients add up"
+_SAME = 1e-3
+"""Relative difference up to which values are of one size."""
 _SLACK = 0.01
 """How far rounding may carry an entry out of [0, 1]."""
 
@@ -67,6 +71,9 @@ def _read(probed: Probe, observation: Observation, layer: Layer) -> Reconstructi
     lengths = weight.norm(dim=0)
     if not lengths.any():
         return nothing_found(observation, f"no entry of the gradient of '{layer.weight}' is finite and not 0")
+    sizes, counts = weight.abs()[weight != 0], (weight != 0).sum(0).to(weight)
+    if counts.amin() < counts.amax() and sizes.max() - sizes.min() <= _SAME * sizes.max():
+        bias, lengths = None, counts
     features = [lengths / lengths.max()]
     if bias is not None:
         bias = bias.nan_to_num(0, 0, 0)

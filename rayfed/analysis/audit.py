@@ -67,9 +67,9 @@ METHODS = (
     Method("spear"),
     Method("peel"),
     Method("april"),
+    Method("buffers"),  # reads what no defence of the update changes
     Method("columns"),
     Method("entries"),
-    Method("buffers"),
     Method("embedding_rows"),
     Method("dager"),
     Method("inverting_gradients", evaluations=1),

@@ -71,6 +71,13 @@ class Loss(ABC):
         """Return the number of tokens that each text's loss is the mean of, (N,), for perplexity; None elsewhere."""
         return None
 
+    def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return counts of each class's pixels over all samples, (2, K): right ones, and predicted or true ones.
+
+        None where targets are no masks.
+        """
+        return None
+
     def presented(
         self, inputs: Tensor, targets: Tensor, sample: SampleSpec, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
@@ -159,13 +166,16 @@ class MeanSquaredError(Loss):
 class PlaceCrossEntropy(Loss):
     """Cross entropy in nats of a class at each place, such as a token's tag or a pixel's class; mean over the places.
 
-    Each sample counts the same, whatever the number of its places; those whose target is -100 do not count.
+    Each sample counts the same, whatever the number of its places; those whose target is -100 do not count. For
+    attackers who fit masks, targets may be probabilities of the classes at each pixel, (N, K, H, W).
     """
 
     takes: ClassVar[Literal["places", "tokens"]] = "places"
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return each sample's loss (N,) from outputs (N, L, K) or (N, K, H, W) and targets (N, L) or (N, H, W)."""
+        if targets.is_floating_point():
+            return F.cross_entropy(outputs, targets, reduction="none").flatten(1).mean(1)
         scores, targets = objective.by_place(*self.aligned(outputs, targets))
         flat = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET, reduction="none")
         return flat.view_as(targets).sum(1) / (targets != NO_TARGET).sum(1).clamp(min=1)
@@ -181,6 +191,10 @@ class PlaceCrossEntropy(Loss):
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the share of each sample's places that is right, (N,)."""
         return objective.correct_places(*self.aligned(outputs, targets))
+
+    def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return counts of each class's pixels over all samples, (2, K); None of texts."""
+        return objective.overlap(outputs, targets) if targets.ndim == 3 else None
 
 
 @component

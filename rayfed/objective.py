@@ -85,3 +85,16 @@ def correct_places(outputs: Tensor, targets: Tensor) -> Tensor:
     scores, targets = by_place(outputs, targets)
     counted = targets != NO_TARGET
     return ((scores.argmax(2) == targets) & counted).sum(1).double() / counted.sum(1).clamp(min=1)
+
+
+def overlap(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return two counts for each class over all pixels of a batch, (2, K) int64: intersections and unions.
+
+    They are of the pixels of the class in the targets (N, H, W) and of those where its score is the largest in outputs
+    (N, K, H, W); pixels of `NO_TARGET` count in neither. Sums over batches give the intersection over union.
+    """
+    scores, targets = by_place(outputs, targets)
+    counted = targets != NO_TARGET
+    classes, found, true = scores.shape[2], scores.argmax(2)[counted], targets[counted]
+    both = true[found == true].bincount(minlength=classes)
+    return torch.stack([both, found.bincount(minlength=classes) + true.bincount(minlength=classes) - both])

@@ -232,6 +232,11 @@ class Observation:
     earlier: tuple[Observation, ...] = ()
     """What was seen of the victim in earlier rounds, at the weights that it was sent then, on the same samples."""
 
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Shape of what has one label: (L,) or (H, W) where labels are a class for each place, else ()."""
+        return self.sample.shape[-2:] if self.has_places else ()
+
     def to(self, device: torch.device) -> Observation:
         """Return a copy on another device; `extra` and `shown`, which observations may share, are not moved."""
 

@@ -32,13 +32,19 @@ def images(count: int, size: int = 12) -> Tensor:
     return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
+def moved(before: Tensor, augment: Augment, generator: np.random.Generator) -> Tensor:
+    after, labels = augmented(before, classes := torch.arange(len(before)), augment, generator)
+    assert labels is classes
+    return after
+
+
 def draw(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
 def test_each_image_is_a_crop_of_torchvision_s_and_all_are_drawn() -> None:
     before = images(1).expand(4000, 3, 12, 12)
-    after = augmented(before, Augment(crop=1, flip=True), draw())
+    after = moved(before, Augment(crop=1, flip=True), draw())
     padded = V.pad(before[0], [1])
     whole = [(top, left, flip) for top in range(3) for left in range(3) for flip in (False, True)]
     cut = [V.crop(padded, top, left, 12, 12) for top, left, _ in whole]
@@ -51,7 +57,7 @@ def test_each_image_is_a_crop_of_torchvision_s_and_all_are_drawn() -> None:
 
 def test_enlarged_parts_are_torchvision_s() -> None:
     before, numbers = images(20, 24), draw(1).random((20, 25))
-    after = augmented(before, Augment(scale=0.3), draw(1))
+    after = moved(before, Augment(scale=0.3), draw(1))
     for image, found, own in zip(before, after, numbers, strict=True):
         expected = V.resized_crop(image, *area_box(own[2:-1], 0.3, 24, 24), size=[24, 24], antialias=True)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
@@ -76,7 +82,7 @@ def test_parts_are_drawn_as_torchvision_draws_them(height: int, width: int) -> N
 
 def test_one_field_does_not_change_what_another_draws() -> None:
     before = images(30)
-    both, crop = (augmented(before, augment, draw()) for augment in (Augment(crop=2, flip=True), Augment(crop=2)))
+    both, crop = (moved(before, augment, draw()) for augment in (Augment(crop=2, flip=True), Augment(crop=2)))
     turned = (both != crop).flatten(1).any(1)
     assert 5 < turned.sum() < 25
     assert torch.equal(both[turned], crop[turned].flip(-1))

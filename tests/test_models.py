@@ -103,7 +103,8 @@ def test_every_registered_model_is_tested_here():
         "text_rnn",
         "text_transformer",
         "timm",
-    }  # of their own kind: test_words, test_cryptonet, test_hub, test_text
+        "unet",
+    }  # of their own kind: test_words, test_cryptonet, test_hub, test_text, test_masks
     assert {name for name, path in table("models").items() if path.startswith("rayfed.")} == set(SMALL) | elsewhere
 
 

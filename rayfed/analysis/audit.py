@@ -20,7 +20,7 @@ import yaml
 from rayfed import registry
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.summary import Row, labels_given, measured
-from rayfed.data.sets import check_given, hugging_face
+from rayfed.data.sets import check_given, hugging_face, image_masks
 from rayfed.data.sets.image_table import tables_of_images
 from rayfed.data.sets.tabular import column_names
 from rayfed.data.sets.text_table import text_column
@@ -184,11 +184,11 @@ def data_section(
 ) -> dict[str, Any]:
     """Return a scenario's `data` of a file, a folder of images or texts, or the name of a data set.
 
-    Images lie in folders by class, beside a table that names files and classes, or in the files of a data set of
-    Hugging Face. Of tables, `label` names the column of the classes, or `targets` columns of numbers, and `text` that
-    of texts, which is found where it is called so. `size` is the
-    height and width to which images are resized; None: what they have. Raises `UserError` for a table without a label,
-    and for what is no data at all.
+    Images lie in folders by class, in `images` beside their `masks`, beside a table that names files and classes, or
+    in the files of a data set of Hugging Face. Of tables, `label` names the column of the classes, or `targets` columns
+    of numbers, and `text` that of texts, which is found where it is called so. `size` is the height and width to which
+    images are resized; None: what they have. Raises `UserError` for a table without a label, and for what is no
+    data at all.
     """
     path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
     if targets and path.is_dir():
@@ -199,6 +199,8 @@ def data_section(
     if targets:
         return {"name": "table", "path": data, "targets": list(targets)}
     named = {} if label is None else {"label_column": label}
+    if label is None and image_masks.is_given(path):
+        return {"name": "image_masks", "root": data} | resized
     if path.is_dir() and hugging_face.splits(path):
         return {"name": "hugging_face", "root": data} | named | resized
     if tables := tables_of_images(path):

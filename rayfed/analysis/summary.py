@@ -126,6 +126,8 @@ class ArmSummary:
     """Mean absolute error there, where targets are quantities."""
     perplexity: float | None
     """Perplexity of its tokens, of language models."""
+    iou: float | None
+    """Mean intersection over union of its pixels' classes, of masks."""
     actor_seconds: Spread | None
     """Cost of a round's training: its cohorts' wall times, summed; without the first round (`warmed_up`)."""
     simulated: Simulated | None
@@ -289,6 +291,7 @@ def arms(names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Se
                 loss=last["test_loss"] if last else None,
                 error=last.get("test_error") if last else None,
                 perplexity=last.get("test_perplexity") if last else None,
+                iou=last.get("test_iou") if last else None,
                 actor_seconds=spread(row["actor_seconds"] for row in warmed_up(mine)),
                 simulated=_simulated(mine),
                 bytes_up=sum(row["bytes_up"] or 0 for row in mine),

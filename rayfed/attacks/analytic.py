@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,10 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 NO_LAYER = "no linear layer whose gradient is sent sees each sample as one vector that determines the sample"
+_NO_SCALE = (
+    "the linear layer '{}' has no bias, so that the gradient tells its input's direction alone, and its length by the "
+    "labels, which are of each place and were not given"
+)
 _RANK_ONE = 0.1
 """Share of a matrix that may be left beside the one product that a single sample gives."""
 _FITS = 1e-2
@@ -60,6 +65,8 @@ class Analytic:
     More: those rows whose image another row repeats (two mixtures would differ, so one sample stands behind both),
     then those nearest to another row's; rows inside [0, 1] before the others; no image twice.
     """
+
+    place_labels: ClassVar[str] = "unneeded"
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -95,7 +102,7 @@ def _nearest(probed: Probe, observation: Observation, found: Sequence[Reconstruc
     What hides the sample in most values may hide the label that was read, too. Where some values were sent as they are,
     whatever became of the others, the reconstruction counts that has most of these.
     """
-    if len(found) == 1:
+    if len(found) == 1 or _unlabelled(observation):
         return found[0]
     guesses = probed.hypotheses(observation.classes)
 
@@ -108,6 +115,11 @@ def _nearest(probed: Probe, observation: Observation, found: Sequence[Reconstruc
         return -kept if kept > _CHANCE else 0.0, min((away for _, away in found if away == away), default=inf)
 
     return min(found, key=apart)
+
+
+def _unlabelled(observation: Observation) -> bool:
+    """Return whether labels are of each place and not given, so that no gradient can be compared."""
+    return observation.has_places and observation.labels is None
 
 
 def _single(probed: Probe, observation: Observation, layer: Layer, affine: bool) -> Reconstruction:
@@ -138,6 +150,8 @@ def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: boo
         return nothing_found(observation, message)
     shape = (1, *observation.sample.shape)
     solution = solve(lambda x: layer.features(probed, x), features.to(probed.dtype)[None], shape, affine)
+    if layer.bias is None and _unlabelled(observation):
+        return not_applicable(observation, _NO_SCALE.format(layer.weight))
     if layer.bias is None:
         origin = solve(lambda x: layer.features(probed, x), torch.zeros_like(features)[None], shape, affine).samples
         return answer(probed, observation, _scaled(probed, observation, origin, solution.samples - origin), True)

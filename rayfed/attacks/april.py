@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import tee
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,8 @@ class April:
     The gradient of the positions is the slope of the loss in the tokens. Which parameter that is, and which weights lie
     before it, is found by trying: their gradients at a random sample have to obey the equations.
     """
+
+    place_labels: ClassVar[str] = "unneeded"
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,8 @@ class Columns:
     For defences that change rows or signs and leave the columns' sizes. Where their scale is not known, by a bias's
     that makes no sample, the largest entry is 1.
     """
+
+    place_labels: ClassVar[str] = "unneeded"
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

@@ -48,6 +48,7 @@ class Entries:
     """Looks up each entry of a single sample by what enters a linear layer: of whatever has no slope, too."""
 
     takes: ClassVar[tuple[Modality, ...]] = MODALITIES
+    place_labels: ClassVar[str] = "unneeded"
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

@@ -50,6 +50,7 @@ class Grnn:
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
+    place_labels: ClassVar[str] = "given"
 
     iterations: Annotated[int, Field(ge=1)] = 1000
     """Number of steps of RMSprop."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -62,6 +62,8 @@ class Imprint:
     The bins' thresholds follow a normal distribution of brightness. Bins whose content has the bin's own brightness
     come first, those with the largest bias gradient before the others; labels are read from the gradient.
     """
+
+    place_labels: ClassVar[str] = "unneeded"
 
     bins: Annotated[int, Field(ge=2)] = 128
     """Number of rows of the block; take several times the batch size, as images that share a bin are lost."""

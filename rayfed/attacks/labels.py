@@ -48,6 +48,7 @@ _LEAST = 0.05
 
 _UNSURE = "the update does not tell the labels for sure"
 _FITTED = "soft labels were fitted with the samples"
+_FITTED_PLACES = "labels of each place were not given: soft ones were fitted with the samples"
 _TAKEN = "the likeliest were taken, which matched better than fitted ones"
 
 Reconstruct = TypeVar("Reconstruct", bound=Callable[..., list[Reconstruction]])
@@ -277,9 +278,17 @@ def fits_labels(reconstruct: Reconstruct) -> Reconstruct:
             fitted = reconstruct(attack, [labelled[i] for i in unsure], model, same)
             for i, soft in zip(unsure, fitted, strict=True):
                 found[i] = _better(found[i], soft)
-        return found
+        return [
+            replace(one, message="; ".join(filter(None, (one.message, _FITTED_PLACES)))) if _fitted(one, o) else one
+            for one, o in zip(found, labelled, strict=True)
+        ]
 
     return cast(Reconstruct, inferring)
+
+
+def _fitted(found: Reconstruction, observation: Observation) -> bool:
+    """Return whether labels of places, which are not read from a gradient, were fitted."""
+    return observation.has_places and observation.labels is None and found.status != "not applicable"
 
 
 def _better(hard: Reconstruction, soft: Reconstruction) -> Reconstruction:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,8 @@ class Peel:
     Exact for batches smaller than the layer's inputs and outputs, behind smooth activations (sigmoid, tanh, GELU, ...);
     behind those that are flat in places `spear` finds more. Labels are found with the samples.
     """
+
+    place_labels: ClassVar[str] = "unneeded"
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,8 @@ class Spear:
     Exact for batches smaller than the layer's inputs and outputs, as long as every sample has enough zeros of its own;
     labels are found with the images, from each sample's slopes. A layer without bias is scaled to fit the model.
     """
+
+    place_labels: ClassVar[str] = "unneeded"
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

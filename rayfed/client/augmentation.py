@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rayfed.objective import NO_TARGET
 from rayfed.scenario import Augment
 
 Box = tuple[int, int, int, int]
@@ -29,19 +30,28 @@ _DRAWS = 2 * _TRIES + 5
 """Numbers drawn for a sample, whatever is switched on, so that one field does not change another's draw."""
 
 
-def augmented(images: Tensor, augment: Augment, draw: np.random.Generator) -> Tensor:
-    """Return images (N, C, H, W) in [0, 1], each after a crop and a flip of its own, in the same shape."""
-    height, width = images.shape[-2:]
+def augmented(images: Tensor, labels: Tensor, augment: Augment, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Return images (N, C, H, W) in [0, 1], each after a crop and a flip of its own, in the same shape, and labels.
+
+    Masks (N, H, W), a class for each pixel, move with their images, and count nothing in the border of a crop. Other
+    labels are those of the whole image and stay as they are.
+    """
     drawn = draw.random((len(images), _DRAWS))
-    padded = F.pad(images, [augment.crop] * 4)
-    made = []
-    for image, numbers in zip(padded, drawn, strict=True):
-        top, left = (int(number * (2 * augment.crop + 1)) for number in numbers[:2])
-        image = image[:, top : top + height, left : left + width]
-        if augment.scale is not None:
-            image = _resized(image, area_box(numbers[2:-1], augment.scale, height, width))
-        made.append(image.flip(-1) if augment.flip and numbers[-1] < 0.5 else image)
-    return torch.stack(made)
+    made = [_moved(image, 0.0, numbers, augment) for image, numbers in zip(images, drawn, strict=True)]
+    if labels.shape[1:] == images.shape[2:]:
+        masks = zip(labels[:, None], drawn, strict=True)
+        labels = torch.stack([_moved(mask, NO_TARGET, numbers, augment)[0] for mask, numbers in masks])
+    return torch.stack(made), labels
+
+
+def _moved(image: Tensor, border: float, numbers: np.ndarray, augment: Augment) -> Tensor:
+    """Return an image or mask (C, H, W) cropped and flipped as drawn `numbers` in [0, 1) say."""
+    height, width = image.shape[-2:]
+    top, left = (int(number * (2 * augment.crop + 1)) for number in numbers[:2])
+    image = F.pad(image, [augment.crop] * 4, value=border)[:, top : top + height, left : left + width]
+    if augment.scale is not None:
+        image = _resized(image, area_box(numbers[2:-1], augment.scale, height, width))
+    return image.flip(-1) if augment.flip and numbers[-1] < 0.5 else image
 
 
 def area_box(numbers: np.ndarray, scale: float, height: int, width: int) -> Box:
@@ -61,8 +71,11 @@ def area_box(numbers: np.ndarray, scale: float, height: int, width: int) -> Box:
 
 
 def _resized(image: Tensor, box: Box) -> Tensor:
-    """Return a crop enlarged to the image's own size (bilinear with antialias)."""
+    """Return a crop enlarged to the image's own size (bilinear with antialias, a mask's classes by the nearest)."""
     top, left, height, width = box
     part = image[None, :, top : top + height, left : left + width]
+    if not image.is_floating_point():
+        classes: Tensor = F.interpolate(part.double(), image.shape[-2:], mode="nearest-exact")[0].to(image.dtype)
+        return classes
     whole: Tensor = F.interpolate(part, image.shape[-2:], mode="bilinear", antialias=True)[0]
     return whole.clamp(0, 1)  # against rounding

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from math import exp, inf, nan
+from operator import add
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -72,6 +73,8 @@ class Evaluation(NamedTuple):
     """Cross entropy of all predicted tokens of texts."""
     tokens: float = 0.0
     """Number of these tokens."""
+    overlap: Tensor | float = 0.0
+    """Intersections and unions of the classes' pixels, (2, K), of masks; else 0."""
 
     @property
     def perplexity(self) -> float:
@@ -79,14 +82,23 @@ class Evaluation(NamedTuple):
         mean = self.nats / self.tokens if self.tokens else nan
         return exp(mean) if not mean > _MOST_NATS else inf
 
+    @property
+    def iou(self) -> float:
+        """Mean intersection over union of the classes that are predicted or true; NaN where there are no masks."""
+        if not isinstance(self.overlap, Tensor):
+            return nan
+        both, either = self.overlap.double()
+        return float((both / either)[either > 0].mean())
+
     def __add__(self, other: object) -> Evaluation:
         """Return the sums over both sets of samples."""
         assert isinstance(other, Evaluation)
-        return Evaluation(*(a + b for a, b in zip(self, other, strict=True)))
+        sums = map(add, self[:-1], other[:-1])
+        return Evaluation(*sums)._replace(overlap=self.overlap + other.overlap)
 
     def over(self, samples: int) -> Evaluation:
-        """Return the means over this many samples."""
-        return Evaluation(*(value / samples for value in self))
+        """Return the means over this many samples; the overlap stays a count, of which there is a ratio alone."""
+        return Evaluation(*(value / samples for value in self[:-1]))._replace(overlap=self.overlap)
 
 
 class ClientRuntime:
@@ -164,14 +176,18 @@ class ClientRuntime:
         """Return all of a client's samples as used in a round: as the loss presents them, and augmented."""
         data = self.own_data(arm, client, self.parts[client])
         data = self._presented(arm, data, "client", sent.round, client, "shown")
-        return data._replace(inputs=self.augmented(arm, data.inputs, self.order(sent, client), "own"))
+        inputs, labels = self.augmented(arm, data.inputs, data.labels, self.order(sent, client), "own")
+        return data._replace(inputs=inputs, labels=labels)
 
-    def augmented(self, arm: str, inputs: Tensor, order: int, purpose: str) -> Tensor:
-        """Return inputs (N, *shape) augmented as the arm's training says, by draws for a client's order and purpose."""
+    def augmented(self, arm: str, inputs: Tensor, labels: Tensor, order: int, purpose: str) -> tuple[Tensor, Tensor]:
+        """Return inputs (N, *shape) and labels augmented as the arm's training says.
+
+        Draws are for a client's order and a purpose.
+        """
         augment = self.specs[arm].training.augment
         if augment is None:
-            return inputs
-        return augmented(inputs, augment, seeds.numpy_generator(order, "augment", purpose))
+            return inputs, labels
+        return augmented(inputs, labels, augment, seeds.numpy_generator(order, "augment", purpose))
 
     def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
         """Return some of a client's samples as used in an arm, poisoned if the client is malicious."""
@@ -416,6 +432,8 @@ class ClientRuntime:
             if (tokens := loss.tokens(labels)) is not None:
                 nats = (loss(outputs, labels, "none").double() * tokens).sum()
                 found += Evaluation(0.0, 0.0, 0.0, float(nats), float(tokens.sum()))
+            if (overlap := loss.overlap(outputs, labels)) is not None:
+                found += Evaluation(0.0, 0.0, 0.0, overlap=overlap.cpu())
         for module, mode in modes:
             module.training = mode
         return found

@@ -192,7 +192,7 @@ class ObservedClient:
         """Return other samples (N, *shape), as the client trains on its own by draws for a purpose, and labels."""
         inputs, labels = self.runtime.shown(self.visit.arm, split, rows)
         order = self.runtime.order(self.visit.sent, self.client)
-        return self.runtime.augmented(self.visit.arm, inputs, order, purpose), labels
+        return self.runtime.augmented(self.visit.arm, inputs, labels, order, purpose)
 
     def undefended(self) -> Update:
         """Return the client's answer without defences."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch.nn import functional as F
 
 from rayfed.data import dicom, tiff
@@ -20,6 +20,8 @@ from rayfed.errors import DataError
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's modes of more than 8 bits a channel, which a conversion to 8 would clip."""
+_TURNED, _SIDEWAYS = range(2, 9), range(5, 9)
+"""EXIF orientations that turn or mirror an image, and those that exchange height and width."""
 _PNG, _DEPTH = b"\x89PNG\r\n\x1a\n", 24
 """First bytes of a PNG, and where the bits of a channel stand in it; 16 bits in colour are 8 to Pillow."""
 
@@ -39,6 +41,15 @@ class Kind(NamedTuple):
     channels: int
     depth: np.dtype
     """uint8 or uint16."""
+
+
+class Extent(NamedTuple):
+    """Size of an image in pixels, as it is read."""
+
+    height: int
+    width: int
+    turned: bool
+    """Whether its EXIF orientation turns or mirrors what the file stores."""
 
 
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:
@@ -85,23 +96,36 @@ def deepened(images: np.ndarray, depth: np.dtype) -> np.ndarray:
 
 def kind(image: Encoded) -> Kind:
     """Return channels and depth of an image, from its header if possible; raises `DataError`."""
-    with _named(image):
-        content = _content(image)
+    with named(image):
+        content = content_of(image)
         if (found := _other(content)) is not None:
             return Kind(len(found), found.dtype)
         with Image.open(BytesIO(content)) as picture:
             return Kind(1 if picture.mode in _GREY else 3, np.dtype(np.uint8))
 
 
+def extent(image: Encoded) -> Extent:
+    """Return an image's size, from its header if possible; raises `DataError`."""
+    with named(image):
+        content = content_of(image)
+        if (found := _other(content)) is not None:
+            return Extent(found.shape[1], found.shape[2], turned=False)
+        with Image.open(BytesIO(content)) as picture:
+            orientation = picture.getexif().get(ExifTags.Base.Orientation, 1)
+            height, width = picture.size if orientation in _SIDEWAYS else picture.size[::-1]
+            return Extent(height, width, orientation in _TURNED)
+
+
 def _decode(image: Encoded) -> np.ndarray:
     """Decode an image into (1, C, H, W) uint8 or uint16."""
-    with _named(image):
-        content = _content(image)
+    with named(image):
+        content = content_of(image)
         found = _other(content)
         return np.ascontiguousarray(_pillow(content) if found is None else found)[None]
 
 
-def _content(image: Encoded) -> bytes:
+def content_of(image: Encoded) -> bytes:
+    """Return an image's encoded bytes."""
     return image.data if isinstance(image.data, bytes) else image.data.read_bytes()
 
 
@@ -140,7 +164,8 @@ def _pillow(content: bytes) -> np.ndarray:
 
 
 @contextmanager
-def _named(image: Encoded) -> Iterator[None]:
+def named(image: Encoded) -> Iterator[None]:
+    """Raise `DataError`, naming the image, for whatever its bytes lead a decoder to raise."""
     try:
         yield
     except DataError as error:

@@ -65,6 +65,8 @@ def _splits(source: Source) -> tuple[Split, Split, tuple[str, ...]]:
     data: Dataset = source.load()
     if data.has_words:
         raise DataError("a packed file holds classes, not words: use the data set as it is")
+    if data.has_places:
+        raise DataError("a packed file holds a class for each image, not masks: use the data set as it is")
     train, test = in_memory(data.train_images), in_memory(data.test_images)
     return Split(train, data.train_labels), Split(test, data.test_labels), data.classes
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from math import exp, isnan, sqrt
+from operator import add
 from typing import Any
 
 import numpy as np
 import torch
 
+from rayfed.client.runtime import Evaluation
 from rayfed.client.sent import Split, State
 from rayfed.data.base import Dataset
 from rayfed.engine.executor import Call, Ref, Run
@@ -44,9 +47,9 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
         starts = range(0, size or 0, EVALUATION_SLICE)
         return sum(found[arm, split, start][which] for start in starts) / size if size else None
 
-    def perplexity(arm: str) -> float | None:
-        first, *rest = (found[arm, "test", start] for start in range(0, sizes["test"], EVALUATION_SLICE))
-        return known(sum(rest, first).perplexity)
+    def whole(arm: str) -> Evaluation:
+        slices: list[Evaluation] = [found[arm, "test", start] for start in range(0, sizes["test"], EVALUATION_SLICE)]
+        return reduce(add, slices)
 
     return {
         arm: {
@@ -54,7 +57,8 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
             "test_accuracy": known(mean(arm, "test", 1)),
             "train_accuracy": known(mean(arm, "train", 1)),
             "test_error": known(mean(arm, "test", 2)),
-            "test_perplexity": perplexity(arm),
+            "test_perplexity": known(whole(arm).perplexity),
+            "test_iou": known(whole(arm).iou),
         }
         for arm in sent
     }
@@ -69,11 +73,11 @@ def guesses(data: Dataset, loss: Loss) -> Found:
     """Return the performance of guessing: accuracy of the commonest class, or error of the median.
 
     The accuracy is at most that on 95 of 100 test sets as large. Labels that are each 0 or 1 count one by one, and so
-    do those of places; of tokens there is also the perplexity of how often each occurs. None of words, and where the
-    loss knows no such thing.
+    do those of places; of tokens there is also the perplexity of how often each occurs, of masks the intersection over
+    union of one class everywhere. None of words, and where the loss knows no such thing.
     """
     if data.has_words:
-        return {"guessing_accuracy": None, "guessing_error": None, "guessing_perplexity": None}
+        return {"guessing_accuracy": None, "guessing_error": None, "guessing_perplexity": None, "guessing_iou": None}
     if data.has_places:
         return _guesses_of_places(data, loss)
     count, labels = len(data.test_labels), torch.from_numpy(data.test_labels)
@@ -85,7 +89,7 @@ def guesses(data: Dataset, loss: Loss) -> Found:
         accuracy = min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / count))
     if loss.error(outputs, labels) is not None:
         error = float(np.abs(data.test_labels - np.median(data.test_labels, axis=0)).mean())
-    return {"guessing_accuracy": accuracy, "guessing_error": error, "guessing_perplexity": None}
+    return {"guessing_accuracy": accuracy, "guessing_error": error, "guessing_perplexity": None, "guessing_iou": None}
 
 
 def _guesses_of_places(data: Dataset, loss: Loss) -> Found:
@@ -96,7 +100,13 @@ def _guesses_of_places(data: Dataset, loss: Loss) -> Found:
     accuracy = min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / len(data.test_labels)))
     of_tokens = loss.takes == "tokens"
     perplexity = exp(-float((shares * np.log(shares)).sum())) if of_tokens else None
-    return {"guessing_accuracy": accuracy, "guessing_error": None, "guessing_perplexity": perplexity}
+    masks = data.sample.modality == "pixels"
+    return {
+        "guessing_accuracy": accuracy,
+        "guessing_error": None,
+        "guessing_perplexity": perplexity,
+        "guessing_iou": share / len(shares) if masks else None,
+    }
 
 
 def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str, Found]:
@@ -148,10 +158,10 @@ def evaluate_members(
         total: float = sum(w * found[arm, c][split][which] for c, w in weights.items())
         return total / sum(weights.values())
 
-    def perplexity(arm: str) -> float | None:
-        """Return that of all clients' tokens together."""
-        first, *rest = (found[arm, c]["test"] for c in states[arm])
-        return known(sum(rest, first).perplexity)
+    def whole(arm: str) -> Evaluation:
+        """Return the evaluation of all clients' tokens or pixels together."""
+        each: list[Evaluation] = [found[arm, c]["test"] for c in states[arm]]
+        return reduce(add, each)
 
     means: dict[str, Found] = {
         arm: {
@@ -159,7 +169,8 @@ def evaluate_members(
             "test_accuracy": known(mean(arm, "test", 1)),
             "train_accuracy": known(mean(arm, "train", 1)),
             "test_error": known(mean(arm, "test", 2)),
-            "test_perplexity": perplexity(arm),
+            "test_perplexity": known(whole(arm).perplexity),
+            "test_iou": known(whole(arm).iou),
             "stranger_accuracy": known(found[arm, None][0]),
             "stranger_mean_accuracy": known(found[arm, None][1]),
         }

@@ -141,8 +141,9 @@ class Inputs:
 
 def scorer(scenario: Scenario, data: Dataset) -> Scorer:
     """Return the scorer of reconstructions, with the scenario's metrics and those that verdicts need."""
-    asked = scenario.metrics
-    names = tuple(dict.fromkeys([*asked.names, *Criterion.of(data.sample.modality, None).names]))
+    asked, form = scenario.metrics, data.sample.modality
+    of_masks = ["mask_iou"] if data.has_places and form == "pixels" else []
+    names = tuple(dict.fromkeys([*asked.names, *Criterion.of(form, None).names, *of_masks]))
     networks = asked.lpips_weights, asked.evaluator, asked.recogniser
     return Scorer(names, *networks, data.classes, data.sample, _others(data))
 
@@ -212,7 +213,8 @@ def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
     if loss.takes == "places" and not data.has_places:
         raise UserError(
             f"loss '{name}' takes a class for each place of a sample, and data '{scenario.data.name}' has one label "
-            f"for the whole: leave `loss` out, or take data with a list of classes for each text"
+            f"for the whole: leave `loss` out, or take data with a list of classes for each text, or a mask "
+            f"for each image (`data.name: image_masks`)"
         )
     if loss.takes == "numbers" and not data.has_numbers:
         data = data.as_numbers()
@@ -294,8 +296,6 @@ def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.n
             f"arm '{spec.name}': training.augment crops and flips images, and data '{scenario.data.name}' has none: "
             f"leave it out"
         )
-    if spec.training.augment and data.has_places:
-        raise UserError(f"arm '{spec.name}': training.augment moves pixels, and not their labels: leave it out")
     if data.has_numbers or data.has_places:
         _check_labels(arm, data)
     for written, defence in zip(spec.defences, arm.defences, strict=True):
@@ -380,6 +380,11 @@ def _check_words(scenario: Scenario, arm: Arm, data: Dataset) -> None:
     CTC cannot be differentiated twice, as attacks do, nor sample by sample under vmap.
     """
     model = arm.spec.model.name
+    if len(output_shape(arm.model, data.sample)) == 3:
+        raise UserError(
+            f"model '{model}' scores each pixel, and data '{scenario.data.name}' has one label for each image: take a "
+            f"model that classifies images, or images with masks (`data.name: image_masks`)"
+        )
     places = places_of(arm.model, data.sample)
     if data.has_words != (places is not None):
         kinds = ("words", "classes") if data.has_words else ("classes", "words")

@@ -58,6 +58,8 @@ class RunRecorder:
                 accuracy = f", test error {row['test_error']:.4f}"
             if row.get("test_perplexity") is not None:
                 accuracy += f", test perplexity {row['test_perplexity']:.2f}"
+            if row.get("test_iou") is not None:
+                accuracy += f", test intersection over union {row['test_iou']:.4f}"
             loss = "no client" if row["train_loss"] is None else f"training loss {row['train_loss']:.4f}"
             self.line(f"round {state.round}, arm {row['arm']}: {loss}{accuracy}")
         for row in tables.clients:

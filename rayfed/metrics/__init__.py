@@ -20,6 +20,7 @@ TABLE = {
     "above_guessing": "rayfed.metrics.guessing:ABOVE_GUESSING",
     "above_public": "rayfed.metrics.guessing:ABOVE_PUBLIC",
     "told_apart": "rayfed.metrics.guessing:TOLD_APART",
+    "mask_iou": "rayfed.metrics.masks:MASK_IOU",
     "label_accuracy": "rayfed.metrics.labels:LABEL_ACCURACY",
 }
 """Name -> its `Metric`, in the order of columns."""

@@ -32,10 +32,11 @@ class Metric:
     """Whether a higher value is nearer to the truth, or a lower one."""
     modalities: tuple[Modality, ...] = ("pixels",)
     """Modalities of samples of which it means something, the one that it was made for first."""
-    compares: Literal["samples", "class", "labels"] = "samples"
+    compares: Literal["samples", "class", "masks", "labels"] = "samples"
     """`samples`: true ones (N, C, H, W) with the reconstructions matched to them, to (N,). `class`: the true labels
-    (N,) with the reconstructions, to (N,). `labels`: those of a batch (N,) with those that the attack states, in any
-    order, to one number for the batch."""
+    (N,) with the reconstructions, to (N,). `masks`: the true ones (N, H, W) with those that the
+    attack states beside the images matched to them, to (N,). `labels`: those of a batch (N,) with those that the attack
+    states, in any order, to one number for the batch."""
     needs: tuple[Literal["lpips_weights", "evaluator", "recogniser", "people", "sample", "others"], ...] = ()
     """Fields of `Scorer` that the function is made with."""
     unit: str = ""
@@ -69,6 +70,11 @@ class Metric:
     chart: tuple[float, float] | None = None
     """The easiest threshold that a chart begins with where all samples pass the hardest, and the hardest one that it
     shows: what is nearer is the same to any eye. None: those that were measured."""
+
+    @property
+    def of_labels(self) -> bool:
+        """Whether it says what attacks found of labels, and so nothing where these were given."""
+        return self.compares in ("masks", "labels")
 
     def __post_init__(self) -> None:
         """Write the docstring that `rayfed list` and `rayfed describe` show."""

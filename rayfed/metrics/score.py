@@ -75,7 +75,9 @@ class Scorer:
         }
         functions = _functions(self)
         if not _are_classes(true_labels):
-            functions = {n: function for n, function in functions.items() if METRICS[n].compares == "samples"}
+            functions = {
+                n: function for n, function in functions.items() if METRICS[n].compares in ("samples", "masks")
+            }
         if any(METRICS[name].compares == "class" for name in functions):
             columns["people"] = [len(self.people)] * len(order)
         for name in self.names:
@@ -83,6 +85,9 @@ class Scorer:
             match METRICS[name].compares:
                 case "labels":
                     columns[name] = [function(true_labels, labels) if function else None] * len(order)
+                case "masks":
+                    stated = labels.shape == true_labels.shape and true_labels.ndim == 3
+                    columns[name] = _column(function if stated else None, true_labels, labels[order])
                 case "class":
                     columns[name] = _column(function, true_labels, guess)
                 case "samples":

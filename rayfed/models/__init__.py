@@ -22,4 +22,5 @@ TABLE: dict[str, str] = {
     "text_transformer": "rayfed.models.text_transformer:TextTransformer",
     "timm": "rayfed.models.timm_models:Timm",
     "torchvision": "rayfed.models.torchvision_models:Torchvision",
+    "unet": "rayfed.models.unet:Unet",
 }

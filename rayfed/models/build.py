@@ -174,6 +174,12 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
     single = logits.shape in {(2,), (2, 1)}
     instead = "" if not single else _ONE_OUTPUT if classes == 2 else _NUMBER
     maps = sample.modality == "pixels" and logits.shape[1:] == (classes, *sample.shape[1:])
+    if sample.modality == "pixels" and logits.ndim == 4 and not maps:
+        raise UserError(
+            f"model '{name}' gives {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, where scores of "
+            f"pixels are (2, {classes}, {sample.shape[1]}, {sample.shape[2]}): set its number of classes to {classes}, "
+            f"and have it enlarge its outputs to the images' size"
+        )
     tokens = sample.modality == "tokens" and logits.ndim == 3 and logits.shape[2] >= classes
     if logits.shape not in {(2, classes), (2, *logits.shape[1:2], classes)} and not maps and not tokens:
         raise UserError(

@@ -265,7 +265,7 @@ def _columns(leaks: Sequence[Leak], asked: Sequence[str]) -> list[Metric]:
     """
 
     def place(metric: Metric) -> tuple[bool, ...]:
-        first, labels = metric.name == ALWAYS[0], metric.compares == "labels"
+        first, labels = metric.name == ALWAYS[0], metric.of_labels
         return not first, labels, metric.format == "error", metric.format == "hit", not metric.success
 
     measured = (m for m in METRICS.values() if m.name in ALWAYS or any(leak.scores[m.name] for leak in leaks))
@@ -313,6 +313,7 @@ def charts(
         "test_loss": plots.curve(rounds, arms, "test_loss", "Test loss"),
         "test_error": plots.curve(rounds, arms, "test_error", "Test error"),
         "test_perplexity": plots.curve(rounds, arms, "test_perplexity", "Test perplexity"),
+        "test_iou": plots.curve(rounds, arms, "test_iou", "Test intersection over union", as_share=True),
         "every_image": plots.every_image(attacks, leaks, arms),
         "mix": plots.label_bars(mix) if mix else None,
     }

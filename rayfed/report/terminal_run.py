@@ -360,7 +360,7 @@ class RunView:
                 _shown(leader, found, max if leader.higher_is_closer else min),
                 *(_share([success(found, *each)]) for each in pors.items()),
                 *(
-                    "given" if metric.compares == "labels" and labels_given(found[0]) else _shown(metric, found, fmean)
+                    "given" if metric.of_labels and labels_given(found[0]) else _shown(metric, found, fmean)
                     for metric in others
                 ),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),
@@ -502,7 +502,9 @@ def _missed(row: dict[str, Any]) -> str:
 
 
 def _read(row: dict[str, Any]) -> str:
-    """Return a language model's perplexity in words, beside that of a guess, or nothing for other models."""
+    """Return perplexity or intersection over union in words, beside that of a guess, where the loss is of places."""
+    if row.get("test_iou") is not None:
+        return f"  IoU {row['test_iou']:.1%} (of one class everywhere {row['guessing_iou']:.1%})"
     if row.get("test_perplexity") is None:
         return ""
     return f"  perplexity {row['test_perplexity']:.1f} (of frequencies {row['guessing_perplexity']:.1f})"

@@ -65,12 +65,23 @@ _OF_TASKS = {"causal_lm": "causal_lm", "masked_lm": "masked_lm", "token_classifi
 
 
 def with_loss(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with the loss of the task that a model `hf` has, unless a loss is set."""
+    """Return a document with the loss of the task that a model `hf` has, or of masks, unless a loss is set."""
     model = sourced(document.get("model"))
     task = model.get("task") if isinstance(model, dict) and model.get("name") == "hf" else None
-    if document.get("loss") is not None or task not in _OF_TASKS:
+    loss = _OF_TASKS.get(str(task)) or ("place_cross_entropy" if _has_masks(document) else None)
+    if document.get("loss") is not None or loss is None:
         return dict(document)
-    return {**document, "loss": {"name": _OF_TASKS[task]}}
+    return {**document, "loss": {"name": loss}}
+
+
+def _has_masks(document: Mapping[str, Any]) -> bool:
+    """Return whether all samples of a document's data have a class for each pixel."""
+    data = named(document.get("data"))
+    try:
+        target = registry.find("datasets", str(data.get("name"))) if isinstance(data, dict) else None
+    except UserError:  # told with its place by the check of components
+        return False
+    return bool(getattr(target, "has_masks", False))
 
 
 def modality_problems(s: Scenario) -> Iterator[Problem]:

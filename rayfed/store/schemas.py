@@ -78,6 +78,11 @@ TABLES: dict[str, pa.Schema] = {
                 _real,
                 "exponential of the mean cross entropy of the test set's tokens, of language models; null elsewhere",
             ),
+            _value(
+                "test_iou",
+                _real,
+                "mean over the classes of intersection over union of the test set's pixels, of masks; null elsewhere",
+            ),
             _value("train_accuracy", _real, "share of all clients' own samples classified right, 0..1; null likewise"),
             _value(
                 "stranger_accuracy", _real, "of who has no private part: a random one in its place, 0..1; null likewise"
@@ -89,6 +94,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("guessing_accuracy", _real, "most that naming one class gets on 95 % of such test sets; likewise"),
             _value("guessing_error", _real, "mean absolute error of the test set's median, beside `test_error`"),
             _value("guessing_perplexity", _real, "that of how often each token occurs there, beside `test_perplexity`"),
+            _value("guessing_iou", _real, "that of one class at every pixel, beside `test_iou`"),
             _value("clients", _int, "clients whose updates were aggregated"),
             _value("samples", _long, "training samples behind those updates"),
             _value("actor_seconds", _real, "training of the arm: its cohorts' wall times on client actors, summed (s)"),

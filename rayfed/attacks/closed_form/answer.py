@@ -146,7 +146,8 @@ def fitted_numbers(probe: Probe, observation: Observation, images: Tensor) -> Te
 def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool) -> Reconstruction:
     """Return images (N, *shape) as a reconstruction, whose `loss` is the `distance` of its gradient, not scaled.
 
-    Unless the labels are `aligned` with the images, as that of a single sample is, the loss stays NaN.
+    Unless the labels are `aligned` with the images, as that of a single sample is, the loss stays NaN; so it does where
+    they are of each place and were not given.
     """
     images = images.reshape(observation.batch_size, *observation.sample.shape)
     if (
@@ -155,7 +156,8 @@ def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool
         images = images.clamp(0, 1)
     if observation.labels is None and observation.has_numbers:
         observation, aligned = replace(observation, labels=fitted_numbers(probe, observation, images)), True
-    if observation.labels is None and observation.batch_size == 1 and observation.classes <= _MOST_CLASSES:
+    few = observation.classes <= _MOST_CLASSES and not observation.has_places
+    if observation.labels is None and observation.batch_size == 1 and few:
         classes = torch.arange(observation.classes)
         nearest = min(classes, key=lambda c: distance(probe, observation, images, c.reshape(1), scaled=False))
         observation = replace(observation, labels=nearest.reshape(1))

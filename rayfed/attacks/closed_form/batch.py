@@ -57,8 +57,8 @@ def samples_behind(
 
 
 def _guesses(probe: Probe, observation: Observation) -> Tensor | None:
-    """Return labels (R,) or (R, K) of which each sample has one: numbers that are given, or all there are, or None."""
-    if observation.has_numbers and observation.labels is not None:
+    """Return labels (R,) or (R, ...) of which each sample has one: given ones, or all there are of classes, or None."""
+    if (observation.has_numbers or observation.has_places) and observation.labels is not None:
         return observation.labels.cpu()
     return probe.hypotheses(observation.classes)
 
@@ -90,9 +90,10 @@ def _labelled(probe: Probe, observation: Observation, layer: Layer, images: Tens
     if observation.labels is None:
         observation = replace(observation, labels=guesses[misses.argmin(1)[order]])
     else:
-        costs = (misses[order] if observation.has_numbers else misses[order][:, observation.labels.cpu()]).clamp(
-            max=1e9
-        )
+        apart = misses[order]
+        if not (observation.has_numbers or observation.has_places):
+            apart = apart[:, observation.labels.cpu()]
+        costs = apart.clamp(max=1e9)
         rows, columns = linear_sum_assignment(costs.numpy())
         order = order[torch.from_numpy(rows[columns.argsort()])]
     return answer(probe, observation, images[order.to(images.device)], aligned=True)

@@ -46,6 +46,7 @@ class Probe:
         self.weights = self._converted(observation.weights)
         self._buffers = self._converted(buffers_for(self._model, observation))
         self.shape, self._sample = observation.sample.shape, observation.sample
+        self._places = observation.places
         self.loss, self._outputs = losses.of(self._model), observation.classes if observation.has_numbers else None
         self._known: dict[Hashable, Any] = {}
 
@@ -66,13 +67,18 @@ class Probe:
         return torch.rand(count, *self.shape, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
 
     def blank(self, count: int) -> Tensor:
-        """Return labels of so many samples that the loss takes: class 0 (count,) int64, or zeros (count, K)."""
+        """Return labels of so many samples that the loss takes: class 0 (count,) int64, or zeros (count, K).
+
+        Where each place has a class, (count, L) or (count, H, W) int64.
+        """
         if self._outputs is None:
-            return torch.zeros(count, dtype=torch.int64)
+            return torch.zeros(count, *self._places, dtype=torch.int64)
         return torch.zeros(count, self._outputs, dtype=self.dtype)
 
     def hypotheses(self, classes: int) -> Tensor | None:
         """Return all labels that a sample may have: (R,) int64, or (R, K) of 0 and 1; None where they are countless."""
+        if self._places:
+            return None
         if self._outputs is None:
             return torch.arange(classes)
         if not isinstance(self.loss, losses.BinaryCrossEntropy) or 2**self._outputs > _MOST_HYPOTHESES:

@@ -22,7 +22,7 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 _NO_PUBLIC = "the start `class_average` is a mean of public images; grant them with `knowledge: [public]`"
-_NO_CLASSES = "the start `class_average` needs classes, and labels are numbers here"
+_NO_CLASSES = "the start `class_average` needs classes, and labels are numbers, or of each place, here"
 _NO_LABELS = "the start `class_average` needs labels; grant them with `knowledge: [labels]`, or take `idlg`"
 
 
@@ -32,6 +32,8 @@ class GradientMatching:
 
     several_rounds: ClassVar[bool] = True
     """Whether what was seen in earlier rounds is matched, too (`Observation.earlier`)."""
+
+    place_labels: ClassVar[str] = "unneeded"
 
     layers: list[str] | None = None
     """Names or patterns (`conv*`) of the parameters that are matched, `!fc.*` for those left out; all by default."""
@@ -71,7 +73,7 @@ class GradientMatching:
             return None
         if "public" not in observation.extra:
             return _NO_PUBLIC
-        if observation.has_numbers:
+        if observation.has_numbers or observation.has_places:
             return _NO_CLASSES
         return _NO_LABELS if observation.labels is None else None
 

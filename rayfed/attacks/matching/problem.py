@@ -86,8 +86,8 @@ class Matching:
     """The matching problems of V victims with the same batch size N.
 
     A point (a row of D numbers) is the pixels of one victim's images, behind them N*K outputs that predict the labels
-    where these are not known, and then what is sought of the model itself: how far from `sought` it is, in deviations
-    of each tensor.
+    (N*K*H*W of masks) where these are not known, and then what is sought of the model itself: how far from `sought` it
+    is, in deviations of each tensor.
     """
 
     model: nn.Module
@@ -97,9 +97,12 @@ class Matching:
     targets: Named
     """The observed gradients of the parameters that are matched, each with a leading dimension V."""
     labels: Tensor | None
-    """(V, N) int64 or (V, N, K) probabilities or numbers, or None to optimise them with the images."""
+    """(V, N) int64, or (V, N, K) probabilities or numbers, or (V, N, H, W) int64 classes of pixels, or None to optimise
+    them with the images."""
     images_shape: tuple[int, ...]
     """(N, C, H, W)"""
+    places: tuple[int, ...]
+    """What has one label of its own: () for samples, (H, W) for each pixel (`Observation.places`)."""
     classes: int
     distance: Distance
     prior: Prior | None
@@ -161,7 +164,11 @@ class Matching:
         given = torch.stack(known).to(device) if known else None
         soft = given is None or (given.is_floating_point() and not first.has_numbers)
         labels = None if given is None or soft else _cast({"": given}, dtype)[""]
-        tried = torch.eye(first.classes, dtype=dtype, device=device)[:1] if labels is None else labels[0]
+        tried = (
+            torch.zeros(1, first.classes, *first.places, dtype=dtype, device=device) if labels is None else labels[0]
+        )
+        if labels is None:
+            tried[:, 0] = 1
         way = way_of(model, network, weights, shape, tried)
         sent = Sent.of(observations, names, dtype, model, alone)
         gradients = [observation.gradient if sent is None else observation.step for observation in observations]
@@ -174,6 +181,7 @@ class Matching:
             targets=targets if sent is None else sent.matched(targets),
             labels=labels,
             images_shape=shape,
+            places=first.places,
             classes=first.classes,
             distance=distance,
             prior=prior,
@@ -214,7 +222,12 @@ class Matching:
     @property
     def shown(self) -> int:
         """Number of a point's numbers that are pixels or label logits."""
-        return self.pixels + (self.images_shape[0] * self.classes if self.labels is None else 0)
+        return self.pixels + (prod(self._logits_shape) if self.labels is None else 0)
+
+    @property
+    def _logits_shape(self) -> tuple[int, ...]:
+        """Shape of the outputs that predict labels, (N, K) or (N, K, H, W)."""
+        return self.images_shape[0], self.classes, *self.places
 
     @property
     def at_once(self) -> int:
@@ -238,10 +251,13 @@ class Matching:
         return torch.cat([points[:, : self.pixels], shares.log().flatten(1).to(points), points[:, self.shown :]], 1)
 
     def hard_labels(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return the known labels, or the most likely ones of the logits: (Q, N) int64; numbers (Q, N, K) as found."""
+        """Return the known labels, or the most likely ones of the logits: (Q, N) or (Q, N, H, W) int64.
+
+        Numbers (Q, N, K) are as they were found.
+        """
         if self.has_numbers:
             return (self._soft_labels(points) if self.labels is None else self.labels[victims]).detach().float()
-        return most_likely(self._logits(points) if self.labels is None else self.labels[victims])
+        return self._logits(points).argmax(2) if self.labels is None else most_likely(self.labels[victims])
 
     def target_norms(self) -> Tensor:
         """Return the squared norm of each victim's observed gradient in the matched layers, (V,)."""
@@ -333,12 +349,12 @@ class Matching:
         return list(parts)
 
     def _logits(self, points: Tensor) -> Tensor:
-        logits: Tensor = points[:, self.pixels : self.shown].unflatten(1, (self.images_shape[0], self.classes))
+        logits: Tensor = points[:, self.pixels : self.shown].unflatten(1, self._logits_shape)
         return logits
 
     def _soft_labels(self, points: Tensor) -> Tensor:
         logits = self._logits(points)
-        return losses.of(self.model).predicted(logits) if self.has_numbers else logits.softmax(-1)
+        return losses.of(self.model).predicted(logits) if self.has_numbers else logits.softmax(2)
 
     def _found(self, points: Tensor) -> Named:
         """Return the tensors that are sought as points have them, each with a leading dimension Q."""

@@ -45,7 +45,7 @@ class Candidates(Grant):
             for some, purpose in zip(rows[1:], ("non-members", "control"), strict=True)
         )
         own = truth.inputs[members], truth.labels[members]
-        if observed.runtime.data.has_places:  # with masks that tell no member from the others
+        if observed.runtime.data.sample.modality == "tokens":  # with masks that tell no member from the others
             own = observed.runtime.shown(observed.visit.arm, "train", truth.indices[rows[0]])
         parts = zip(own, others, strict=True)
         asked = tuple(torch.cat(part)[shuffled.to(members.device)] for part in parts)

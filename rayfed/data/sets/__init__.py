@@ -23,6 +23,7 @@ TABLE: dict[str, str] = {
     "gaussian_toy": "rayfed.data.sets.gaussian_toy:GaussianToy",
     "image_folder": "rayfed.data.sets.image_folder:ImageFolder",
     "image_table": "rayfed.data.sets.image_table:ImageTable",
+    "image_masks": "rayfed.data.sets.image_masks:ImageMasks",
     "hugging_face": "rayfed.data.sets.hugging_face:HuggingFace",
     "diabetes": "rayfed.data.sets.tabular:Diabetes",
     "table": "rayfed.data.sets.tabular:Table",

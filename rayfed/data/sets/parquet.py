@@ -9,7 +9,8 @@ scaled as those of tables.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,8 +46,8 @@ class Parquet(Source):
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
         """Read both splits in the order stored; several files are read in the order of their names."""
-        train = _files(self.train)
-        test = _files(self.test) if self.test is not None else []
+        train = parquet_files(self.train)
+        test = parquet_files(self.test) if self.test is not None else []
         return read_parquet(train, test, named(self.image_column), named(self.label_column))
 
 
@@ -95,7 +96,8 @@ class _Shard(NamedTuple):
     classes: tuple[str, ...] | None
 
 
-def _files(path: Path) -> list[Path]:
+def parquet_files(path: Path) -> list[Path]:
+    """Return a Parquet file, or those in a folder in the order of their names; raises `DataError` for neither."""
     local = local_path(path).resolve()
     if local.is_file():
         return [local]
@@ -106,32 +108,53 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_file(path: Path, image_columns: Sequence[str], label_columns: Sequence[str]) -> _Shard:
-    try:
-        schema = _schema(path)
+    with _read(path):
+        schema = schema_of(path)
         features = _features(path, schema)
         image_column = _column(path, schema, image_columns, lambda: _image_columns(schema, features))
         label_column = _column(path, schema, label_columns, lambda: _label_columns(schema, features), "label")
         table = _table(path, [image_column, label_column])
         table[label_column].validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:  # names that are no UTF-8 are a ValueError
-        kind = "Arrow" if path.suffix == ".arrow" else "Parquet"
-        raise DataError(f"{path} cannot be read: {error}; expected a whole {kind} file; fetch it again") from error
     if not table.num_rows:
         raise DataError(f"{path} has no rows; expected one a sample")
-    content, labels = _bytes(path, table, image_column), table[label_column]
+    labels = table[label_column]
     kind = labels.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     several = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     of = kind.value_type if several else kind
     if not text and not pa.types.is_integer(of) and not pa.types.is_floating(of):
         raise DataError(f"{path}: column '{label_column}' is {kind}, expected numbers, lists of them, or names")
-    _refuse_null(path, content, f"no bytes in column '{image_column}', expected an encoded image")
+    encoded = _encoded(path, table, image_column)
     _refuse_null(path, labels, f"no label in column '{label_column}', expected a whole number or a name")
-    encoded = [Encoded(f"{path}, row {row} (from 0)", data) for row, data in enumerate(content.to_pylist())]
     if several or pa.types.is_floating(of):
         return _Shard(path, encoded, _numbers(path, label_column, labels.to_pylist()), None)
     values = labels.to_numpy().astype(str if text else np.int64)
     return _Shard(path, encoded, values, None if text else _class_names(path, features, label_column))
+
+
+@contextmanager
+def _read(path: Path) -> Iterator[None]:
+    """Raise `DataError`, naming the file, for what its bytes lead a reader to raise."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:  # names that are no UTF-8 are a ValueError
+        kind = "Arrow" if path.suffix == ".arrow" else "Parquet"
+        raise DataError(f"{path} cannot be read: {error}; expected a whole {kind} file; fetch it again") from error
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> list[list[Encoded]]:
+    """Read columns of encoded images of a file, one list a column; raises `DataError`, naming file and row."""
+    with _read(path):
+        table = _table(path, list(columns))
+    if not table.num_rows:
+        raise DataError(f"{path} has no rows; expected one a sample")
+    return [_encoded(path, table, column) for column in columns]
+
+
+def _encoded(path: Path, table: pa.Table, column: str) -> list[Encoded]:
+    content = _bytes(path, table, column)
+    _refuse_null(path, content, f"no bytes in column '{column}', expected an encoded image")
+    return [Encoded(f"{path}, row {row} (from 0)", data) for row, data in enumerate(content.to_pylist())]
 
 
 def _numbers(path: Path, column: str, rows: Sequence[float | Sequence[float | None]]) -> np.ndarray:
@@ -154,7 +177,8 @@ def _outputs(shards: Sequence[_Shard]) -> tuple[str, ...]:
     return tuple(map(str, range(shards[0].labels.shape[1])))
 
 
-def _schema(path: Path) -> pa.Schema:
+def schema_of(path: Path) -> pa.Schema:
+    """Return the schema of a Parquet or Arrow file."""
     if path.suffix != ".arrow":
         return pq.read_schema(path)
     with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:

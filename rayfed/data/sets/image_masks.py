@@ -1,0 +1,204 @@
+"""The user's images with masks, a class for each pixel: in two folders, or in two columns of Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from rayfed.data.base import Dataset, Split, at_most, hold_out_fifth
+from rayfed.data.files import is_image
+from rayfed.data.images import Encoded, decode
+from rayfed.data.masks import UNCOUNTED, decode_masks
+from rayfed.data.sets.parquet import parquet_files, read_columns, schema_of
+from rayfed.errors import DataError, nearest
+from rayfed.files import local_path
+from rayfed.objective import NO_TARGET
+from rayfed.registry import component
+
+IMAGES, MASKS = "images", "masks"
+"""Folders of a split."""
+MASK_COLUMNS = ("mask", "masks", "annotation", "segmentation")
+"""Columns of masks, in small letters; the first that a file has."""
+_TESTS = ("test", "val", "valid", "validation")
+_MOST_CLASSES = 1000
+"""Beyond that a number in a mask is no class's but that of an object, or damaged."""
+
+_TURNED = (
+    "{} images are turned as their EXIF orientation says, and masks as their own says, if any: look whether these were "
+    "drawn on the turned images"
+)
+
+
+class _Pair(NamedTuple):
+    image: Encoded
+    mask: Encoded
+
+
+@component
+class ImageMasks:
+    """Images with a class for each pixel, for segmentation: `root/images/NAME.png` beside `root/masks/NAME.png`.
+
+    Splits may be around them, as in `root/train/images`; or `root` is a Parquet file with the images' bytes in a column
+    and the masks' in another one, called `mask` or alike. A mask has the number of a class at each pixel, as grey or
+    in a palette, and 255 where none counts. Without a test split every fifth image is held out.
+    """
+
+    has_masks: ClassVar[bool] = True
+    """Whether all samples have a class for each pixel, which says the loss where a scenario does not."""
+
+    root: Path
+    """Folder of `images` and `masks`, or of `train` and `test` (`val`, `valid`, `validation`) with these in them; or a
+    Parquet file, or a folder of which all *.parquet are read. `~` and environment variables are expanded."""
+    test: Path | None = None
+    """Such a folder of `images` and `masks`, or Parquet, of the test split; null: what lies in `root`."""
+    classes: Annotated[list[str], Field(min_length=2)] | None = None
+    """Names of the classes, in the order of their numbers from 0; null: the numbers up to the largest in the masks."""
+    image_column: str = "image"
+    """Column of the images, of Parquet."""
+    mask_column: str | None = None
+    """Column of the masks, of Parquet; null: `mask`, `annotation` or alike."""
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Height and width of images and masks in pixels: others are resized, images bilinear with antialias, masks by the
+    nearest pixel. None keeps the size that they have."""
+    train_samples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many training samples, spread over all: always the same ones. None uses all."""
+    test_samples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many test samples, chosen as those for training. None uses all."""
+
+    def load(self) -> Dataset:
+        """Load images and masks into memory.
+
+        Raises `DataError` for an image without a mask, and for masks that do not fit their images or the classes.
+        """
+        train, test = self._pairs()
+        pictures, files = ([pair[part] for pair in (*train, *test)] for part in (0, 1))
+        images = decode(pictures, self.size)
+        masks, turned = decode_masks(files, pictures, self.size)
+        classes, count = self._named(files, masks, len(train)), len(train)
+        remarks = (_TURNED.format(turned),) if turned else ()
+        return Dataset(
+            images[:count], masks[:count], images[count:], masks[count:], classes, remarks=remarks, has_places=True
+        )
+
+    def _pairs(self) -> tuple[list[_Pair], list[_Pair]]:
+        """Return the images and masks of both splits that are used."""
+        root = local_path(self.root)
+        parts = [self._read(path) for path in self._places(root)]
+        splits = [Split(np.arange(len(part)), np.zeros(len(part), np.int64)) for part in parts]
+        halves = splits if len(splits) > 1 else hold_out_fifth(splits[0], str(root))
+        asked = ("train_samples", self.train_samples), ("test_samples", self.test_samples)
+        chosen = [at_most(samples, half, field) for (field, samples), half in zip(asked, halves, strict=True)]
+        train, test = (
+            [part[int(row)] for row in np.asarray(half.images)]
+            for part, half in zip((parts[0], parts[-1]), chosen, strict=True)
+        )
+        return train, test
+
+    def _places(self, root: Path) -> list[Path]:
+        """Return where the training split lies, and the test split, unless that is held out."""
+        if self.test is not None:
+            return [root / "train" if (root / "train" / IMAGES).is_dir() else root, local_path(self.test)]
+        if not (root / "train").is_dir():
+            return [root]
+        test = next((root / name for name in _TESTS if (root / name).is_dir()), None)
+        return [root / "train"] if test is None else [root / "train", test]
+
+    def _read(self, place: Path) -> list[_Pair]:
+        if _is_split(place):
+            return _in_folders(place)
+        if place.is_file() or any(place.glob("*.parquet")):
+            return [pair for path in parquet_files(place) for pair in self._in_columns(path)]
+        raise DataError(
+            f"{place} has no images with masks: expected {place / IMAGES}/NAME.png beside {place / MASKS}/NAME.png, or "
+            f"Parquet with the columns image and mask"
+        )
+
+    def _in_columns(self, path: Path) -> list[_Pair]:
+        mask = self.mask_column or mask_column(path)
+        for column, field in ((self.image_column, "image_column"), (mask, "mask_column")):
+            known = _names(path)
+            if column is None or column not in known:
+                missing = f"no column '{column}'" if column else f"no column called {MASK_COLUMNS[0]} or alike"
+                near = nearest(column, known) if column else f"its columns are {', '.join(known)}"
+                raise DataError(f"{path} has {missing}: name it by `data.{field}`; {near}")
+        assert mask is not None
+        images, masks = read_columns(path, (self.image_column, mask))
+        return [
+            _Pair(image, own._replace(where=f"{own.where}, '{mask}'")) for image, own in zip(images, masks, strict=True)
+        ]
+
+    def _named(self, files: Sequence[Encoded], masks: np.ndarray, trained: int) -> tuple[str, ...]:
+        """Return the names of the classes; raises `DataError` for a mask that has others, and where there is one."""
+        largest = masks[:trained].max(initial=0)
+        if largest >= _MOST_CLASSES and self.classes is None:
+            file = files[int(masks[:trained].reshape(trained, -1).max(1).argmax())]
+            raise DataError(f"{file.where} has class {largest}: masks hold the numbers of classes, counted from 0")
+        if largest < 1:
+            void = (masks[:trained] == NO_TARGET).any()
+            why = f", and {UNCOUNTED}, which counts as no class: write objects as 1" if void else ""
+            raise DataError(f"the training masks in {self.root} have class 0 alone{why}")
+        count = len(self.classes) if self.classes else int(largest) + 1
+        outside = (masks >= count).reshape(len(masks), -1).any(1)
+        if outside.any():
+            first = int(outside.argmax())
+            row, column = np.argwhere(masks[first] >= count)[0]
+            raise DataError(
+                f"{files[first].where} has class {masks[first, row, column]} at row {row}, column {column} (from 0), "
+                f"and there are {count} classes: expected 0 to {count - 1}, or {UNCOUNTED} where none counts; name all "
+                f"classes by `data.classes`"
+            )
+        return tuple(self.classes or map(str, range(count)))
+
+
+def _is_split(folder: Path) -> bool:
+    """Return whether a folder has images and masks in it, without splits around them."""
+    return (folder / IMAGES).is_dir() and (folder / MASKS).is_dir()
+
+
+def is_given(path: Path) -> bool:
+    """Return whether a folder or file, as a user names it, is such a data set."""
+    if path.is_dir():
+        return _is_split(path) or _is_split(path / "train") or any(map(is_given, sorted(path.glob("*.parquet"))[:1]))
+    return path.suffix == ".parquet" and path.is_file() and mask_column(path) is not None
+
+
+def mask_column(path: Path) -> str | None:
+    """Return the column of masks, by its name, of a Parquet file; None if there is none."""
+    known = {name.lower(): name for name in reversed(_names(path))}
+    return next((known[name] for name in MASK_COLUMNS if name in known), None)
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        names: list[str] = schema_of(path).names
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}; expected a whole Parquet file") from error
+    return names
+
+
+def _in_folders(place: Path) -> list[_Pair]:
+    images, masks = _by_name(place / IMAGES), _by_name(place / MASKS)
+    for name, image in images.items():
+        if name not in masks:
+            raise DataError(
+                f"{image} has no mask: expected {place / MASKS / name}.png; add it, or take the image out "
+                f"({sum(name not in masks for name in images)} of {len(images)} images have none)"
+            )
+    return [_Pair(*(Encoded(str(path), path) for path in (image, masks[name]))) for name, image in images.items()]
+
+
+def _by_name(folder: Path) -> dict[str, Path]:
+    """Return a folder's images by their names without ending, in order; raises `DataError` for none and for two."""
+    found: dict[str, Path] = {}
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and is_image(path)):
+        if path.stem in found:
+            raise DataError(f"{found[path.stem]} and {path} have one name, by which masks are found: rename one")
+        found[path.stem] = path
+    if not found:
+        raise DataError(f"{folder} has no image; expected files such as {folder}/NAME.png")
+    return found

@@ -1,0 +1,45 @@
+"""Overlap of masks that attacks found with the true ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rayfed.metrics.base import Metric
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def mask_iou(true: Tensor, found: Tensor) -> Tensor:
+    """Return the intersection over union of masks (N, H, W) int64, mean over the classes in either, (N,) float64.
+
+    Pixels that have no class in the true mask do not count; a mask without any is NaN.
+    """
+    import torch
+
+    from rayfed.objective import NO_TARGET
+
+    shares = []
+    for own, other in ((a[a != NO_TARGET], b[a != NO_TARGET]) for a, b in zip(true, found, strict=True)):
+        if not len(own):
+            shares.append(torch.nan)
+            continue
+        classes = int(max(own.max(), other.max())) + 1
+        both = own[own == other].bincount(minlength=classes).double()
+        either = own.bincount(minlength=classes) + other.bincount(minlength=classes) - both
+        shares.append(float((both / either)[either > 0].mean()))
+    return torch.tensor(shares, dtype=torch.float64)
+
+
+MASK_IOU = Metric(
+    name="mask_iou",
+    description="intersection over union of the mask found and the true one, mean over the classes, 0..1",
+    title="mask found",
+    function=mask_iou,
+    compares="masks",
+    higher_is_closer=True,
+    modalities=("pixels",),
+    format="share",
+    outcome=False,
+    success=None,
+)

@@ -73,7 +73,7 @@ class _Within(nn.Module):
 
 def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return `batch_loss` at the model's own tensors."""
-    with _penalties(model) as penalties:
+    with collected_penalties(model) as penalties:
         logits = model(inputs)
     loss = losses.of(model)
     if mask is None:
@@ -83,7 +83,7 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | Non
 
 
 @contextmanager
-def _penalties(model: nn.Module) -> Iterator[list[Tensor]]:
+def collected_penalties(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the penalties of a forward pass that runs in the block; the model keeps nothing of them."""
     found: list[Tensor] = []
     modules = [module for module in model.modules() if isinstance(module, Penalised)]

@@ -155,7 +155,7 @@ def test_so_does_one_that_an_attack_observes(how: str, reason: str) -> None:
         ObservationBuilder(runtime).observe(visit, s.attacks[0])
 
 
-@pytest.mark.parametrize("vectorise", ["loop", "vmap"])
+@pytest.mark.parametrize("vectorise", ["loop", "vmap", "fused"])
 @pytest.mark.parametrize(("how", "reason"), HOWS)
 def test_a_cohort_without_a_client_has_the_bits_of_one_that_never_had_it(how: str, reason: str, vectorise: str) -> None:
     s = parsed(how, (2, 4), DROP, f"training.vectorise={vectorise}")

@@ -57,6 +57,13 @@ def test_weights_do_not_depend_on_the_number_of_actors(
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
+def test_fused_cohorts_do_not_depend_on_the_number_of_actors(tmp_path: Path) -> None:
+    changes = ("training.vectorise=fused", "federation.cohort_size=3")
+    here = runs.launch(parsed(*changes), str(tmp_path), local, Progress())
+    there = parsed(*changes, "resources.clients.actors=2", "resources.clients.num_cpus=1")
+    assert_same_bits(weights(runs.launch(there, str(tmp_path), on_ray(), Progress())), weights(here))
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

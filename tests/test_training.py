@@ -294,20 +294,21 @@ def test_a_defence_that_says_it_vectorises_gives_the_loops_numbers(digits, name:
     for parameters in FILLED.get(name, [{}]):
         arm = built("lenet", DefenceSpec(name=name, **parameters), **norm)
         sent: dict[str, list[Update]] = {}
-        for how in ("loop", "vmap"):
+        for how in ("loop", "vmap", "fused"):
             tasks = [task(digits, arm.model, client, samples) for client, samples in enumerate((21, 5, 16))]
             tasks = [one.replace(private=arm.private, data=placed(one.data), classes=10) for one in tasks]
             training = Training(vectorise=how, steps=3, batch_size=8, lr=0.05)  # type: ignore[arg-type]
-            if how == "vmap" and name not in TOGETHER:
-                with pytest.raises(UserError, match="vmap is not possible"):
+            if how != "loop" and name not in TOGETHER:
+                with pytest.raises(UserError, match=f"{how} is not possible"):
                     cohort_updates(tasks, training, arm.defences)
             elif name in TOGETHER:
                 sent[how] = cast("list[Update]", list(cohort_updates(tasks, training, arm.defences)))
-        for one, other in zip(sent.get("loop", []), sent.get("vmap", []), strict=True):
-            assert one.samples == other.samples
-            apart = torch.cat([(t - other.tensors[n]).abs().flatten() for n, t in one.tensors.items()])
-            # rounding decides which of two nearly equal values is kept, or to which of two steps one is rounded
-            assert apart.quantile(0.99) < 1e-7, parameters
+        for others in (sent.get(how, []) for how in ("vmap", "fused")):
+            for one, other in zip(sent.get("loop", []), others, strict=True):
+                assert one.samples == other.samples
+                apart = torch.cat([(t - other.tensors[n]).abs().flatten() for n, t in one.tensors.items()])
+                # rounding decides which of two nearly equal values is kept, or to which of two steps one is rounded
+                assert apart.quantile(0.99) < 1e-7, parameters
 
 
 def placed(data: Batch) -> Batch:

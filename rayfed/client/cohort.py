@@ -1,12 +1,13 @@
-"""Updates of a cohort: client by client, or all in one `torch.func.vmap` call with the same results.
+"""Updates of a cohort: client by client, or all together with the same results up to rounding.
 
-Measured on CPU, the loop is the faster one for LeNet; on CUDA one call for the whole cohort keeps the device busy.
+Together they are one `torch.func.vmap` call, or have their layers fused. Measured on CPU, vmap is no faster than the
+loop for LeNet, and fused layers are; on CUDA one vmap call for the whole cohort keeps the device busy.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -21,6 +22,7 @@ from rayfed import losses
 from rayfed.aggregation.base import AnyAggregation
 from rayfed.aggregation.over_channel import OverChannel
 from rayfed.client.failures import Attempt, Failed, Made, attempt
+from rayfed.client.fused import fused_gradient, fused_gradient_in_vmap
 from rayfed.client.local import (
     batches,
     data_method,
@@ -33,7 +35,7 @@ from rayfed.client.local import (
     wrap_updates,
 )
 from rayfed.client.optimiser import LocalOptimiser
-from rayfed.defences.base import Batch, Defence, GradientMethod, Task
+from rayfed.defences.base import Batch, Defence, Task
 from rayfed.errors import UserError
 from rayfed.memory import Fitting
 from rayfed.models.build import is_stochastic, uses_batch_statistics
@@ -48,10 +50,10 @@ _FITTING: WeakKeyDictionary[nn.Module, Fitting] = WeakKeyDictionary()
 def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
     """Yield a cohort's updates or failures in the order of `tasks`, one at a time to save memory.
 
-    Raises `UserError` when the scenario demands vmap and a link of the chain cannot follow.
+    Raises `UserError` when the scenario demands vmap or fused and a link of the chain cannot follow.
     """
     if works_together(tasks[0], training, defences):
-        return _vmapped(tasks, training, defences)
+        return _together(tasks, training, defences)
     update = update_method(training, defences)
     return (attempt(task.client, partial(update, task)) for task in tasks)
 
@@ -92,16 +94,16 @@ class CohortRecord:
 
 
 def works_together(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
-    """Return whether a cohort of such tasks runs as one vmap call (`training.vectorise`)."""
+    """Return whether a cohort of such tasks is trained together (`training.vectorise`)."""
     if training.vectorise == "auto":
         return next(iter(task.weights.values())).is_cuda and _obstacle(task, defences) is None
-    if training.vectorise == "vmap" and (obstacle := _obstacle(task, defences)):
-        raise UserError(f"training.vectorise: vmap is not possible: {obstacle}; use auto or loop")
-    return training.vectorise == "vmap"
+    if training.trains_together and (obstacle := _obstacle(task, defences)):
+        raise UserError(f"training.vectorise: {training.vectorise} is not possible: {obstacle}; use auto or loop")
+    return training.trains_together
 
 
 def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
-    """Return why a cohort cannot run as one vmap call; None if it can."""
+    """Return why a cohort cannot be trained together; None if it can."""
     for defence in defences:
         if not defence.vectorises and defence.overrides("wrap_gradient", "wrap_update"):
             return f"the defence {type(defence).__name__} works client by client"
@@ -116,7 +118,7 @@ def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
     return None
 
 
-def _vmapped(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
+def _together(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
     """Train all clients together, then send each result through its own client's `wrap_update` chain."""
     try:
         trained = {update.client: update for update in _train_together(tasks, training, defences)}
@@ -127,7 +129,7 @@ def _vmapped(tasks: Sequence[Task], training: Training, defences: Sequence[Defen
         if not culprits:
             raise
         left = [task for task in tasks if task.client not in culprits]
-        made = culprits | {one.client: one for one in (_vmapped(left, training, defences) if left else ())}
+        made = culprits | {one.client: one for one in (_together(left, training, defences) if left else ())}
         return (made[task.client] for task in tasks)
     update = wrap_updates(lambda task: trained[task.client], defences)
     return (attempt(task.client, partial(update, task)) for task in tasks)
@@ -173,14 +175,14 @@ def _trained(
     """Train clients in one call on their `local` data; every client's batch of step k is padded to `sizes[k]`."""
     first = tasks[0]
     weights = {name: w.expand(len(tasks), *w.shape).clone() for name, w in first.weights.items()}
-    step = vmap(_stepper(first, gradient_method(defences, functional_gradient)))
+    step = _stepper(first, training, defences)
     optimiser = LocalOptimiser(training, together=True)
     sent: Named = {}
     losses = []
     for k in range(max(map(len, schedules))):
-        batch, active = _padded(local, schedules, k, sizes[k])
+        (inputs, labels, mask), active = _padded(local, schedules, k, sizes[k])
         with mixed_precision(first.model, training):
-            sent, loss = step(weights, batch.inputs, batch.labels, batch.mask)
+            sent, loss = step(weights, inputs, labels, mask)
         losses.append(torch.where(active, loss, torch.nan))
         if training.algorithm == "fedavg":
             _step_active(optimiser, weights, sent, active)
@@ -195,17 +197,24 @@ def _trained(
     return updates
 
 
-def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-def]
-    """Return the gradient as a function of tensors only, as vmap requires."""
+def _stepper(
+    task: Task, training: Training, defences: Sequence[Defence]
+) -> Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor]]:
+    """Return the clients' gradients as a function of their stacked weights, inputs, labels and masks."""
+    plain = fused_gradient_in_vmap if training.vectorise == "fused" else functional_gradient
+    gradient = gradient_method(defences, plain)
+    alone = gradient is fused_gradient_in_vmap  # no defence is around it, and vmap takes time
 
     def step(weights: Named, inputs: Tensor, labels: Tensor, mask: Tensor) -> tuple[Named, Tensor]:
-        return gradient(task, weights, Batch(inputs, labels, mask))
+        return (fused_gradient if alone else gradient)(task, weights, Batch(inputs, labels, mask))
 
-    return step
+    return step if alone else vmap(step)
 
 
-def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: int, size: int) -> tuple[Batch, Tensor]:
-    """Return step k of every client, padded to `size` with masked samples, and which clients have it, (clients,)."""
+def _padded(
+    local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: int, size: int
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """Return inputs, labels and mask of every client's step k, padded to `size`, and who has it, (clients,)."""
     device = local[0].inputs.device
     indices = [schedule[k] if k < len(schedule) else schedule[0][:0] for schedule in schedules]
     inputs, labels, masks = [], [], []
@@ -216,12 +225,14 @@ def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: in
         labels.append(data.labels[rows])
         masks.append((torch.arange(size, device=device) < len(index)).float())
     active = torch.tensor([k < len(schedule) for schedule in schedules], device=device)
-    return Batch(torch.stack(inputs), torch.stack(labels), torch.stack(masks)), active
+    return (torch.stack(inputs), torch.stack(labels), torch.stack(masks)), active
 
 
 @torch.no_grad()
 def _step_active(optimiser: LocalOptimiser, weights: Named, slope: Named, active: Tensor) -> None:
     """Step the clients that still have a batch; the others keep their weights."""
+    if active.all():
+        return optimiser.step(weights, slope)
     before = {name: w.clone() for name, w in weights.items()}
     optimiser.step(weights, slope)
     for name, w in weights.items():

@@ -44,7 +44,7 @@ class ObservationBuilder:
         """Return the attack's observation of one client in this round, and the truth behind it.
 
         In a repeat nothing is different but what the attacker draws. Under `observes: update` this is the update that
-        the client sent, up to rounding where its cohort was one vmap call. A malicious server's victims work on the
+        the client sent, up to rounding where its cohort was trained together. A malicious server's victims work on the
         model that it tampered with; the run itself goes on with what they do on the true one. Raises `UserError` for a
         client that has drawn no sample in the round.
         """

@@ -89,8 +89,8 @@ def cohort_size(scenario: Scenario) -> int:
         return 1  # whose update is in the sum is known when it is there
     if f.cohort_size:
         return f.cohort_size
-    vmapped = any(arm.training.vectorise == "vmap" for arm in resolve(scenario).values())
-    return ceil(scenario.drawn_per_round / (8 if vmapped or scenario.resources.clients.num_gpus else 64))
+    together = any(arm.training.trains_together for arm in resolve(scenario).values())
+    return ceil(scenario.drawn_per_round / (8 if together or scenario.resources.clients.num_gpus else 64))
 
 
 def cohorts(scenario: Scenario, round: int, asynchronous: bool = False) -> list[list[int]]:

@@ -100,7 +100,7 @@ class View:
 class WholeUpdate(View):
     """The update that the victim really sent in the round.
 
-    Up to rounding, where its cohort was one vmap call.
+    Up to rounding, where its cohort was trained together (`training.vectorise`).
     """
 
     describe: ClassVar[str] = "the update"

@@ -112,3 +112,21 @@ def test_a_gradient_that_does_not_depend_on_the_sample_is_searched() -> None:
     model = nn.Sequential(nn.Flatten(), Behind(lambda flat: F.pad(0 * flat, (0, 0)), 64))
     (result,) = Idlg(iterations=2).reconstruct([observe(model, digit(3), torch.tensor([3]))], model, seeded(0))
     assert result.status == "ok"
+
+
+def test_a_model_that_mixes_entries_is_seen_by_few_of_them() -> None:
+    """Every entry costs passes: of a convolutional network they would take longer than a search."""
+
+    class Counting(nn.Sequential):
+        seen = 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            Counting.seen += len(inputs)
+            return super().forward(inputs)
+
+    torch.manual_seed(0)
+    model = Counting(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    (result,) = Entries().reconstruct([observe(model, digit(3), torch.tensor([3]))], model, seeded(0))
+    assert result.status == "not applicable"
+    assert "depends on several entries" in result.message
+    assert Counting.seen < 200

@@ -37,6 +37,8 @@ _LEVELS = 256
 """Values of an entry that is a number in [0, 1], as those of 8 bits."""
 _MOST = 2**24
 """Entries of a sample, times numbers that enter a layer, up to which their dependence is looked at."""
+_FIRST = 4
+"""Entries by which it is seen first whether any can be told from the others: of a large model, each takes long."""
 _DEPENDS = 1e-6
 """Part of its size by which a number changes with an entry on which it depends."""
 _ALIKE = 1e-9
@@ -90,7 +92,7 @@ def _features(probed: Probe, layer: Layer) -> Callable[[Tensor], Tensor]:
 def _dependence(probed: Probe, layer: Layer) -> Tensor:
     """Return which of the numbers that enter a layer depend on which entry of a sample, (D, F).
 
-    Of the first entries alone where these cannot be told from each other: the others would only add to what each number
+    Of a few entries alone where these cannot be told from each other: the others would only add to what each number
     depends on.
     """
     function, rows = _features(probed, layer), list[Tensor]()
@@ -99,15 +101,18 @@ def _dependence(probed: Probe, layer: Layer) -> Tensor:
         pairs.append((torch.zeros_like(pairs[0][0]), torch.ones_like(pairs[0][0])))
     seen = [function(one.view(1, *probed.shape)) for one, _ in pairs]
     numbers = torch.arange(prod(probed.shape), device=pairs[0][0].device)
-    for changed in numbers.split(_LEVELS):
+    first = numbers[:: max(1, len(numbers) // _FIRST)][:_FIRST]
+    others = numbers[~torch.isin(numbers, first)]
+    for changed in (first, *others.split(_LEVELS)):
         entries, moved = changed[:, None] == numbers, list[Tensor]()
         for (one, other), here in zip(pairs, seen, strict=True):
             there = function(torch.where(entries, other, one).view(-1, *probed.shape))
             moved.append((there - here).abs() > _DEPENDS * here.abs().clamp(min=_DEPENDS))
         rows.append(torch.stack(moved).any(0))
         if len(rows) == 1 and rows[0].any() and not _order(rows[0]):
-            break
-    return torch.cat(rows)
+            return rows[0]
+    found = torch.cat(rows)
+    return found[torch.cat([first, others]).argsort()]
 
 
 def _order(depends: Tensor) -> list[tuple[int, Tensor]]:

@@ -3,10 +3,11 @@
     python -m benchmarks.engine [--flower-python PATH] [--pfl-python PATH] [--cases 10/100 100/1000] [--rounds 15]
     python -m benchmarks.engine --cases resnet18:10/20 --rounds 3
 
-One thread per process, two of them for every side that has several. Sides take turns, round by round, and what is
-printed are medians of one run: on a machine that others use too, compare the ratios. `--flower-python` is the
-interpreter of an environment with `flwr[simulation]`, torch and numpy, `--pfl-python` that of one with `pfl[pytorch]`,
-which plays in one process and in two; without it, and for ResNet-18, a peer has no turn.
+One thread per process, two of them for every side that has several. The engine plays again with `training.vectorise:
+fused`, in two cohorts or in more of 16 clients at most; with ResNet-18, which has batch norm, it cannot. Sides take
+turns, round by round, and what is printed are medians of one run: on a machine that others use too, compare the ratios.
+`--flower-python` is the interpreter of an environment with `flwr[simulation]`, torch and numpy, `--pfl-python` that of
+one with `pfl[pytorch]`, which plays in one process and in two; without it, and for ResNet-18, a peer has no turn.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from math import ceil
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median, quantiles
@@ -43,6 +45,10 @@ from rayfed.scenario import Scenario, resolve
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROCESSES = 2
+SIDES = 2
+"""Of the engine, whose actors share the cores and take turns."""
+_MOST_FUSED = 16
+"""Clients of a fused cohort."""
 
 _MODELS = {"lenet5": "benchmarks.work:LeNet5", "resnet18": "{name: resnet18, batch_norm: train}"}
 
@@ -50,28 +56,30 @@ PlayRound = Callable[[int], float]
 """Plays the round of that number and returns its seconds."""
 
 
-def scenario_of(work: Work) -> Scenario:
+def scenario_of(work: Work, fused: bool = False) -> Scenario:
     """The work as a scenario; evaluation would come after a last round that is never reached."""
+    vectorise, cohort = ("fused", min(ceil(work.per_round / PROCESSES), _MOST_FUSED)) if fused else ("loop", "null")
     return scenarios.parse(
         f"""
         name: benchmark
         model: {_MODELS[work.model]}
-        training: {{epochs: 1, batch_size: {BATCH}, lr: {LR}}}
+        training: {{epochs: 1, batch_size: {BATCH}, lr: {LR}, vectorise: {vectorise}}}
         federation:
           rounds: 1000000
           clients: {work.clients}
           clients_per_round: {work.per_round}
+          cohort_size: {cohort}
           evaluate_every: 1000000
           aggregation: {{name: fedavg, weights: uniform}}
-        resources: {{clients: {{actors: {PROCESSES}, num_cpus: 1}}}}
+        resources: {{clients: {{actors: {PROCESSES}, num_cpus: {1 / SIDES}}}}}
         """
     )
 
 
 @contextmanager
-def engine(work: Work) -> Iterator[PlayRound]:
+def engine(work: Work, fused: bool = False) -> Iterator[PlayRound]:
     """The engine as a run uses it, without the files that a run writes."""
-    scenario = scenario_of(work)
+    scenario = scenario_of(work, fused)
     images, labels = data(work.clients, work.shape)
     dataset = Dataset(images, labels, images[:1], labels[:1], tuple("0123456789"))
     parts = Parts.of(np.split(np.arange(len(labels)), work.clients))
@@ -165,6 +173,8 @@ def compare(
     """Seconds of every round, side by side."""
     with ExitStack() as stack:
         sides = {"engine": stack.enter_context(engine(work)), "plain loop": stack.enter_context(plain(work))}
+        if work.model == "lenet5":
+            sides["fused"] = stack.enter_context(engine(work, fused=True))
         sides["two loops"] = stack.enter_context(side_by_side(work))
         sizes = work.clients, work.per_round, warm_up + rounds
         if flower_python and work.model == "lenet5":

@@ -11,6 +11,7 @@ TABLE: dict[str, str] = {
     "inverting_gradients": "rayfed.attacks.inverting_gradients:InvertingGradients",
     "two_images": "rayfed.attacks.two_images:TwoImages",
     "gradinversion": "rayfed.attacks.gradinversion:GradInversion",
+    "gradvit": "rayfed.attacks.gradvit:GradVit",
     "analytic": "rayfed.attacks.analytic:Analytic",
     "spear": "rayfed.attacks.spear:Spear",
     "peel": "rayfed.attacks.peel:Peel",

@@ -4,11 +4,11 @@ Such a network tells patches apart by little, so that a search finds what they s
 in each other's places are a minimum that no small step leaves. So pixels on both sides of a border of patches are to be
 alike, and between the parts of a search patches change places wherever the gradients are nearer to each other then.
 
-Source: Hatamizadeh et al. 2022, "GradViT: Gradient Inversion of Vision Transformers", for the prior on borders beside
-the total variation, and for a schedule between priors and gradients. Left out is the prior of the paper that its
-schedule turns on late, the batch-norm statistics of a pretrained CNN: a scenario has no such network. The priors that
-are left do harm when they come late; they are turned off half way. This order, the units of the distance, the changes
-of places and all constants are our own.
+Source: Hatamizadeh et al. 2022, "GradViT: Gradient Inversion of Vision Transformers", for the prior on borders, and for
+a schedule between priors and gradients. No more than its abstract and introduction was at hand: how that schedule goes
+and all constants are our own, and so are the units of the distance and the changes of places. Left out is the paper's
+image prior, the batch-norm statistics of a pretrained CNN, as a scenario has no such network. The priors that are left
+do harm where they come late, so they are turned off half way.
 """
 
 from __future__ import annotations

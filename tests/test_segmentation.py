@@ -224,7 +224,7 @@ def test_a_run_reports_what_was_learnt_and_found_of_masks(tmp_path: Path) -> Non
         "data": {"name": "image_masks", "root": str(root), "size": 8, "classes": ["background", "coin"]},
         "model": {"name": "unet", "width": 4, "levels": 2},
         "training": {"steps": 2, "batch_size": 8, "augment": {"crop": 1, "flip": True}},
-        "federation": {"rounds": 2, "clients": 2},
+        "federation": {"rounds": 3, "clients": 2},
         "arms": {"none": [], "dp": [{"name": "dp_sgd", "clip": 1.0, "epsilon": 8}]},
         "attacks": [
             search | {"label": "given", "knowledge": ["labels"]},

@@ -284,6 +284,11 @@ class OwnLoss(Loss):
             else (super().right(outputs, targets))
         )
 
+    def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return counts of each class's pixels over all samples, (2, K); None where targets are no masks."""
+        masks = targets.ndim == 3 and not targets.is_floating_point() and outputs.ndim == 4
+        return objective.overlap(outputs, targets) if masks else None
+
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return each sample's mean absolute error (N,) where targets are numbers, as if outputs were predictions."""
         return (outputs - targets).abs().mean(1) if targets.is_floating_point() else None

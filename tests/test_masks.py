@@ -76,6 +76,7 @@ def test_a_folder_of_images_and_masks_is_read_pixel_by_pixel(tmp_path: Path) -> 
     assert np.array_equal(data.test_labels, expected)
     assert data.classes == ("0", "1", "2")
     assert data.has_places
+    assert data_section(str(tmp_path), None) == {"name": "image_masks", "root": str(tmp_path)}
     assert data.groups[1] == ("all",)
 
 
@@ -260,6 +261,21 @@ def test_masks_of_probabilities_give_the_loss_and_the_slope_of_masks() -> None:
     slopes = [torch.autograd.grad(loss(outputs, one), outputs)[0] for one in (soft, targets)]
     torch.testing.assert_close(*slopes)
     torch.testing.assert_close(slopes[0], (outputs.softmax(1) - soft) / 40)  # the closed form
+
+
+def dice(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss of the user's: one less the overlap of probabilities and masks, sample by sample."""
+    true = torch.nn.functional.one_hot(targets.clamp(min=0), outputs.shape[1]).movedim(-1, 1)
+    shares = outputs.softmax(1)
+    return 1 - 2 * (shares * true).sum((1, 2, 3)) / (shares + true).sum((1, 2, 3))
+
+
+def test_a_loss_of_the_users_is_of_masks_too(tmp_path: Path) -> None:
+    written(tmp_path, classes_of(10, 8, 8))
+    loss = prepare(check(scenario(tmp_path, loss={"name": "tests.test_masks:dice"}), "t")).scenario.loss.build()
+    outputs, targets = torch.randn(4, 3, 8, 8), torch.from_numpy(classes_of(4, 8, 8)).long()
+    torch.testing.assert_close(loss.overlap(outputs, targets), overlap(outputs, targets))
+    assert loss.overlap(outputs, targets[:, 0, 0]) is None
 
 
 def unet(shape: tuple[int, int, int], classes: int = 3, **parameters: Any) -> torch.nn.Module:

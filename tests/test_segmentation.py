@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from rayfed import scenario as scenarios
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack, Reconstruction
@@ -22,9 +24,14 @@ from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.peel import Peel
 from rayfed.attacks.sealed import attempt
 from rayfed.attacks.spear import Spear
+from rayfed.engine import runs
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
 from rayfed.losses import PlaceCrossEntropy, attach
+from rayfed.metrics.masks import mask_iou
 from rayfed.update import Observation
 from tests.attack_fixtures import digit, generators, observe, psnr
+from tests.conftest import REPOSITORY
 
 CLASSES = 3
 
@@ -194,3 +201,50 @@ def test_a_malicious_server_reads_images_with_masks() -> None:
     seen, _ = masked(tampered, images)
     [found] = struck(attack, model, seen)
     assert min(max(psnr(one, image) for one in found.images) for image in images) > 40
+
+
+# ---- whole runs ----
+
+
+def test_the_share_of_a_mask_that_is_found_is_its_intersection_over_union() -> None:
+    true = torch.tensor([[[0, 0], [1, 1]], [[0, 0], [0, -100]], [[-100, -100], [-100, -100]]])
+    found = torch.tensor([[[0, 1], [1, 1]], [[0, 0], [0, 1]], [[0, 0], [0, 0]]])
+    first, second, none = mask_iou(true, found).tolist()
+    assert first == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert second == 1, "pixels without a class count nothing"
+    assert none != none
+
+
+@pytest.mark.engine
+def test_a_run_reports_what_was_learnt_and_found_of_masks(tmp_path: Path) -> None:
+    root = REPOSITORY / "scenarios" / "user_data" / "coins.parquet"
+    search = {"name": "inverting_gradients", "iterations": 2, "observes": "gradient"}
+    written = {
+        "name": "t",
+        "data": {"name": "image_masks", "root": str(root), "size": 8, "classes": ["background", "coin"]},
+        "model": {"name": "unet", "width": 4, "levels": 2},
+        "training": {"steps": 2, "batch_size": 8, "augment": {"crop": 1, "flip": True}},
+        "federation": {"rounds": 3, "clients": 2},
+        "arms": {"none": [], "dp": [{"name": "dp_sgd", "clip": 1.0, "epsilon": 8}]},
+        "attacks": [
+            search | {"label": "given", "knowledge": ["labels"]},
+            search,
+            {"name": "analytic", "observes": "gradient"},
+            {"name": "grnn", "observes": "gradient"},
+            {"name": "membership", "knowledge": ["candidates"]},
+        ],
+    }
+    run = runs.launch(scenarios.check(written, "t"), str(tmp_path), local, Progress())
+    rounds = {row["arm"]: row for row in run.read_table("rounds").to_pylist()}
+    assert all(0 < row["test_iou"] < 1 and 0.3 < row["guessing_iou"] < 0.5 for row in rounds.values())
+    rows = {(row["arm"], row["attack"]): row for row in run.read_table("attacks").to_pylist()}
+    assert rows["none", "given"]["mask_iou"] == 1
+    assert 0 < rows["none", "inverting_gradients"]["mask_iou"] < 1
+    assert "no linear layer" in rows["none", "analytic"]["message"]
+    assert "labels, which are of each place here" in rows["none", "grnn"]["message"]
+    assert rows["none", "grnn"]["psnr"] is rows["none", "grnn"]["mask_iou"] is None
+    [told] = [row for row in run.read_table("inferences").to_pylist() if row["arm"] == "none"]
+    assert 0 <= told["value"] <= 1
+    page = run.read_text("report.html")
+    assert "of pixels, mean intersection over union" in page
+    assert "Test intersection over union" in page

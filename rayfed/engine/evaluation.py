@@ -48,8 +48,8 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
         return sum(found[arm, split, start][which] for start in starts) / size if size else None
 
     def whole(arm: str) -> Evaluation:
-        slices: list[Evaluation] = [found[arm, "test", start] for start in range(0, sizes["test"], EVALUATION_SLICE)]
-        return reduce(add, slices)
+        parts: list[Evaluation] = [found[arm, "test", start] for start in range(0, sizes["test"], EVALUATION_SLICE)]
+        return reduce(add, parts)
 
     return {
         arm: {

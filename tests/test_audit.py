@@ -798,7 +798,7 @@ def test_an_arm_of_a_run_needs_the_run(tmp_path: Path) -> None:
     assert (code, "give the run by --run" in output) == (2, True)
 
 
-def test_an_undefended_gradient_that_nothing_found_explains_is_not_measured() -> None:
+def test_an_undefended_gradient_that_nothing_found_explains_is_inconclusive() -> None:
     assert states(row("none", 1, 8.0, fit=0.9)) == {("none", 1): "inconclusive"}
     assert states(row("none", 1, 8.0, fit=0.9), row("none", 1, 7.0, "b", fit=0.01)) == {
         ("none", 1): "not reconstructed"
@@ -810,8 +810,31 @@ def test_an_undefended_gradient_that_nothing_found_explains_is_not_measured() ->
     # a defence may have changed the gradient, so that the sample itself does not explain it
     leak, behind = row("none", 1, 30.0, fit=0.0), row("noise", 1, 8.0, fit=0.9)
     assert states(leak, behind)["noise", 1] == "not reconstructed"
+    alone = [row("noise", 1, 8.0, fit=0.9)]
+    for changed, state in ((False, "inconclusive"), (True, "not reconstructed")):
+        [found] = audit.findings(alone, IMAGES, undefended=["noise"], changed=changed)
+        assert found.state == state
+    # a sample whose gradient could not be compared is not explained by another's
+    assert states(row("none", 1, 8.0, fit=0.01), row("none", 1, 8.0, fit=None, **other)) == {
+        ("none", 1): "inconclusive"
+    }
     [found] = audit.findings([row("none", 1, 8.0, fit=0.9)], IMAGES)
     assert "no attack found a sample that has this gradient" in audit.sentence([found], IMAGES)
+
+
+def test_what_a_gradient_hardly_depends_on_does_not_explain_it() -> None:
+    """Of sigmoids in series any image has nearly the gradient that was seen: a grey one, and another digit."""
+    torch.manual_seed(0)
+    convolutions = nn.Conv2d(1, 16, 3, padding=1), nn.Sigmoid(), nn.Conv2d(16, 16, 3, padding=1), nn.Sigmoid()
+    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(1024, 10))
+    seen = observe(model, digit(3), torch.tensor([3]))
+    for images in (torch.full((1, 1, 8, 8), 0.5), torch.rand(1, 1, 8, 8), digit(13)):
+        [found] = with_fit([Reconstruction(images, torch.tensor([3]))], [seen], model)
+        assert found.fit is not None
+        assert found.fit > EXPLAINS
+    [found] = with_fit([Reconstruction(digit(3), torch.tensor([3]))], [seen], model)
+    assert found.fit is not None
+    assert found.fit < EXPLAINS
 
 
 def test_a_fit_is_how_far_what_was_found_has_the_gradient() -> None:
@@ -824,7 +847,13 @@ def test_a_fit_is_how_far_what_was_found_has_the_gradient() -> None:
         return with_fit([found], [seen], model)[0].fit
 
     assert (fit(right) or 0) < 1e-3
-    assert EXPLAINS < (fit(replace(right, images=digit(0))) or 0) < 1
+    assert (fit(replace(right, images=digit(0))) or 0) > EXPLAINS
+    assert fit(replace(right, images=torch.full((1, 1, 8, 8), 0.5))) == 1
+    decayed = replace(seen, local=LocalTraining(weight_decay=1.0))
+    decayed = replace(decayed, update={name: t + decayed.weights[name] for name, t in seen.update.items()})
+    assert (fit(right, decayed) or 0) < 1e-3, "the decay is no part of the gradient"
+    broken = replace(seen, update={name: t * torch.nan for name, t in seen.update.items()})
+    assert fit(right, broken) is None
     assert fit(replace(right, status="diverged")) is None
     assert fit(right, replace(seen, local=LocalTraining(steps=2, lr=0.1))) is None
     assert fit(replace(right, images=torch.zeros(1, 5))) is None, "the model does not take it"

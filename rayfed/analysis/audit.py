@@ -88,7 +88,7 @@ TWINS: dict[str, tuple[str, ...]] = {
 }
 """What attackers are granted, by name."""
 EXPLAINS = 0.1
-"""Sine of the angle to the gradient that was seen up to which samples explain it."""
+"""Share of a grey sample's distance from the gradient that was seen (`fit`) up to which samples explain it."""
 UNEXPLAINED = "no attack found a sample that has this gradient, as the one behind it has"
 FEWEST, MOST = 40, 24_000
 """Evaluations of a search, whatever the budget: fewer often find nothing where a few more do."""
@@ -199,7 +199,7 @@ def data_section(
     if targets:
         return {"name": "table", "path": data, "targets": list(targets)}
     named = {} if label is None else {"label_column": label}
-    if label is None and image_masks.is_given(path):
+    if label is None and text is None and image_masks.is_given(path):
         return {"name": "image_masks", "root": data} | resized
     if path.is_dir() and hugging_face.splits(path):
         return {"name": "hugging_face", "root": data} | named | resized
@@ -368,12 +368,14 @@ def findings(
     undefended: Collection[str] = (UNDEFENDED,),
     finished: bool = True,
     closed: Collection[str] = CLOSED_FORMS,
+    changed: bool = False,
 ) -> list[Finding]:
     """Return what was found, arm by arm and batch size by batch size, in the order of the rows.
 
     `untimed` are the titles (`title`) of searches that had `FEWEST` evaluations because nothing told their speed;
     `undefended` the arms on which attacks show that they work; `closed` the labels, or names, of closed forms. Of a run
-    that has not `finished`, nothing but leaks is said.
+    that has not `finished`, nothing but leaks is said. With `changed` a defence may have changed what those arms send,
+    so that the samples themselves need not explain it.
     """
     cells: dict[tuple[str, int], list[Row]] = {}
     for row in attacks:
@@ -387,7 +389,8 @@ def findings(
     found = []
     for arm, batch in ordered:
         compared = any((one, batch) in cells for one in undefended)
-        one = _finding(cells[arm, batch], criterion, leaking.get(batch, set()), untimed, arm in undefended, closed)
+        bare = arm in undefended
+        one = _finding(cells[arm, batch], criterion, leaking.get(batch, set()), untimed, bare, closed, changed)
         if one.state == "inconclusive" and not compared:
             one = replace(one, lacking=one.lacking or "nothing was attacked without a defence")
         if one.state != "leaks" and not finished:
@@ -403,6 +406,7 @@ def _finding(
     untimed: Collection[str],
     bare: bool,
     closed: Collection[str],
+    changed: bool,
 ) -> Finding:
     """Return what was found in one cell; `leaking` are attacks and the samples that leak to them without a defence."""
     finite = [(value, row) for row in rows if (value := criterion.nearness(row)) is not None]
@@ -424,7 +428,7 @@ def _finding(
     told = {(row["attack"], *_sample(row)) for row in rows} - {(row["attack"], *_sample(row)) for row in silent}
     unplayed = [row for row in rows if row["status"] == UNPLAYED]
     broken = any(row["status"] != "not applicable" and (bare or row["status"] != "ok") for row in silent)
-    if bare and not _explained([row for _, row in finite]):
+    if bare and not changed and not _explained([row for _, row in finite]):
         lacking = lacking or UNEXPLAINED
     if not finite or not answered or not leaking <= told or broken:
         state: State = "not measured"
@@ -482,11 +486,9 @@ def _explained(rows: Sequence[Row]) -> bool:
     The sample itself has it, so an attack whose answer has not was not done with looking. Tables of earlier versions,
     and updates of several local steps, do not say.
     """
-    nearest: dict[tuple[Any, ...], float] = {}
-    for row in rows:
-        if (fit := row.get("fit")) is not None:
-            nearest[_sample(row)] = min(fit, nearest.get(_sample(row), fit))
-    return all(fit <= EXPLAINS for fit in nearest.values())
+    fits = [(_sample(row), row["fit"]) for row in rows if row.get("fit") is not None]
+    explained = {sample for sample, fit in fits if fit <= EXPLAINS}
+    return not fits or explained >= {_sample(row) for row in rows}
 
 
 def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:

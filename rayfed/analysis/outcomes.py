@@ -197,7 +197,8 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> str:
     if all(row["status"] == _INAPPLICABLE and not (row["message"] or "").startswith(HIDDEN) for row in rows):
         return _INAPPLICABLE
     closed = closed_forms(scenario)
-    found = findings(rows, criterion_of(scenario, rows), undefended=[rows[0]["arm"]], closed=closed)
+    arm, criterion = rows[0]["arm"], criterion_of(scenario, rows)
+    found = findings(rows, criterion, undefended=[arm], closed=closed, changed=not undefended(scenario, arm))
     return weightiest(found)
 
 

@@ -26,8 +26,8 @@ class Reconstruction:
     """The attack's own final objective, by which restarts are compared; of closed forms the sine of the angle between
     the gradient at what was found and the observed one, NaN where labels and images are not matched."""
     fit: float | None = None
-    """The sine of the angle between the gradient at these samples and labels and the observed one; filled in after the
-    attack (`rayfed.attacks.fit`)."""
+    """How far the gradient at these samples and labels is from the observed one, as a share of a grey sample's; filled
+    in after the attack (`rayfed.attacks.fit`)."""
     trace: list[tuple[int, float]] = field(default_factory=list)
     """(iteration, objective) pairs along the way."""
     snapshots: tuple[tuple[int, Tensor], ...] = ()

@@ -75,19 +75,21 @@ def _read(probed: Probe, observation: Observation, layer: Layer) -> Reconstructi
     if not lengths.any():
         return nothing_found(observation, f"no entry of the gradient of '{layer.weight}' is finite and not 0")
     sizes, counts = weight.abs()[weight != 0], (weight != 0).sum(0).to(weight)
-    if counts.amin() < counts.amax() and sizes.max() - sizes.min() <= _SAME * sizes.max():
-        bias, lengths = None, counts
-    features = [lengths / lengths.max()]
+    of_one_size = counts.amin() < counts.amax() and sizes.max() - sizes.min() <= _SAME * sizes.max()
+    largest = counts if of_one_size else lengths
+    scaled: list[Tensor] = []
     if bias is not None:
         bias = bias.nan_to_num(0, 0, 0)
-        features = [weight.sum(0) / bias.sum(), lengths / bias.norm(), *features]
+        scaled = [lengths / bias.norm()]
+        if bias.sum().abs() > _SAME * bias.norm():  # that of a head's biases is 0
+            scaled.insert(0, weight.sum(0) / bias.sum())
     shape = (1, *observation.sample.shape)
-    for entered in features[:-1]:
+    for entered in scaled:
         if entered.isfinite().all():
             images = _solved(probed, layer, entered, shape)
             if ((images >= -_SLACK) & (images <= 1 + _SLACK)).all():
                 return answer(probed, observation, images, aligned=True)
-    return answer(probed, observation, _solved(probed, layer, features[-1], shape), aligned=True)
+    return answer(probed, observation, _solved(probed, layer, largest / largest.max(), shape), aligned=True)
 
 
 def _solved(probed: Probe, layer: Layer, features: Tensor, shape: tuple[int, ...]) -> Tensor:

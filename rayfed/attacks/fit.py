@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rayfed import gradients
 from rayfed.attacks.base import Reconstruction
@@ -16,34 +17,44 @@ from rayfed.update import Observation
 def with_fit(
     found: Sequence[Reconstruction], observations: Sequence[Observation], model: nn.Module
 ) -> list[Reconstruction]:
-    """Return reconstructions with their `fit`: the sine of the angle between their gradient and the observed one.
+    """Return reconstructions with their `fit`: how far their gradient is from the observed one, beside a grey sample's.
 
-    It is near 0 for the samples themselves, and for others that the gradient does not tell from them; 1 at most. It is
-    None where there is nothing to compare: after several local steps, without samples or an update, or where the model
-    does not take what was found.
+    Both are sines of angles, with the labels that were found: 0 of the samples themselves and of others that the
+    gradient does not tell from them, 1 and more of what explains no more than nothing. It is None where there is
+    nothing to compare: after several local steps, without samples or an update, where values of the update are not
+    finite, or where the model does not take what was found.
     """
     network = without_tracking(model)
-    return [replace(one, fit=_sine(one, seen, network)) for one, seen in zip(found, observations, strict=True)]
+    return [replace(one, fit=_fit(one, seen, network)) for one, seen in zip(found, observations, strict=True)]
 
 
-def _sine(found: Reconstruction, observation: Observation, network: nn.Module) -> float | None:
+def _fit(found: Reconstruction, observation: Observation, network: nn.Module) -> float | None:
     if found.status != "ok" or not observation.update or observation.local.steps > 1:
         return None
-    device = next(iter(observation.weights.values())).device
-    network = network.to(device)
-    images, labels = found.images.to(device), found.labels.to(device)
+    blank = observation.sample.blank(len(found.images))
+    grey = blank + 0.5 if blank.is_floating_point() else blank
     try:
-        own, _ = gradients.gradient(network, observation.weights, buffers_for(network, observation), images, labels)
+        own, other = (_sine(images, found.labels, observation, network) for images in (found.images, grey))
+    except (torch.OutOfMemoryError, MemoryError):  # which the caller answers by a smaller group
+        raise
     except Exception:  # whatever a user's model, or one that lacks a private part, raises: then nothing is compared
         return None
-    names = [name for name in observation.update if name in own]
-    one, other = (
-        gradients.flatten({name: tensors[name].double() for name in names}) for tensors in (own, observation.update)
-    )
-    known = one.isfinite() & other.isfinite()
-    one, other = one[known], other[known]
+    if own is None or other is None:
+        return None
+    return own / other if other else 1.0
+
+
+def _sine(images: Tensor, labels: Tensor, observation: Observation, network: nn.Module) -> float | None:
+    """Return the sine of the angle between the gradient at samples and the observed one; None where there is none."""
+    device = next(iter(observation.weights.values())).device
+    network = network.to(device)
+    buffers = buffers_for(network, observation)
+    found, _ = gradients.gradient(network, observation.weights, buffers, images.to(device), labels.to(device))
+    seen = {name: tensor for name, tensor in observation.gradient.items() if name in found}
+    one = gradients.flatten({name: found[name].double() for name in seen})
+    other = gradients.flatten({name: tensor.double() for name, tensor in seen.items()})
     lengths = float(one.norm() * other.norm())
-    if not lengths:
+    if not lengths or lengths != lengths or lengths == float("inf"):
         return None
     cosine = float(one @ other) / lengths
     return max(0.0, 1 - cosine * cosine) ** 0.5 if cosine > 0 else 1.0

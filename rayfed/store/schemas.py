@@ -152,8 +152,8 @@ TABLES: dict[str, pa.Schema] = {
             _value(
                 "fit",
                 _real,
-                "sine of the angle between the gradient of what it found and the one seen: near 0 where it explains "
-                "that; null after several local steps",
+                "angle between the gradient of what it found and the one seen, beside a grey sample's (ratio of "
+                "sines): 0 where it explains that; null after several local steps",
             ),
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),

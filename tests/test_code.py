@@ -14,7 +14,7 @@ from benchmarks.planted_defences import KnownNoise, OnUpdate, drawn_like, mirror
 from rayfed import scenario
 from rayfed.attacks.base import not_applicable
 from rayfed.attacks.undone import noted, undone
-from rayfed.client.grants.code import Undo
+from rayfed.client.grants.code import SharedNoise, Undo
 from rayfed.client.sent import Sent
 from rayfed.defences.base import Defence, Task
 from rayfed.engine.inputs import prepare
@@ -26,12 +26,12 @@ from rayfed.update import Named, Update
 MISTAKES = "benchmarks.planted_defences"
 
 
-def observed(*defences: dict[str, Any], knowledge: tuple[str, ...] = ("code",)) -> Any:
+def observed(*defences: dict[str, Any], knowledge: tuple[str, ...] = ("code",), hidden: tuple[int, ...] = (16,)) -> Any:
     """An observation of client 1, and the update as it would be without defences."""
     document = {
         "name": "t",
         "data": {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 20, "public": 0.1},
-        "model": {"name": "mlp", "hidden": [16]},
+        "model": {"name": "mlp", "hidden": list(hidden)},
         "federation": {"rounds": 1, "clients": 4},
         "arms": {"bare": [], "defended": list(defences)},
         "attacks": [{"name": "analytic", "observes": "gradient", "knowledge": list(knowledge)}],
@@ -241,6 +241,27 @@ def test_noise_that_several_values_share_leaves_what_it_does_not_add_to() -> Non
     assert torch.equal(seen.extra["undone"]["fc1.bias"], known["fc1.bias"]), "nothing was added to it"
     seen, bare = observed({"name": f"{MISTAKES}:NoiseOfColumns"})
     assert torch.linalg.matrix_rank(seen.extra["undone"]["fc1.weight"], rtol=1e-3) == 1
+
+
+def test_sums_in_which_masks_cancel_are_left_beside_a_tensor_of_two_rows() -> None:
+    """Of two rows the noise of one is that of the other turned round, and only there."""
+    seen, _ = observed({"name": f"{MISTAKES}:Cancelling"}, hidden=(16, 2))
+    assert torch.linalg.matrix_rank(seen.extra["undone"]["fc1.weight"], rtol=1e-3) == 1
+
+
+def test_what_is_shared_stays_where_it_is_next_to_nothing_and_passes_by_what_is_no_number() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values, noise = torch.randn(2000, generator=generator), torch.randn(1000, generator=generator)
+    number = torch.arange(2000) % 1000
+    signs = torch.ones(2000, dtype=torch.float64).index_fill(0, torch.arange(1000, 2000), -1.0)
+    noisy = Update(0, 0, {"w": values + 1e-6 * torch.cat([noise, -noise])}, {}, 1, 0.0)
+    assert torch.equal(Undo(shared=SharedNoise(number, 1e-6 * signs))(noisy)["w"], noisy.tensors["w"])
+    noisy = Update(0, 0, {"w": values + torch.cat([noise, -noise])}, {}, 1, 0.0)
+    noisy.tensors["w"][3] = torch.nan
+    found = Undo(shared=SharedNoise(number, signs))(noisy)["w"]
+    assert found.isnan().sum() == 1
+    sums, known = (part[:1000] + part[1000:] for part in (found, values))
+    assert torch.allclose(sums[4:], known[4:], atol=1e-4)
 
 
 def test_offset_and_order_together_are_taken_off() -> None:

@@ -67,6 +67,15 @@ def test_a_column_tells_its_pixel_by_its_sum_or_length(change: Callable[[Tensor]
     assert psnr(result.images, digit(3)) > least
 
 
+def test_values_of_one_size_need_not_be_places() -> None:
+    """Of two classes and pixels of two levels every product has one size, and the bias tells its scale."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    image = 0.4 * (digit(3) > 0.5).float()
+    (result,) = Columns().reconstruct([observe(model, image, torch.tensor([1]))], model, seeded(0))
+    assert psnr(result.images, image) > 60
+
+
 def test_lengths_without_a_sample_in_them_give_none() -> None:
     model, seen = behind(normal)
     (result,) = Columns().reconstruct([seen], model, seeded(0))

@@ -92,8 +92,22 @@ def lenet() -> nn.Module:
     )
 
 
+class Viewed(nn.Sequential):
+    """A convolution whose result is flattened by `view`, as it often is."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Linear(36, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in list(self)[:3]:
+            x = layer(x)
+        return self.head(x.view(-1, 36))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "lenet": lenet,
+    "viewed": Viewed,
     "residual": Residual,
     "places": Places,
     "frozen": Frozen,

@@ -23,11 +23,13 @@ from rayfed.client.augmentation import area_box, augmented
 from rayfed.client.runtime import Evaluation
 from rayfed.data.base import Dataset
 from rayfed.data.packing import pack
+from rayfed.data.sets.image_masks import is_given
 from rayfed.engine.evaluation import guesses
 from rayfed.engine.inputs import prepare
 from rayfed.errors import DataError, UserError
 from rayfed.gradients import gradient, per_sample_gradients, weights_of
 from rayfed.losses import PlaceCrossEntropy, attach
+from rayfed.metrics.masks import mask_iou
 from rayfed.models.build import build_model
 from rayfed.objective import NO_TARGET, overlap
 from rayfed.scenario import Augment, check
@@ -145,6 +147,10 @@ def test_masks_are_resized_with_their_images_by_the_nearest_pixel(tmp_path: Path
             lambda root: (root / "masks" / "3.png").write_bytes(encoded(Image.fromarray(classes_of(1)[0]), "JPEG")),
             r"masks.3\.png: it is a JPEG, which changes the numbers of classes: save masks as PNG",
         ),
+        (
+            lambda root: Image.fromarray(classes_of(1)[0]).save(root / "masks" / "3.png", bits=2),
+            r"masks.3\.png: it is a grey PNG of 2 bits, which is read as grey levels",
+        ),
         (lambda root: (root / "masks" / "3.png").write_bytes(b"no image"), r"masks.3\.png is no image"),
         (lambda root: written(root, 255 * classes_of(10, classes=2)), "class 0 alone, and 255, which counts as no"),
         (lambda root: written(root, 0 * classes_of(10)), r"class 0 alone$"),
@@ -228,6 +234,18 @@ def test_intersection_over_union_is_that_of_scikit_learn() -> None:
     assert found.iou == pytest.approx(expected, abs=1e-12)
     assert found.over(6).iou == pytest.approx(expected, abs=1e-12)
     assert np.isnan(Evaluation(0, 0, 0).iou)
+
+
+def test_pixels_without_a_class_in_either_mask_count_nothing() -> None:
+    one, other = torch.tensor([[[0, 1], [NO_TARGET, 1]]]), torch.tensor([[[0, 1], [1, NO_TARGET]]])
+    assert mask_iou(one, other).tolist() == mask_iou(other, one).tolist() == [1.0]
+
+
+def test_a_table_with_labels_or_texts_is_none_of_masks(tmp_path: Path) -> None:
+    for columns in ({"text": ["a"], "annotation": ["b"]}, {"label": [0], "mask": [b"png"]}):
+        file = tmp_path / f"{'-'.join(columns)}.parquet"
+        pq.write_table(pa.table(columns), file)
+        assert not is_given(file)
 
 
 def test_a_class_that_is_neither_predicted_nor_true_counts_in_no_mean() -> None:

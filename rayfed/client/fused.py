@@ -202,6 +202,15 @@ def _flatten(func: Any, input: Stacked, start_dim: int = 0, end_dim: int = -1) -
     return Stacked(_every(input).flatten(*(dim + (dim >= 0) for dim in (start_dim, end_dim))))
 
 
+def _view(func: Any, input: Tensor, *sizes: Any) -> Stacked | None:
+    """View each client's tensor in other sizes: what is contiguous of one client need not be so of all."""
+    shape = sizes[0] if sizes and isinstance(sizes[0], Sequence) else sizes
+    if not isinstance(input, Stacked) or not all(isinstance(size, int) for size in shape):
+        return None
+    every = _every(input)
+    return Stacked(every.reshape(len(every), *shape))
+
+
 def _all_stacked(*tensors: Tensor | None) -> bool:
     return all(tensor is None or isinstance(tensor, Stacked) for tensor in tensors)
 
@@ -232,6 +241,8 @@ _FORMS: dict[Any, Callable[..., Stacked | None]] = {
     **dict.fromkeys(_named("conv2d"), _conv2d),
     **dict.fromkeys(_named("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"), _pool),
     **dict.fromkeys(_named("flatten"), _flatten),
+    Tensor.view: _view,
+    Tensor.reshape: _view,
     **dict.fromkeys(_named("add", "add_", "sub", "mul", "div"), _pointwise),
     **dict.fromkeys(_named("relu", "relu_", "leaky_relu", "elu", "gelu", "silu", "hardtanh", "softplus"), _pointwise),
     **dict.fromkeys(_named("sigmoid", "tanh"), _pointwise),

@@ -73,7 +73,7 @@ class Evaluation(NamedTuple):
     """Cross entropy of all predicted tokens of texts."""
     tokens: float = 0.0
     """Number of these tokens."""
-    overlap: Tensor | float = 0.0
+    overlap: Tensor | float = 0  # a whole number, for sums of counts stay exact
     """Intersections and unions of the classes' pixels, (2, K), of masks; else 0."""
 
     @property

@@ -19,6 +19,8 @@ UNCOUNTED = 255
 _MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's modes of one whole number a pixel; of a palette it is the number that counts, not the colour."""
 _LOSSY = ("JPEG", "MPO")
+_DEPTH, _COLOUR = 24, 25
+"""Where a PNG says how many bits a channel has, and of what kind its colours are: 0 for grey."""
 
 
 def decode_masks(masks: Sequence[Encoded], images: Sequence[Encoded], size: int | None) -> tuple[np.ndarray, int]:
@@ -61,6 +63,12 @@ def _decode(mask: Encoded) -> np.ndarray:
             raise DataError(
                 f"a mask has one number for each pixel, its class, and this is in colour (mode {picture.mode}): save "
                 f"it as a greyscale PNG of the classes' numbers, or one with a palette"
+            )
+        header = content_of(mask)[: _COLOUR + 1]
+        if picture.format == "PNG" and header[_DEPTH] in (2, 4) and header[_COLOUR] == 0:
+            raise DataError(
+                f"it is a grey PNG of {header[_DEPTH]} bits, which is read as grey levels and not as the numbers of "
+                f"classes: save it with 8 bits, or with a palette"
             )
         classes = np.array(ImageOps.exif_transpose(picture)).astype(np.int64)
     return np.where(classes == UNCOUNTED, NO_TARGET, classes)

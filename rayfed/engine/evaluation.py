@@ -15,6 +15,7 @@ from rayfed.client.runtime import Evaluation
 from rayfed.client.sent import Split, State
 from rayfed.data.base import Dataset
 from rayfed.engine.executor import Call, Ref, Run
+from rayfed.errors import DataError
 from rayfed.losses import Loss
 from rayfed.objective import NO_TARGET
 
@@ -95,6 +96,8 @@ def guesses(data: Dataset, loss: Loss) -> Found:
 def _guesses_of_places(data: Dataset, loss: Loss) -> Found:
     """Return the performance of guessing classes of places by how often each occurs in the test split."""
     counts = np.bincount(data.test_labels[data.test_labels != NO_TARGET], minlength=1)
+    if not counts.any():
+        raise DataError("no place of the test labels has a class: nothing could be evaluated")
     shares = counts[counts > 0] / counts.sum()
     share = float(shares.max())
     accuracy = min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / len(data.test_labels)))

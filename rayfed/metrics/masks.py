@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 def mask_iou(true: Tensor, found: Tensor) -> Tensor:
     """Return the intersection over union of masks (N, H, W) int64, mean over the classes in either, (N,) float64.
 
-    Pixels that have no class in the true mask do not count; a mask without any is NaN.
+    Pixels that have no class in either mask do not count; masks without any other are NaN.
     """
     import torch
 
     from rayfed.objective import NO_TARGET
 
     shares = []
-    for own, other in ((a[a != NO_TARGET], b[a != NO_TARGET]) for a, b in zip(true, found, strict=True)):
+    for one, other in zip(true, found, strict=True):
+        counted = (one != NO_TARGET) & (other != NO_TARGET)
+        own, other = one[counted], other[counted]
         if not len(own):
             shares.append(torch.nan)
             continue

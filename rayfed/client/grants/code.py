@@ -6,8 +6,8 @@ guessed, or drawn once), the order into which values are put and the factor by w
 affine map of all of them, rounded or not. Of an offset that is random in a few directions alone the attacker estimates
 how far it goes: a gradient has many values near zero, so the smallest absolute deviations count. So where several
 values share one random number, whatever the factors. Of masks that cancel in some sums of a layer's rows, or of its
-columns, these sums are left. Where signs alone are random, all magnitudes are
-what is left: those of a product are the product of the magnitudes.
+columns, these sums are left. Where signs alone are random, all magnitudes are what is left: those of a product are the
+product of the magnitudes.
 
 What the defences make of everybody's samples before training is undone in what an attack has found (`AsTrained`).
 """
@@ -38,6 +38,8 @@ _MOST_ROWS = 1024
 _REWEIGHTED = 60
 _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
+_SLIGHT = 1e-2
+"""Size of noise beside that of the values below which it is left on them."""
 _PROPORTIONAL = 1e-5
 """Relative difference up to which the answers of two values are multiples of each other."""
 _SAME = 1e-3
@@ -63,28 +65,35 @@ class Moved(NamedTuple):
         return torch.zeros_like(values).scatter(0, order[sent], values[sent] / factor[sent])
 
 
-class Bound(NamedTuple):
+class SharedNoise(NamedTuple):
     """Values to which multiples of the same random number are added."""
 
     number: Tensor
     """(D,) int64, which of the random numbers."""
     factor: Tensor
-    """(D,), how often it is added; 0 to values that share theirs with no other."""
+    """(D,), the usual size of what is added, with its sign; 0 where a number is shared with no other value."""
 
     def back(self, values: Tensor) -> Tensor:
-        """Return values (D,) less the multiples that leave the smallest absolute sum with each number."""
+        """Return values (D,) less the multiples that leave the smallest absolute sum with each number.
+
+        Where they are next to nothing beside the values, they stay: less would be left without them than with them.
+        """
         import torch
 
-        number, factor = self.number.to(values.device), self.factor.to(values.device)
-        precise = values.double()
+        number, factor, precise = self.number.cpu(), self.factor.cpu(), values.double().cpu()
+        known = precise.isfinite() & (factor != 0)
+        size = precise[known].norm()
+        if factor[known].norm() <= _SLIGHT * size:
+            return values
+        precise, factor = precise.nan_to_num(0, 0, 0), factor * known
         zeros, tiny = precise.new_zeros(int(number.max()) + 1), torch.finfo(torch.float64).tiny
-        weights = factor.abs().sign()
+        weights, left = known.double(), precise
         for _ in range(_REWEIGHTED):
             sizes = zeros.scatter_add(0, number, weights * factor * factor)
             found = zeros.scatter_add(0, number, weights * factor * precise) / sizes.clamp(min=tiny)
             left = precise - found[number] * factor
-            weights = 1 / left.abs().clamp(min=1e-9 * float(precise.abs().max()))
-        return left.to(values)
+            weights = known / left.abs().clamp(min=max(1e-9 * float(size), tiny))
+        return torch.where(known.to(values.device), left.to(values), values)
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,7 @@ class Undo:
     """(D,), what is added to every update."""
     directions: Tensor | None = None
     """(D, R) orthonormal, in which something random is added."""
-    bound: Bound | None = None
+    shared: SharedNoise | None = None
     """Which values share a random number that is added."""
     quiet: Mapping[str, Tensor] = field(default_factory=dict)
     """By tensor (n, ...), the sums of rows (n, q), orthonormal, to which nothing random is added."""
@@ -106,7 +115,7 @@ class Undo:
     @property
     def known(self) -> bool:
         """Whether any change is known."""
-        parts = self.offset, self.directions, self.bound, self.moved
+        parts = self.offset, self.directions, self.shared, self.moved
         return self.unsigned or bool(self.quiet) or any(part is not None for part in parts)
 
     def __call__(self, update: Update) -> Named:
@@ -119,8 +128,8 @@ class Undo:
         if self.directions is not None:
             directions = self.directions.to(values.device).double()
             values = values - (directions @ _least_absolute(directions, values.double())).to(values)
-        if self.bound is not None:
-            values = self.bound.back(values)
+        if self.shared is not None:
+            values = self.shared.back(values)
         if self.moved is not None:
             values = self.moved.back(values)
         tensors = unflatten(values.abs() if self.unsigned else values, update.tensors)
@@ -239,9 +248,10 @@ def _rehearsed(observed: ObservedClient) -> Undo:
     if (answers - answers[0]).abs().max() > 1e-6 * answers.abs().max():
         answers = _drawn(observed, answers)
         directions = _few_directions(answers)
-        bound = _bound(observed, answers) if directions is None else None
-        quiet = _quiet(observed, answers) if directions is None and bound is None else {}
-        return Undo(directions=directions, bound=bound, quiet=quiet)
+        if directions is not None:
+            return Undo(directions=directions)
+        shared = _shared(observed, answers)
+        return Undo(shared=shared, quiet=_quiet(observed, answers, shared))
     offset = answers[0] if _holds(observed, answers[0]) else torch.zeros_like(answers[0])
     return replace(_moves(observed, offset), offset=offset if offset.any() else None)
 
@@ -325,9 +335,10 @@ def _drawn(observed: ObservedClient, answers: Tensor) -> Tensor:
     return torch.cat([answers, *(_answer(observed, None, seed)[None] for seed in more)])
 
 
-def _quiet(observed: ObservedClient, answers: Tensor) -> Named:
+def _quiet(observed: ObservedClient, answers: Tensor, shared: SharedNoise | None) -> Named:
     """Return the row combinations (n, q), orthonormal, to which no answer (M, D) to zeros adds, by tensor.
 
+    Tensors with `shared` noise, which is taken off, are left out.
     Half of the answers propose them. The other half confirms them, for a few answers have such sums by chance, and so
     does the answer to a gradient: what is sent in its place has none of its sums.
     """
@@ -339,7 +350,10 @@ def _quiet(observed: ObservedClient, answers: Tensor) -> Named:
     given = torch.randn(answers.shape[1], generator=torch.Generator().manual_seed(0)).to(answers)
     drawn = [unflatten(answer, like) for answer in answers.double()]
     sent, wanted = (unflatten(values.double(), like) for values in (_answer(observed, given, 0), given))
-    for name in (name for name, tensor in like.items() if tensor.ndim and len(tensor) <= _MOST_ROWS):
+    taken = {} if shared is None else unflatten(shared.factor, like)
+    for name, tensor in like.items():
+        if not tensor.ndim or len(tensor) > _MOST_ROWS or (name in taken and taken[name].any()):
+            continue
         rows = [one[name].reshape(len(one[name]), -1) for one in (*drawn, sent, wanted)]
         half, other = torch.cat(rows[:-2:2], 1), torch.cat(rows[1:-2:2], 1)
         sizes, sums = torch.linalg.eigh(half @ half.T)
@@ -350,10 +364,10 @@ def _quiet(observed: ObservedClient, answers: Tensor) -> Named:
     return found
 
 
-def _bound(observed: ObservedClient, answers: Tensor) -> Bound | None:
+def _shared(observed: ObservedClient, answers: Tensor) -> SharedNoise | None:
     """Return which values share a random number in all answers (M, D) to zeros; None if none do.
 
-    An answer to a gradient confirms that nothing else is done to it.
+    Another answer, to a gradient, confirms that nothing else is done to it.
     """
     import torch
 
@@ -366,13 +380,13 @@ def _bound(observed: ObservedClient, answers: Tensor) -> Bound | None:
     apart = (ways[order][1:] - ways[order][:-1]).norm(dim=1) > _PROPORTIONAL
     number = torch.zeros_like(order)
     number[order[1:]] = apart.cumsum(0)
-    shared = (number.bincount()[number] > 1) & (sizes > _PROPORTIONAL * sizes.max())
-    if not shared.any():
+    several = (number.bincount()[number] > 1) & (sizes > _PROPORTIONAL * sizes.max())
+    if not several.any():
         return None
-    factor = sizes * (precise * ways.T).sum(0).sign() * shared
-    found = Bound(number, factor)
-    given = torch.randn(len(order), generator=torch.Generator().manual_seed(0)).to(answers)
-    sent, wanted = (found.back(values)[shared] for values in (_answer(observed, given, 0), given))
+    usual = sizes / len(answers) ** 0.5
+    found = SharedNoise(number, usual * (precise * ways.T).sum(0).sign() * several)
+    given = torch.randn(len(order), generator=torch.Generator().manual_seed(0)).to(answers) * usual.max().to(answers)
+    sent, wanted = (found.back(values)[several] for values in (_answer(observed, given, len(answers)), given))
     return found if _alike(sent, wanted) else None
 
 

@@ -164,7 +164,16 @@ def is_given(path: Path) -> bool:
     """Return whether a folder or file, as a user names it, is such a data set."""
     if path.is_dir():
         return _is_split(path) or _is_split(path / "train") or any(map(is_given, sorted(path.glob("*.parquet"))[:1]))
-    return path.suffix == ".parquet" and path.is_file() and mask_column(path) is not None
+    return path.suffix == ".parquet" and path.is_file() and _holds_masks(path)
+
+
+def _holds_masks(path: Path) -> bool:
+    """Return whether a Parquet file has a column of encoded masks, and none of labels, which it may be about."""
+    column = mask_column(path)
+    if column is None or "label" in map(str.lower, _names(path)):
+        return False
+    kind = schema_of(path).field(column).type
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind))
 
 
 def mask_column(path: Path) -> str | None:

@@ -157,7 +157,9 @@ def test_public_data_are_shown_without_a_warning_and_no_others(tmp_path: Path) -
     folder = make_run(str(tmp_path), {"none": []}, {"dlg": 1.0})
     assert samples.shown([{"data": {"name": "digits"}}]).mode == "all"
     assert samples.warning(folder) is None
-    private = "image_folder", "image_table", "hugging_face", "table", "text_table", "words", "arrow", "parquet"
+    private = (
+        "image_folder", "image_table", "image_masks", "hugging_face", "table", "text_table", "words", "arrow", "parquet"
+    )  # fmt: skip
     given = {"root": "r", "path": "p", "table": "t", "train": "t", "test": "t"}
     assert [
         name for name in TABLE if not is_public({"name": name, **given, "root": None if name == "text" else "r"})

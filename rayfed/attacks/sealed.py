@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from math import nan
 from time import perf_counter
@@ -77,8 +78,18 @@ def _played(
     if isinstance(method, InferenceAttack):
         guesses: Sequence[Guess] = method.infer(observations, model, generators)
     else:
-        guesses = with_fit(method.reconstruct(observations, model, generators), observations, model)
+        seen = _copies(observations)  # an attack may write on what it is given
+        guesses = with_fit(method.reconstruct(observations, model, generators), seen, model)
     return [noted(guess, observation) for guess, observation in zip(guesses, observations, strict=True)]
+
+
+def _copies(observations: Sequence[Observation]) -> list[Observation]:
+    """Return the observations with copies of weights, buffers and updates; what they share, the copies share."""
+    parts = deepcopy([(one.weights, one.buffers, one.update) for one in observations])
+    return [
+        replace(one, weights=weights, buffers=buffers, update=update)
+        for one, (weights, buffers, update) in zip(observations, parts, strict=True)
+    ]
 
 
 def _opened(observation: Observation, sealed: Encrypted, pair: bytes) -> Observation:

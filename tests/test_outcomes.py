@@ -39,6 +39,18 @@ def test_a_row_for_every_arm_and_attack(tmp_path: Path) -> None:
     assert found["idle", None]["pmm"] == pytest.approx(0.7 / 0.9)
 
 
+def test_behind_a_defence_the_sample_need_not_explain_what_was_sent(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"none": [], "noise": ["gaussian"]}})
+    far = {"psnr": 8.0, "above_guessing": -5.0, "told_apart": 0.0}
+    rows = [attacked("none", "dlg", i, psnr=60.0, fit=0.0) for i in (0, 1)]
+    rows += [attacked("noise", "dlg", i, fit=0.9, **far) for i in (0, 1)]
+    folder.write_part("attacks", 0, rows)
+    assert [row["verdict"] for row in outcomes(folder)] == ["leaks", "not reconstructed"]
+    other = small_run(str(tmp_path / "other"), {"arms": {"none": []}})
+    other.write_part("attacks", 0, [attacked("none", "dlg", i, fit=0.9, **far) for i in (0, 1)])
+    assert [row["verdict"] for row in outcomes(other)] == ["inconclusive"]
+
+
 def test_updates_on_which_an_attack_broke_off_are_counted(tmp_path: Path) -> None:
     attacks = [{"name": "dlg"}, {"name": "analytic", "label": "rows"}]
     folder = small_run(str(tmp_path), {"attacks": attacks})

@@ -65,7 +65,15 @@ def rehearsed(
 
 
 def row(arm: str, batch: int, psnr: float | None, attack: str = "a", **more: Any) -> dict[str, Any]:
-    usual = {"victim": 0, "sample": 0, "distortion": 0.0, "above_guessing": 5.0, "told_apart": 1.0, "knowledge": ""}
+    usual = {
+        "victim": 0,
+        "sample": 0,
+        "distortion": 0.0,
+        "above_guessing": 5.0,
+        "told_apart": 1.0,
+        "knowledge": "",
+        "fit": 0.01,
+    }
     usual |= {"status": "ok" if psnr is not None else "not applicable", "message": ""}
     return {"arm": arm, "batch_size": batch, "attack": attack, "psnr": psnr, **usual, **more}
 
@@ -818,6 +826,8 @@ def test_an_undefended_gradient_that_nothing_found_explains_is_inconclusive() ->
     assert states(row("none", 1, 8.0, fit=0.01), row("none", 1, 8.0, fit=None, **other)) == {
         ("none", 1): "inconclusive"
     }
+    # nor where no answer could be
+    assert states(row("none", 1, 8.0, fit=None)) == {("none", 1): "inconclusive"}
     [found] = audit.findings([row("none", 1, 8.0, fit=0.9)], IMAGES)
     assert "no attack found a sample that has this gradient" in audit.sentence([found], IMAGES)
 

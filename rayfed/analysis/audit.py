@@ -90,6 +90,7 @@ TWINS: dict[str, tuple[str, ...]] = {
 EXPLAINS = 0.1
 """Share of a grey sample's distance from the gradient that was seen (`fit`) up to which samples explain it."""
 UNEXPLAINED = "no attack found a sample that has this gradient, as the one behind it has"
+INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
 FEWEST, MOST = 40, 24_000
 """Evaluations of a search, whatever the budget: fewer often find nothing where a few more do."""
 
@@ -428,8 +429,8 @@ def _finding(
     told = {(row["attack"], *_sample(row)) for row in rows} - {(row["attack"], *_sample(row)) for row in silent}
     unplayed = [row for row in rows if row["status"] == UNPLAYED]
     broken = any(row["status"] != "not applicable" and (bare or row["status"] != "ok") for row in silent)
-    if bare and not changed and not _explained([row for _, row in finite]):
-        lacking = lacking or UNEXPLAINED
+    if bare and not changed:
+        lacking = lacking or _unexplained([row for _, row in finite])
     if not finite or not answered or not leaking <= told or broken:
         state: State = "not measured"
     else:
@@ -480,15 +481,17 @@ def _finding(
     )
 
 
-def _explained(rows: Sequence[Row]) -> bool:
-    """Return whether of every sample something was found that has its gradient, as far as that is known.
+def _unexplained(rows: Sequence[Row]) -> str:
+    """Return why answers do not explain an undefended gradient; empty where each sample has one that does.
 
-    The sample itself has it, so an attack whose answer has not was not done with looking. Tables of earlier versions,
-    and updates of several local steps, do not say.
+    The sample itself has this gradient, so an attack whose answer has not was not done with looking. Tables of earlier
+    versions, and updates of several local steps, do not say how far they do.
     """
     fits = [(_sample(row), row["fit"]) for row in rows if row.get("fit") is not None]
     explained = {sample for sample, fit in fits if fit <= EXPLAINS}
-    return not fits or explained >= {_sample(row) for row in rows}
+    if explained >= {_sample(row) for row in rows}:
+        return ""
+    return UNEXPLAINED if fits else INCOMPARABLE
 
 
 def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:

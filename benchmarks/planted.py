@@ -195,6 +195,10 @@ def _mistakes() -> Iterator[Plant]:
     yield _defended("columns shuffled each", keys.summed, "ColumnsShuffled")
     yield _defended("magnitudes of columns with random signs", keys.lengths, "ColumnsShuffled", magnitudes=True)
     yield _defended("noise from one of 32 seeds", keys.of_a_few, "FewSeeds")
+    yield _defended("noise from one of 4,096 seeds", partial(keys.of_a_few, seeds=4096), "FewSeeds", seeds=4096)
+    yield _defended("the gradient in the last digits of noise", keys.undone(keys.beside_halves), "LastDigits")
+    thin = {"name": f"{DEFENCES}:LowRankNoise"}
+    yield Plant("noise of rank two", "Dense", keys.beyond_two, {"activation": "ReLU"}, thin)
     rounded = keys.undone(keys.mirrored_again, keys.least_squares)
     yield _defended("reflected at a known plane, 8 bits", rounded, "Mirrored", steps=255)
     for how in ("shuffled", "negative", "turned", "brightened"):

@@ -263,6 +263,30 @@ class FewSeeds(OnUpdate):
 
 
 @component
+class LastDigits(OnUpdate):
+    """Noise in halves, which leaves what is smaller."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Add rounded noise."""
+        return tensor + (2 * torch.randn(tensor.shape, generator=task.generator)).round() / 2
+
+
+@component
+class LowRankNoise(OnUpdate):
+    """Noise of rank two on matrices, and none on the rest."""
+
+    rank: int = 2
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Add the product of two narrow matrices."""
+        if tensor.ndim < 2:
+            return tensor
+        sides = (torch.randn(size, self.rank, generator=task.generator) for size in (len(tensor), tensor[0].numel()))
+        left, right = sides
+        return tensor + (left @ right.T).view_as(tensor)
+
+
+@component
 class NoiseInProportion(OnUpdate):
     """Noise in proportion to each value."""
 

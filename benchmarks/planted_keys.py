@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.planted_defences import drawn_like, factors_of, mirrored, repainted, seeded
 from rayfed import gradients
+from rayfed.client.grants.noise import least_absolute
 from rayfed.update import Named, Observation
 
 Key = Callable[[Observation, Any], Tensor]
@@ -266,10 +267,24 @@ def summed(seen: Observation, model: Any) -> Tensor:
 
 
 def of_a_few(seen: Observation, model: Any, seeds: int = 32) -> Tensor:
-    """Subtract the noise of each seed, and take what leaves a gradient of rank one."""
+    """Subtract the noise of each seed, and take what leaves the smallest values."""
     updates = (without_noise(seen.update, seen, model, 1.0, seed) for seed in range(seeds))
-    flattest = min(updates, key=lambda update: float(torch.linalg.svdvals(update["first.weight"])[1:].norm()))
-    return dense(replace(seen, update=flattest), model)
+    smallest = min(updates, key=lambda update: float(update["first.weight"].abs().median()))
+    return dense(replace(seen, update=smallest), model)
+
+
+def beside_halves(update: Named, seen: Observation, model: Any) -> Named:
+    """Subtract the nearest half from each value."""
+    return {name: tensor - (2 * tensor).round() / 2 for name, tensor in update.items()}
+
+
+def beyond_two(seen: Observation, model: Any) -> Tensor:
+    """Take the direction of the two rows without gradient off a row with one, so that most pixels are black."""
+    weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()
+    noise = torch.linalg.qr(weight[bias == 0][:2].T).Q
+    row = int(bias.abs().argmax())
+    left = weight[row] - noise @ least_absolute(noise, weight[row])
+    return (left / bias[row]).view(1, *seen.sample.shape).float()
 
 
 def medians(seen: Observation, model: Any) -> Tensor:

@@ -14,7 +14,8 @@ from benchmarks.planted_defences import KnownNoise, OnUpdate, drawn_like, mirror
 from rayfed import scenario
 from rayfed.attacks.base import not_applicable
 from rayfed.attacks.undone import noted, undone
-from rayfed.client.grants.code import SharedNoise, Undo
+from rayfed.client.grants.code import Undo
+from rayfed.client.grants.noise import LowRank, SharedNoise
 from rayfed.client.sent import Sent
 from rayfed.defences.base import Defence, Task
 from rayfed.engine.inputs import prepare
@@ -52,6 +53,14 @@ class OrderNoise(OnUpdate):
     def sent(self, tensors: Named, task: Task) -> Named:
         drawn = drawn_like(tensors, task.order % 2**63)
         return {name: tensor + drawn[name] for name, tensor in tensors.items()}
+
+
+@component
+class Eighths(OnUpdate):
+    """Values rounded to eighths."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        return (8 * tensor).round() / 8
 
 
 @component
@@ -241,6 +250,37 @@ def test_noise_that_several_values_share_leaves_what_it_does_not_add_to() -> Non
     assert torch.equal(seen.extra["undone"]["fc1.bias"], known["fc1.bias"]), "nothing was added to it"
     seen, bare = observed({"name": f"{MISTAKES}:NoiseOfColumns"})
     assert torch.linalg.matrix_rank(seen.extra["undone"]["fc1.weight"], rtol=1e-3) == 1
+
+
+@pytest.mark.parametrize("seeds", [2, 700])
+def test_noise_from_few_seeds_is_drawn_again(seeds: int) -> None:
+    seen, bare = observed({"name": f"{MISTAKES}:FewSeeds", "seeds": seeds})
+    assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-3 * bare.norm()
+
+
+def test_noise_in_whole_steps_leaves_what_lies_beside_them() -> None:
+    """Also where the same for all was added to it; what is rounded itself is whole steps, and nothing is beside."""
+    seen, bare = observed({"name": f"{MISTAKES}:LastDigits"}, {"name": f"{MISTAKES}:KnownNoise"})
+    small = bare.abs() < 0.2
+    assert small.sum() > 0.9 * len(small)
+    assert torch.allclose(flatten(seen.extra["undone"])[small], bare[small], atol=1e-5)
+    seen, _ = observed({"name": "gaussian", "sigma": 0.5}, {"name": f"{__name__}:Eighths"})
+    assert seen.extra["undone"] is None
+
+
+def test_noise_of_low_rank_is_what_rows_without_a_gradient_say() -> None:
+    seen, bare = observed({"name": f"{MISTAKES}:LowRankNoise"})
+    known = unflatten(bare, seen.update)["fc1.weight"]
+    assert (seen.update["fc1.weight"] - known).norm() > 10 * known.norm()
+    assert torch.allclose(seen.extra["undone"]["fc1.weight"], known, atol=1e-5)
+
+
+def test_noise_of_low_rank_stays_where_every_row_has_a_gradient() -> None:
+    draw = torch.Generator().manual_seed(0)
+    matrix = torch.randn(20, 30, generator=draw) + torch.randn(20, 2, generator=draw) @ torch.randn(
+        2, 30, generator=draw
+    )
+    assert torch.equal(LowRank(2).back(matrix), matrix)
 
 
 def test_sums_in_which_masks_cancel_are_left_beside_a_tensor_of_two_rows() -> None:

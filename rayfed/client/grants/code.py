@@ -16,10 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rayfed.client.grants.base import Grant
+from rayfed.client.grants.noise import (
+    BY_TENSOR,
+    SAME,
+    SharedNoise,
+    Steps,
+    Structure,
+    alike,
+    drawn_again,
+    least_absolute,
+)
 from rayfed.registry import component
 
 if TYPE_CHECKING:
@@ -33,17 +44,10 @@ _DRAWS = 4
 """Answers to a gradient of zeros, in whose differences random directions show."""
 _MOST_DRAWS, _HELD = 256, 2**22
 """Most answers that are drawn where they differ, and values in them all."""
-_MOST_ROWS = 1024
-"""Most rows of a tensor of which sums are looked for."""
-_REWEIGHTED = 60
+_ROUNDED = 32
+"""Answers whose values are compared."""
 _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
-_SLIGHT = 1e-2
-"""Size of noise beside that of the values below which it is left on them."""
-_PROPORTIONAL = 1e-5
-"""Relative difference up to which the answers of two values are multiples of each other."""
-_SAME = 1e-3
-"""Relative error up to which two answers are the same, as they are in 16 bits."""
 
 
 class Moved(NamedTuple):
@@ -60,40 +64,9 @@ class Moved(NamedTuple):
 
         order, factor = self.order.to(values.device), self.factor.to(values)
         sent = factor != 0
-        if values[~sent].norm() > _SAME * values.norm():
+        if values[~sent].norm() > SAME * values.norm():
             return values
         return torch.zeros_like(values).scatter(0, order[sent], values[sent] / factor[sent])
-
-
-class SharedNoise(NamedTuple):
-    """Values to which multiples of the same random number are added."""
-
-    number: Tensor
-    """(D,) int64, which of the random numbers."""
-    factor: Tensor
-    """(D,), the usual size of what is added, with its sign; 0 where a number is shared with no other value."""
-
-    def back(self, values: Tensor) -> Tensor:
-        """Return values (D,) less the multiples that leave the smallest absolute sum with each number.
-
-        Where they are next to nothing beside the values, they stay: less would be left without them than with them.
-        """
-        import torch
-
-        number, factor, precise = self.number.cpu(), self.factor.cpu(), values.double().cpu()
-        known = precise.isfinite() & (factor != 0)
-        size = precise[known].norm()
-        if factor[known].norm() <= _SLIGHT * size:
-            return values
-        precise, factor = precise.nan_to_num(0, 0, 0), factor * known
-        zeros, tiny = precise.new_zeros(int(number.max()) + 1), torch.finfo(torch.float64).tiny
-        weights, left = known.double(), precise
-        for _ in range(_REWEIGHTED):
-            sizes = zeros.scatter_add(0, number, weights * factor * factor)
-            found = zeros.scatter_add(0, number, weights * factor * precise) / sizes.clamp(min=tiny)
-            left = precise - found[number] * factor
-            weights = known / left.abs().clamp(min=max(1e-9 * float(size), tiny))
-        return torch.where(known.to(values.device), left.to(values), values)
 
 
 @dataclass(frozen=True)
@@ -106,8 +79,8 @@ class Undo:
     """(D, R) orthonormal, in which something random is added."""
     shared: SharedNoise | None = None
     """Which values share a random number that is added."""
-    quiet: Mapping[str, Tensor] = field(default_factory=dict)
-    """By tensor (n, ...), the sums of rows (n, q), orthonormal, to which nothing random is added."""
+    by_tensor: Mapping[str, Structure] = field(default_factory=dict)
+    """Structure of the noise on single tensors."""
     moved: Moved | None = None
     unsigned: bool = False
     """Whether signs are random, so that magnitudes alone are left."""
@@ -116,7 +89,7 @@ class Undo:
     def known(self) -> bool:
         """Whether any change is known."""
         parts = self.offset, self.directions, self.shared, self.moved
-        return self.unsigned or bool(self.quiet) or any(part is not None for part in parts)
+        return self.unsigned or bool(self.by_tensor) or any(part is not None for part in parts)
 
     def __call__(self, update: Update) -> Named:
         """Return the tensors of an update before the known changes."""
@@ -127,13 +100,13 @@ class Undo:
             values = values - self.offset.to(values)
         if self.directions is not None:
             directions = self.directions.to(values.device).double()
-            values = values - (directions @ _least_absolute(directions, values.double())).to(values)
+            values = values - (directions @ least_absolute(directions, values.double())).to(values)
         if self.shared is not None:
             values = self.shared.back(values)
         if self.moved is not None:
             values = self.moved.back(values)
         tensors = unflatten(values.abs() if self.unsigned else values, update.tensors)
-        return {name: _kept(tensor, self.quiet.get(name)) for name, tensor in tensors.items()}
+        return {n: self.by_tensor[n].back(tensor) if n in self.by_tensor else tensor for n, tensor in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -191,10 +164,11 @@ class KnownCode(Grant):
 
 
 def _undone(observed: ObservedClient, update: Update) -> Named | Undo | str | None:
+    from rayfed.gradients import flatten
     from rayfed.update import UNREHEARSED
 
     try:
-        undo = _rehearsed(observed)
+        undo = _rehearsed(observed, flatten(update.tensors) if update.tensors else None)
         if undo.known:
             return undo(update) if update.tensors else undo
         if _reads_samples(observed):
@@ -232,11 +206,14 @@ def _reads_samples(observed: ObservedClient) -> bool:
     import torch
 
     one, other = (_answer(observed, None, 0, noise) for noise in (None, 1))
-    return bool((one - other).norm() > _SAME * torch.maximum(one.norm(), other.norm()))
+    return bool((one - other).norm() > SAME * torch.maximum(one.norm(), other.norm()))
 
 
-def _rehearsed(observed: ObservedClient) -> Undo:
-    """Return the changes that running the defences on the attacker's own gradients reveals."""
+def _rehearsed(observed: ObservedClient, values: Tensor | None) -> Undo:
+    """Return the changes that running the defences on the attacker's own gradients reveals.
+
+    Which noise of a small set was drawn for an update of these `values` (D,) is told by them alone.
+    """
     import torch
 
     answers = torch.stack([_answer(observed, None, seed) for seed in range(_DRAWS)])
@@ -246,12 +223,19 @@ def _rehearsed(observed: ObservedClient) -> Undo:
             return undo
         raise ArithmeticError("they make of zeros what is not finite")
     if (answers - answers[0]).abs().max() > 1e-6 * answers.abs().max():
-        answers = _drawn(observed, answers)
+        if not any(
+            defence.overrides("wrap_gradient") for defence in observed.arm.defences
+        ):  # which may search for long
+            sent = partial(_answer, observed, None, rounded=True)
+            drawn = None if values is None else drawn_again(sent, values)
+            if drawn is not None:
+                return Undo(offset=drawn)
+            answers = _drawn(observed, answers)
         directions = _few_directions(answers)
         if directions is not None:
             return Undo(directions=directions)
-        shared = _shared(observed, answers)
-        return Undo(shared=shared, quiet=_quiet(observed, answers, shared))
+        shared = SharedNoise.find(answers, lambda gradient: _answer(observed, gradient, len(answers)))
+        return Undo(shared=shared, by_tensor=_by_tensor(observed, answers, shared))
     offset = answers[0] if _holds(observed, answers[0]) else torch.zeros_like(answers[0])
     return replace(_moves(observed, offset), offset=offset if offset.any() else None)
 
@@ -283,15 +267,11 @@ def _before(sent: Callable[[Tensor], Tensor], target: Tensor, drawn: Callable[..
     one, other = drawn(2, len(target), generator=draw).to(target)
     half = torch.rand(len(target), generator=draw).to(target) < 0.5
     together, apart = sent(torch.where(half, one, other)), torch.where(half, sent(one), sent(other))
-    if _alike(together, apart):
+    if alike(together, apart):
         found = _bisected(sent, target) if len(together.unique()) > len(together) / 2 else None
     else:
         found = _unmixed(sent, target)
-    return None if found is None or _alike(found, target) else found
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).norm() <= _SAME * other.norm())
+    return None if found is None or alike(found, target) else found
 
 
 def _bisected(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
@@ -306,7 +286,7 @@ def _bisected(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None
         below = (sent(middle) < target) == rising
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     found = ((low + high) / 2).masked_fill(still, 0)
-    return found if _alike(sent(found), target) else None
+    return found if alike(sent(found), target) else None
 
 
 def _unmixed(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
@@ -319,84 +299,44 @@ def _unmixed(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
         return None
     # what nothing tells of stays 0.5
     found, residual = solve(lambda raised: sent(raised - 0.5), target, target.shape, affine=True)
-    return found - 0.5 if residual <= _SAME else None
+    return found - 0.5 if residual <= SAME else None
 
 
 def _drawn(observed: ObservedClient, answers: Tensor) -> Tensor:
-    """Return further answers (M, D) to zeros under own randomness, as many as fit into memory.
-
-    A defence that works on each gradient may search for long: of those the few that there are have to do.
-    """
+    """Return different answers (M, D) to zeros under own randomness, further ones too, as many as fit into memory."""
     import torch
 
-    if any(defence.overrides("wrap_gradient") for defence in observed.arm.defences):
-        return answers
     more = range(len(answers), max(len(answers), min(_MOST_DRAWS, _HELD // answers.shape[1])))
-    return torch.cat([answers, *(_answer(observed, None, seed)[None] for seed in more)])
+    found: Tensor = torch.cat([answers, *(_answer(observed, None, seed)[None] for seed in more)]).unique(dim=0)
+    return found
 
 
-def _quiet(observed: ObservedClient, answers: Tensor, shared: SharedNoise | None) -> Named:
-    """Return the row combinations (n, q), orthonormal, to which no answer (M, D) to zeros adds, by tensor.
+def _by_tensor(observed: ObservedClient, answers: Tensor, shared: SharedNoise | None) -> dict[str, Structure]:
+    """Return the structure of the noise on each tensor that has one, seen in answers (M, D) to zeros.
 
     Tensors with `shared` noise, which is taken off, are left out.
-    Half of the answers propose them. The other half confirms them, for a few answers have such sums by chance, and so
-    does the answer to a gradient: what is sent in its place has none of its sums.
     """
     import torch
 
     from rayfed.gradients import unflatten
 
-    like, found = _own_task(observed, 0).weights, {}
+    like = _own_task(observed, 0).weights
     given = torch.randn(answers.shape[1], generator=torch.Generator().manual_seed(0)).to(answers)
-    drawn = [unflatten(answer, like) for answer in answers.double()]
-    sent, wanted = (unflatten(values.double(), like) for values in (_answer(observed, given, 0), given))
+    rounded = torch.stack([_answer(observed, None, seed, rounded=True) for seed in range(min(_ROUNDED, len(answers)))])
+
+    def sent(name: str, rounded: bool, size: float) -> tuple[Tensor, Tensor]:
+        made = _answer(observed, size * given, 0, rounded=rounded)
+        return unflatten(made, like)[name], unflatten(size * given, like)[name]
+
+    def structure(name: str) -> Structure | None:
+        drawn, exact = (torch.stack([unflatten(one, like)[name] for one in many]) for many in (answers, rounded))
+        whole = Steps.find(exact, partial(sent, name, True))
+        rest = (find(drawn, partial(sent, name, False)) for find in BY_TENSOR)
+        return whole or next((found for found in rest if found is not None), None)
+
     taken = {} if shared is None else unflatten(shared.factor, like)
-    for name, tensor in like.items():
-        if not tensor.ndim or len(tensor) > _MOST_ROWS or (name in taken and taken[name].any()):
-            continue
-        rows = [one[name].reshape(len(one[name]), -1) for one in (*drawn, sent, wanted)]
-        half, other = torch.cat(rows[:-2:2], 1), torch.cat(rows[1:-2:2], 1)
-        sizes, sums = torch.linalg.eigh(half @ half.T)
-        sums = sums[:, sizes <= 1e-10 * sizes[-1]]
-        still = bool(half.any()) and sums.numel() and (sums.T @ other).norm() <= 1e-5 * other.norm()
-        if still and _alike(sums.T @ rows[-2], sums.T @ rows[-1]):
-            found[name] = sums
-    return found
-
-
-def _shared(observed: ObservedClient, answers: Tensor) -> SharedNoise | None:
-    """Return which values share a random number in all answers (M, D) to zeros; None if none do.
-
-    Another answer, to a gradient, confirms that nothing else is done to it.
-    """
-    import torch
-
-    precise = answers.double()
-    sizes = precise.norm(dim=0)
-    ways = (precise / sizes.clamp(min=torch.finfo(torch.float64).tiny)).T
-    ways = ways * ways.gather(1, ways.abs().argmax(1, keepdim=True)).sign()  # with sign, opposite noise is the same
-    seen = ways @ torch.randn(ways.shape[1], generator=torch.Generator().manual_seed(0)).to(ways)
-    order = seen.argsort()
-    apart = (ways[order][1:] - ways[order][:-1]).norm(dim=1) > _PROPORTIONAL
-    number = torch.zeros_like(order)
-    number[order[1:]] = apart.cumsum(0)
-    several = (number.bincount()[number] > 1) & (sizes > _PROPORTIONAL * sizes.max())
-    if not several.any():
-        return None
-    usual = sizes / len(answers) ** 0.5
-    found = SharedNoise(number, usual * (precise * ways.T).sum(0).sign() * several)
-    given = torch.randn(len(order), generator=torch.Generator().manual_seed(0)).to(answers) * usual.max().to(answers)
-    sent, wanted = (found.back(values)[several] for values in (_answer(observed, given, len(answers)), given))
-    return found if _alike(sent, wanted) else None
-
-
-def _kept(tensor: Tensor, sums: Tensor | None) -> Tensor:
-    """Return the part of a tensor (n, ...) in these row combinations (n, q); all of it without any."""
-    if sums is None:
-        return tensor
-    rows = tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
-    basis = sums.to(rows.device)
-    return (basis @ (basis.T @ rows.double())).to(tensor).view_as(tensor)
+    apart = [name for name in like if not (name in taken and taken[name].any())]
+    return {name: found for name in apart if (found := structure(name)) is not None}
 
 
 def _holds(observed: ObservedClient, offset: Tensor) -> bool:
@@ -408,11 +348,15 @@ def _holds(observed: ObservedClient, offset: Tensor) -> bool:
     return bool((common - offset).norm() < common.norm())
 
 
-def _answer(observed: ObservedClient, gradient: Tensor | None, seed: int, noise: int | None = None) -> Tensor:
+def _answer(
+    observed: ObservedClient, gradient: Tensor | None, seed: int, noise: int | None = None, rounded: bool = False
+) -> Tensor:
     """Return the defences' answer (D,) to a gradient, by default zeros, for the victim's number, unrounded.
 
-    The samples are blank, or noise of a seed.
+    The samples are blank, or noise of a seed. Only answers that are `rounded` are as they are sent.
     """
+    from contextlib import nullcontext
+
     import torch
 
     from rayfed.attacks.closed_form.probe import NotRounded
@@ -435,7 +379,7 @@ def _answer(observed: ObservedClient, gradient: Tensor | None, seed: int, noise:
         )
         return Update(observed.client, observed.round, tensors, {}, len(task.data.labels), loss=0.0)
 
-    with NotRounded():
+    with nullcontext() if rounded else NotRounded():
         return flatten(wrap_updates(update, defences)(task).tensors)
 
 
@@ -486,13 +430,13 @@ def _moves(observed: ObservedClient, offset: Tensor) -> Undo:
     order = torch.zeros_like(numbers)
     for bit in range(len(given).bit_length()):
         turned = answer(torch.where((numbers >> bit) % 2 == 1, -given, given), bit + 1)
-        if not torch.allclose(turned.abs(), first.abs(), rtol=_SAME, atol=1e-6 * float(offset.abs().max())):
+        if not torch.allclose(turned.abs(), first.abs(), rtol=SAME, atol=1e-6 * float(offset.abs().max())):
             return Undo()
         order |= (turned * first < 0).long() << bit
     sent = first != 0
     if len(order[sent].unique()) < sent.sum() or bool((order >= len(order)).any()):
         ratio = first.abs() / given.abs()
-        return Undo(unsigned=bool((ratio - ratio[0]).abs().max() < _SAME * ratio[0]))
+        return Undo(unsigned=bool((ratio - ratio[0]).abs().max() < SAME * ratio[0]))
     return Undo(moved=_checked(Moved(order, first / given[order]), answer))
 
 
@@ -509,12 +453,12 @@ def _checked(moved: Moved, answer: Callable[[Tensor, int], Tensor]) -> Moved | N
     for size, seed in ((1.0, 1), (0.01, 2)):
         expected, back = size * factor * other[order], answer(size * other, seed)
         sizes.append(back.norm() / expected.norm())
-        if (back / back.norm() - expected / expected.norm()).norm() > _SAME:
+        if (back / back.norm() - expected / expected.norm()).norm() > SAME:
             return None
     usual = factor[factor != 0].abs().median()
-    if (torch.stack(sizes) - 1).abs().max() > _SAME or (usual - 1).abs() < _SAME:
+    if (torch.stack(sizes) - 1).abs().max() > SAME or (usual - 1).abs() < SAME:
         factor, usual = factor / usual, torch.ones_like(usual)
-    factor = torch.where((factor - usual).abs() < 2 * _SAME * usual, usual, factor)
+    factor = torch.where((factor - usual).abs() < 2 * SAME * usual, usual, factor)
     sent, places = factor != 0, torch.arange(len(order), device=order.device)
     plain = torch.equal(order[sent], places[sent]) and bool((factor[sent] == 1).all())
     return None if plain else Moved(order, factor)
@@ -538,15 +482,3 @@ def _few_directions(answers: Tensor) -> Tensor | None:
         found: Tensor = directions[:rank].T
         return found
     return _few_directions(answers * shared) if (answers * shared).any() else None
-
-
-def _least_absolute(directions: Tensor, values: Tensor) -> Tensor:
-    """Return coefficients (R,) that minimise sum |values - directions @ c|, by iterative reweighting."""
-    import torch
-
-    coefficients = directions.T @ values
-    for _ in range(_REWEIGHTED):
-        weights = 1 / (values - directions @ coefficients).abs().clamp(min=1e-9 * float(values.abs().max()))
-        normal = (directions * weights[:, None]).T
-        coefficients = torch.linalg.solve(normal @ directions, normal @ values)
-    return coefficients

@@ -24,7 +24,7 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.fit import with_fit
 from rayfed.cli.options import of_fields
 from rayfed.engine import auditing, runs
-from rayfed.engine.attacking import Allowance
+from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.audit import Budget, TooShort, _not_measured
 from rayfed.engine.audit import rehearsed as rehearse
 from rayfed.engine.auditing import Fitted, Pace, Trial
@@ -38,6 +38,7 @@ from rayfed.models.describe import described
 from rayfed.report.terminal_run import RunView
 from rayfed.samples import Pixels
 from rayfed.scenario import Scenario
+from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 from rayfed.update import UNREHEARSED, LocalTraining, Observation
 from tests.attack_fixtures import digit, observe
 from tests.conftest import REPOSITORY
@@ -296,6 +297,47 @@ def test_a_little_time_that_is_gone_before_the_first_attack_still_gives_one_answ
     assert answered == (["none"] if seconds else []), "without any time nothing is played"
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1e9])
+def test_what_was_left_out_is_played_where_time_is_left_for_it(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("inverting_gradients", 1)))
+    planned = plan(batches=[1], samples=1, defences={})
+    loaded = scenario.parse(planned.scenario_text({audit.title(*search): 1 for search in planned.searches}))
+    titles = [f"inverting_gradients batch 1, {twin}" for twin in audit.TWINS]
+    left_out = {("none", title): (UNPLAYED, WANT_OF_TIME) for title in titles}
+    allowance = Allowance(600, left_out=left_out, spare=[Spare("none", titles, seconds)])
+    folder = runs.attack(loaded, None, str(tmp_path / "run"), local, Progress(), None, allowance)
+    states = {row["attack"]: row["status"] for row in folder.read_table("attacks").to_pylist()}
+    assert {states[title] == UNPLAYED for title in titles} == {seconds > 600}
+    assert list(states.values())[:3] == ["ok"] * 3
+
+
+def test_one_sample_is_attacked_where_there_is_no_time_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = auditing.fit
+
+    def short(planned: Plan, *args: Any, **more: Any) -> Fitted:
+        return fit(planned, *args, **more | ({} if planned.samples == 1 else {"seconds": 0.0, "given": None}))
+
+    monkeypatch.setattr("rayfed.engine.audit.fit", short)
+    lines: list[str] = []
+    found = rehearsed(plan(batches=[1, 8], samples=4, defences={}), lines)
+    assert found is not None
+    assert found[0].federation.clients == 1
+    assert {attack.batch_size for attack in found[0].attacks} == {1}
+    assert "--batch 1 --images 1: there is no time for more" in lines
+
+
+def test_what_leaked_in_its_trial_comes_before_what_did_not() -> None:
+    planned = plan()
+    trials = trials_of(planned, each=1.0)
+    whole = fitted(planned, trials, 1e6)
+    last = whole.played[-1]
+    some = auditing.fit(planned, trials, Pace(), ARMS, whole.whole / 2, leaking=last.titles[:1])
+    assert last.titles not in [unit.titles for unit in fitted(planned, trials, whole.whole / 2).played]
+    assert last.titles in [unit.titles for unit in some.played]
+
+
 def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
     planned = plan(batches=[1], samples=2)
@@ -454,7 +496,7 @@ def test_a_search_is_as_slow_as_the_slowest_of_its_twins() -> None:
 
 
 def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = lambda *args: replace(fit(*args), played=[])  # noqa: E731
+    none = lambda *args, **more: replace(fit(*args, **more), played=[])  # noqa: E731
     fit = auditing.fit
     monkeypatch.setattr("rayfed.engine.audit.fit", none)
     said: list[str] = []

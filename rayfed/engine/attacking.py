@@ -38,8 +38,36 @@ class AttackCall:
     """Whether the snapshots of its first victim are kept: of the attack's first in the round, the first time."""
 
 
+@dataclass
+class _Play:
+    """The calls of a round, and what has become of them."""
+
+    round: int
+    due: Sequence[AttackCall]
+    ends: float
+    """End of the calls by `monotonic`."""
+    answered: bool
+    """Whether any attack has answered."""
+    observed: dict[int, Sequence[Ref]] = field(default_factory=dict)
+    """By index in `due`."""
+    attacked: dict[int, tuple[Sequence[Guess], Ref]] = field(default_factory=dict)
+    """By index in `due`, in the order of their ends."""
+    done: list[tuple[str, float]] = field(default_factory=list)
+    """Title and seconds of work of each call that is over."""
+
+
 LoadStates = Callable[[str, Iterable[int], int], dict[int, State]]
 """Returns the states of some clients of an arm when a round begins: (arm, clients, round) -> client -> state."""
+
+
+@dataclass(frozen=True)
+class Spare:
+    """Attacks on one arm that are played together where time is left for them when all others are over."""
+
+    arm: str
+    titles: Collection[str]
+    seconds: float
+    """About how long they take."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +81,9 @@ class Allowance:
     calls: Mapping[str, float] = field(default_factory=dict)
     """About how many seconds a call of each attack takes, by its title."""
     left_out: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """What is not even begun, by arm and title of the attack, with the status and the message of its rows."""
+    """What is not begun with the others, by arm and title, with the status and the message of its rows."""
+    spare: Sequence[Spare] = ()
+    """What of that is begun if time is left, in this order."""
 
     def ends(self, began: float) -> float:
         """Return the end of the calls by `monotonic`, given when observing began."""
@@ -116,25 +146,39 @@ class Attacks:
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] not in SENT}
         due = self._due(round, [self.arms[name] for name in sent], failed)
         playing = [i for i, d in enumerate(due) if (d.arm.name, d.attack.title) not in self.allowance.left_out]
-        observe = []
-        for i in playing:
-            d = due[i]
-            past = [one for one in earlier.get(d.arm.name, ()) if one.round >= round - d.attack.earlier]
-            args = d.arm.name, sent[d.arm.name], d.victims, d.attack, self._states_behind(d, round), d.repeat, past
-            observe.append(Call("observe", args, i, returns=3))
-        observed: dict[int, Sequence[Ref]] = {}
-        for call, _, refs, _ in self.run_clients(observe):
-            observed[call.tag] = refs
-            self.progress.observations_done(round, len(observed), len(playing))
-        attacked: dict[int, tuple[Sequence[Guess], Ref]] = {}
+        play = _Play(round, due, ends, answered=self.allowance.seconds <= 0)
+
+        def run(indices: Sequence[int]) -> None:
+            self._observe(play, indices, sent, earlier)
+            self._attack(play, indices)
+
         try:
             with suppress(_TimeIsUp):
-                self._attack(due, self._in_order(due, playing), observed, attacked, round, ends)
+                run(self._in_order(due, playing))
+                for spare in self.allowance.spare:
+                    more = [i for i, d in enumerate(due) if d.arm.name == spare.arm and d.attack.title in spare.titles]
+                    if more and monotonic() + spare.seconds <= ends:
+                        run(more)
         except KeyboardInterrupt:
             with suppress(Exception):  # there may be nobody left to score what is there
-                self._score(due, observed, attacked, round, tables)
+                self._score(play, tables)
             raise
-        self._score(due, observed, attacked, round, tables, complete=True)
+        self._score(play, tables, complete=True)
+
+    def _observe(
+        self, play: _Play, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
+    ) -> None:
+        """Make the observations of these calls, and add them to `play`."""
+        observe = []
+        for i in indices:
+            d = play.due[i]
+            past = [one for one in earlier.get(d.arm.name, ()) if one.round >= play.round - d.attack.earlier]
+            states = self._states_behind(d, play.round)
+            args = d.arm.name, sent[d.arm.name], d.victims, d.attack, states, d.repeat, past
+            observe.append(Call("observe", args, i, returns=3))
+        for made, (call, _, refs, _) in enumerate(self.run_clients(observe), 1):
+            play.observed[call.tag] = refs
+            self.progress.observations_done(play.round, made, len(indices))
 
     def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[int]:
         """Return the calls in the order of play.
@@ -146,65 +190,49 @@ class Attacks:
             return playing
         return sorted(playing, key=lambda i: (due[i].attack.batch_size, i))
 
-    def _attack(
-        self,
-        due: Sequence[AttackCall],
-        playing: Sequence[int],
-        observed: Mapping[int, Sequence[Ref]],
-        attacked: dict[int, tuple[Sequence[Guess], Ref]],
-        round: int,
-        ends: float,
-    ) -> None:
-        """Run calls and add their results to `attacked`; raises `_TimeIsUp` at the time limit.
+    def _attack(self, play: _Play, indices: Sequence[int]) -> None:
+        """Run calls that were observed, and add their results to `play`; raises `_TimeIsUp` at the time limit.
 
         The first call that answers ends even after it: making observations may have taken longer than all of the time,
         where the machine is busy, and would have been for nothing. Without any time nothing is played.
         """
-        answered = self.allowance.seconds <= 0
 
         def hear(call: Call, standing: Standing) -> None:
-            if answered and monotonic() > ends:
+            if play.answered and monotonic() > play.ends:
                 raise _TimeIsUp
-            d = due[call.tag]
-            self.progress.search_goes_on(round, d.attack.title, d.arm.name, standing)
+            d = play.due[call.tag]
+            self.progress.search_goes_on(play.round, d.attack.title, d.arm.name, standing)
 
-        done: list[tuple[str, float]] = []
-        waiting = dict.fromkeys(playing)
-        self.progress.attacks_done(round, done, [due[i].attack.title for i in waiting])
-        calls = [self._call(i, due[i], observed[i][0], round) for i in playing]
+        waiting = dict.fromkeys(indices)
+        self.progress.attacks_done(play.round, play.done, [play.due[i].attack.title for i in waiting])
+        calls = [self._call(i, play.due[i], play.observed[i][0], play.round) for i in indices]
         for call, outcomes, rest, _ in self.run_attackers(calls, hear):
+            d = play.due[call.tag]
             if isinstance(outcomes, Overdue):
-                nothing = self._unfinished(due[call.tag])
+                nothing = self._unfinished(d)
                 outcomes, rest = nothing, [nothing]
-            attacked[call.tag] = outcomes, rest[0]
+            play.attacked[call.tag] = outcomes, rest[0]
             self._note_once(note for guess in outcomes for note in guess.notes)
             del waiting[call.tag]
-            answered = answered or any(guess.status != "not applicable" for guess in outcomes)
-            done.append((due[call.tag].attack.title, sum(guess.seconds for guess in outcomes)))
-            self.progress.attacks_done(round, done, [due[i].attack.title for i in waiting])
-            if answered and waiting and monotonic() > ends:
+            play.answered = play.answered or any(guess.status != "not applicable" for guess in outcomes)
+            play.done.append((d.attack.title, sum(guess.seconds for guess in outcomes)))
+            self.progress.attacks_done(play.round, play.done, [play.due[i].attack.title for i in waiting])
+            if play.answered and waiting and monotonic() > play.ends:
                 raise _TimeIsUp
 
-    def _score(
-        self,
-        due: Sequence[AttackCall],
-        observed: Mapping[int, Sequence[Ref]],
-        attacked: Mapping[int, tuple[Sequence[Guess], Ref]],
-        round: int,
-        tables: RoundTables,
-        complete: bool = False,
-    ) -> None:
+    def _score(self, play: _Play, tables: RoundTables, complete: bool = False) -> None:
         """Score the finished calls, and add their rows to `tables` in the planned order.
 
         Where the round is `complete`, the others have rows which say that there was no time for them.
         """
-        score = [Call("score", (observed[i][1], attacked[i][1], due[i].strip), i) for i in sorted(attacked)]
+        attacked = sorted(play.attacked.items())
+        score = [Call("score", (play.observed[i][1], refs, play.due[i].strip), i) for i, (_, refs) in attacked]
         scored = {call.tag: result for call, result, *_ in self.run_clients(score)}
-        for i, d in enumerate(due):
-            if i in attacked:
-                _note_attack(tables, d, round, attacked[i][0], scored[i])
+        for i, d in enumerate(play.due):
+            if i in play.attacked:
+                _note_attack(tables, d, play.round, play.attacked[i][0], scored[i])
             elif complete:
-                _note_unplayed(tables, d, round, *self.allowance.unplayed(d.arm.name, d.attack.title))
+                _note_unplayed(tables, d, play.round, *self.allowance.unplayed(d.arm.name, d.attack.title))
 
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
         seconds = self.scenario.resources.timeout

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from time import monotonic, process_time
@@ -19,8 +20,8 @@ from rayfed import scenario as scenarios
 from rayfed.analysis.audit import FEWEST, UNDEFENDED, Criterion, Defences, Plan, called, data_section, title
 from rayfed.analysis.formats import NOUNS, duration
 from rayfed.engine import runs
-from rayfed.engine.attacking import Allowance
-from rayfed.engine.auditing import Fitted, Pace, Rehearsal, Trial, Unit, fit, of_calls, untimed
+from rayfed.engine.attacking import Allowance, Spare
+from rayfed.engine.auditing import Fitted, Pace, Rehearsal, Trial, Unit, fit, of_calls, of_one_sample, untimed
 from rayfed.engine.executor import Execution
 from rayfed.engine.finding import dotted, loss_section, search_where
 from rayfed.engine.inputs import prepare
@@ -277,7 +278,14 @@ def rehearsed(
     left = budget.left
     forms = {account.name: repr(account.arm.model) for account in inputs.accounts}
     alike = {arm: forms[arm] == forms[UNDEFENDED] for arm in arms}
-    fitted = fit(plan, trials, pace, alike, _SHARE * left / slower, budget.iterations)
+    choose = partial(fit, pace=pace, arms=alike, seconds=_SHARE * left / slower, given=budget.iterations)
+    fitted = choose(plan, trials, leaking=rehearsal.leaking(criterion))
+    if not fitted.says_anything and plan.samples > 1:
+        one, alone = of_one_sample(plan, trials)
+        fewer = choose(one, alone)
+        if fewer.says_anything:
+            say(f"--batch {one.batches[0]} --images 1: there is no time for more")
+            plan, trials, fitted = one, alone, fewer
     if not fitted.says_anything:
         _tell_found(rehearsal.found(criterion), say)
         raise _too_short(budget, plan, fitted, slower)
@@ -299,7 +307,8 @@ def rehearsed(
         _tell_found(rehearsal.found(criterion, unplayed), say)
     calls = {name: slower * took for name, took in of_calls(trials, fitted.iterations).items()}
     left_out = {(unit.arm, name): unit.unplayed(slower) for unit in fitted.left_out for name in unit.titles}
-    allowance = Allowance(left, slower * fitted.scoring, calls, left_out)
+    spare = [Spare(unit.arm, unit.titles, slower * unit.seconds) for unit in short if unit.seconds is not None]
+    allowance = Allowance(left, slower * fitted.scoring, calls, left_out, spare)
     return _scenario(plan, fitted.iterations, changes), allowance, inputs.remarks
 
 

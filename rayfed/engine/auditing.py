@@ -18,6 +18,7 @@ from typing import Any
 
 from rayfed import seeds
 from rayfed.analysis.audit import FEWEST, METHODS, MOST, TWINS, UNDEFENDED, Criterion, Method, Plan, title
+from rayfed.analysis.summary import Row
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.telling import Standing, listening
 from rayfed.client import plan as rounds
@@ -109,7 +110,7 @@ class _Watch:
 
 
 class Rehearsal:
-    """Trials of the attacks of an audit's scenario in this process; no choice depends on scores."""
+    """Trials of the attacks of an audit's scenario in this process."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs, self._arms = inputs, resolve(inputs.scenario)
@@ -121,6 +122,8 @@ class Rehearsal:
         """Steps that the searches of an attack make in all for each iteration that it is given."""
         self._answers: dict[str, tuple[Sequence[Truth], Sequence[Reconstruction]]] = {}
         """What trials answered, by title, with the truth, which is looked at once all have been tried."""
+        self._rows: dict[str, Sequence[Row]] = {}
+        """Their scores, by title."""
 
     def refused(self) -> dict[int, ClientError]:
         """Return the batch sizes for which the undefended model gives no gradient, with the client's error."""
@@ -207,18 +210,20 @@ class Rehearsal:
             taken.append(process_time() - began)
         return taken[-1]
 
+    def leaking(self, criterion: Criterion) -> list[str]:
+        """Return the titles of the attacks that leaked in their trials."""
+        return [name for name in self._answers if any(map(criterion.leaks, self._scored(name)))]
+
     def found(self, criterion: Criterion, titles: Collection[str] | None = None) -> list[str]:
         """Return a line on the trials of each attack and batch size, of all or of these `titles`.
 
         A search made a few evaluations alone, so what it did not find says nothing.
         """
         searches = {method.name for method in METHODS if method.evaluations}
-        nearest: dict[str, list[dict[str, Any]]] = {}
-        for name, (truths, guesses) in self._answers.items():
+        nearest: dict[str, list[Row]] = {}
+        for name in self._answers:
             if titles is None or name in titles:
-                [done] = self._executor.run_clients([Call("score", (truths, guesses, False))])
-                rows = [row for scored in done.result for row in scored.rows]
-                nearest.setdefault(name.partition(",")[0], []).extend(rows)
+                nearest.setdefault(name.partition(",")[0], []).extend(self._scored(name))
         lines = []
         for name, rows in nearest.items():
             cut = name.partition(" ")[0] in searches
@@ -228,6 +233,13 @@ class Rehearsal:
             verdict = "LEAKS" if leaked else "a search cut short, which says nothing against a longer one"
             lines.append(f"{name}: {verdict if leaked or cut else 'no leak'}, {said}")
         return lines
+
+    def _scored(self, name: str) -> Sequence[Row]:
+        """Return the rows of a trial's answer, scored once."""
+        if name not in self._rows:
+            [done] = self._executor.run_clients([Call("score", (*self._answers[name], False))])
+            self._rows[name] = [row for scored in done.result for row in scored.rows]
+        return self._rows[name]
 
     def _members(self, attack: AttackSpec) -> list[int]:
         """Return the victims of the attack's first call."""
@@ -377,33 +389,45 @@ class Fitted:
 
 
 def fit(
-    plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], seconds: float, given: int | None = None
+    plan: Plan,
+    trials: Sequence[Trial],
+    pace: Pace,
+    arms: Mapping[str, bool],
+    seconds: float,
+    given: int | None = None,
+    leaking: Collection[str] = (),
 ) -> Fitted:
     """Choose the attacks for about this many seconds: small batches first, each attack on all arms before the next.
 
     So a short audit says something of every arm: what an attack finds behind a defence beside what it finds without.
-    What takes next to nothing comes before all else, as closed forms on large batches do.
+    What takes next to nothing comes before all else, as closed forms on large batches do, and then what was seen
+    `leaking` in its trial, by title.
     `arms` says of each whether its model has the form of the undefended one; what does not apply to that is not played
     there, for its trial said why. What does not fit with the fewest iterations is left out. The time that is left goes
     to the searches, as much to each method on each batch size; two digits of its iterations count, so that a repeated
     audit often has the same.
     `given` are evaluations that every search makes, whatever the time.
     """
-    every = _units(plan, trials, pace, arms, FEWEST if given is None else given)
+    evaluations = FEWEST if given is None else given
+    every = _units(plan, trials, pace, arms, evaluations)
     cheap = _CHEAP * seconds
-    units = sorted(every, key=lambda unit: unit.seconds is None or unit.seconds > cheap)
+
+    def late(unit: Unit) -> tuple[bool, bool]:
+        return unit.seconds is None or unit.seconds > cheap, not set(leaking) & set(unit.titles)
+
+    units = sorted(every, key=late)
     known = [(unit, unit.seconds) for unit in units if unit.seconds is not None and not unit.obstacle]
     spent, played = 0.0, []
     for unit, needed in known:
         if spent + needed <= seconds:
             spent += needed
             played.append(unit)
-    iterations = {title(*search): fewest(search[0], FEWEST if given is None else given) for search in plan.searches}
+    least = {title(*search): fewest(search[0], evaluations) for search in plan.searches}
+    iterations = dict(least)
     steps: dict[str, float] = {}
     for unit in played:
         name = title(unit.method, unit.batch)
-        able = [trial for trial in trials if trial.title in unit.titles and not trial.obstacle and trial.each]
-        steps[name] = steps.get(name, 0.0) + len(able) * _each(able) * _calls(plan, unit.batch)
+        steps[name] = steps.get(name, 0.0) + _step(plan, trials, unit)
     searches = {title(*search): search[0] for search in plan.searches if steps.get(title(*search))}
     if given is None and searches and seconds < inf:
         share = (seconds - spent) / len(searches)
@@ -413,13 +437,19 @@ def fit(
             chosen = _two_digits(min(iterations[name] + more, most))
             spent += (chosen - iterations[name]) * steps[name]
             iterations[name] = chosen
+
+    def longer(unit: Unit) -> Unit:
+        name = title(unit.method, unit.batch)
+        more = iterations.get(name, 0) - least.get(name, 0)
+        return unit if unit.seconds is None else replace(unit, seconds=unit.seconds + more * _step(plan, trials, unit))
+
     return Fitted(
         iterations=iterations,
         played=played,
-        left_out=[unit for unit in units if unit not in played],
+        left_out=[longer(unit) for unit in units if unit not in played],
         seconds=spent,
         scoring=sum(pace.scoring * len(unit.titles) * _victims(plan, unit.batch) for unit in played),
-        smallest=_smallest(plan, trials, pace, arms, FEWEST if given is None else given),
+        smallest=_smallest(plan, trials, pace, arms, evaluations),
         whole=sum(needed for _, needed in known),
         first_batch=sum(needed for unit, needed in known if unit.batch == min(plan.batches)),
     )
@@ -428,13 +458,9 @@ def fit(
 def _smallest(
     plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int
 ) -> Smallest | None:
-    """Return the smallest audit; a call takes as long for each sample as the call that was tried."""
-    size: int = AttackSpec.model_fields["victims_per_call"].default
+    """Return the smallest audit (`of_one_sample`)."""
     batch, two = min(plan.batches), dict(list(arms.items())[:2])
-    many = min(_victims(plan, batch), size)
-    own = [trial for trial in trials if f" batch {batch}, " in trial.title]
-    alone = [replace(t, start=t.start / many, each=t.each / many, evaluation=t.evaluation / many) for t in own]
-    one = replace(plan, batches=[batch], samples=1)
+    one, alone = of_one_sample(plan, trials)
     costs: dict[str, float] = {}
     for unit in _units(one, alone, pace, two, evaluations):
         if unit.applies and unit.seconds is not None:
@@ -447,6 +473,19 @@ def _smallest(
     step, start = (max((getattr(t, n) for t in timed.values()), default=0.0) for n in ("evaluation", "start"))
     untried = sum(start + max(_TIMED, m.evaluations) * step for m in METHODS if m.name in late)
     return Smallest(batch, attack, timed[attack].evaluation, list(two), costs[attack], untried)
+
+
+def of_one_sample(plan: Plan, trials: Sequence[Trial]) -> tuple[Plan, list[Trial]]:
+    """Return the plan for one sample at the smallest batch size, and its trials.
+
+    A call takes as long for each sample as the call that was tried.
+    """
+    size: int = AttackSpec.model_fields["victims_per_call"].default
+    batch = min(plan.batches)
+    many = min(_victims(plan, batch), size)
+    own = [trial for trial in trials if f" batch {batch}, " in trial.title]
+    alone = [replace(t, start=t.start / many, each=t.each / many, evaluation=t.evaluation / many) for t in own]
+    return replace(plan, batches=[batch], samples=1), alone
 
 
 def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int) -> list[Unit]:
@@ -478,6 +517,12 @@ def _seconds(twins: Sequence[Trial], iterations: int) -> float:
     able = [trial for trial in twins if not trial.obstacle and trial.each]
     start = min((trial.start for trial in able), default=0.0)
     return sum(start + _each(able) * iterations if t in able else t.start for t in twins)
+
+
+def _step(plan: Plan, trials: Sequence[Trial], unit: Unit) -> float:
+    """Return the seconds of one iteration of a unit's searches, on all samples."""
+    able = [trial for trial in trials if trial.title in unit.titles and not trial.obstacle and trial.each]
+    return len(able) * _each(able) * _calls(plan, unit.batch)
 
 
 def _each(twins: Sequence[Trial]) -> float:

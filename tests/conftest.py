@@ -25,7 +25,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "random")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORKERS = 2
-"""Processes of the quick tier: more than two import PyTorch for longer than they test."""
+"""Processes of a tier: more than two import PyTorch for longer than they test."""
 
 
 def missing(what: str) -> NoReturn:
@@ -44,9 +44,10 @@ def imported(module: str, extra: str) -> Any:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes share the quick tier alone: the others share one Ray, and a few files are through sooner in one."""
+    """Processes share whole tiers alone: a few files are through sooner in one."""
     named = config.option.file_or_dir or config.option.keyword
-    return 0 if named or config.option.markexpr != "not engine and not slow" else min(WORKERS, os.cpu_count() or 1)
+    whole = config.option.markexpr in ("not engine and not slow", "engine and not slow")
+    return min(WORKERS, os.cpu_count() or 1) if whole and not named else 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +56,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under `--minutes`, turn the list of tests by the commit, so that gates of later commits play the others."""
+    """Keep in one process what shares one Ray, and else the tests of one file.
+
+    Under `--minutes`, turn the list of tests by the commit, so that gates of later commits play the others.
+    """
+    for item in items:
+        shared = "ray_session" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("ray" if shared else item.path.name))
     if config.option.minutes is not None and items:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True

@@ -18,7 +18,7 @@ from rayfed.client.grants.code import Undo
 from rayfed.client.grants.noise import LowRank, SharedNoise
 from rayfed.client.sent import Sent
 from rayfed.defences.base import Defence, Task
-from rayfed.engine.inputs import prepare
+from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.worker import ClientWorker
 from rayfed.gradients import flatten, unflatten
 from rayfed.registry import component
@@ -27,8 +27,9 @@ from rayfed.update import Named, Update
 MISTAKES = "benchmarks.planted_defences"
 
 
-def observed(*defences: dict[str, Any], knowledge: tuple[str, ...] = ("code",), hidden: tuple[int, ...] = (16,)) -> Any:
-    """An observation of client 1, and the update as it would be without defences."""
+def prepared(
+    *defences: dict[str, Any], knowledge: tuple[str, ...] = ("code",), hidden: tuple[int, ...] = (16,)
+) -> Inputs:
     document = {
         "name": "t",
         "data": {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 20, "public": 0.1},
@@ -37,7 +38,12 @@ def observed(*defences: dict[str, Any], knowledge: tuple[str, ...] = ("code",), 
         "arms": {"bare": [], "defended": list(defences)},
         "attacks": [{"name": "analytic", "observes": "gradient", "knowledge": list(knowledge)}],
     }
-    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
+    return prepare(scenario.parse(yaml.safe_dump(document)))
+
+
+def observed(*defences: dict[str, Any], **options: Any) -> Any:
+    """An observation of client 1, and the update as it would be without defences."""
+    inputs = prepared(*defences, **options)
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     seen = []
     for account in inputs.accounts:
@@ -355,6 +361,19 @@ def test_public_samples_are_in_the_rehearsal_where_they_are_granted() -> None:
 def test_nothing_is_given_without_the_grant_or_without_a_defence() -> None:
     assert "undone" not in observed(KNOWN[0], knowledge=())[0].extra
     assert observed()[0].extra["undone"] is None
+
+
+def test_what_was_found_out_serves_all_attacks_on_an_update_and_none_writes_on_it() -> None:
+    inputs, seen = prepared({"name": f"{MISTAKES}:KnownNoise"}), []
+    worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    account = inputs.accounts[1]
+    sent = Sent(0, account.arm.weights, account.arm.buffers)
+    for client in (1, 1, 2):
+        [one] = worker.observe(account.name, sent, [client], inputs.scenario.attacks[0], {}, 0)[1]
+        seen.append(flatten(one.extra["undone"]).clone())
+        one.extra["undone"]["fc1.weight"].zero_()
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2])
 
 
 def test_the_victims_samples_are_not_in_it() -> None:

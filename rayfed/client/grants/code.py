@@ -15,10 +15,12 @@ What the defences make of everybody's samples before training is undone in what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 from rayfed.client.grants.base import Grant
 from rayfed.client.grants.noise import (
@@ -36,6 +38,7 @@ from rayfed.registry import component
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rayfed.client.runtime import ClientRuntime
     from rayfed.client.visit import ObservedClient, Truth
     from rayfed.defences.base import Batch, Defence, Task
     from rayfed.update import Named, Update
@@ -46,8 +49,14 @@ _MOST_DRAWS, _HELD = 256, 2**22
 """Most answers that are drawn where they differ, and values in them all."""
 _ROUNDED = 32
 """Answers whose values are compared."""
+_REMEMBERED = 2**28
+"""Bytes of updates without what was known that are kept for other attacks, at most."""
 _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
+
+
+_found: WeakKeyDictionary[ClientRuntime, dict[tuple[Any, ...], Named | Undo | str | None]] = WeakKeyDictionary()
+"""What was undone of the updates of a runtime's clients."""
 
 
 class Moved(NamedTuple):
@@ -136,6 +145,81 @@ class AsTrained:
         return samples if found is None else found.detach().view_as(samples).clamp(0, 1)
 
 
+@dataclass(frozen=True)
+class _Code:
+    """The code of a client's defences, as an attacker runs it."""
+
+    observed: ObservedClient
+
+    @cached_property
+    def _blank(self) -> Task:
+        """The victim's task with blank samples, without the victim's state.
+
+        There are public samples where the attacker is granted them, and others of the client where only a batch is
+        asked.
+        """
+        import torch
+
+        from rayfed.defences.base import Batch
+
+        asked, samples = self.observed.asked(), len(self.observed.indices)
+        device = asked.data.labels.device
+        blank = Batch(
+            self.observed.runtime.data.sample.blank(2 * samples).to(device),
+            asked.data.labels.new_zeros(2 * samples, *asked.data.labels.shape[1:]),
+            places=torch.arange(2 * samples, device=device),
+        )
+        own, others = (blank.rows(places) for places in torch.arange(2 * samples, device=device).split(samples))
+        return asked.replace(
+            data=own,
+            others=None if self.observed.attack.view.of_round else others,
+            public=asked.public if "public" in self.observed.attack.grants else None,
+        )
+
+    def task(self, seed: int) -> Task:
+        """Return a task of the attacker's own, with randomness of a seed."""
+        import torch
+
+        from rayfed import seeds
+
+        generator, task = torch.Generator().manual_seed(seed), self._blank
+        weights, buffers = ({name: t.clone() for name, t in own.items()} for own in (task.weights, task.buffers))
+        order = int.from_bytes(seeds.drawn(generator))
+        return task.replace(weights=weights, buffers=buffers, generator=generator, order=order, state={})
+
+    def answer(self, gradient: Tensor | None, seed: int, noise: int | None = None, rounded: bool = False) -> Tensor:
+        """Return the defences' answer (D,) to a gradient, by default zeros, for the victim's number, unrounded.
+
+        The samples are blank, or noise of a seed. Only answers that are `rounded` are as they are sent.
+        """
+        from contextlib import nullcontext
+
+        import torch
+
+        from rayfed.attacks.closed_form.probe import NotRounded
+        from rayfed.client.local import gradient_method, wrap_updates
+        from rayfed.gradients import flatten, unflatten
+        from rayfed.update import Update
+
+        observed, task, defences = self.observed, self.task(seed), self.observed.arm.defences
+        if noise is not None:
+            drawn = observed.runtime.data.sample.noise(len(task.data.labels), torch.Generator().manual_seed(noise))
+            task = task.replace(data=task.data._replace(inputs=drawn.to(task.data.inputs)))
+        chosen = torch.zeros_like(flatten(task.weights)) if gradient is None else gradient
+
+        def sent(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+            return unflatten(chosen.clone(), weights), torch.zeros(())
+
+        def update(task: Task) -> Update:
+            tensors, _ = gradient_method(defences if observed.training.algorithm == "fedsgd" else (), sent)(
+                task, task.weights, task.data
+            )
+            return Update(observed.client, observed.round, tensors, {}, len(task.data.labels), loss=0.0)
+
+        with nullcontext() if rounded else NotRounded():
+            return flatten(wrap_updates(update, defences)(task).tensors)
+
+
 @component
 class KnownCode(Grant):
     """The defences' known changes of updates, undone: additive parts, permutations and invertible maps.
@@ -155,25 +239,50 @@ class KnownCode(Grant):
         """
         if not observed.arm.defences or observed.arm.private:
             return {"undone": None, "as_trained": None}
-        undone, made = _undone(observed, update), None
+        code, made = _Code(observed), None
+        undone = _remembered(code, update)
         try:
-            made = _as_trained(observed)
+            made = _as_trained(code)
         except Exception as error:  # see `_undone`
             undone = _why(error) if undone is None else undone
         return {"undone": undone, "as_trained": made}
 
 
-def _undone(observed: ObservedClient, update: Update) -> Named | Undo | str | None:
+def _remembered(code: _Code, update: Update) -> Named | Undo | str | None:
+    """Return what is undone of an update, found out once for all attacks that see the same."""
+    from rayfed.attacks.base import MaliciousServer
+    from rayfed.update import digest_of
+
+    if not update.tensors:
+        return _undone(code, update)
+    observed, attack = code.observed, code.observed.attack
+    kept = _found.setdefault(observed.runtime, {})
+    told = "public" in attack.grants, attack.view.of_round, len(observed.indices), observed.training.algorithm
+    server = attack.title if isinstance(attack.build(), MaliciousServer) else ""
+    key = observed.visit.arm, observed.client, observed.visit.sent.content, digest_of(update.tensors), server, *told
+    if key not in kept:
+        while kept and sum(map(_size, kept.values())) > _REMEMBERED:
+            del kept[next(iter(kept))]
+        kept[key] = _undone(code, update)
+    return deepcopy(kept[key])
+
+
+def _size(undone: Named | Undo | str | None) -> int:
+    """Return the bytes of the tensors in what was undone."""
+    return sum(tensor.nbytes for tensor in undone.values()) if isinstance(undone, Mapping) else 0
+
+
+def _undone(code: _Code, update: Update) -> Named | Undo | str | None:
     from rayfed.gradients import flatten
     from rayfed.update import UNREHEARSED
 
     try:
-        undo = _rehearsed(observed, flatten(update.tensors) if update.tensors else None)
+        undo = _rehearsed(code, flatten(update.tensors) if update.tensors else None)
         if undo.known:
             return undo(update) if update.tensors else undo
-        if _reads_samples(observed):
+        if _reads_samples(code):
             return f"{UNREHEARSED} alone: what they send depends on the samples themselves, which no attack looks for"
-        return _inverted(observed, update) if update.tensors else None
+        return _inverted(code, update) if update.tensors else None
     except Exception as error:  # a defence may ask for what this attacker does not have; its rows say so
         return _why(error)
 
@@ -186,61 +295,61 @@ def _why(error: Exception) -> str:
     return f"{UNREHEARSED} ({why}): nothing known by their code was taken off"
 
 
-def _as_trained(observed: ObservedClient) -> AsTrained | None:
+def _as_trained(code: _Code) -> AsTrained | None:
     """Return the defences' map of samples; None if they change none, are random, or the samples are tokens."""
     import torch
 
-    data = observed.runtime.data.sample
-    if not any(defence.overrides("wrap_data") for defence in observed.arm.defences) or data.modality == "tokens":
+    data = code.observed.runtime.data.sample
+    if not any(defence.overrides("wrap_data") for defence in code.observed.arm.defences) or data.modality == "tokens":
         return None
-    task = _own_task(observed, 0)
-    found, count = AsTrained(observed.arm.defences, task), len(task.data.labels)
+    task = code.task(0)
+    found, count = AsTrained(code.observed.arm.defences, task), len(task.data.labels)
     drawn = data.noise(count, torch.Generator().manual_seed(0)).to(task.data.inputs)
     one, other = (found.made(drawn, seed) for seed in (0, 1))
     fixed = one.shape == drawn.shape and torch.equal(one, other) and not torch.equal(one, drawn)
     return found if fixed else None
 
 
-def _reads_samples(observed: ObservedClient) -> bool:
+def _reads_samples(code: _Code) -> bool:
     """Return whether the defences' answer to one gradient depends on the samples."""
     import torch
 
-    one, other = (_answer(observed, None, 0, noise) for noise in (None, 1))
+    one, other = (code.answer(None, 0, noise) for noise in (None, 1))
     return bool((one - other).norm() > SAME * torch.maximum(one.norm(), other.norm()))
 
 
-def _rehearsed(observed: ObservedClient, values: Tensor | None) -> Undo:
+def _rehearsed(code: _Code, values: Tensor | None) -> Undo:
     """Return the changes that running the defences on the attacker's own gradients reveals.
 
     Which noise of a small set was drawn for an update of these `values` (D,) is told by them alone.
     """
     import torch
 
-    answers = torch.stack([_answer(observed, None, seed) for seed in range(_DRAWS)])
+    answers = torch.stack([code.answer(None, seed) for seed in range(_DRAWS)])
     if not answers.isfinite().all():
-        undo = _moves(observed, torch.zeros_like(answers[0]))
+        undo = _moves(code, torch.zeros_like(answers[0]))
         if undo.known:
             return undo
         raise ArithmeticError("they make of zeros what is not finite")
     if (answers - answers[0]).abs().max() > 1e-6 * answers.abs().max():
         if not any(
-            defence.overrides("wrap_gradient") for defence in observed.arm.defences
+            defence.overrides("wrap_gradient") for defence in code.observed.arm.defences
         ):  # which may search for long
-            sent = partial(_answer, observed, None, rounded=True)
+            sent = partial(code.answer, None, rounded=True)
             drawn = None if values is None else drawn_again(sent, values)
             if drawn is not None:
                 return Undo(offset=drawn)
-            answers = _drawn(observed, answers)
+            answers = _drawn(code, answers)
         directions = _few_directions(answers)
         if directions is not None:
             return Undo(directions=directions)
-        shared = SharedNoise.find(answers, lambda gradient: _answer(observed, gradient, len(answers)))
-        return Undo(shared=shared, by_tensor=_by_tensor(observed, answers, shared))
-    offset = answers[0] if _holds(observed, answers[0]) else torch.zeros_like(answers[0])
-    return replace(_moves(observed, offset), offset=offset if offset.any() else None)
+        shared = SharedNoise.find(answers, lambda gradient: code.answer(gradient, len(answers)))
+        return Undo(shared=shared, by_tensor=_by_tensor(code, answers, shared))
+    offset = answers[0] if _holds(code, answers[0]) else torch.zeros_like(answers[0])
+    return replace(_moves(code, offset), offset=offset if offset.any() else None)
 
 
-def _inverted(observed: ObservedClient, update: Update) -> Named | None:
+def _inverted(code: _Code, update: Update) -> Named | None:
     """Return the tensors before the defences, if these are an invertible map other than the identity."""
     import torch
 
@@ -250,7 +359,7 @@ def _inverted(observed: ObservedClient, update: Update) -> Named | None:
 
     def sent(gradient: Tensor) -> Tensor:
         with torch.enable_grad():  # a defence may take gradients itself
-            return _answer(observed, gradient, next(seeds))
+            return code.answer(gradient, next(seeds))
 
     found = _before(sent, flatten(update.tensors), torch.randn)
     return None if found is None else unflatten(found, update.tensors)
@@ -302,16 +411,16 @@ def _unmixed(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
     return found - 0.5 if residual <= SAME else None
 
 
-def _drawn(observed: ObservedClient, answers: Tensor) -> Tensor:
+def _drawn(code: _Code, answers: Tensor) -> Tensor:
     """Return different answers (M, D) to zeros under own randomness, further ones too, as many as fit into memory."""
     import torch
 
     more = range(len(answers), max(len(answers), min(_MOST_DRAWS, _HELD // answers.shape[1])))
-    found: Tensor = torch.cat([answers, *(_answer(observed, None, seed)[None] for seed in more)]).unique(dim=0)
+    found: Tensor = torch.cat([answers, *(code.answer(None, seed)[None] for seed in more)]).unique(dim=0)
     return found
 
 
-def _by_tensor(observed: ObservedClient, answers: Tensor, shared: SharedNoise | None) -> dict[str, Structure]:
+def _by_tensor(code: _Code, answers: Tensor, shared: SharedNoise | None) -> dict[str, Structure]:
     """Return the structure of the noise on each tensor that has one, seen in answers (M, D) to zeros.
 
     Tensors with `shared` noise, which is taken off, are left out.
@@ -320,12 +429,12 @@ def _by_tensor(observed: ObservedClient, answers: Tensor, shared: SharedNoise | 
 
     from rayfed.gradients import unflatten
 
-    like = _own_task(observed, 0).weights
+    like = code.task(0).weights
     given = torch.randn(answers.shape[1], generator=torch.Generator().manual_seed(0)).to(answers)
-    rounded = torch.stack([_answer(observed, None, seed, rounded=True) for seed in range(min(_ROUNDED, len(answers)))])
+    rounded = torch.stack([code.answer(None, seed, rounded=True) for seed in range(min(_ROUNDED, len(answers)))])
 
     def sent(name: str, rounded: bool, size: float) -> tuple[Tensor, Tensor]:
-        made = _answer(observed, size * given, 0, rounded=rounded)
+        made = code.answer(size * given, 0, rounded=rounded)
         return unflatten(made, like)[name], unflatten(size * given, like)[name]
 
     def structure(name: str) -> Structure | None:
@@ -339,79 +448,16 @@ def _by_tensor(observed: ObservedClient, answers: Tensor, shared: SharedNoise | 
     return {name: found for name in apart if (found := structure(name)) is not None}
 
 
-def _holds(observed: ObservedClient, offset: Tensor) -> bool:
+def _holds(code: _Code, offset: Tensor) -> bool:
     """Return whether subtracting the offset common to a gradient and its opposite leaves less than before."""
     import torch
 
     given = torch.randn(len(offset), generator=torch.Generator().manual_seed(0)).to(offset)
-    common = (_answer(observed, given, 0) + _answer(observed, -given, 0)) / 2
+    common = (code.answer(given, 0) + code.answer(-given, 0)) / 2
     return bool((common - offset).norm() < common.norm())
 
 
-def _answer(
-    observed: ObservedClient, gradient: Tensor | None, seed: int, noise: int | None = None, rounded: bool = False
-) -> Tensor:
-    """Return the defences' answer (D,) to a gradient, by default zeros, for the victim's number, unrounded.
-
-    The samples are blank, or noise of a seed. Only answers that are `rounded` are as they are sent.
-    """
-    from contextlib import nullcontext
-
-    import torch
-
-    from rayfed.attacks.closed_form.probe import NotRounded
-    from rayfed.client.local import gradient_method, wrap_updates
-    from rayfed.gradients import flatten, unflatten
-    from rayfed.update import Update
-
-    task, defences = _own_task(observed, seed), observed.arm.defences
-    if noise is not None:
-        drawn = observed.runtime.data.sample.noise(len(task.data.labels), torch.Generator().manual_seed(noise))
-        task = task.replace(data=task.data._replace(inputs=drawn.to(task.data.inputs)))
-    chosen = torch.zeros_like(flatten(task.weights)) if gradient is None else gradient
-
-    def sent(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-        return unflatten(chosen.clone(), weights), torch.zeros(())
-
-    def update(task: Task) -> Update:
-        tensors, _ = gradient_method(defences if observed.training.algorithm == "fedsgd" else (), sent)(
-            task, task.weights, task.data
-        )
-        return Update(observed.client, observed.round, tensors, {}, len(task.data.labels), loss=0.0)
-
-    with nullcontext() if rounded else NotRounded():
-        return flatten(wrap_updates(update, defences)(task).tensors)
-
-
-def _own_task(observed: ObservedClient, seed: int) -> Task:
-    """Return the victim's task with blank samples and own randomness, without the victim's state.
-
-    There are public samples where the attacker is granted them, and others of the client where only a batch is asked.
-    """
-    import torch
-
-    from rayfed import seeds
-    from rayfed.defences.base import Batch
-
-    asked, samples, generator = observed.asked(), len(observed.indices), torch.Generator().manual_seed(seed)
-    device = asked.data.labels.device
-    blank = Batch(
-        observed.runtime.data.sample.blank(2 * samples).to(device),
-        asked.data.labels.new_zeros(2 * samples, *asked.data.labels.shape[1:]),
-        places=torch.arange(2 * samples, device=device),
-    )
-    own, others = (blank.rows(places) for places in torch.arange(2 * samples, device=device).split(samples))
-    return asked.replace(
-        data=own,
-        others=None if observed.attack.view.of_round else others,
-        generator=generator,
-        order=int.from_bytes(seeds.drawn(generator)),
-        public=asked.public if "public" in observed.attack.grants else None,
-        state={},
-    )
-
-
-def _moves(observed: ObservedClient, offset: Tensor) -> Undo:
+def _moves(code: _Code, offset: Tensor) -> Undo:
     """Return the map of single values that the defences apply, given their answer to zeros (D,).
 
     They are given gradients that differ in signs alone, so that clips and thresholds act alike on all: the value i of
@@ -424,7 +470,7 @@ def _moves(observed: ObservedClient, offset: Tensor) -> Undo:
     given = given * (torch.rand(len(offset), generator=draw) < 0.5).to(offset).mul(2).sub(1)
 
     def answer(gradient: Tensor, seed: int) -> Tensor:
-        return _answer(observed, gradient, seed) - offset
+        return code.answer(gradient, seed) - offset
 
     first, numbers = answer(given, 0), torch.arange(len(given), device=given.device)
     order = torch.zeros_like(numbers)

@@ -29,7 +29,7 @@ _CLEARLY = 0.2
 """Mean distance from the next whole number of steps from which on a tensor tells nothing: any values have 0.25."""
 _MOSTLY = 1.5
 """Size of a tensor beside that of its noise up to which it is noise for the most part."""
-_SETS, _LOOKED = 512, 2**26
+_SETS, _LOOKED = 256, 2**25
 """Draws in which some has to come back, and values in them all."""
 _TIMES, _DRAWN = 8, 2**30
 """Draws for each different one after which all have been drawn, but for one in 3,000; and values in them all."""

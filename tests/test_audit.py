@@ -781,7 +781,7 @@ def test_an_audit_says_what_leaks_and_what_stops_these_attacks(tmp_path: Path) -
         "--defence",
         "[{name: prune, ratio: 0.5}, {name: quantise, bits: 8}]",
     )
-    arguments = ["--batch", "1,2", "--images", "2", *defences]
+    arguments = ["--batch", "1,2", "--images", "2", "--minutes", "1", *defences]
     code, output = run("audit", "--model", "mlp", *SMALL, *arguments, "--out", str(tmp_path))
     assert code == 0, output
     assert "analytic: applies" in output

@@ -91,6 +91,7 @@ EXPLAINS = 0.1
 """Share of a grey sample's distance from the gradient that was seen (`fit`) up to which samples explain it."""
 UNEXPLAINED = "no attack found a sample that has this gradient, as the one behind it has"
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
+FOUND_NOTHING = "the attacks found nothing without a defence either"
 FEWEST, MOST = 40, 24_000
 """Evaluations of a search, whatever the budget: fewer often find nothing where a few more do."""
 
@@ -613,7 +614,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str
     if state == "not measured":
         return f"NOT MEASURED at {batches}: an attack that would tell did not answer{silent}, the closest at {closest}"
     if state == "inconclusive":
-        why = dict.fromkeys(f.lacking or "the attacks found nothing without a defence either" for f in group)
+        why = dict.fromkeys(f.lacking or FOUND_NOTHING for f in group)
         return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(why)} (the closest here at {closest}){silent}"
     untimed = sorted({name for finding in group for name in finding.untimed})
     budget = f" ({', '.join(untimed)}: at most {FEWEST} evaluations)" if untimed else " within this budget"

@@ -192,21 +192,24 @@ def _met(row: Row) -> tuple[str, str]:
     return row["arm"], row["attack"]
 
 
-def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Return the result of one attack on one arm, from its own rows: a `State`, or that it does not apply."""
+def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Return `answer` and `why` of one attack on one arm, from its own rows: a `State`, or that it does not apply."""
     if all(row["status"] == _INAPPLICABLE and not (row["message"] or "").startswith(HIDDEN) for row in rows):
-        return _INAPPLICABLE
+        return {"answer": _INAPPLICABLE}
     closed = closed_forms(scenario)
     arm, criterion = rows[0]["arm"], criterion_of(scenario, rows)
     found = findings(rows, criterion, undefended=[arm], closed=closed, changed=not undefended(scenario, arm))
-    return weightiest(found)
+    state = weightiest(found)
+    silent = [one for one in found if one.state == state and state in ("inconclusive", "not measured")]
+    reasons = dict.fromkeys(reason for one in silent for reason in (one.lacking, *one.reasons) if reason)
+    return {"answer": state, "why": "; ".join(reasons) or None}
 
 
 def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result of the rows of one reconstruction attack on one arm, summarised in `leak`."""
     first = attacks[0]
     row: dict[str, Any] = {name: first[name] for name in ("attack", "batch_size", "observes", "knowledge")}
-    row |= {"images": leak.images, "answer": _answer(scenario, attacks)}
+    row |= {"images": leak.images, **_answer(scenario, attacks)}
     row |= {"attack_seconds": leak.seconds.mean * leak.seconds.n if leak.seconds else None}
     for metric in JUDGED:
         spread = leak.scores[metric.name]

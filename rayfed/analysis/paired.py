@@ -64,7 +64,8 @@ class Paired:
     difference: float | None
     """Mean over the pairs of the arm's value less the reference's; None where nothing could be paired."""
     low: float | None
-    """Lower end of its 95 % interval (Student's t); None for a single pair, and where all differences are alike."""
+    """Lower end of its 95 % interval (Student's t), of this difference alone; None for a single pair, and where all are
+    alike."""
     high: float | None
     t: float | None = None
     """The p value of the paired t test; None as above."""
@@ -220,7 +221,10 @@ def _notes(found: Sequence[Paired]) -> list[str]:
         )
     if any(one.excluded for one in found):
         notes.append(f"{BROKEN}: pairs are left out in which the attack diverged or failed under one of the two arms.")
-    notes.append("Both p values are two-sided and corrected over the arms of an attack and measure (Holm).")
+    notes.append(
+        "Both p values are two-sided and corrected over the arms of an attack and measure (Holm); "
+        "each interval is of one difference alone, and is not."
+    )
     families: dict[tuple[str | None, str], list[int]] = {}
     for one in found:
         if one.wilcoxon is not None:

@@ -296,7 +296,9 @@ def rehearsed(
             f"{name} {count * each[name]:,}{' (not timed)' * (name in unknown)}" for name, count in searches.items()
         )
         say(f"evaluations of the objective in each search: {', '.join(told)}")
-    say(f"estimate: {slower * fitted.seconds / 60:.1f} min on one core{_busy(slower)}, for each set of weights")
+    gone, needed = (monotonic() - budget.began) / 60, slower * fitted.seconds / 60
+    many = f" for each of {budget.sets} sets of weights" if budget.sets > 1 else ""
+    say(f"estimate: {gone:.1f} min so far and {needed:.1f} min of attacks{many}, on one core{_busy(slower)}")
     short = [unit for unit in fitted.left_out if not unit.obstacle]
     for line in _not_measured(short, arms, slower):
         say(line)

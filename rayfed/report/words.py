@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfed.analysis.audit import Criterion
+from rayfed.analysis.audit import FOUND_NOTHING, Criterion
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
 from rayfed.analysis.settings import Setting, by_values
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
@@ -141,17 +141,27 @@ def of_sweep(
 def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
     """Return (state, sentence) of the settings that were attacked, by the verdict on each: its weightiest over trials.
 
-    That counts which says least good of a setting, whatever the attack and repeat.
+    That counts which says least good of a setting, whatever the attack and repeat. Of those that say nothing the
+    sentence tells why.
     """
     met: dict[str, list[str]] = {}
+    why: dict[str, dict[str, None]] = {}
     for group in by_values(settings):
-        told = {row.get("verdict") for one in group if one.attack for row in one.rows}
-        state = next((state for state in WEIGHT if state in told), None)
+        rows = [row for one in group if one.attack for row in one.rows]
+        state = next((state for state in WEIGHT if any(row.get("verdict") == state for row in rows)), None)
         if state:
             met.setdefault(state, []).append(group[0].title)
+            reasons = {row["why"]: None for row in rows if row.get("answer") == state and row.get("why")}
+            if state == "inconclusive":
+                reasons = reasons or {FOUND_NOTHING: None}
+            why.setdefault(state, {}).update(reasons)
     total = sum(map(len, met.values()))
     return [
-        (state, f"{len(met[state])} of {total}: {'; '.join(met[state][:MOST])}{'; ...' * (len(met[state]) > MOST)}")
+        (
+            state,
+            f"{len(met[state])} of {total}: {'; '.join(met[state][:MOST])}{'; ...' * (len(met[state]) > MOST)}"
+            + (f" ({'; '.join(list(why[state])[:MOST])})" if why[state] else ""),
+        )
         for state in WEIGHT
         if state in met
     ]

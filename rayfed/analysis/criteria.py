@@ -38,7 +38,7 @@ class CriteriaMet:
 
 
 def criteria(arms: Sequence[ArmSummary], leaks: Sequence[Leak]) -> list[CriteriaMet]:
-    """Evaluate the criteria for every leak with a measured BP_KI, from means over images and repeats, or rounds."""
+    """Return whether each attack on each arm meets the bounds on accuracy, `bp_mse`, `bp_ki` and seconds."""
     best = max((arm.accuracy for arm in arms if arm.accuracy is not None), default=None)
     by_name = {arm.name: arm for arm in arms}
     return [_judge(by_name[leak.arm], leak, best) for leak in leaks if leak.scores["bp_ki"]]

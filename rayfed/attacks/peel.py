@@ -35,13 +35,15 @@ _STARTS = 192
 _STEPS = 40
 _IDLE_ROUNDS = 4
 """Rounds without a new sample after which the search ends."""
+_AT_ONCE = 8
+"""Directions whose slopes are asked for at once."""
 _FOUND = 1e-5
 """Relative distance of slopes from the span below which float32 explains it."""
 _APART = 1e-2
 """Relative distance below which two descents have ended at the same sample."""
 
 Residual = Callable[[Tensor], Tensor]
-"""From coordinates (S, n) to how far the slopes there are from the span, (S, O), relatively."""
+"""From coordinates (S, n) to how far the slopes there are from the span, (S, O), relatively; several times S, too."""
 
 
 @component
@@ -171,7 +173,9 @@ class _Search:
             ways = torch.linalg.svd(one, full_matrices=True)[0][:, 1:].T @ basis
 
         def residual(moves: Tensor) -> Tensor:
-            return _outside(self._slopes(vectors + moves @ ways, labels[None])[:, 0], left)
+            times = len(moves) // len(vectors)
+            moved, same = vectors.repeat(times, 1) + moves @ ways, torch.cat([labels] * times)
+            return _outside(self._slopes(moved, same[None])[:, 0], left)
 
         moves = levenberg_marquardt(residual, vectors.new_zeros(len(vectors), len(ways)), steps)
         return vectors + moves @ ways, residual(moves).norm(dim=1)
@@ -201,7 +205,8 @@ def levenberg_marquardt(residual: Residual, moves: Tensor, steps: int) -> Tensor
     costs, damping = values.square().sum(1), torch.full_like(values[:, 0], 1e-3)
     directions = torch.eye(moves.shape[1]).to(moves)
     for _ in range(steps if moves.shape[1] else 0):
-        slopes = torch.stack([(residual(moves + 1e-6 * way) - values) / 1e-6 for way in directions], 2)
+        beside = [residual(torch.cat([moves + 1e-6 * way for way in ways])) for ways in directions.split(_AT_ONCE)]
+        slopes = ((torch.cat(beside).view(-1, *values.shape) - values) / 1e-6).movedim(0, 2)
         curves = slopes.transpose(1, 2) @ slopes
         size = curves.diagonal(dim1=1, dim2=2).mean(1)
         ridge = (damping * size + 1e-12 * size + 1e-14)[:, None, None] * directions

@@ -76,7 +76,7 @@ class NodeSums:
         self._held.append(_Held(result.node, result.partials, (result.portion,)))
 
     def met(self) -> Iterator[tuple[str, Partials]]:
-        """Add up, and yield what remains for the server with its arm, from at most `FAN_IN` nodes an arm.
+        """Sum partial results on the nodes, and yield (arm, partial result) for the server.
 
         What lies on a node is added there; then every so many nodes bring their sums to one of them. Cohorts whose
         results are lost with a node are trained again. Raises `Lost` where that comes to no end.

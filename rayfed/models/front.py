@@ -56,7 +56,7 @@ class Front:
         raise UserError(f"cut: the module '{self.cut}' is never called by the model: choose another one")
 
     def names(self, sample: SampleSpec) -> list[str]:
-        """Return the parameters and buffers that the front uses for such samples.
+        """Return the names of the parameters and buffers that the front uses on samples like `sample`.
 
         All of a module that is done by then, as it may use its parts' parameters without calling them; of one that is
         still at work its own.

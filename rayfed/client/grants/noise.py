@@ -172,7 +172,7 @@ class Steps(NamedTuple):
 
 
 class LowRank(NamedTuple):
-    """Noise of low rank on a matrix: of rows without a gradient all is noise, and tells what may be on the others."""
+    """Noise of low rank on a matrix, estimated from rows whose gradient is zero."""
 
     rank: int
 

@@ -114,7 +114,7 @@ class TextTable:
 
 
 def _rows(texts: Sequence[Any], split: Split) -> list[Any]:
-    """Return the texts or labels of a split, whose images are row numbers."""
+    """Return the texts or labels of a split from all rows, by the row numbers in `split.images`."""
     assert isinstance(split.images, np.ndarray)
     return [texts[row] for row in split.images.tolist()]
 

@@ -223,6 +223,7 @@ def test_a_run_that_is_killed_at_any_moment(alone: str, tmp_path: Path) -> None:
     print(f"a run: killed at {total} moments")
 
 
+@pytest.mark.slow
 def test_a_resume_that_is_killed_at_any_moment(alone: str, tmp_path: Path) -> None:
     """The first driver has died as it was to say that its second round counts: all else of the round is there."""
     pointers = list[int]()
@@ -259,6 +260,7 @@ def swept(out: Path) -> None:
         sweeps.resume(found[0].url, False, local_sweep, SweepProgress())
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_at_any_moment(tmp_path: Path) -> None:
     total = moments(lambda: swept(tmp_path / "counted"))
     assert total > 100
@@ -282,6 +284,7 @@ def overtake(out: str) -> None:
             resume(out)
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_taken_over_at_any_moment_and_goes_on(alone: str, memory: str) -> None:
     """What it had under way arrives when the other has ended; then it notices."""
     total, stopped = moments(lambda: launch(f"{memory}/counted")), 0

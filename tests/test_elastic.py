@@ -113,6 +113,7 @@ attacks: [{name: analytic, rounds: [0], victims: 1, observes: gradient}]
 """
 
 
+@pytest.mark.slow
 def test_actors_are_on_nodes_with_their_labels(tmp_path: Path) -> None:
     alone = runs.launch(scenarios.parse(SMALL), str(tmp_path / "alone"), local, Progress())
     said = in_own_process(LABELLED, str(tmp_path / "there")).splitlines()

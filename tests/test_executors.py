@@ -66,7 +66,7 @@ def parsed(*changes: str) -> Scenario:
     return scenarios.parse(TEXT, changes=changes)
 
 
-QUICK = ("noniid", "private", "key_lock", "fedboosting", "secure_aggregation")
+QUICK = ("noniid", "fedboosting", "secure_aggregation")
 
 
 @pytest.mark.engine

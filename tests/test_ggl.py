@@ -157,6 +157,7 @@ def test_batches_and_layers(file: str) -> None:
     assert torch.equal(mixed.images, same.images)
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_it_stands_noise_that_takes_a_prior_on_pixels_down(file: str) -> None:
     """Pruning takes neither down: what is left is seen by both."""

@@ -137,6 +137,7 @@ def test_batches_of_several_come_back_in_their_shape() -> None:
     assert 0 <= found.images.min() <= found.images.max() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_digits_are_found_in_their_places_where_other_searches_confuse_these() -> None:
     """Eight digits of four patches, 400 evaluations of the objective for every attack: `benchmarks/patches.py`."""

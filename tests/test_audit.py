@@ -613,7 +613,7 @@ def test_what_does_not_apply_takes_no_time_from_what_does() -> None:
     planned = plan(batches=[1])
     able = trials_of(planned, each=0.01, start=1.0)
     trials = [replace(t, obstacle="no head", never=True) if t.title.startswith("analytic") else t for t in able]
-    applying = sum(unit.seconds or 0.0 for unit in fitted(planned, trials, 1e6).played if unit.applies)
+    applying = 1e-9 + sum(unit.seconds or 0.0 for unit in fitted(planned, trials, 1e6).played if unit.applies)
     found = fitted(planned, trials, applying)
     assert {unit.method.name for unit in found.left_out} == {"analytic"}
     assert {unit.unplayed(1.0) for unit in found.left_out} == {("not applicable", "no head")}

@@ -30,7 +30,15 @@ def trained(accuracy: float | None = None, arm: str = "none") -> dict[str, Any]:
 
 
 def attacked(psnr: float, arm: str = "none", attack: str = "dlg") -> dict[str, Any]:
-    found = {"batch_size": 1, "victim": 0, "sample": 0, "knowledge": "", "above_guessing": 5.0, "told_apart": 1.0}
+    found = {
+        "batch_size": 1,
+        "victim": 0,
+        "sample": 0,
+        "knowledge": "",
+        "above_guessing": 5.0,
+        "told_apart": 1.0,
+        "fit": 0.01,
+    }
     return found | {"arm": arm, "attack": attack, "psnr": psnr, "ssim": 1.0, "label_accuracy": 1.0, "status": "ok"}
 
 

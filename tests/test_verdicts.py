@@ -29,7 +29,7 @@ SCENARIO = {"arms": ARMS, "attacks": [{"name": "dlg"}]}
 
 def row(arm: str, psnr: float | None, attack: str = "dlg", **more: Any) -> dict[str, Any]:
     gain = None if psnr is None else psnr - 12.0
-    usual = {"above_guessing": gain, "told_apart": 1.0, "true_label": 3, "distortion": 0.0, "message": "", "fit": 0.01}
+    usual = {"above_guessing": gain, "told_apart": 1.0, "true_label": 3, "distortion": 0.0, "message": ""}
     return attacked(arm, attack, psnr=psnr, **{**usual, **more})
 
 

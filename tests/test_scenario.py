@@ -266,6 +266,7 @@ def test_an_arm_can_set_training_and_model_otherwise() -> None:
         ("arms.large.training={algorithm: fedsgd, steps: 3}", "arms.large.training.algorithm: fedsgd sends"),
         ("arms.other.model.widht=3", "arms.other.model.widht: unknown key; did you mean 'width'"),
         ("arms.other.model.name=convnot", "arms.other.model.name: unknown model 'convnot': did you mean 'convnet'"),
+        ("arms.other.model.train=true", "arms.other.model.train: found True; input should be a valid dictionary"),
         ("arms.other={defenses: []}", "arms.other.defenses: unknown key; did you mean 'defences'"),
         ("arms.large.defences.0.ratio=2", "arms.large.defences.0.ratio: found 2; input should be less than 1"),
     ],

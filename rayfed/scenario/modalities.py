@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from rayfed import registry
 from rayfed.documents import Place
@@ -125,7 +128,8 @@ def _components(s: Scenario) -> Iterator[tuple[Place, ComponentSpec]]:
             yield ("opponents", name), malicious
     for name, arm in s.arms.items():
         if arm.model:
-            yield ("arms", name, "model"), ModelSpec.model_validate(s.model_with(arm.model))
+            with suppress(ValidationError):  # told with its place by the checks of arms
+                yield ("arms", name, "model"), ModelSpec.model_validate(s.model_with(arm.model))
         if arm.malicious:
             yield ("arms", name, "malicious"), arm.malicious
         for i, defence in enumerate(arm.defences):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -50,19 +51,30 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(WORKERS, os.cpu_count() or 1) if whole and not named else 0
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file in one process, and in one those of all files that share one Ray."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "ray" if _shares_ray(file) else file
+
+    return ByFile(config, log)
+
+
+@cache
+def _shares_ray(file: str) -> bool:
+    return "ray_session" in (REPOSITORY / file).read_text()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The gate's slow part."""
     parser.addoption("--minutes", type=float, help="start no test after so many, and begin with another at each commit")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep in one process what shares one Ray, and else the tests of one file.
-
-    Under `--minutes`, turn the list of tests by the commit, so that gates of later commits play the others.
-    """
-    for item in items:
-        shared = "ray_session" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("ray" if shared else item.path.name))
+    """Under `--minutes`, turn the list of tests by the commit, so that gates of later commits play the others."""
     if config.option.minutes is not None and items:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True

@@ -321,11 +321,11 @@ def test_one_sample_is_attacked_where_there_is_no_time_for_more(monkeypatch: pyt
 
     monkeypatch.setattr("rayfed.engine.audit.fit", short)
     lines: list[str] = []
-    found = rehearsed(plan(batches=[1, 8], samples=4, defences={}), lines)
+    found = rehearsed(plan(batches=[1, 8], samples=4, defences={}), lines, seconds=60.0, iterations=None)
     assert found is not None
     assert found[0].federation.clients == 1
     assert {attack.batch_size for attack in found[0].attacks} == {1}
-    assert "--batch 1 --images 1: there is no time for more" in lines
+    assert "--batch 1 --images 1: there is no time for more, which is NOT MEASURED" in lines
 
 
 def test_what_leaked_in_its_trial_comes_before_what_did_not() -> None:

@@ -69,7 +69,6 @@ def spied(ray_session: None, scenario: Scenario, tmp_path_factory: pytest.TempPa
     return spied_launch(scenario, tmp_path_factory.mktemp("runs"))
 
 
-@pytest.mark.slow
 @pytest.mark.engine
 def test_the_key_of_a_secure_run_reaches_neither_server_nor_attacker(spied: Spied, scenario: Scenario) -> None:
     """Nor does what clients derive from it: the server is told the keys of its own noise, an attacker none."""

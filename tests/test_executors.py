@@ -66,7 +66,7 @@ def parsed(*changes: str) -> Scenario:
     return scenarios.parse(TEXT, changes=changes)
 
 
-QUICK = ("noniid", "fedboosting", "secure_aggregation")
+QUICK = ("noniid", "private", "fedboosting", "secure_aggregation")
 
 
 @pytest.mark.engine

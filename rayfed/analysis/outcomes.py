@@ -20,7 +20,7 @@ from rayfed.analysis.unanswered import closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, weightiest
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store.folder import RunFolder
-from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS
+from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS, WANT_OF_TIME
 
 _INAPPLICABLE = "not applicable"
 
@@ -201,7 +201,10 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     found = findings(rows, criterion, undefended=[arm], closed=closed, changed=not undefended(scenario, arm))
     state = weightiest(found)
     silent = [one for one in found if one.state == state and state in ("inconclusive", "not measured")]
-    reasons = dict.fromkeys(reason for one in silent for reason in (one.lacking, *one.reasons) if reason)
+    late = [f"{WANT_OF_TIME}: {name}" for one in silent for name in one.unplayed]
+    reasons = dict.fromkeys(
+        [*filter(None, [reason for one in silent for reason in (one.lacking, *one.reasons)]), *late]
+    )
     return {"answer": state, "why": "; ".join(reasons) or None}
 
 

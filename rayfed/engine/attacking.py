@@ -67,7 +67,9 @@ class Spare:
     arm: str
     titles: Collection[str]
     seconds: float
-    """About how long they take."""
+    """About how long they take, their scores with them."""
+    scoring: float = 0.0
+    """How much of that are scores, which come after all calls."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,8 @@ class Attacks:
                 run(self._in_order(due, playing))
                 for spare in self.allowance.spare:
                     more = [i for i, d in enumerate(due) if d.arm.name == spare.arm and d.attack.title in spare.titles]
-                    if more and monotonic() + spare.seconds <= ends:
+                    if more and monotonic() + spare.seconds <= play.ends:
+                        play.ends -= spare.scoring
                         run(more)
         except KeyboardInterrupt:
             with suppress(Exception):  # there may be nobody left to score what is there

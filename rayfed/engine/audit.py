@@ -260,6 +260,7 @@ def rehearsed(
     criterion = Criterion.of(plan.modality, plan.threshold)
     try:
         trials.extend(rehearsal.trials(budget.trials_end, progress.trying))
+        leaking = rehearsal.leaking(criterion)
     except KeyboardInterrupt:  # nothing is written yet: what is known is told
         progress.tried()
         for line in [*_applying(trials), *rehearsal.found(criterion)]:
@@ -279,12 +280,13 @@ def rehearsed(
     forms = {account.name: repr(account.arm.model) for account in inputs.accounts}
     alike = {arm: forms[arm] == forms[UNDEFENDED] for arm in arms}
     choose = partial(fit, pace=pace, arms=alike, seconds=_SHARE * left / slower, given=budget.iterations)
-    fitted = choose(plan, trials, leaking=rehearsal.leaking(criterion))
+    fitted = choose(plan, trials, leaking=leaking)
+    asked, offered = plan, fitted
     if not fitted.says_anything and plan.samples > 1:
         one, alone = of_one_sample(plan, trials)
         fewer = choose(one, alone)
         if fewer.says_anything:
-            say(f"--batch {one.batches[0]} --images 1: there is no time for more")
+            say(f"--batch {one.batches[0]} --images 1: there is no time for more, which is NOT MEASURED")
             plan, trials, fitted = one, alone, fewer
     if not fitted.says_anything:
         _tell_found(rehearsal.found(criterion), say)
@@ -302,14 +304,20 @@ def rehearsed(
     short = [unit for unit in fitted.left_out if not unit.obstacle]
     for line in _not_measured(short, arms, slower):
         say(line)
-    if short:
+    if short or plan is not asked:
         done = all(trial.tried for trial in trials)
-        say(f"with {FEWEST} evaluations of each search, {_takes(budget, plan, fitted, slower, done)}")
-        unplayed = {name for unit in short if unit.arm == UNDEFENDED for name in unit.titles}
+        say(f"with {FEWEST} evaluations of each search, {_takes(budget, asked, offered, slower, done)}")
+        played = {name for unit in fitted.played if unit.arm == UNDEFENDED for name in unit.titles}
+        left_out_there = {name for unit in offered.left_out if unit.arm == UNDEFENDED for name in unit.titles}
+        unplayed = left_out_there - played
         _tell_found(rehearsal.found(criterion, unplayed), say)
     calls = {name: slower * took for name, took in of_calls(trials, fitted.iterations).items()}
     left_out = {(unit.arm, name): unit.unplayed(slower) for unit in fitted.left_out for name in unit.titles}
-    spare = [Spare(unit.arm, unit.titles, slower * unit.seconds) for unit in short if unit.seconds is not None]
+    spare = [
+        Spare(unit.arm, unit.titles, slower * unit.seconds, slower * unit.scoring)
+        for unit in short
+        if unit.seconds is not None
+    ]
     allowance = Allowance(left, slower * fitted.scoring, calls, left_out, spare)
     return _scenario(plan, fitted.iterations, changes), allowance, inputs.remarks
 

@@ -340,6 +340,8 @@ class Unit:
     applies: bool
     obstacle: str = ""
     """Why it does not apply, on the undefended model and so on others of the same form; empty where it may."""
+    scoring: float = 0.0
+    """Seconds of its scores."""
 
     def unplayed(self, slower: float) -> tuple[str, str]:
         """Return status and message of its rows if it is left out; clock time is `slower` than its seconds."""
@@ -448,7 +450,7 @@ def fit(
         played=played,
         left_out=[longer(unit) for unit in units if unit not in played],
         seconds=spent,
-        scoring=sum(pace.scoring * len(unit.titles) * _victims(plan, unit.batch) for unit in played),
+        scoring=sum(unit.scoring for unit in played),
         smallest=_smallest(plan, trials, pace, arms, evaluations),
         whole=sum(needed for _, needed in known),
         first_batch=sum(needed for unit, needed in known if unit.batch == min(plan.batches)),
@@ -504,7 +506,8 @@ def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, b
             obstacles = dict.fromkeys(trial.obstacle for trial in twins)
             never = arms[arm] and all(trial.never for trial in twins)
             obstacle = "; ".join(obstacles) if never else ""
-            found.append(Unit(arm, method, batch, titles, needed, "" in obstacles, obstacle))
+            scoring = pace.scoring * len(titles) * victims
+            found.append(Unit(arm, method, batch, titles, needed, "" in obstacles, obstacle, scoring))
     return found
 
 

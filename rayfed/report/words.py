@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfed.analysis.audit import FOUND_NOTHING, Criterion
+from rayfed.analysis.audit import Criterion
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
 from rayfed.analysis.settings import Setting, by_values
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
@@ -153,7 +153,7 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
             met.setdefault(state, []).append(group[0].title)
             reasons = {row["why"]: None for row in rows if row.get("answer") == state and row.get("why")}
             if state == "inconclusive":
-                reasons = reasons or {FOUND_NOTHING: None}
+                reasons = reasons or {"nothing is known to leak without a defence": None}
             why.setdefault(state, {}).update(reasons)
     total = sum(map(len, met.values()))
     return [

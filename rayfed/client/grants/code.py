@@ -15,7 +15,6 @@ What the defences make of everybody's samples before training is undone in what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
@@ -47,6 +46,8 @@ _DRAWS = 4
 """Answers to a gradient of zeros, in whose differences random directions show."""
 _MOST_DRAWS, _HELD = 256, 2**22
 """Most answers that are drawn where they differ, and values in them all."""
+_UNUSED = 2**30
+"""Seed whose noise no other answer has."""
 _ROUNDED = 32
 """Answers whose values are compared."""
 _REMEMBERED = 2**28
@@ -152,18 +153,22 @@ class _Code:
     observed: ObservedClient
 
     @cached_property
-    def _blank(self) -> Task:
-        """The victim's task with blank samples, without the victim's state.
+    def _asked(self) -> Task:
+        return self.observed.asked()
+
+    def task(self, seed: int) -> Task:
+        """Return the victim's task with blank samples and randomness of a seed, without the victim's state.
 
         There are public samples where the attacker is granted them, and others of the client where only a batch is
         asked.
         """
         import torch
 
+        from rayfed import seeds
         from rayfed.defences.base import Batch
 
-        asked, samples = self.observed.asked(), len(self.observed.indices)
-        device = asked.data.labels.device
+        asked, samples = self._asked, len(self.observed.indices)
+        device, generator = asked.data.labels.device, torch.Generator().manual_seed(seed)
         blank = Batch(
             self.observed.runtime.data.sample.blank(2 * samples).to(device),
             asked.data.labels.new_zeros(2 * samples, *asked.data.labels.shape[1:]),
@@ -171,21 +176,15 @@ class _Code:
         )
         own, others = (blank.rows(places) for places in torch.arange(2 * samples, device=device).split(samples))
         return asked.replace(
+            weights={name: tensor.clone() for name, tensor in asked.weights.items()},
+            buffers={name: tensor.clone() for name, tensor in asked.buffers.items()},
             data=own,
             others=None if self.observed.attack.view.of_round else others,
+            generator=generator,
+            order=int.from_bytes(seeds.drawn(generator)),
             public=asked.public if "public" in self.observed.attack.grants else None,
+            state={},
         )
-
-    def task(self, seed: int) -> Task:
-        """Return a task of the attacker's own, with randomness of a seed."""
-        import torch
-
-        from rayfed import seeds
-
-        generator, task = torch.Generator().manual_seed(seed), self._blank
-        weights, buffers = ({name: t.clone() for name, t in own.items()} for own in (task.weights, task.buffers))
-        order = int.from_bytes(seeds.drawn(generator))
-        return task.replace(weights=weights, buffers=buffers, generator=generator, order=order, state={})
 
     def answer(self, gradient: Tensor | None, seed: int, noise: int | None = None, rounded: bool = False) -> Tensor:
         """Return the defences' answer (D,) to a gradient, by default zeros, for the victim's number, unrounded.
@@ -264,7 +263,8 @@ def _remembered(code: _Code, update: Update) -> Named | Undo | str | None:
         while kept and sum(map(_size, kept.values())) > _REMEMBERED:
             del kept[next(iter(kept))]
         kept[key] = _undone(code, update)
-    return deepcopy(kept[key])
+    undone = kept[key]
+    return {n: t.detach().clone() for n, t in undone.items()} if isinstance(undone, Mapping) else undone
 
 
 def _size(undone: Named | Undo | str | None) -> int:
@@ -332,17 +332,16 @@ def _rehearsed(code: _Code, values: Tensor | None) -> Undo:
             return undo
         raise ArithmeticError("they make of zeros what is not finite")
     if (answers - answers[0]).abs().max() > 1e-6 * answers.abs().max():
-        if not any(
-            defence.overrides("wrap_gradient") for defence in code.observed.arm.defences
-        ):  # which may search for long
-            sent = partial(code.answer, None, rounded=True)
-            drawn = None if values is None else drawn_again(sent, values)
-            if drawn is not None:
-                return Undo(offset=drawn)
+        searching = any(defence.overrides("wrap_gradient") for defence in code.observed.arm.defences)
+        if not searching:  # each answer may take long
             answers = _drawn(code, answers)
         directions = _few_directions(answers)
         if directions is not None:
             return Undo(directions=directions)
+        if values is not None and not searching:
+            drawn = drawn_again(partial(code.answer, None, rounded=True), values)
+            if drawn is not None:
+                return Undo(offset=drawn)
         shared = SharedNoise.find(answers, lambda gradient: code.answer(gradient, len(answers)))
         return Undo(shared=shared, by_tensor=_by_tensor(code, answers, shared))
     offset = answers[0] if _holds(code, answers[0]) else torch.zeros_like(answers[0])
@@ -412,12 +411,15 @@ def _unmixed(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
 
 
 def _drawn(code: _Code, answers: Tensor) -> Tensor:
-    """Return different answers (M, D) to zeros under own randomness, further ones too, as many as fit into memory."""
+    """Return different answers (M, D) to zeros under own randomness, further ones too, as many as fit into memory.
+
+    Not the one without any noise, which tells nothing of it.
+    """
     import torch
 
     more = range(len(answers), max(len(answers), min(_MOST_DRAWS, _HELD // answers.shape[1])))
     found: Tensor = torch.cat([answers, *(code.answer(None, seed)[None] for seed in more)]).unique(dim=0)
-    return found
+    return found[found.any(1)]
 
 
 def _by_tensor(code: _Code, answers: Tensor, shared: SharedNoise | None) -> dict[str, Structure]:
@@ -434,7 +436,7 @@ def _by_tensor(code: _Code, answers: Tensor, shared: SharedNoise | None) -> dict
     rounded = torch.stack([code.answer(None, seed, rounded=True) for seed in range(min(_ROUNDED, len(answers)))])
 
     def sent(name: str, rounded: bool, size: float) -> tuple[Tensor, Tensor]:
-        made = code.answer(size * given, 0, rounded=rounded)
+        made = code.answer(size * given, _UNUSED, rounded=rounded)
         return unflatten(made, like)[name], unflatten(size * given, like)[name]
 
     def structure(name: str) -> Structure | None:

@@ -7,6 +7,7 @@ Each form of structure has a `find`, which returns None where there is none of i
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -26,13 +27,13 @@ _MOST_VALUES = 2**18
 _WHOLE = 0.01
 """Distance from a whole number of steps, at most."""
 _CLEARLY = 0.2
-"""Mean distance from the next whole number of steps from which on a tensor tells nothing: any values have 0.25."""
+"""Mean distance of what lies beside a step, in steps, from which on it may be anything: random values have 0.25."""
 _MOSTLY = 1.5
 """Size of a tensor beside that of its noise up to which it is noise for the most part."""
 _SETS, _LOOKED = 256, 2**25
-"""Draws in which some has to come back, and values in them all."""
-_TIMES, _DRAWN = 8, 2**30
-"""Draws for each different one after which all have been drawn, but for one in 3,000; and values in them all."""
+"""Draws in which two have to come back, and values in them all."""
+_MOST_SETS, _TIMES, _DRAWN = 2**13, 8, 2**30
+"""Most different draws; draws for each, after which all have been drawn but for one in 3,000; values in them all."""
 _RIGHT, _NEARER = 0.5, 0.9
 """Absolute sum of what the right noise leaves, beside the mean of all, at which none is looked for any more; and beside
 that of the next one, at most."""
@@ -164,11 +165,13 @@ class Steps(NamedTuple):
         return found if alike(found.back(made), given) else None
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return what lies beside the next step; all of it where that may be anything, and noise is not most of it."""
+        """Return what lies beside the next step; all of it where that may be anything, or noise is not most of it."""
         beside = tensor.double() - self.common.to(tensor.device).double()
         left = beside - (beside / self.step).round() * self.step
-        told = left.abs().mean() <= _CLEARLY * self.step or tensor.norm() <= _MOSTLY * self.common.norm()
-        return left.to(tensor) if bool(told) else tensor
+        some = left[left.abs() > _PROPORTIONAL * self.step].abs()
+        told = len(some) == 0 or bool(some.mean() <= _CLEARLY * self.step)
+        mostly = bool(tensor.norm() <= _MOSTLY * self.common.to(tensor.device).norm())
+        return left.to(tensor) if told and mostly else tensor
 
 
 class LowRank(NamedTuple):
@@ -200,7 +203,7 @@ class LowRank(NamedTuple):
         matrix = tensor.double().flatten(1)
         rows = matrix[matrix.norm(dim=1) > 0]
         rows = rows / rows.norm(dim=1, keepdim=True)
-        if len(rows) <= 2 * self.rank:
+        if not rows.isfinite().all() or torch.linalg.matrix_rank(rows, rtol=_PROPORTIONAL) <= self.rank:
             return tensor
         draw = torch.Generator().manual_seed(0)
         chosen = torch.stack([torch.randperm(len(rows), generator=draw)[: self.rank] for _ in range(_TRIES)])
@@ -221,26 +224,31 @@ BY_TENSOR: tuple[Callable[[Tensor, Sent], Structure | None], ...] = (Cancelling.
 def drawn_again(draw: Callable[[int], Tensor], target: Tensor) -> Tensor | None:
     """Return the noise (D,) in `target` where it is one of so few that each can be drawn; None where it is not.
 
-    `draw` returns the noise of a seed. Where none comes back in `_SETS` draws, or in as many as fit, they are many.
+    `draw` returns the noise of a seed. Few they are where two of them come back among `_SETS` draws, or as many as fit.
     """
     import torch
 
     seen: dict[bytes, float] = {}
-    nearest, closest, looked = target, torch.inf, max(1, min(_SETS, _LOOKED // len(target)))
-    for number in range(_DRAWN // len(target)):
+    back: set[bytes] = set()
+    nearest, closest, looked = target, torch.inf, min(_SETS, _LOOKED // len(target))
+    for number in range(1, min(_TIMES * _MOST_SETS, _DRAWN // len(target)) + 1):
         noise = draw(number)
-        mark = noise.cpu().numpy().tobytes()[:4096]
-        if mark not in seen:
+        values = noise.detach().cpu().contiguous().view(torch.uint8)
+        mark = blake2b(values.numpy().tobytes(), digest_size=16).digest()
+        if mark in seen:
+            back.add(mark)
+        else:
             seen[mark] = float((target - noise).abs().sum())
             if seen[mark] < closest:
                 nearest, closest = noise, seen[mark]
-        if number + 1 >= looked:
-            if len(seen) == number + 1:
-                return None
-            if number >= _TIMES * len(seen) or closest < _RIGHT * sum(seen.values()) / len(seen):
-                break
-    others = [size for size in seen.values() if size > closest]
-    return nearest if others and closest < _NEARER * min(others) else None
+        if number == looked and len(back) < 2:
+            return None
+        if number >= looked and closest < _RIGHT * sum(seen.values()) / len(seen):
+            return nearest
+        if number >= looked and number >= _TIMES * len(seen):
+            others = [size for size in seen.values() if size > closest]
+            return nearest if others and closest < _NEARER * min(others) else None
+    return None
 
 
 def alike(one: Tensor, other: Tensor) -> bool:

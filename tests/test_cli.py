@@ -25,7 +25,7 @@ from rayfed.report.terminal_run import RunView
 from rayfed.report.terminal_sweep import SweepView
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, imported
 from tests.scenario_fixtures import SCENARIOS, tiny
 
 MINIMAL = """
@@ -361,6 +361,8 @@ def test_every_scenario_is_valid(path: Path) -> None:
     from rayfed import scenario
     from rayfed.errors import UserError
 
+    if "name: timm:" in path.read_text():
+        imported("timm", "hub")
     sys.path.insert(0, str(path.parent))
     try:
         scenario.load(path)

@@ -328,6 +328,17 @@ def test_one_sample_is_attacked_where_there_is_no_time_for_more(monkeypatch: pyt
     assert "--batch 1 --images 1: there is no time for more, which is NOT MEASURED" in lines
 
 
+def test_two_arms_have_searches_that_find_something_before_many_have_any() -> None:
+    planned, arms = plan(batches=[1, 2]), dict.fromkeys(("none", *"abcdefgh"), True)
+    trials = trials_of(planned, each=0.01)
+    little, enough = (auditing.fit(planned, trials, Pace(), arms, seconds) for seconds in (20.0, 100.0))
+    assert (little.evaluations, enough.evaluations) == (audit.FEWEST, audit.USEFUL)
+    searched = {(unit.arm, unit.batch) for unit in enough.played if unit.method.name == "inverting_gradients"}
+    assert searched >= {("none", 1), ("a", 1)}
+    assert {unit.arm for unit in little.played if unit.method.evaluations} == set(arms)
+    assert enough.iterations["inverting_gradients batch 1"] >= audit.USEFUL
+
+
 def test_what_leaked_in_its_trial_comes_before_what_did_not() -> None:
     planned = plan()
     trials = trials_of(planned, each=1.0)
@@ -491,8 +502,8 @@ def test_a_search_is_as_slow_as_the_slowest_of_its_twins() -> None:
     planned = plan(batches=[1])
     trials = trials_of(planned, each=0.01)
     slow = [replace(t, each=0.1) if t.title == "idlg batch 1, informed, with labels" else t for t in trials]
-    few, many = (fitted(planned, each, 60.0).iterations["idlg batch 1"] for each in (slow, trials))
-    assert few <= many / 9
+    few, many = (fitted(planned, each, 250.0).iterations["idlg batch 1"] for each in (slow, trials))
+    assert few <= many / 7
 
 
 def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,7 +567,7 @@ def fitted(planned: Plan, trials: list[Trial], seconds: float, pace: Pace | None
 def test_a_budget_is_spent_and_not_exceeded() -> None:
     planned = plan(batches=[1, 2])
     trials = trials_of(planned, each=0.01, start=0.001)
-    for seconds in (60.0, 600.0):
+    for seconds in (100.0, 600.0):
         found = fitted(planned, trials, seconds)
         assert not found.left_out
         assert 0.8 * seconds < found.seconds <= seconds
@@ -579,13 +590,16 @@ def test_what_does_not_fit_is_left_out_attack_by_attack_and_large_batches_first(
     trials = trials_of(planned, each=0.01, start=0.1)
     whole = fitted(planned, trials, 1e6, needed)
     assert not whole.left_out
-    for share in (0.9, 0.5, 0.2):
+    for share in (0.9, 0.75, 0.6):
         found = fitted(planned, trials, share * whole.whole, needed)
         assert found.seconds <= share * whole.whole
-        assert [unit for unit in whole.played if unit not in found.left_out] == found.played
-        methods = {batch: [u.method for u in found.played if u.batch == batch] for batch in planned.batches}
-        assert methods[1] == sorted(methods[1], key=audit.METHODS.index), "an attack is whole before the next one"
-        assert len(methods[1]) >= len(methods[2]), "small batches first"
+        left_out = {(unit.arm, unit.titles) for unit in found.left_out}
+        assert [unit for unit in whole.played if (unit.arm, unit.titles) not in left_out] == found.played
+        counts = {batch: sum(unit.batch == batch for unit in found.played) for batch in planned.batches}
+        assert counts[1] >= counts[2], "small batches first"
+        for first in (True, False):
+            methods = [u.method for u in found.played if u.batch == 1 and (u.arm in list(ARMS)[:2]) == first]
+            assert methods == sorted(methods, key=audit.METHODS.index), "an attack is whole before the next one"
         assert {unit.arm for unit in found.played} == set(ARMS), "every arm has its share of a short time"
     least = min(unit.seconds or 0.0 for unit in whole.played)
     assert not fitted(planned, trials, 0.99 * least, needed).says_anything

@@ -17,7 +17,7 @@ from time import monotonic, process_time
 from typing import Any
 
 from rayfed import seeds
-from rayfed.analysis.audit import FEWEST, METHODS, MOST, TWINS, UNDEFENDED, Criterion, Method, Plan, title
+from rayfed.analysis.audit import FEWEST, METHODS, MOST, TWINS, UNDEFENDED, USEFUL, Criterion, Method, Plan, title
 from rayfed.analysis.summary import Row
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.telling import Standing, listening
@@ -383,6 +383,8 @@ class Fitted:
     """Seconds of everything with the fewest iterations."""
     first_batch: float
     """Seconds of everything at the smallest batch size."""
+    evaluations: int = FEWEST
+    """Fewest evaluations of each search, with which these seconds are."""
 
     @property
     def says_anything(self) -> bool:
@@ -408,14 +410,21 @@ def fit(
     there, for its trial said why. What does not fit with the fewest iterations is left out. The time that is left goes
     to the searches, as much to each method on each batch size; two digits of its iterations count, so that a repeated
     audit often has the same.
+    Every search has `USEFUL` evaluations where so many fit on the first two arms at the smallest batch size, which come
+    first then, and else `FEWEST`: many arms that nothing was found on say less than two.
     `given` are evaluations that every search makes, whatever the time.
     """
-    evaluations = FEWEST if given is None else given
+    evaluations, first = FEWEST if given is None else given, list(arms)[:2]
+    for more in (USEFUL,) if given is None else ():
+        units = [unit for unit in _units(plan, trials, pace, arms, more) if not unit.obstacle]
+        core = [unit.seconds or 0.0 for unit in units if unit.batch == min(plan.batches) and unit.arm in first]
+        evaluations = more if sum(core) <= seconds else evaluations
     every = _units(plan, trials, pace, arms, evaluations)
     cheap = _CHEAP * seconds
 
-    def late(unit: Unit) -> tuple[bool, bool]:
-        return unit.seconds is None or unit.seconds > cheap, not set(leaking) & set(unit.titles)
+    def late(unit: Unit) -> tuple[bool, bool, bool]:
+        core = evaluations > FEWEST and unit.batch == min(plan.batches) and unit.arm in first
+        return unit.seconds is None or unit.seconds > cheap, not set(leaking) & set(unit.titles), not core
 
     units = sorted(every, key=late)
     known = [(unit, unit.seconds) for unit in units if unit.seconds is not None and not unit.obstacle]
@@ -424,7 +433,8 @@ def fit(
         if spent + needed <= seconds:
             spent += needed
             played.append(unit)
-    least = {title(*search): fewest(search[0], evaluations) for search in plan.searches}
+    unknown = () if given is not None else untimed(plan, trials)
+    least = {title(m, b): fewest(m, FEWEST if title(m, b) in unknown else evaluations) for m, b in plan.searches}
     iterations = dict(least)
     steps: dict[str, float] = {}
     for unit in played:
@@ -432,9 +442,10 @@ def fit(
         steps[name] = steps.get(name, 0.0) + _step(plan, trials, unit)
     searches = {title(*search): search[0] for search in plan.searches if steps.get(title(*search))}
     if given is None and searches and seconds < inf:
-        share = (seconds - spent) / len(searches)
+        weights = sum(method.share for method in searches.values())
+        each = (seconds - spent) / weights
         for name, method in searches.items():
-            more = floor(share / steps[name])
+            more = floor(each * method.share / steps[name])
             most = max(MOST // method.evaluations, iterations[name])
             chosen = _two_digits(min(iterations[name] + more, most))
             spent += (chosen - iterations[name]) * steps[name]
@@ -451,9 +462,10 @@ def fit(
         left_out=[longer(unit) for unit in units if unit not in played],
         seconds=spent,
         scoring=sum(unit.scoring for unit in played),
-        smallest=_smallest(plan, trials, pace, arms, evaluations),
+        smallest=_smallest(plan, trials, pace, arms, FEWEST if given is None else given),
         whole=sum(needed for _, needed in known),
         first_batch=sum(needed for unit, needed in known if unit.batch == min(plan.batches)),
+        evaluations=evaluations,
     )
 
 

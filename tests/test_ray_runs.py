@@ -81,6 +81,18 @@ def test_the_server_is_in_the_driver_where_it_only_adds(
     assert only_adds(prepare(parsed(*changes))) == expected
 
 
+def test_no_attacker_starts_where_nobody_is_attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire, kinds = ActorPool.acquire, list[str]()
+
+    def noting(self: ActorPool, kind: type, *given: Any) -> Any:
+        kinds.append(kind.__name__)
+        return acquire(self, kind, *given)
+
+    monkeypatch.setattr(ActorPool, "acquire", noting)
+    runs.launch(parsed(), str(tmp_path), on_ray(), Progress())
+    assert set(kinds) == {"ClientActor"}
+
+
 @pytest.mark.parametrize("victim", ["ClientActor", "ServerActor"])
 def test_weights_are_the_same_after_an_actor_is_killed(victim: str, undisturbed: RunFolder, tmp_path: Path) -> None:
     killer = Killer(victim, round=1)

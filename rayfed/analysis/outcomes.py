@@ -201,11 +201,9 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     found = findings(rows, criterion, undefended=[arm], closed=closed, changed=not undefended(scenario, arm))
     state = weightiest(found)
     silent = [one for one in found if one.state == state and state in ("inconclusive", "not measured")]
-    late = [f"{WANT_OF_TIME}: {name}" for one in silent for name in one.unplayed]
-    reasons = dict.fromkeys(
-        [*filter(None, [reason for one in silent for reason in (one.lacking, *one.reasons)]), *late]
-    )
-    return {"answer": state, "why": "; ".join(reasons) or None}
+    reasons = [reason for one in silent for reason in (one.lacking, *one.reasons) if reason]
+    reasons += [f"{WANT_OF_TIME}: {name}" for one in silent for name in one.unplayed]
+    return {"answer": state, "why": "; ".join(dict.fromkeys(reasons)) or None}
 
 
 def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class SweepView:
             if not best.best:
                 self._say("no Pareto front: every setting is at the accuracy of guessing, or what leaks is not known")
                 return
-            names = "; ".join(setting.title for setting in best.best)
+            names = "; ".join(setting.title + " (leaks)" * _leaks(setting) for setting in best.best)
             self._say(f"Pareto-optimal (PSNR, accuracy): {names}", markup=False)
             self._say(f"hypervolume {best.hypervolume():.3f} (1: one setting has the best of both)")
 
@@ -140,6 +140,10 @@ class SweepView:
     def _say(self, what: Any, markup: bool = True) -> None:
         if not self._quiet:
             self._console.print(what, markup=markup, soft_wrap=isinstance(what, str), highlight=False)
+
+
+def _leaks(setting: Setting) -> bool:
+    return any(row.get("verdict") == "leaks" for row in setting.rows)
 
 
 def _mean(found: Estimate | None) -> float:

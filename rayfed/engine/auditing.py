@@ -410,21 +410,27 @@ def fit(
     there, for its trial said why. What does not fit with the fewest iterations is left out. The time that is left goes
     to the searches, as much to each method on each batch size; two digits of its iterations count, so that a repeated
     audit often has the same.
-    Every search has `USEFUL` evaluations where so many fit on the first two arms at the smallest batch size, which come
-    first then, and else `FEWEST`: many arms that nothing was found on say less than two.
+    Searches have at least the most evaluations of `USEFUL` that fit on the first two arms at the smallest batch size,
+    which come first then, and else `FEWEST`: many arms that nothing was found on say less than two.
     `given` are evaluations that every search makes, whatever the time.
     """
-    evaluations, first = FEWEST if given is None else given, list(arms)[:2]
-    for more in (USEFUL,) if given is None else ():
-        units = [unit for unit in _units(plan, trials, pace, arms, more) if not unit.obstacle]
-        core = [unit.seconds or 0.0 for unit in units if unit.batch == min(plan.batches) and unit.arm in first]
-        evaluations = more if sum(core) <= seconds else evaluations
-    every = _units(plan, trials, pace, arms, evaluations)
+    evaluations = FEWEST if given is None else given
+    counts = dict.fromkeys((method.name for method in METHODS), evaluations)
+
+    def core(unit: Unit) -> bool:
+        return unit.batch == min(plan.batches) and unit.arm in list(arms)[:2]
+
+    for more in USEFUL if given is None else ():
+        tried = {method.name: max(FEWEST, round(more * method.share)) for method in METHODS}
+        units = [unit for unit in _units(plan, trials, pace, arms, tried) if core(unit) and not unit.obstacle]
+        if sum(unit.seconds or 0.0 for unit in units) <= seconds:
+            evaluations, counts = more, tried
+    every = _units(plan, trials, pace, arms, counts)
     cheap = _CHEAP * seconds
 
     def late(unit: Unit) -> tuple[bool, bool, bool]:
-        core = evaluations > FEWEST and unit.batch == min(plan.batches) and unit.arm in first
-        return unit.seconds is None or unit.seconds > cheap, not set(leaking) & set(unit.titles), not core
+        soon = given is None and evaluations > FEWEST and core(unit)
+        return unit.seconds is None or unit.seconds > cheap, not set(leaking) & set(unit.titles), not soon
 
     units = sorted(every, key=late)
     known = [(unit, unit.seconds) for unit in units if unit.seconds is not None and not unit.obstacle]
@@ -434,7 +440,7 @@ def fit(
             spent += needed
             played.append(unit)
     unknown = () if given is not None else untimed(plan, trials)
-    least = {title(m, b): fewest(m, FEWEST if title(m, b) in unknown else evaluations) for m, b in plan.searches}
+    least = {title(m, b): fewest(m, FEWEST if title(m, b) in unknown else counts[m.name]) for m, b in plan.searches}
     iterations = dict(least)
     steps: dict[str, float] = {}
     for unit in played:
@@ -476,7 +482,7 @@ def _smallest(
     batch, two = min(plan.batches), dict(list(arms.items())[:2])
     one, alone = of_one_sample(plan, trials)
     costs: dict[str, float] = {}
-    for unit in _units(one, alone, pace, two, evaluations):
+    for unit in _units(one, alone, pace, two, dict.fromkeys((method.name for method in METHODS), evaluations)):
         if unit.applies and unit.seconds is not None:
             costs[unit.method.name] = costs.get(unit.method.name, 0.0) + unit.seconds
     if not costs:
@@ -502,15 +508,17 @@ def of_one_sample(plan: Plan, trials: Sequence[Trial]) -> tuple[Plan, list[Trial
     return replace(plan, batches=[batch], samples=1), alone
 
 
-def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int) -> list[Unit]:
-    """Return all units in order of priority."""
+def _units(
+    plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: Mapping[str, int]
+) -> list[Unit]:
+    """Return all units in order of priority; `evaluations` of searches are by method."""
     found = []
     for batch in plan.batches:
         methods = [method for method in METHODS if method.takes(plan.modality, batch)]
         for method, arm in product(methods, arms):
             name, victims = title(method, batch), _victims(plan, batch)
             twins = _twins(trials, name)
-            count = fewest(method, evaluations) if method.evaluations else 0
+            count = fewest(method, evaluations[method.name]) if method.evaluations else 0
             took = _seconds(twins, count) * _calls(plan, batch)
             beside = sum(pace.observing.get((arm, twin), 0.0) + pace.scoring for twin in TWINS) * victims
             titles = tuple(f"{name}, {twin}" for twin in TWINS)

@@ -10,12 +10,14 @@ import struct
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from rayfed import registry
@@ -228,6 +230,18 @@ def test_an_interrupted_sweep_is_named_as_resume_takes(tmp_path: Path, monkeypat
     code, output = run("sweep", file(), *swept, "--out", str(tmp_path), *LOCAL)
     assert code == 130
     assert f"`rayfed resume {tmp_path}/mine` continues" in output, output
+
+
+def test_a_sweep_says_which_pareto_optimal_settings_leak() -> None:
+    both = {"status": "finished", "attack": "dlg", "guessing_accuracy": 0.1, "attacked": 1, "unanswered": 0}
+    rows = [
+        {**both, "trial": 0, "arm": "none", "test_accuracy": 0.9, "psnr": 40.0, "answer": "leaks", "verdict": "leaks"},
+        {**both, "trial": 1, "arm": "noise", "test_accuracy": 0.8, "psnr": 5.0, "verdict": "not reconstructed"},
+    ]
+    said = StringIO()
+    SweepView(Console(file=said, width=200), bar=False).finished(rows, [], "report.html")
+    [line] = [line for line in said.getvalue().splitlines() if "Pareto-optimal" in line]
+    assert set(line.partition(": ")[2].split("; ")) == {"none (leaks)", "noise"}
 
 
 @pytest.mark.engine

@@ -97,7 +97,7 @@ def test_a_run_that_is_told_to_end_writes_how_it_ended(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        preexec_fn=lambda: signal.signal(how, signal.SIG_DFL),  # background jobs ignore SIGINT, and nohup's SIGHUP
     )
     deadline = time.monotonic() + 300
     while not list(tmp_path.glob("runs/*/rounds/part-00001.parquet")):

@@ -155,6 +155,8 @@ class RayExecutor:
         self._clients.wait()
         if self._clients.losses:
             self._note(f"{self._clients.losses} client actor died as it started; another takes its place")
+        if self._allotment.attackers and self._allotment.attacker.num_gpus:
+            self._started_attackers().wait()  # and raise where a GPU is not there, before anything is trained
 
     def check_server(self) -> None:
         """Wait until the server has started."""
@@ -181,17 +183,7 @@ class RayExecutor:
         """Run calls on attackers, which are started for the first calls."""
         if not calls:
             return iter(())  # most rounds attack nobody, and an actor that starts takes seconds from those at work
-        if self._attackers is None:
-            self._attackers = self._workers(
-                AttackerActor,
-                self._allotment.attackers,
-                self._allotment.attacker,
-                self._attackers_made_of,
-                self._free_client,
-            )
-            if self._allotment.attacker.num_gpus:
-                self._attackers.wait()  # and raise where a GPU is not there
-        return self._noting_losses(self._attackers, calls, "attackers", "attacker", hear)
+        return self._noting_losses(self._started_attackers(), calls, "attackers", "attacker", hear)
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of the server; calls run one after another."""
@@ -215,6 +207,17 @@ class RayExecutor:
                 pool.close(keep)
         if self._server:
             self._server.close(keep)
+
+    def _started_attackers(self) -> Workers:
+        if self._attackers is None:
+            self._attackers = self._workers(
+                AttackerActor,
+                self._allotment.attackers,
+                self._allotment.attacker,
+                self._attackers_made_of,
+                self._free_client,
+            )
+        return self._attackers
 
     def _workers(
         self, kind: type, size: int, share: ResourceShare, args: tuple[Any, ...], make_room: Callable[[], None]

@@ -331,16 +331,45 @@ def test_one_sample_is_attacked_where_there_is_no_time_for_more(monkeypatch: pyt
 def test_two_arms_have_searches_that_find_something_before_many_have_any() -> None:
     planned, arms = plan(batches=[1, 2]), dict.fromkeys(("none", *"abcdefgh"), True)
     trials = trials_of(planned, each=0.01)
-    tried = [auditing.fit(planned, trials, Pace(), arms, seconds) for seconds in (5.0, 10.0, 20.0, 40.0)]
-    assert [one.evaluations for one in tried] == [audit.FEWEST, *audit.USEFUL]
-    for one in tried[1:]:
-        core = [u for u in one.played if u.batch == 1 and u.arm in ("none", "a")]
-        assert {u.method.name for u in core} >= {"inverting_gradients", "idlg"}
-        assert one.iterations["inverting_gradients batch 1"] >= one.evaluations
-        assert one.iterations["idlg batch 1"] >= max(audit.FEWEST, one.evaluations // 4) // 20
-    by_hand = auditing.fit(planned, trials, Pace(), arms, 20.0, given=60)
-    assert by_hand.iterations["inverting_gradients batch 1"] == 60
-    assert by_hand.iterations["idlg batch 1"] == 3
+
+    def played(seconds: float, **given: Any) -> tuple[dict[str, int], set[str]]:
+        fitted = auditing.fit(planned, trials, Pace(), arms, seconds, **given)
+        return fitted.iterations, {u.arm for u in fitted.played if u.batch == 1 and u.method.name.startswith("inv")}
+
+    (few, everybody), (enough, some) = played(5.0), played(10.0)
+    assert few["inverting_gradients batch 1"] == audit.FEWEST
+    assert enough["inverting_gradients batch 1"] >= audit.USEFUL
+    assert {"none", "a"} <= some < everybody
+    assert enough["inverting_gradients batch 2"] < audit.USEFUL
+    assert played(10.0, given=60)[0] == {
+        "inverting_gradients batch 1": 60,
+        "inverting_gradients batch 2": 60,
+        "idlg batch 1": 3,
+        "idlg batch 2": 3,
+    }
+
+
+def test_a_richer_search_takes_nothing_from_an_audit_that_has_time_for_it() -> None:
+    planned, arms = plan(batches=[1, 8]), dict.fromkeys(("none", *"abcdefghi"), True)
+    trials = trials_of(planned, each=0.01)
+    whole = auditing.fit(planned, trials, Pace(), arms, 1.0).whole
+    left_out = [
+        sum(not u.obstacle for u in auditing.fit(planned, trials, Pace(), arms, times * whole).left_out)
+        for times in (0.5, 1, 2, 3, 6)
+    ]
+    assert left_out == sorted(left_out, reverse=True)
+    assert left_out[-2:] == [0, 0]
+
+
+def test_a_richer_search_does_not_push_its_own_arms_out() -> None:
+    """What comes before, because it is cheap or leaked in its trial, may take the time of the first two arms."""
+    planned, arms = plan(batches=[1, 8]), dict.fromkeys(("none", "a"), True)
+    trials = trials_of(planned, each=0.01)
+    leaking = [f"inverting_gradients batch 8, {twin}" for twin in audit.TWINS]
+    for seconds in (2.0, 3.0, 5.0, 8.0):
+        fitted = auditing.fit(planned, trials, Pace(), arms, seconds, leaking=leaking)
+        if fitted.iterations["inverting_gradients batch 1"] > audit.FEWEST:
+            assert {u.arm for u in fitted.played if u.batch == 1 and u.method.name.startswith("inv")} == {*arms}
 
 
 def test_what_leaked_in_its_trial_comes_before_what_did_not() -> None:

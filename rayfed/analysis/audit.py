@@ -94,9 +94,9 @@ EXPLAINS = 0.1
 UNEXPLAINED = "no attack found a sample that has this gradient, as the one behind it has"
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
 FOUND_NOTHING = "the attacks found nothing without a defence either"
-FEWEST, USEFUL, MOST = 40, (100, 200, 400), 24_000
-"""Evaluations of a search: at least, whatever the budget, for fewer often find nothing where a few more do; at least,
-as many of these as there is time for on two arms; and at most."""
+FEWEST, USEFUL, MOST = 40, 100, 24_000
+"""Evaluations of a search: at least, whatever the budget, for fewer often find nothing where a few more do; at least
+where there is time for them on two arms; and at most."""
 
 
 @dataclass(frozen=True)

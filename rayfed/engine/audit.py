@@ -306,7 +306,7 @@ def rehearsed(
         say(line)
     if short or plan is not asked:
         done = all(trial.tried for trial in trials)
-        say(f"with {offered.evaluations} evaluations of each search, {_takes(budget, asked, offered, slower, done)}")
+        say(f"with at least {FEWEST} evaluations of each search, {_takes(budget, asked, offered, slower, done)}")
         played = {name for unit in fitted.played if unit.arm == UNDEFENDED for name in unit.titles}
         left_out_there = {name for unit in offered.left_out if unit.arm == UNDEFENDED for name in unit.titles}
         unplayed = left_out_there - played

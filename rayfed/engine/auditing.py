@@ -383,8 +383,6 @@ class Fitted:
     """Seconds of everything with the fewest iterations."""
     first_batch: float
     """Seconds of everything at the smallest batch size."""
-    evaluations: int = FEWEST
-    """Fewest evaluations of each search, with which these seconds are."""
 
     @property
     def says_anything(self) -> bool:
@@ -403,44 +401,28 @@ def fit(
 ) -> Fitted:
     """Choose the attacks for about this many seconds: small batches first, each attack on all arms before the next.
 
-    So a short audit says something of every arm: what an attack finds behind a defence beside what it finds without.
     What takes next to nothing comes before all else, as closed forms on large batches do, and then what was seen
     `leaking` in its trial, by title.
+    At the smallest batch size searches have at least `USEFUL` evaluations, if everything that applies to the first two
+    arms then fits, which comes first there: many arms that nothing was found on say less than two. Otherwise, and on
+    larger batches, they have `FEWEST`.
     `arms` says of each whether its model has the form of the undefended one; what does not apply to that is not played
-    there, for its trial said why. What does not fit with the fewest iterations is left out. The time that is left goes
-    to the searches, as much to each method on each batch size; two digits of its iterations count, so that a repeated
-    audit often has the same.
-    Searches have at least the most evaluations of `USEFUL` that fit on the first two arms at the smallest batch size,
-    which come first then, and else `FEWEST`: many arms that nothing was found on say less than two.
-    `given` are evaluations that every search makes, whatever the time.
+    there, for its trial said why. What does not fit is left out. The time that is left goes to the searches, by the
+    `share` of each method on each batch size; two digits of its iterations count, so that a repeated audit often has
+    the same. `given` are evaluations that every search makes, whatever the time.
     """
-    evaluations = FEWEST if given is None else given
-    counts = dict.fromkeys((method.name for method in METHODS), evaluations)
-
-    def core(unit: Unit) -> bool:
-        return unit.batch == min(plan.batches) and unit.arm in list(arms)[:2]
-
-    for more in USEFUL if given is None else ():
-        tried = {method.name: max(FEWEST, round(more * method.share)) for method in METHODS}
-        units = [unit for unit in _units(plan, trials, pace, arms, tried) if core(unit) and not unit.obstacle]
-        if sum(unit.seconds or 0.0 for unit in units) <= seconds:
-            evaluations, counts = more, tried
-    every = _units(plan, trials, pace, arms, counts)
-    cheap = _CHEAP * seconds
-
-    def late(unit: Unit) -> tuple[bool, bool, bool]:
-        soon = given is None and evaluations > FEWEST and core(unit)
-        return unit.seconds is None or unit.seconds > cheap, not set(leaking) & set(unit.titles), not soon
-
-    units = sorted(every, key=late)
+    least = {title(m, b): fewest(m, FEWEST if given is None else given) for m, b in plan.searches}
+    every = _units(plan, trials, pace, arms, least)
+    units, played = _selected(every, every, seconds, leaking)
+    if given is None:
+        useful = least | _useful(plan, trials)
+        richer = _units(plan, trials, pace, arms, useful)
+        first = [u for u in richer if u.batch == min(plan.batches) and u.arm in list(arms)[:2] and not u.obstacle]
+        first_units, first_played = _selected(richer, first, seconds, leaking)
+        if all(unit in first_played for unit in first):
+            least, units, played = useful, first_units, first_played
     known = [(unit, unit.seconds) for unit in units if unit.seconds is not None and not unit.obstacle]
-    spent, played = 0.0, []
-    for unit, needed in known:
-        if spent + needed <= seconds:
-            spent += needed
-            played.append(unit)
-    unknown = () if given is not None else untimed(plan, trials)
-    least = {title(m, b): fewest(m, FEWEST if title(m, b) in unknown else counts[m.name]) for m, b in plan.searches}
+    spent = sum(unit.seconds or 0.0 for unit in played)
     iterations = dict(least)
     steps: dict[str, float] = {}
     for unit in played:
@@ -471,8 +453,32 @@ def fit(
         smallest=_smallest(plan, trials, pace, arms, FEWEST if given is None else given),
         whole=sum(needed for _, needed in known),
         first_batch=sum(needed for unit, needed in known if unit.batch == min(plan.batches)),
-        evaluations=evaluations,
     )
+
+
+def _useful(plan: Plan, trials: Sequence[Trial]) -> dict[str, int]:
+    """Return iterations with `USEFUL` evaluations of the searches on the smallest batch size that trials have timed."""
+    return {
+        title(method, batch): fewest(method, max(FEWEST, round(USEFUL * method.share)))
+        for method, batch in plan.searches
+        if batch == min(plan.batches) and _each(_twins(trials, title(method, batch)))
+    }
+
+
+def _selected(
+    every: Sequence[Unit], first: Sequence[Unit], seconds: float, leaking: Collection[str]
+) -> tuple[list[Unit], list[Unit]]:
+    """Return units in the order in which they are chosen, `first` before others that are as urgent, and the chosen."""
+    cheap = _CHEAP * seconds
+    units = sorted(
+        every, key=lambda u: (u.seconds is None or u.seconds > cheap, not set(leaking) & set(u.titles), u not in first)
+    )
+    spent, played = 0.0, []
+    for unit in units:
+        if unit.seconds is not None and not unit.obstacle and spent + unit.seconds <= seconds:
+            spent += unit.seconds
+            played.append(unit)
+    return units, played
 
 
 def _smallest(
@@ -482,7 +488,7 @@ def _smallest(
     batch, two = min(plan.batches), dict(list(arms.items())[:2])
     one, alone = of_one_sample(plan, trials)
     costs: dict[str, float] = {}
-    for unit in _units(one, alone, pace, two, dict.fromkeys((method.name for method in METHODS), evaluations)):
+    for unit in _units(one, alone, pace, two, {title(m, b): fewest(m, evaluations) for m, b in one.searches}):
         if unit.applies and unit.seconds is not None:
             costs[unit.method.name] = costs.get(unit.method.name, 0.0) + unit.seconds
     if not costs:
@@ -509,17 +515,16 @@ def of_one_sample(plan: Plan, trials: Sequence[Trial]) -> tuple[Plan, list[Trial
 
 
 def _units(
-    plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: Mapping[str, int]
+    plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], iterations: Mapping[str, int]
 ) -> list[Unit]:
-    """Return all units in order of priority; `evaluations` of searches are by method."""
+    """Return all units in order of priority; `iterations` of searches are by title."""
     found = []
     for batch in plan.batches:
         methods = [method for method in METHODS if method.takes(plan.modality, batch)]
         for method, arm in product(methods, arms):
             name, victims = title(method, batch), _victims(plan, batch)
             twins = _twins(trials, name)
-            count = fewest(method, evaluations[method.name]) if method.evaluations else 0
-            took = _seconds(twins, count) * _calls(plan, batch)
+            took = _seconds(twins, iterations.get(name, 0)) * _calls(plan, batch)
             beside = sum(pace.observing.get((arm, twin), 0.0) + pace.scoring for twin in TWINS) * victims
             titles = tuple(f"{name}, {twin}" for twin in TWINS)
             needed = took + beside if all(trial.tried for trial in twins) else None

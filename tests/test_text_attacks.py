@@ -13,6 +13,7 @@ from benchmarks import planted_models
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.text.dager import Dager, Span
 from rayfed.attacks.text.embedding_rows import EmbeddingRows
+from rayfed.attacks.text.grouping import grouped
 from rayfed.attacks.text.products import entrances
 from rayfed.attacks.text.tag import Tag
 from rayfed.attacks.text.tokens import tokens_in
@@ -58,6 +59,34 @@ def test_dager_puts_the_texts_of_a_batch_together(size: int) -> None:
     images, labels = windows(size, seed=1)
     [found] = struck(Dager(starts=16), model, seen(model, images, labels))
     assert in_place(images, found.images) == 1
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_dager_puts_texts_together_whose_tokens_lie_in_the_span_at_all_places(seed: int) -> None:
+    """Descents from random texts find less than a third of these tokens."""
+    model = reader(width=128, heads=8)
+    images, labels = windows(5, seed)
+    [found] = struck(Dager(starts=8), model, seen(model, images, labels))
+    assert in_place(images, found.images) > 0.9
+
+
+def test_texts_are_told_apart_by_what_their_tokens_have_added() -> None:
+    """On vectors and errors by construction: four texts of eight of 29 tokens, of which one stands in all."""
+    generator = torch.Generator().manual_seed(0)
+    token_parts, place_parts = torch.randn(29, 64, generator=generator), torch.randn(8, 64, generator=generator)
+    texts = torch.cat([torch.zeros(4, 1, dtype=torch.long), 1 + torch.arange(28).reshape(4, 7)], 1)
+    errors = torch.randn(4, 1, 96, generator=generator) + torch.randn(4, 8, 96, generator=generator)
+    vectors = token_parts[:, None] + place_parts
+    gradient = torch.einsum("nlx,nly->xy", vectors[texts, torch.arange(8)], errors)
+    tokens = torch.arange(29) + 100
+    told = grouped(tokens, vectors, torch.ones(29, 8, dtype=torch.bool), gradient, 4)
+    assert told is not None
+    assert sorted(told.once.tolist()) == tokens[1:].tolist()
+    assert {tuple(text.tolist()) for text in told.texts} == {tuple(text.tolist()) for text in texts + 100}
+    likely, possible = told.without([told.texts[0]])
+    assert [told.texts[0, at] in possible[at] for at in range(8)] == [True] + 7 * [False]
+    assert [told.texts[0, at] in likely[at] for at in range(8)] == [True] + 7 * [False]
+    assert grouped(tokens, vectors[:, :1].expand_as(vectors), torch.ones(29, 8, dtype=torch.bool), gradient, 4) is None
 
 
 def test_the_distance_is_that_from_the_span_of_the_true_inputs() -> None:

@@ -18,7 +18,7 @@ whose gradient has the highest rank and whose vectors have most dimensions; the 
 the same vectors (query, key and value) are taken together, as the key's alone lack one direction for each text (the
 rows of the softmax's gradient sum to zero); under noise, where no rank can be seen, the span is that of as many leading
 directions as the batch has tokens, and the nearest token counts; texts are put together by coordinate descent in place
-of a search over all of them.
+of a search over all of them, from those that `grouping` tells apart.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.text.descent import from_groups, from_random, put_together
+from rayfed.attacks.text.grouping import Grouped, grouped
 from rayfed.attacks.text.last_tokens import is_causal, with_last_tokens
 from rayfed.attacks.text.products import Entrance, entrances
 from rayfed.attacks.text.pursuit import pursued
@@ -45,9 +47,6 @@ from rayfed.samples import Modality
 from rayfed.update import Observation
 
 _TOKENS_AT_ONCE = 2048
-_INSIDE = 1e-3
-"""Distance from a span, over a vector's own norm, below which it is in it."""
-_SWEEPS = 8
 _MOST_OPTIONS = 24
 """Most tokens tried at a place: where the span is nearly everything, all tokens are near it."""
 _FURTHER = 6
@@ -132,7 +131,8 @@ class Dager:
             if whole is None:
                 return not_applicable(observation, _why_full(observation, at_places, spans))
             options = [_present(observation, model)] * observation.sample.shape[0]
-            found, loss = self._assembled(options, whole, observation.batch_size, generator)
+            sought = from_random(options, observation.batch_size, self.starts, whole.of_places, generator)
+            found, loss = put_together(sought, whole.of_places, observation.batch_size)
             return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
         apart = _together([span.of_tokens(observation.sample.largest + 1) for span in first])
         few = first[0].sums < first[0].room and first[0].rank < observation.batch_size * first[0].length
@@ -147,41 +147,25 @@ class Dager:
             if 0 < known < length:
                 found, nearest = with_last_tokens(observation, model, found[None], known)[0], nearest[:known]
             return Reconstruction(images=texts(found, observation), labels=labels, loss=float(nearest.mean()))
-        second = next(iter(_roomiest([Span.of(observation, entrance) for entrance in further])), None)
+        spans = [Span.of(observation, entrance) for entrance in further]
+        second = max(reversed(spans), key=lambda span: span.rank, default=None)  # the last depends on others most
         if second is None or second.rank < first[0].rank or second.rank >= second.room:
             return not_applicable(observation, _NO_ORDER)
         least = first[0].rank if anywhere else observation.batch_size
         options = [_options(column, least, self.threshold) for column in apart.unbind(1)]
         if causal:  # no gradient has what enters at the last place
             second, options[-1] = replace(second, seen=length - 1), options[-1][:1]
-        found, loss = self._assembled(options, second, observation.batch_size, generator)
+        told = _told_apart(apart <= self.threshold, first[0], observation.batch_size)
+        if told is None:
+            sought = from_random(options, observation.batch_size, self.starts, second.of_places, generator)
+        else:
+            sought = from_groups(told, self.starts, second.of_places, generator)
+        found, loss = put_together(sought, second.of_places, observation.batch_size)
         if causal:
             found = with_last_tokens(observation, model, found, length - 1)
         unsure = observation.has_places and loss > self.threshold
         message = _APART if unsure else ""
         return Reconstruction(images=texts(found, observation), labels=labels, loss=loss, message=message)
-
-    def _assembled(
-        self, options: Sequence[Tensor], second: Span, count: int, generator: torch.Generator
-    ) -> tuple[Tensor, float]:
-        """Return texts (count, L) of the tokens that may stand at each place that the second span knows best.
-
-        Also their mean distance from it. The search ends early where as many texts are in the span.
-        """
-        drawn = [o[torch.randint(len(o), (self.starts,), generator=generator).to(o.device)] for o in options]
-        found, distances = torch.stack(drawn, dim=1)[:0], torch.zeros(0)
-        for starts in torch.stack(drawn, dim=1).split(count):
-            more = descended(starts, options, second.of_texts)
-            found, distances = torch.cat([found, more]), torch.cat([distances.to(more.device), second.of_texts(more)])
-            if len(found[distances < _INSIDE].unique(dim=0)) >= count:
-                break
-        order = distances.argsort(stable=True)
-        chosen: list[int] = []
-        for row in order.tolist():
-            if all(not torch.equal(found[row], found[other]) for other in chosen):
-                chosen.append(row)
-        chosen = [chosen[i % len(chosen)] for i in range(count)]
-        return found[chosen], float(distances[chosen].mean())
 
 
 @dataclass(frozen=True)
@@ -197,8 +181,8 @@ class Span:
     """Number of dimensions of the space in which all possible inputs lie."""
     rank: int
     """Rank of the gradient, or the number of tokens of the batch where that is less: it is, under noise."""
-    sums: int
-    """Number of sums of the vectors that the gradient is: its columns, as many as the weights' outputs."""
+    gradient: Tensor
+    """The gradient (width, out): sums of the vectors, as many as the weights have outputs."""
     name: str = ""
     """Name of the first of the weights."""
     seen: int | None = None
@@ -217,14 +201,19 @@ class Span:
         rank = min(tokens, int(torch.linalg.matrix_rank(gradient)))
         directions = torch.linalg.svd(gradient.double(), full_matrices=False).U.T
         basis = directions[: tokens if tokens < room else rank]
-        return cls(entrance.inputs, basis, length, room, rank, gradient.shape[1], entrance.factors[0].name)
+        return cls(entrance.inputs, basis, length, room, rank, gradient, entrance.factors[0].name)
 
     @classmethod
     def of_whole(cls, observation: Observation, entrance: Entrance) -> Span:
         """Return the span at an entrance of whole texts: of as many directions as the batch has texts."""
         gradient, size = entrance.gradient(observation.gradient).double(), observation.batch_size
         directions = torch.linalg.svd(gradient, full_matrices=False).U.T[:size]
-        return cls(entrance.inputs, directions, 1, room=len(gradient), rank=size, sums=gradient.shape[1])
+        return cls(entrance.inputs, directions, 1, room=len(gradient), rank=size, gradient=gradient)
+
+    @property
+    def sums(self) -> int:
+        """Number of sums of the vectors that the gradient is."""
+        return self.gradient.shape[1]
 
     @torch.no_grad()
     def of_tokens(self, vocabulary: int) -> Tensor:
@@ -245,10 +234,9 @@ class Span:
         return found
 
     @torch.no_grad()
-    def of_texts(self, numbers: Tensor) -> Tensor:
-        """Return the distance of whole texts (n, L) from the span, the mean over their places: (n,)."""
-        parts = numbers.split(_TOKENS_AT_ONCE)
-        return torch.cat([self.distance(self.inputs(some)[:, : self.seen]).mean(1) for some in parts])
+    def of_places(self, numbers: Tensor) -> Tensor:
+        """Return the distance of texts (n, L) from the span at each place that gradients have, (n, L)."""
+        return torch.cat([self.distance(self.inputs(some)[:, : self.seen]) for some in numbers.split(_TOKENS_AT_ONCE)])
 
     def distance(self, vectors: Tensor) -> Tensor:
         """Return the distance of vectors (..., width) from the span, (...) between 0 and 1."""
@@ -258,18 +246,17 @@ class Span:
         return distances
 
 
-def descended(found: Tensor, options: Sequence[Tensor], distance: Callable[[Tensor], Tensor]) -> Tensor:
-    """Descend texts (n, L) by coordinates: the nearest option at one place after the other, until nothing changes."""
-    for _ in range(_SWEEPS):
-        before = found.clone()
-        for place, tokens in enumerate(options):
-            tried = found[:, None, :].repeat(1, len(tokens), 1)
-            tried[:, :, place] = tokens
-            best = distance(tried.flatten(0, 1)).reshape(len(found), -1).argmin(1)
-            found[:, place] = tokens[best]
-        if torch.equal(before, found):
-            break
-    return found
+def _told_apart(inside: Tensor, first: Span, count: int) -> Grouped | None:
+    """Return the texts that `grouping` tells apart of tokens `inside` (V, L) the first span.
+
+    None where too many are in it to be the batch's.
+    """
+    tokens = inside.any(1).nonzero().flatten()
+    if not 0 < len(tokens) <= count * first.length:
+        return None
+    with torch.no_grad():
+        vectors = first.inputs(tokens[:, None].expand(-1, first.length))
+    return grouped(tokens, vectors, inside[tokens], first.gradient, count)
 
 
 def _options(distances: Tensor, least: int, threshold: float) -> Tensor:

@@ -160,6 +160,28 @@ def test_a_state_is_as_strong_as_what_was_measured() -> None:
     assert states(row("none", 1, 9.0)) == {("none", 1): "not reconstructed"}
 
 
+@pytest.mark.parametrize(
+    ("bare", "here"),
+    [
+        ([row("none", 1, 9.0)], "here it did not:"),
+        ([row("none", 1, 9.0, "b"), row("none", 1, None, status=UNPLAYED)], "here there was no time for it:"),
+        ([row("none", 1, 9.0, "b"), row("none", 1, None, status="failed")], "here it did not answer:"),
+        ([row("none", 1, 9.0, "b")], "here it was not played:"),
+    ],
+)
+def test_an_undefended_arm_says_what_leaked_behind_a_defence_and_what_that_attack_did_here(
+    bare: list[dict[str, Any]], here: str
+) -> None:
+    none, x = audit.findings([*bare, row("x", 1, 20.0)], IMAGES)
+    assert f"“a, blind” succeeded behind x at batch 1, and {here}" in audit.sentence([none], IMAGES)
+    assert none.state != "leaks", "what was not measured is not claimed"
+    assert x.behind == ""
+    for defended in (row("x", 1, 9.0), row("x", 4, 20.0)):
+        assert audit.findings([*bare, defended], IMAGES)[0].behind == "", "nothing leaked behind it at this batch size"
+    leaks = [row("none", 1, 30.0, "c"), *bare, row("x", 1, 20.0)]
+    assert audit.findings(leaks, IMAGES)[0].behind == "", "it leaks here, too"
+
+
 def test_an_attack_that_works_undefended_and_failed_here_leaves_the_arm_unmeasured() -> None:
     bare = [row("none", 1, 40.0, "idlg batch 1, blind"), row("none", 1, 6.0, "analytic batch 1, blind")]
     closed = row("x", 1, 6.0, "analytic batch 1, blind")

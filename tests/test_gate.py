@@ -72,6 +72,13 @@ def test_what_is_past_the_bound_by_a_guess_is_told_as_such() -> None:
     assert far.reason == "no attack passed the bound without a defence either"
 
 
+def test_an_undefended_arm_that_was_not_measured_says_what_passed_the_bound_behind_a_defence() -> None:
+    unplayed = row("none", attack="b", status="not played", message="for want of time")
+    none, x = Played(SCENARIO, [row("none", 9.0), unplayed, row("x", 20.0)], []).checks([PSNR], ["none", "x"])
+    assert (none.state, x.state, x.reason) == ("not measured", "failed", "")
+    assert "“a, blind” succeeded behind x at batch 1, and here it did not" in none.sentence
+
+
 def test_an_arm_with_opponents_is_looked_at() -> None:
     rows = [row("none", 40.0), row("x vs quiet", 40.0)]
     scenario = SCENARIO | {"opponents": {"quiet": {}}}

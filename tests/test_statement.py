@@ -132,6 +132,14 @@ def test_rates_have_exact_intervals_and_are_of_what_was_measured_alone(tmp_path:
     assert "dlg: failed on updates of odd (8)" in unmeasured
 
 
+def test_an_undefended_arm_beside_a_leak_is_not_told_as_safer(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"none": [], "prune": ["prune"]}})
+    folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=5.0), attacked("prune", "dlg", psnr=30.0)])
+    assert "“dlg, blind” succeeded behind prune at batch 2, and here it did not" in words(
+        section(of(folder), "Verdict")
+    )
+
+
 def test_an_unfinished_run_has_no_rate_of_what_was_not_recovered(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": {"none": [], "prune": ["prune"]}})
     folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0), attacked("prune", "dlg", psnr=5.0)])

@@ -294,6 +294,8 @@ class Finding:
     """Samples of this batch size that leak without a defence; None of an arm without one."""
     guessed: float | None = None
     """Mean absolute error of naming the median for every sample; None where that is not known."""
+    behind: str = ""
+    """Of an arm without a defence that nothing leaked from, which attack succeeded behind one, and what it did here."""
 
 
 @dataclass(frozen=True)
@@ -401,7 +403,29 @@ def findings(
         if one.state != "leaks" and not finished:
             one = replace(one, state="not measured", reasons=("the run did not come to its end", *one.reasons))
         found.append(one)
-    return found
+    leaks = [one for one in found if one.state == "leaks" and one.arm not in undefended]
+    nearest = {one.batch: one for one in sorted(leaks, key=lambda one: one.best or 0.0)}
+    return [
+        replace(one, behind=_behind(nearest[one.batch], cells[one.arm, one.batch], criterion, closed))
+        if one.arm in undefended and one.state != "leaks" and one.batch in nearest
+        else one
+        for one in found
+    ]
+
+
+def _behind(leak: Finding, rows: Sequence[Row], criterion: Criterion, closed: Collection[str]) -> str:
+    """Return which attack succeeded behind a defence, and what became of it in these rows of an undefended arm."""
+    same = [row for row in rows if _played_by(row) == leak.by]
+    if not same:
+        here = "here it was not played"
+    elif any(row["status"] == UNPLAYED for row in same):
+        here = "here there was no time for it"
+    else:
+        here = "here it did not" + " answer" * (not all(_answers(row, criterion, closed) for row in same))
+    return (
+        f"“{leak.by}” succeeded behind {leak.arm} at batch {leak.batch}, and {here}: "
+        f"this does not say that less leaks without a defence"
+    )
 
 
 def _finding(
@@ -459,7 +483,7 @@ def _finding(
         leaked=len({_sample(row) for _, row in leaks}),
         samples=len({_sample(row) for row in rows}),
         best=best[0] if best else None,
-        by=f"{short_title(best[1])}, {_twin(best[1])}" if best else "",
+        by=_played_by(best[1]) if best else "",
         reasons=tuple(
             dict.fromkeys(
                 _reason(row, criterion)
@@ -568,6 +592,10 @@ def _twin(row: Row) -> str:
     return names.get(granted, f"given {granted}")
 
 
+def _played_by(row: Row) -> str:
+    return f"{short_title(row)}, {_twin(row)}"
+
+
 def _sample(row: Row) -> tuple[Any, ...]:
     return row.get("round"), row["victim"], row["sample"]
 
@@ -580,7 +608,8 @@ def _reason(row: Row, criterion: Criterion) -> str:
 
 def sentence(found: Sequence[Finding], criterion: Criterion) -> str:
     """Return one sentence on an arm, from its findings of all batch sizes."""
-    return f"{found[0].arm}: " + "; ".join(_clause(state, group, criterion) for state, group in _grouped(found))
+    clauses = [_clause(state, group, criterion) for state, group in _grouped(found)]
+    return f"{found[0].arm}: " + "; ".join([*clauses, *(finding.behind for finding in found if finding.behind)])
 
 
 def _grouped(found: Sequence[Finding]) -> list[tuple[State, list[Finding]]]:

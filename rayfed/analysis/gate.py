@@ -217,7 +217,11 @@ class Played:
         found = run_findings(self.scenario, self.attacks, self.finished, criterion)
         for arm in arms:
             own, doubt = [finding for finding in found if finding.arm == arm], self.doubt(arm)
-            checks = [_check(finding, bound, undefended(self.scenario, arm)) for finding in own]
+            checks = [
+                replace(check, reason="; ".join(filter(None, (check.reason, finding.behind))))
+                for finding in own
+                for check in [_check(finding, bound, undefended(self.scenario, arm))]
+            ]
             yield from (
                 replace(check, state="inconclusive", reason=doubt) if doubt and check.state == "passed" else check
                 for check in checks

@@ -144,6 +144,17 @@ def test_the_threshold_is_the_scenarios() -> None:
     assert of(row("bare", 30.0), scenario=SCENARIO | {"metrics": {"success": {"psnr": 31}}})["bare"].state != "leaks"
 
 
+def test_labels_found_alike_on_several_arms_are_told_once() -> None:
+    once = "100% at batch 2 (naming the commonest label each time: 100%"
+    told = of(row("bare", 30.0), row("bare", 30.0, batch_size=4), row("noise", 9.0), row("noise", 30.0, batch_size=4))
+    assert once in told["bare"].sentence
+    assert once not in told["noise"].sentence
+    assert "labels found: as on bare at batch 4; not reconstructed" in told["noise"].sentence
+    assert told["noise"].sentence.endswith("labels found: as on bare at batch 2")
+    other = of(row("bare", 30.0), row("noise", 9.0, label_accuracy=0.0))
+    assert "labels found: 0% at batch 2" in other["noise"].sentence
+
+
 def test_labels_that_were_given_were_not_found() -> None:
     told = of(row("bare", 30.0, knowledge="labels", label_accuracy=1.0))
     assert "labels found" not in told["bare"].sentence

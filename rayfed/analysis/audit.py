@@ -7,7 +7,7 @@ arm, blind, told of the defence, and told of the labels too. Every sentence is a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import isfinite
@@ -606,9 +606,12 @@ def _reason(row: Row, criterion: Criterion) -> str:
     return f"{short_title(row)} {said}"
 
 
-def sentence(found: Sequence[Finding], criterion: Criterion) -> str:
-    """Return one sentence on an arm, from its findings of all batch sizes."""
-    clauses = [_clause(state, group, criterion) for state, group in _grouped(found)]
+def sentence(found: Sequence[Finding], criterion: Criterion, earlier: Sequence[Finding] = ()) -> str:
+    """Return one sentence on an arm, from its findings of all batch sizes.
+
+    What it would say of labels as the sentences on `earlier` arms did is not said again.
+    """
+    clauses = [_clause(state, group, criterion, earlier) for state, group in _grouped(found)]
     return f"{found[0].arm}: " + "; ".join([*clauses, *(finding.behind for finding in found if finding.behind)])
 
 
@@ -621,12 +624,12 @@ def _grouped(found: Sequence[Finding]) -> list[tuple[State, list[Finding]]]:
     return [(state, group) for state, group in groups if group]
 
 
-def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str:
+def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlier: Sequence[Finding]) -> str:
     batches = f"batch {', '.join(str(finding.batch) for finding in group)}"
     reasons = dict.fromkeys(reason for finding in group for reason in finding.reasons)
     if state == "nothing to attack":
         return f"nothing to attack at {batches}: {'; '.join(reasons)}"
-    silent = (f" (no answer: {'; '.join(reasons)})" if reasons else "") + _labels(group)
+    silent = (f" (no answer: {'; '.join(reasons)})" if reasons else "") + _labels(group, earlier)
     short = _no_time(group)
     if state == "leaks":
         noun = NOUNS[criterion.modality]
@@ -690,20 +693,36 @@ def _times(gain: float) -> str:
     return f"{factor} times {'smaller than' if gain > 0 else 'larger than'}"
 
 
-def _labels(group: Sequence[Finding]) -> str:
-    """Return the labels found at each batch size, beside what naming the commonest finds; empty where none was."""
-    sought = [f for f in group if f.labels is not None]
-    told = [f"{f.labels:.0%} at batch {f.batch} ({_beside_commonest(f)})" for f in sought]
-    missed = [
-        f"{f.targets:.2g} at batch {f.batch}"
-        + (f" (naming the median each time: {f.guessed:.2g})" if f.guessed is not None else "")
-        for f in group
-        if f.targets is not None
-    ]
-    found = f", labels found: {', '.join(told)}" if told else ""
-    return found + (
-        f", targets found with a mean error of {', '.join(missed)}, on the model's own scale" if missed else ""
-    )
+def _labels(group: Sequence[Finding], earlier: Sequence[Finding]) -> str:
+    """Return the labels or targets found at each batch size, beside what a guess finds; empty where none was."""
+    labels, targets = (_unsaid(group, earlier, told) for told in (_labels_of, _targets_of))
+    found = f", labels found: {labels}" if labels else ""
+    return found + (f", targets found with a mean error of {targets}, on the model's own scale" if targets else "")
+
+
+def _unsaid(group: Sequence[Finding], earlier: Sequence[Finding], told: Callable[[Finding], str]) -> str:
+    """Return what is `told` of each finding, with the name of an `earlier` arm in place of what is told of it too."""
+    said = {told(finding): finding.arm for finding in reversed(earlier)}
+    some = [finding for finding in group if told(finding)]
+    parts = [told(finding) for finding in some if told(finding) not in said]
+    as_on: dict[str, list[str]] = {}
+    for finding in some:
+        if arm := said.get(told(finding)):
+            as_on.setdefault(arm, []).append(str(finding.batch))
+    return ", ".join([*parts, *(f"as on {arm} at batch {', '.join(batches)}" for arm, batches in as_on.items())])
+
+
+def _labels_of(finding: Finding) -> str:
+    if finding.labels is None:
+        return ""
+    return f"{finding.labels:.0%} at batch {finding.batch} ({_beside_commonest(finding)})"
+
+
+def _targets_of(finding: Finding) -> str:
+    if finding.targets is None:
+        return ""
+    guessed = "" if finding.guessed is None else f" (naming the median each time: {finding.guessed:.2g})"
+    return f"{finding.targets:.2g} at batch {finding.batch}{guessed}"
 
 
 def _beside_commonest(finding: Finding) -> str:

@@ -89,15 +89,22 @@ def run_findings(
 def verdicts(
     scenario: Mapping[str, Any], attacks: Sequence[Row], inferences: Sequence[Row], finished: bool = True
 ) -> list[Verdict]:
-    """Return a verdict on every arm; for an unfinished run, leaks only."""
+    """Return a verdict on every arm; for an unfinished run, leaks only.
+
+    Labels that attacks find alike on several arms are told of the first, to which the others' sentences point.
+    """
     arms = arm_names(scenario, attacks, inferences)
     arms = [arm for arm in arms if not any(other.startswith(f"{arm}{VERSUS}") for other in arms)]
     found, criterion = run_findings(scenario, attacks, finished), criterion_of(scenario, attacks)
     inferred = claims(inferences, arm_names(scenario, inferences))
     told = []
-    for arm in arms:
+    for place, arm in enumerate(arms):
         own = [finding for finding in found if finding.arm == arm]
-        words = [sentence(own, criterion) if own else f"{arm}: NOT MEASURED, for no attack rebuilt samples here"]
+        earlier = [finding for finding in found if finding.arm in arms[:place]]
+        if own:
+            words = [sentence(own, criterion, earlier)]
+        else:
+            words = [f"{arm}: NOT MEASURED, for no attack rebuilt samples here"]
         words += [claimed(claim) for claim in inferred if claim.arm == arm]
         nearest = closest([row for row in attacks if row["arm"] == arm], criterion)
         told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest))

@@ -25,7 +25,7 @@ from rayfed.attacks.fit import with_fit
 from rayfed.cli.options import of_fields
 from rayfed.engine import auditing, runs
 from rayfed.engine.attacking import Allowance, Spare
-from rayfed.engine.audit import Budget, TooShort, _not_measured
+from rayfed.engine.audit import Budget, TooShort, _limit, _not_measured
 from rayfed.engine.audit import rehearsed as rehearse
 from rayfed.engine.auditing import Fitted, Pace, Trial
 from rayfed.engine.executor import Done
@@ -840,6 +840,24 @@ def test_fields_are_told_as_options_and_names_of_files_are_not() -> None:
 
 
 SMALL = ("--data", "digits", "--size", "8", "--set", "data.train_samples=60", "--iterations", "20", *LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "spare", "told"),
+    [
+        (
+            None,
+            True,
+            "; they may take longer, up to about --minutes 1.5 in all, and time that is left goes to what is ",
+        ),
+        (None, False, "; they may take longer, up to about --minutes 1.5 in all"),
+        (40, True, ""),
+    ],
+)
+def test_an_estimate_says_that_an_audit_may_take_all_the_time(iterations: int | None, spare: bool, told: str) -> None:
+    said = _limit(Budget(0.0, 90.0, iterations=iterations), spare)
+    assert said.startswith(told)
+    assert said.endswith("left out") == (spare and iterations is None)
 
 
 @pytest.mark.engine

@@ -300,8 +300,9 @@ def rehearsed(
         say(f"evaluations of the objective in each search: {', '.join(told)}")
     gone, needed = (monotonic() - budget.began) / 60, slower * fitted.seconds / 60
     many = f" for each of {budget.sets} sets of weights" if budget.sets > 1 else ""
-    say(f"estimate: {gone:.1f} min so far and {needed:.1f} min of attacks{many}, on one core{_busy(slower)}")
     short = [unit for unit in fitted.left_out if not unit.obstacle]
+    limit = _limit(budget, any(unit.seconds is not None for unit in short))
+    say(f"estimate: {gone:.1f} min so far and {needed:.1f} min of attacks{many}, on one core{_busy(slower)}{limit}")
     for line in _not_measured(short, arms, slower):
         say(line)
     if short or plan is not asked:
@@ -320,6 +321,17 @@ def rehearsed(
     ]
     allowance = Allowance(left, slower * fitted.scoring, calls, left_out, spare)
     return _scenario(plan, fitted.iterations, changes), allowance, inputs.remarks
+
+
+def _limit(budget: Budget, spare: bool) -> str:
+    """Return how much longer than estimated an audit may take, and what for; empty where no time was given.
+
+    `spare` is whether something is left out that is played where time is left.
+    """
+    if budget.iterations is not None:
+        return ""
+    longer = f"; they may take longer, up to about --minutes {budget.seconds / 60:g} in all"
+    return longer + ", and time that is left goes to what is left out" * spare
 
 
 def _plays(fitted: Fitted, name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed.models.build import is_stochastic, moves_buffers
+from rayfed.models.build import draw_nothing, is_stochastic, moves_buffers
 from rayfed.samples import SampleSpec
 
 
@@ -67,14 +67,26 @@ def _ends(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
 
 
 def _dependence(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
-    """Yield lines on what makes gradients depend on other samples or on random draws, in the clients' mode."""
+    """Yield lines on what makes gradients depend on other samples or on random draws, in the clients' mode.
+
+    Each says what follows for attackers.
+    """
     if is_stochastic(model):
-        yield "draws random numbers in training (dropout or the like)"
-        return
+        yield (
+            "draws random numbers in training (dropout or the like): attackers do not know which, and search without; "
+            "dropout with p=0 shows what they find where nothing is drawn"
+        )
+        draw_nothing(model)
     inputs = sample.noise(3, torch.Generator().manual_seed(0))
     with torch.no_grad():
         one, other = (copy.deepcopy(model)(inputs[[0, mate]])[0] for mate in (1, 2))
     if not torch.allclose(one, other, atol=1e-6):
-        yield "norms: samples of a batch depend on each other (batch statistics)"
+        yield (
+            "norms: samples of a batch depend on each other (batch statistics): at batch 1 a sample is normalised by "
+            "itself, so audit the batch sizes that you train with"
+        )
     if moves_buffers(model, sample):
-        yield "norms: statistics of the batch come back beside the update"
+        yield (
+            "norms: statistics of the batch come back beside the update: attackers see them, and no defence of the "
+            "update changes them"
+        )

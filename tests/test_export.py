@@ -14,15 +14,15 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from rayfed.analysis.figures import grid
+from rayfed.analysis.figures import cell, grid
 from rayfed.analysis.loading import load
-from rayfed.analysis.settings import Estimate
+from rayfed.analysis.settings import Estimate, settings
 from rayfed.errors import UserError
-from rayfed.report.explorer import explore
+from rayfed.report.explorer import explore, interval
 from rayfed.report.export import export
 from rayfed.report.paper import run_charts, save
 from rayfed.report.trade_off import trade_off
-from tests.result_fixtures import SIGMA, attacked, setting, small_run, small_sweep
+from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
 from tests.test_cli import run
 from tests.test_report import make_run
 
@@ -53,7 +53,21 @@ def test_markdown_has_a_row_a_setting_with_its_interval(tmp_path: Path) -> None:
     ]  # fmt: skip
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:10]]
     assert rows[0] == ["none", "–", "dlg", "**0.9810 ± 0.0025**", "40.10 ± 0.25", "**10**", "0.001"]
-    assert lines[-1].startswith("Mean and half the 95 % interval (Student's t) over 3 repeats. A figure without one")
+    assert lines[-1].startswith("Mean and half the 95 % interval (Student's t) over 3 repeats. A figure alone")
+
+
+def test_two_values_stand_in_place_of_an_interval_of_one_degree_of_freedom() -> None:
+    [two] = settings([outcome(psnr=value, test_accuracy=0.5, repeat=place) for place, value in enumerate((33.4, 62.2))])
+    told = grid([two])
+    assert cell("psnr", two.measures["psnr"]) == "48 (33, 62)"
+    assert interval("psnr", two.measures["psnr"]) == "47.8 dB (33.4 dB, 62.2 dB)"
+    assert told.note.startswith("Of two repeats both values stand in brackets behind the mean")
+    assert "95 %" not in told.note
+    page = explore([two], preferred=["psnr", "test_accuracy"])
+    assert page.data(["none"])["entries"][0]["values"]["psnr"][1:3] == [None, None], "no bar"
+    chart = trade_off(page, ["none"])
+    assert chart is not None
+    assert (chart.rows[0]["x_low"], "95 %" in chart.description) == (None, False)
 
 
 @pytest.mark.parametrize("table", ["outcomes", "rounds"])

@@ -70,6 +70,7 @@ def repeated(arm: str, attack: str, values: list[float]) -> list[Any]:
         ([10.0, 10.1, 9.9], True, "met for sure"),
         ([11.0, 12.5, 12.0], False, "met, within its uncertainty"),
         ([11.0], None, "met, in a single run"),
+        ([11.0, 11.4], False, "met, within its uncertainty"),
         ([13.0, 13.0], False, "1 dB above your limit, 100% of the range"),
     ],
 )
@@ -77,6 +78,16 @@ def test_it_says_how_sure_it_is(values: list[float], sure: bool | None, said: st
     [check] = recommend(repeated("a", "dlg", values), [LEAK]).chosen.checks
     assert check.sure == sure
     assert recommendation.judged(check)[-1] == said
+
+
+def test_two_values_are_shown_and_judged_by_their_interval() -> None:
+    found = recommend(repeated("a", "dlg", [11.0, 11.4]), [LEAK])
+    [check] = found.chosen.checks
+    assert recommendation.judged(check)[1] == "11.2 dB (11 dB, 11.4 dB)"
+    assert recommendation.headings(found)[1] == "found (both values)"
+    assert "which of two is 12.7 standard errors wide" in " ".join(recommendation.remarks(found))
+    three = recommend(repeated("a", "dlg", [11.0, 11.4, 11.2]), [LEAK])
+    assert recommendation.headings(three)[1] == "found (95 % interval)"
 
 
 def test_it_is_as_sure_as_of_the_least_certain_attack() -> None:

@@ -33,6 +33,7 @@ SHOWN = (
     "bytes_up",
 )
 """Measures that tables of settings show, where they are known."""
+OF_TWO = "Of two {} both values stand in brackets behind the mean: they are too few for an interval."
 SINGLE = "Every setting was played once: nothing is known of the spread over seeds."
 CUT = "Intervals are cut at what is possible: shares at 0 and 1, times and sizes at 0."
 TIME = "Training time is of all rounds; the first, in which processes warm up, counts as the mean of the others."
@@ -55,8 +56,9 @@ def heading(measure: str) -> str:
 def cell(measure: str, estimate: Estimate | None) -> str:
     """Return a figure under its `heading`: `12.3`, or `12.34 ± 0.56` with half the 95 % interval.
 
-    Both are told to the interval's second digit; one that is not symmetric is told by its ends. A single value, and
-    values that are all alike, have none.
+    Both are told to the interval's second digit; one that is not symmetric is told by its ends. Two values have none,
+    and stand behind their mean, to the first digit in which they are apart from it: `12.3 (11.8, 12.9)`. Nor have a
+    single value, and values that are all alike.
     """
     if estimate is None:
         return NONE
@@ -68,9 +70,11 @@ def cell(measure: str, estimate: Estimate | None) -> str:
     mean = estimate.mean * factor
     if estimate.spread is None:
         return _plain(mean)
-    low, high = (end * factor for end in estimate.spread)
+    low, high = (end * factor for end in estimate.pair or estimate.spread)
     half = max(high - mean, mean - low)
-    decimals = max(0, 1 - floor(log10(half)))
+    decimals = max(0, (0 if estimate.pair else 1) - floor(log10(half)))
+    if estimate.pair:
+        return f"{mean:.{decimals}f} ({low:.{decimals}f}, {high:.{decimals}f})"
     if abs((high - mean) - (mean - low)) > 0.01 * half:
         return f"{mean:.{decimals}f} ({low:.{decimals}f} to {high:.{decimals}f})"
     return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
@@ -91,14 +95,14 @@ def said(measure: str, value: float) -> str:
 
 
 def said_with_interval(measure: str, estimate: Estimate) -> str:
-    """Return a mean with its unit and 95 % interval: `12.3 dB (11.8 dB to 12.9 dB)`.
+    """Return a mean with its unit and 95 % interval, `12.3 dB (11.8 dB to 12.9 dB)`, or with both of two values.
 
     The value stands alone where there is no spread.
     """
     if estimate.spread is None:
         return said(measure, estimate.mean)
-    low, high = estimate.spread
-    return f"{said(measure, estimate.mean)} ({said(measure, low)} to {said(measure, high)})"
+    low, high = (said(measure, end) for end in estimate.pair or estimate.spread)
+    return f"{said(measure, estimate.mean)} ({low}{', ' if estimate.pair else ' to '}{high})"
 
 
 @dataclass(frozen=True)
@@ -193,24 +197,26 @@ def _alike(one: tuple[float, int], other: tuple[float, int]) -> bool:
 def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
     """Return the note under a table: what its intervals are over, and caveats."""
     known = [(name, found) for each in settings for name in shown if (found := each.measures.get(name))]
-    counts = {over: sorted({e.n for _, e in known if e.over == over}) for over in ("repeats", "victims")}
     notes = []
-    for over, words in (
-        ("repeats", "(Student's t) over {} repeats"),
-        ("victims", "(Student's t; of hits the exact one) over {} attacked clients of one training"),
+    for over, what, how in (
+        ("repeats", "repeats", "(Student's t)"),
+        ("victims", "attacked clients of one training", "(Student's t; of hits the exact one)"),
     ):
-        if counts[over][-1:] > [1]:
-            span = " to ".join(str(n) for n in dict.fromkeys(counts[over][:1] + counts[over][-1:]))
-            notes.append(f"Mean and half the 95 % interval {words.format(span)}.")
+        counts = sorted({e.n for _, e in known if e.over == over and not e.pair})
+        if counts[-1:] > [1]:
+            span = " to ".join(str(n) for n in dict.fromkeys(counts[:1] + counts[-1:]))
+            notes.append(f"Mean and half the 95 % interval {how} over {span} {what}.")
+        if any(e.pair and e.spread for _, e in known if e.over == over):
+            notes.append(OF_TWO.format(what))
     if any(e.over == "rounds" for _, e in known):
         notes.append("The interval of the training time is over rounds.")
     if any(e.n > 1 and e.spread is None and not MEASURES[name].proved for name, e in known):
-        notes.append("A figure without one is of a single value, or of values that are all alike.")
-    if any(e.cut and e.spread for _, e in known):
+        notes.append("A figure alone is of a single value, or of values that are all alike.")
+    if any(e.cut and e.interval for _, e in known):
         notes.append(CUT)
     if "train_seconds" in shown and any("train_seconds" in each.measures for each in settings):
         notes.append(TIME)
-    if counts["repeats"] == [1]:
+    if {e.n for _, e in known if e.over == "repeats"} == {1}:
         notes.append(SINGLE)
     if any(each.useless for each in settings):
         notes.append(f"{USELESS}: its accuracy is that of guessing, so it is compared with nothing.")

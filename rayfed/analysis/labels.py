@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rayfed.analysis.figures import SINGLE, Grid, cell
+from rayfed.analysis.figures import OF_TWO, SINGLE, Grid, cell
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.settings import Estimate, Setting, estimate
 from rayfed.analysis.summary import Row
@@ -33,7 +33,8 @@ def by_batch_size(settings: Sequence[Setting]) -> Grid | None:
     sizes = sorted(set().union(*by_size.values()))
     table = [[*key, *(cell(_MEASURE, known.get(size)) for size in sizes)] for key, known in by_size.items()]
     repeats = max(each.n for known in by_size.values() for each in known.values())
-    note = f"Mean and half the 95 % interval over up to {repeats} repeats." if repeats > 1 else SINGLE
+    of_more = f"Mean and half the 95 % interval over up to {repeats} repeats."
+    note = SINGLE if repeats == 1 else OF_TWO.format("repeats") if repeats == 2 else of_more
     return Grid(["setting", "attack", *(f"batch {size}" for size in sizes)], 2, table, f"{NONE}: not measured. {note}")
 
 

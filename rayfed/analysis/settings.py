@@ -39,6 +39,8 @@ class Estimate:
     """What the interval is over; repeats are seeds."""
     cut: bool = False
     """Whether an end of the interval was beyond what is possible, and stands there."""
+    pair: tuple[float, float] | None = None
+    """Both values, in order, where there are two: decisions take their interval, tables show them in its place."""
 
     def within(self, measure: str) -> Estimate:
         """Return the estimate with its interval clipped to the measure's possible values."""
@@ -54,6 +56,11 @@ class Estimate:
         if self.low is None or self.high is None or self.high - self.low <= 2e-12 * max(1, abs(self.mean)):
             return None
         return self.low, self.high
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Return the `spread` where it is worth showing: of two values it is 12.7 standard errors wide to each side."""
+        return None if self.pair else self.spread
 
 
 @dataclass(frozen=True)
@@ -165,7 +172,12 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
     from scipy.stats import t  # an import of a second
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(known) - 1)) * stdev(known) / sqrt(len(known))
-    return Estimate(mean, mean - half, mean + half, len(known))
+    return Estimate(mean, mean - half, mean + half, len(known), pair=pair_of(known))
+
+
+def pair_of(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return two values in order; None for another number of them."""
+    return (min(values), max(values)) if len(values) == 2 else None
 
 
 def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:

@@ -12,7 +12,7 @@ from math import sqrt
 from typing import Any
 
 from rayfed.analysis import summary
-from rayfed.analysis.settings import CONFIDENCE, Estimate, Setting
+from rayfed.analysis.settings import CONFIDENCE, Estimate, Setting, pair_of
 from rayfed.analysis.summary import Row
 from rayfed.analysis.unanswered import unanswered
 from rayfed.metrics.known import METRICS
@@ -101,4 +101,5 @@ def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> E
     from scipy.stats import t  # an import of a second
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sqrt(squares / (n - 1) / n)
-    return Estimate(mean, mean - half, mean + half, n, "victims").within(name)
+    pair = pair_of([value for value, _ in victims])
+    return Estimate(mean, mean - half, mean + half, n, "victims", pair=pair).within(name)

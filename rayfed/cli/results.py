@@ -97,7 +97,7 @@ def _print(found: Recommendation, commands: dict[str, str]) -> None:
     page = console()
     page.print(Text(recommendation.answer(found)), soft_wrap=True)
     page.print(Text(f"\n  {found.chosen.title}", style="bold"))
-    page.print(table("", recommendation.HEADINGS, [recommendation.judged(each) for each in found.chosen.checks]))
+    page.print(table("", recommendation.headings(found), [recommendation.judged(each) for each in found.chosen.checks]))
     for line in recommendation.remarks(found):
         page.print(Text(line), soft_wrap=True)
     for what, command in commands.items():

@@ -147,7 +147,9 @@ class Explorer:
             "note": entry.note,
             "finished": entry.status == "finished",
             "compared": not entry.setting.useless and not entry.setting.unproven,
-            "values": {name: [e.mean, e.low, e.high, interval(name, e)] for name, e in entry.values.items()},
+            "values": {
+                name: [e.mean, *(e.interval or (None, None)), interval(name, e)] for name, e in entry.values.items()
+            },
         }
 
 
@@ -191,10 +193,12 @@ def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
 
 
 def interval(name: str, value: Estimate) -> str:
-    """Return an estimate in words: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`."""
+    """Return an estimate in words: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both of two values."""
     said = in_words(name, value.mean)
     if value.low is None or value.high is None:
         return said
+    if value.pair:
+        return f"{said} ({in_words(name, value.pair[0])}, {in_words(name, value.pair[1])})"
     return f"{said} ({in_words(name, value.low)} to {in_words(name, value.high)}, n = {value.n})"
 
 

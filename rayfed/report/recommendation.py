@@ -12,8 +12,6 @@ from rayfed.analysis.unanswered import of_so_many
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
 
-HEADINGS = ("bound", "found (95 % interval)", "by attack", "")
-"""Headings over what `judged` says."""
 _NAMED = 3
 """Most settings without an attack that are named."""
 
@@ -25,6 +23,12 @@ def answer(found: Recommendation) -> str:
         return f"None of {_settings(found.candidates)} meets {asked}. What comes nearest:"
     spared = ", then ".join(MEASURES[name].title for name in found.costs)
     return f"{found.meeting} of {_settings(found.candidates)} meet {asked}. The cheapest ({spared}):"
+
+
+def headings(found: Recommendation) -> tuple[str, str, str, str]:
+    """Return the headings over what `judged` says."""
+    two = any(check.estimate and check.estimate.pair for check in found.chosen.checks)
+    return "bound", f"found ({'both values' if two else '95 % interval'})", "by attack", ""
 
 
 def judged(check: BoundCheck) -> list[str]:
@@ -63,10 +67,11 @@ def remarks(found: Recommendation) -> list[str]:
     if repeats == 1:
         lines.append(SINGLE)
     else:
-        lines.append(f"Means over {repeats} repeats; sure is what holds to the end of the 95 % interval.")
+        wide = ", which of two is 12.7 standard errors wide to each side" * (repeats == 2)
+        lines.append(f"Means over {repeats} repeats; sure is what holds to the end of the 95 % interval{wide}.")
     judged_by = [check.estimate for check in found.chosen.checks]
     priced = [chosen.measures.get(name) for name in found.costs]
-    if any(one and one.cut for one in [*judged_by, *priced]):
+    if any(one and one.cut and one.interval for one in [*judged_by, *priced]):
         lines.append(CUT)
     if not found.meeting:
         lines.append(

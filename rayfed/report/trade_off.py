@@ -84,14 +84,15 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
     why += ["no evidence of protection"] * any(_worked_not(one, x) for one, x in faint)
     note = f"faint: {', or '.join(why)}" if faint else ""
     rows = [_row(one, x, y, one in best[x]) for x, settings in shown.items() for one in settings]
-    words = f"Leakage against {MEASURES[y].title}, with 95 % intervals"
+    barred = any(one.measures[name].interval for x, settings in shown.items() for one in settings for name in (x, y))
+    words = f"Leakage against {MEASURES[y].title}" + ", with 95 % intervals" * barred
     return Chart("trade_off", words, (3.4 * len(shown), 2.7), draw, rows, legend, len(shown), _NARROWEST, note)
 
 
 def _bars(value: Estimate) -> list[list[float]] | None:
-    if value.spread is None:
+    if value.interval is None:
         return None
-    low, high = value.spread
+    low, high = value.interval
     return [[value.mean - low], [high - value.mean]]
 
 
@@ -111,7 +112,7 @@ def _row(one: Setting, x: str, y: str, best: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": one.arm, "attack": one.attack, **one.fields}
     for axis, name in (("x", x), ("y", y)):
         found = one.measures[name]
-        low, high = found.spread or (None, None)
+        low, high = found.interval or (None, None)
         row |= {axis: name, f"{axis}_mean": found.mean, f"{axis}_low": low, f"{axis}_high": high, f"{axis}_n": found.n}
         row[f"{axis}_over"] = found.over
     return {**row, "on_front": best, "compared": _proves(one, x)}

@@ -95,6 +95,7 @@ def problem(name: str, batch: int) -> tuple[Matching, Tensor]:
         targets={n: g[None] for n, g in target.items()},
         labels=labels[None],
         images_shape=shape,
+        places=(),
         classes=_CLASSES,
         distance=one_minus_cosine,
         prior=None,

@@ -170,4 +170,4 @@ def test_a_search_whose_points_are_too_many_has_the_numbers_of_one_that_fits(mon
     monkeypatch.setattr(Matching, "losses", small)
     for one, other in zip(whole, found(), strict=True):
         torch.testing.assert_close(other, one)
-    assert gpu.seen == [8, 4, *[2] * 4, *[2] * 4], "what was too large is not tried again"
+    assert gpu.seen == [1, 8, 4, *[2] * 4, *[2] * 4], "what was too large is not tried again, nor measured"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from benchmarks import iteration
@@ -28,7 +28,7 @@ from rayfed.errors import ResourceError
 from rayfed.memory import Fitting, most_held
 from rayfed.models.build import build_model
 from rayfed.update import LocalTraining
-from tests.attack_fixtures import seeded, two_digits
+from tests.attack_fixtures import digit, observe, seeded, two_digits
 from tests.run_fixtures import Noting, weights
 
 TEXT = """
@@ -282,8 +282,10 @@ def test_a_chunk_takes_what_its_points_take_one_by_one(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-@pytest.mark.parametrize("way", [TOGETHER, IN_TURN, DIFFERENCED])
-def test_every_way_is_measured_once(way: Way, simulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", [TOGETHER, IN_TURN])
+def test_every_way_that_keeps_graphs_is_measured_once(
+    way: Way, simulated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, observations = two_digits()
     problem = Matching.of(observations, model, None, squared_l2)
     problem = replace(problem, way=way, simulated=simulated, local=LocalTraining(batch_size=1, steps=2))
@@ -292,3 +294,23 @@ def test_every_way_is_measured_once(way: Way, simulated: bool, monkeypatch: pyte
     assert problem.fitting.each > 4 * sum(w.numel() for w in model.parameters())
     monkeypatch.setattr(Matching, "value_and_gradient", None)
     assert replace(problem, prior=None).at_once == 16
+
+
+def test_operators_that_refuse_to_be_watched_are_left_alone() -> None:
+    """Their gradient is differentiated by differences, one point after the other, of which no graph is kept."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 10)
+
+        def forward(self, images: Tensor) -> Tensor:
+            found = self.fc(images.flatten(1))
+            chosen: Tensor = torch.cond(found.sum() > 0, torch.tanh, torch.sigmoid, (found,))
+            return chosen
+
+    problem = Matching.of([observe(Branching(), digit(3), torch.tensor([3]))], Branching(), None, squared_l2)
+    assert problem.way is DIFFERENCED
+    assert problem.at_once == 16
+    values, _ = problem.value_and_gradient(torch.rand(2, 64), torch.tensor([0, 0]))
+    assert values.isfinite().all()

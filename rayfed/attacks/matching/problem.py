@@ -22,7 +22,7 @@ from rayfed.attacks.matching.distances import Distance, inner
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
 from rayfed.attacks.matching.relative import RelativeVariation, image_nats
-from rayfed.attacks.matching.second_derivatives import TOGETHER, Way, way_of
+from rayfed.attacks.matching.second_derivatives import DIFFERENCED, TOGETHER, Way, way_of
 from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 from rayfed.errors import UserError, nearest
 from rayfed.gradients import clipped, unflatten
@@ -238,7 +238,7 @@ class Matching:
         if self.device.type == "cpu":
             matched = sum(target[0].numel() for one in self.rounds for target in one.targets.values())
             size = min(_IMAGES_AT_ONCE_CPU // self.images_shape[0], _GRADIENTS_AT_ONCE_CPU // matched)
-            if size > 1:
+            if size > 1 and self.way is not DIFFERENCED:  # which keeps no graphs
                 size = min(size, _BYTES_AT_ONCE_CPU // self._bytes)
         return max(1, size)
 

@@ -1,13 +1,18 @@
-"""Memory of a GPU that does not suffice: what goes together goes in smaller parts, and a note says so."""
+"""Memory: what work takes of it, and fewer things together where that of a GPU does not suffice, with a note."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
+from weakref import finalize
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rayfed.errors import ResourceError
 
@@ -25,6 +30,8 @@ class Fitting:
 
     def __init__(self) -> None:
         self.most: float = inf
+        self.each: int | None = None
+        """Bytes that one takes alone (`most_held`); None: not measured."""
 
     def in_parts(
         self, work: Callable[[slice], Result], count: int, what: str, together: int | None = None
@@ -59,6 +66,51 @@ class Fitting:
             "the last bits of what they find"
         )
         return False, None
+
+
+def most_held(work: Callable[[], object]) -> int:
+    """Return the most bytes that tensors which `work` makes take at a time.
+
+    They follow from the operations, whatever the machine is and whatever else it does, so results may depend on them.
+    What kernels need inside of them is left out.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # when it would free circles depends on what the process did before
+    held = _Held()  # type: ignore[no-untyped-call]
+    try:
+        with held:
+            work()
+    finally:
+        if collecting:
+            gc.enable()
+    return held.most
+
+
+class _Held(TorchDispatchMode):
+    """Counts the bytes of what operations make for as long as anything holds it, graphs among them.
+
+    `saved_tensors_hooks` would be simpler, but `torch.func.grad` refuses them.
+    """
+
+    supports_higher_order_operators = True  # as a model's torch.cond, of which the result counts
+    _now = most = 0
+
+    def __torch_dispatch__(self, operation: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = operation(*args, **(kwargs or {}))
+        for storage in _storages(made) - _storages((args, kwargs)):
+            size = storage.nbytes()
+            self._add(size)
+            finalize(storage, self._add, -size)
+        return made
+
+    def _add(self, size: int) -> None:
+        self._now += size
+        self.most = max(self.most, self._now)
+
+
+def _storages(tensors: object) -> set[torch.UntypedStorage]:
+    leaves = (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor))
+    return {leaf.untyped_storage() for leaf in leaves if leaf.layout is torch.strided}  # others have none
 
 
 def take_notes() -> list[str]:

@@ -1,26 +1,34 @@
-"""GPU memory that does not suffice: fewer go together, the numbers are the same up to rounding, and a note says so."""
+"""What work takes of memory, and how many points of a search go together by that; GPU memory that does not suffice:
+fewer go together, the numbers are the same up to rounding, and a note says so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import grad, vmap
 
+from benchmarks import iteration
 from rayfed import memory
 from rayfed import scenario as scenarios
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.distances import squared_l2
 from rayfed.attacks.matching.problem import Matching
+from rayfed.attacks.matching.second_derivatives import DIFFERENCED, IN_TURN, TOGETHER, Way
 from rayfed.client import cohort
 from rayfed.engine import runs
 from rayfed.engine.local import local
 from rayfed.errors import ResourceError
-from rayfed.memory import Fitting
-from tests.attack_fixtures import seeded, two_digits
+from rayfed.memory import Fitting, most_held
+from rayfed.models.build import build_model
+from rayfed.update import LocalTraining
+from tests.attack_fixtures import digit, observe, seeded, two_digits
 from tests.run_fixtures import Noting, weights
 
 TEXT = """
@@ -170,4 +178,139 @@ def test_a_search_whose_points_are_too_many_has_the_numbers_of_one_that_fits(mon
     monkeypatch.setattr(Matching, "losses", small)
     for one, other in zip(whole, found(), strict=True):
         torch.testing.assert_close(other, one)
-    assert gpu.seen == [8, 4, *[2] * 4, *[2] * 4], "what was too large is not tried again"
+    assert gpu.seen == [1, 8, 4, *[2] * 4, *[2] * 4], "what was too large is not tried again, nor measured"
+
+
+# ---- what work takes ----
+
+_GIVEN = torch.linspace(0, 1, 1000)
+"""4,000 bytes"""
+
+
+def in_a_circle() -> None:
+    """Make tensors that only the garbage collector frees."""
+    for _ in range(100):
+        held: list[Any] = [_GIVEN + 1]
+        held.append(held)
+
+
+@pytest.mark.parametrize(
+    ("work", "size"),
+    [
+        (lambda: _GIVEN.view(10, 100)[1:].T, 0),
+        (lambda: (_GIVEN.view(10, 100) + 1).mul_(2).view(-1), 4_000),
+        (lambda: [_GIVEN + i for i in range(3)], 12_000),
+        (lambda: [float((_GIVEN + i)[0]) for i in range(3)], 4_000),
+        (lambda: torch.cat([_GIVEN, _GIVEN]).chunk(2), 8_000),
+        (lambda: torch.eye(1000).to_sparse() @ _GIVEN[:, None], None),
+        (in_a_circle, 400_000),
+    ],
+)
+def test_what_is_held_is_what_operations_make_until_nothing_holds_it(work: Callable[[], Any], size: int | None) -> None:
+    found = most_held(work)
+    assert size is None or found == size
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        assert most_held(work) == found, "whatever the garbage collector does"
+    finally:
+        gc.set_threshold(*thresholds)
+    assert gc.isenabled()
+
+
+def test_what_a_graph_keeps_is_held() -> None:
+    """As many results of a function whose derivative needs them as it is applied, also within `torch.func`."""
+
+    def many(x: Tensor, times: int) -> Tensor:
+        for _ in range(times):
+            x = x.tanh()
+        return x.sum()
+
+    given = _GIVEN.clone().requires_grad_()
+    assert most_held(lambda: many(given, 5)) == 20_004
+    assert most_held(lambda: many(_GIVEN, 5)) == 8_000, "the last and the one before"
+    seven, five = (most_held(lambda n=n: vmap(grad(lambda x: many(x, n)))(_GIVEN[:, None])) for n in (7, 5))
+    assert seven - five >= 8_000
+
+
+# ---- points of a search that go together on a CPU ----
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "size"),
+    [("lenet5", (1, 28, 28), 16), ("convnet", (3, 32, 32), 5), ("mlp", (3, 32, 32), 16), ("unet", (3, 32, 32), 16)],
+)
+def test_small_models_are_bounded_by_time_alone(
+    name: str, shape: tuple[int, ...], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In double precision, too, as `dlg` is."""
+    monkeypatch.setitem(iteration.MODELS, name, lambda: build_model(name, {}, shape, 10, 0))
+    for sizes in ("_IMAGE", "_SCENE"):
+        monkeypatch.setattr(iteration, sizes, shape)
+    problem, _ = iteration.problem(name, 1)
+    assert problem.at_once == size
+    assert problem.fitting.each is not None
+    assert 2 * size * problem.fitting.each < 2**30
+
+
+def test_what_goes_together_fits_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A U-Net of few weights on scenes of 224 x 224: the same number each time, and one alone is not measured."""
+    monkeypatch.setattr(iteration, "_SCENE", (3, 224, 224))
+    found = []
+    for _ in range(2):
+        problem, points = iteration.problem("unet", 1)
+        problem.value_and_gradient(points, torch.tensor([0]))
+        assert problem.fitting.each is None
+        found.append((problem.at_once, problem.fitting.each))
+    assert found[0] == found[1]
+    together, each = found[0]
+    assert each is not None
+    assert together == 2**30 // each
+    assert 1 < together < 16
+
+
+def test_a_chunk_takes_what_its_points_take_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iteration, "_SCENE", (3, 32, 32))
+    problem, points = iteration.problem("unet", 1, 16)
+    owners = torch.zeros(16, dtype=torch.int64)
+    whole = most_held(lambda: problem.value_and_gradient(points, owners))
+    values, slopes = problem.value_and_gradient(points, owners)
+    monkeypatch.setattr("rayfed.attacks.matching.problem._BYTES_AT_ONCE_CPU", budget := whole // 4)
+    assert 1 < problem.at_once < 8
+    assert most_held(lambda: problem.value_and_gradient(points, owners)) < 1.5 * budget < whole / 2
+    torch.testing.assert_close(problem.value_and_gradient(points, owners), (values, slopes))
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+@pytest.mark.parametrize("way", [TOGETHER, IN_TURN])
+def test_every_way_that_keeps_graphs_is_measured_once(
+    way: Way, simulated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, observations = two_digits()
+    problem = Matching.of(observations, model, None, squared_l2)
+    problem = replace(problem, way=way, simulated=simulated, local=LocalTraining(batch_size=1, steps=2))
+    assert problem.at_once == 16
+    assert problem.fitting.each is not None
+    assert problem.fitting.each > 4 * sum(w.numel() for w in model.parameters())
+    monkeypatch.setattr(Matching, "value_and_gradient", None)
+    assert replace(problem, prior=None).at_once == 16
+
+
+def test_operators_that_refuse_to_be_watched_are_left_alone() -> None:
+    """Their gradient is differentiated by differences, one point after the other, of which no graph is kept."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 10)
+
+        def forward(self, images: Tensor) -> Tensor:
+            found = self.fc(images.flatten(1))
+            chosen: Tensor = torch.cond(found.sum() > 0, torch.tanh, torch.sigmoid, (found,))
+            return chosen
+
+    problem = Matching.of([observe(Branching(), digit(3), torch.tensor([3]))], Branching(), None, squared_l2)
+    assert problem.way is DIFFERENCED
+    assert problem.at_once == 16
+    values, _ = problem.value_and_gradient(torch.rand(2, 64), torch.tensor([0, 0]))
+    assert values.isfinite().all()

@@ -22,11 +22,11 @@ from rayfed.attacks.matching.distances import Distance, inner
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
 from rayfed.attacks.matching.relative import RelativeVariation, image_nats
-from rayfed.attacks.matching.second_derivatives import TOGETHER, Way, way_of
+from rayfed.attacks.matching.second_derivatives import DIFFERENCED, TOGETHER, Way, way_of
 from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 from rayfed.errors import UserError, nearest
 from rayfed.gradients import clipped, unflatten
-from rayfed.memory import Fitting
+from rayfed.memory import Fitting, most_held
 from rayfed.update import LocalTraining, Named, Observation
 
 Found = TypeVar("Found")
@@ -39,6 +39,8 @@ _IMAGES_AT_ONCE_CPU = 16
 """Images of one vectorised call: enough for its gain (LeNet 2.5 -> 0.6 ms an image), few enough for the caches."""
 _GRADIENTS_AT_ONCE_CPU = 16_000_000
 """Values in the gradients of one call: of ConvNet 4 to 8 problems take 0.88 of the time of one, 16 take 1.3."""
+_BYTES_AT_ONCE_CPU = 2**30
+"""Bytes that the points of one call take one by one: together up to twice as many, and actors run side by side."""
 _IMAGES_AT_ONCE_GPU = 512
 """Images of one vectorised call where only memory bounds it."""
 
@@ -236,7 +238,18 @@ class Matching:
         if self.device.type == "cpu":
             matched = sum(target[0].numel() for one in self.rounds for target in one.targets.values())
             size = min(_IMAGES_AT_ONCE_CPU // self.images_shape[0], _GRADIENTS_AT_ONCE_CPU // matched)
+            if size > 1 and self.way is not DIFFERENCED:  # which keeps no graphs
+                size = min(size, _BYTES_AT_ONCE_CPU // self._bytes)
         return max(1, size)
+
+    @property
+    def _bytes(self) -> int:
+        """Bytes that the objective of one point takes with its slope: the same on every machine, measured once."""
+        if self.fitting.each is None:
+            dtype, generator = next(iter(self.targets.values())).dtype, torch.Generator().manual_seed(0)
+            point = torch.rand(1, self.dimension, generator=generator, dtype=dtype)
+            self.fitting.each = most_held(lambda: self.value_and_gradient(point, torch.tensor([0])))
+        return self.fitting.each
 
     def images(self, points: Tensor) -> Tensor:
         """Return the images (Q, N, C, H, W) of points (Q, D)."""
@@ -342,9 +355,9 @@ class Matching:
 
         As many go together as one vectorised call takes best, or memory allows.
         """
-        points = points.detach()
+        points, together = points.detach(), self.at_once if len(points) > 1 else 1
         parts = self.fitting.in_parts(
-            lambda part: act(points[part], victims[part]), len(points), "points of a search", self.at_once
+            lambda part: act(points[part], victims[part]), len(points), "points of a search", together
         )
         return list(parts)
 

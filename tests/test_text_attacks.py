@@ -225,6 +225,33 @@ def test_dager_puts_texts_together_on_other_models(name: str) -> None:
     assert in_place(images, found.images) == 1
 
 
+def test_a_last_layer_whose_inputs_fill_their_space_is_not_asked() -> None:
+    """Two texts of sixteen tokens have 32 vectors, as many as its hidden layer is wide."""
+    torch.manual_seed(0)
+    model, (images, labels) = Packed(), windows(2, seed=1)
+    layer = nn.TransformerEncoderLayer(64, 4, 32, 0.0)
+    model.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    [found] = struck(Dager(starts=16), model, seen(model, images, labels))
+    assert in_place(images, found.images) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_dager_puts_texts_of_few_tokens_together(seed: int) -> None:
+    """Nothing tells them apart: texts of twelve tokens that are sought from random ones."""
+    images = torch.randint(12, (3, 16), generator=torch.Generator().manual_seed(seed))
+    model = reader()
+    [found] = struck(Dager(starts=16), model, seen(model, images, torch.arange(3)))
+    assert in_place(images, found.images) > 0.9
+
+
+def test_a_text_that_stands_for_others_is_told() -> None:
+    model, (images, labels) = reader(), windows(1)
+    observation = seen(model, images.repeat(2, 1), labels.repeat(2))
+    [found] = struck(Dager(starts=4), model, observation)
+    assert in_place(images.repeat(2, 1), found.images) == 1
+    assert found.message.startswith("fewer different texts were found")
+
+
 @pytest.mark.engine
 def test_tokens_whose_vectors_have_no_place_are_put_in_order_further_on() -> None:
     torch.manual_seed(0)

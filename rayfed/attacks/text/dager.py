@@ -77,6 +77,10 @@ _APART = (
     "no texts were found whose vectors lie in the span further on: tokens are the nearest, and another search may find "
     "more of them"
 )
+_REPEATED = (
+    "fewer different texts were found than the batch has: those that are missing are repeated others, and another "
+    "search may find them"
+)
 _MOST_NUMBERS = 1 << 30
 """Most numbers of all tokens' vectors at all places that a pursuit keeps: 4 GB."""
 _NO_ORDER = "no weights tell which tokens are of one text, or in which order"
@@ -99,7 +103,8 @@ class Dager:
     """Distance from the span, over a vector's own norm, up to which a token may stand at a place of a batch of several
     texts; at least as many as there are texts may, the nearest ones. A single text has the nearest token everywhere."""
     starts: Annotated[int, Field(ge=1)] = 32
-    """Number of random texts from which those of a batch of several are sought."""
+    """Number of texts from which those of a batch of several are sought: random ones, or those that are told apart by
+    what tokens have added to the gradient, and again with every other token drawn anew."""
 
     @needs_labels
     def reconstruct(
@@ -147,24 +152,26 @@ class Dager:
             if 0 < known < length:
                 found, nearest = with_last_tokens(observation, model, found[None], known)[0], nearest[:known]
             return Reconstruction(images=texts(found, observation), labels=labels, loss=float(nearest.mean()))
-        spans = [Span.of(observation, entrance) for entrance in further]
-        second = max(reversed(spans), key=lambda span: span.rank, default=None)  # the last depends on others most
-        if second is None or second.rank < first[0].rank or second.rank >= second.room:
+        behind = _behind([Span.of(observation, entrance) for entrance in further], first[0].rank)
+        if not behind:
             return not_applicable(observation, _NO_ORDER)
         least = first[0].rank if anywhere else observation.batch_size
         options = [_options(column, least, self.threshold) for column in apart.unbind(1)]
         if causal:  # no gradient has what enters at the last place
-            second, options[-1] = replace(second, seen=length - 1), options[-1][:1]
-        told = _told_apart(apart <= self.threshold, first[0], observation.batch_size)
+            behind, options[-1] = [replace(span, seen=length - 1) for span in behind], options[-1][:1]
+        told = _told_apart(apart <= self.threshold, first[0], options, observation.batch_size)
         if told is None:
-            sought = from_random(options, observation.batch_size, self.starts, second.of_places, generator)
-        else:
-            sought = from_groups(told, self.starts, second.of_places, generator)
-        found, loss = put_together(sought, second.of_places, observation.batch_size)
+            distance = _roomiest(behind)[0].of_places
+            sought = from_random(options, observation.batch_size, self.starts, distance, generator)
+        else:  # the last depends on other tokens most; it may have room for other texts, which random ones come to
+            distance = behind[-1].of_places
+            sought = from_groups(told, self.starts, distance, generator)
+        found, loss = put_together(sought, distance, observation.batch_size)
+        repeated = len(found.unique(dim=0)) < len(found)
         if causal:
             found = with_last_tokens(observation, model, found, length - 1)
         unsure = observation.has_places and loss > self.threshold
-        message = _APART if unsure else ""
+        message = _APART if unsure else _REPEATED if repeated else ""
         return Reconstruction(images=texts(found, observation), labels=labels, loss=loss, message=message)
 
 
@@ -242,21 +249,38 @@ class Span:
         """Return the distance of vectors (..., width) from the span, (...) between 0 and 1."""
         vectors = vectors.double()
         left = vectors - (vectors @ self.basis.T) @ self.basis
-        distances: Tensor = left.norm(dim=-1) / vectors.norm(dim=-1)
+        distances: Tensor = left.norm(dim=-1) / vectors.norm(dim=-1).clamp_min(torch.finfo(vectors.dtype).tiny)
         return distances
 
 
-def _told_apart(inside: Tensor, first: Span, count: int) -> Grouped | None:
+def _behind(spans: Sequence[Span], rank: int) -> list[Span]:
+    """Return the spans of the highest rank, which is at least `rank`, that are not everything."""
+    spans = [span for span in spans if span.rank < span.room]
+    most = max((span.rank for span in spans), default=0)
+    return [span for span in spans if span.rank == most >= rank]
+
+
+def _told_apart(inside: Tensor, first: Span, options: Sequence[Tensor], count: int) -> Grouped | None:
     """Return the texts that `grouping` tells apart of tokens `inside` (V, L) the first span.
 
-    None where too many are in it to be the batch's.
+    At places without any, as the last of a causal model, stand the `options`. None where too many tokens are in the
+    span to be the batch's.
     """
-    tokens = inside.any(1).nonzero().flatten()
-    if not 0 < len(tokens) <= count * first.length:
+    tokens, places = inside.any(1).nonzero().flatten(), inside.any(0)
+    numbers = len(tokens) * first.length * first.basis.shape[1]
+    if not 0 < len(tokens) <= count * first.length or numbers > _MOST_NUMBERS // 8:
         return None
     with torch.no_grad():
         vectors = first.inputs(tokens[:, None].expand(-1, first.length))
-    return grouped(tokens, vectors, inside[tokens], first.gradient, count)
+    told = grouped(tokens, vectors[:, places], inside[tokens][:, places], first.gradient, count)
+    if told is None or places.all():
+        return told
+    texts = torch.stack([some[0] for some in options]).repeat(count, 1)
+    texts[:, places] = told.texts
+    likely, possible = list(options), list(options)
+    for at, place in enumerate(places.nonzero().flatten().tolist()):
+        likely[place], possible[place] = told.likely[at], told.possible[at]
+    return Grouped(texts, told.once, likely, possible)
 
 
 def _options(distances: Tensor, least: int, threshold: float) -> Tensor:

@@ -17,9 +17,10 @@ from rayfed.attacks.text.grouping import Grouped
 INSIDE = 1e-3
 """Distance of a vector from a span, over its own norm, below which it is in it."""
 _SWEEPS = 8
+"""Most times that a descent goes through the places."""
 _ALIKE = 4
 """Texts that differ in less than one place in so many count as one, unless the second is in the span."""
-_LIKELY, _POSSIBLE = 2, 4
+_FIRST, _LAST = 2, 4
 """The furthest of so many places are tried with all tokens that are likely there, and then that are possible."""
 
 Distance = Callable[[Tensor], Tensor]
@@ -62,9 +63,9 @@ def from_groups(told: Grouped, starts: int, distance: Distance, generator: torch
     span are begun again, with every other place drawn anew.
     """
     found = told.texts.clone()
+    distances = distance(found).mean(1)
     for again in range(ceil(starts / len(found))):
-        for row in distance(found).mean(1).argsort().tolist():
-            distances = distance(found).mean(1)
+        for row in distances.argsort().tolist():
             others = [text for at, text in enumerate(found) if at != row and distances[at] < INSIDE]
             if distances[row] < INSIDE and not any(torch.equal(found[row], other) for other in others):
                 continue
@@ -74,9 +75,10 @@ def from_groups(told: Grouped, starts: int, distance: Distance, generator: torch
             if again:
                 anew |= torch.rand(len(anew), generator=generator) < 0.5
             begun = torch.where(anew.to(drawn.device), drawn, found[row])
-            text = _mended(_mended(begun, likely, distance, _LIKELY), possible, distance, _POSSIBLE)
-            if not again or distance(text[None]).mean() < distances[row]:
-                found[row] = text
+            text = _corrected(_corrected(begun, likely, distance, _FIRST), possible, distance, _LAST)
+            reached = distance(text[None]).mean()
+            if not again or reached < distances[row]:
+                found[row], distances[row] = text, reached
         yield found.clone()
 
 
@@ -98,7 +100,7 @@ def _descended(found: Tensor, options: Sequence[Tensor], distance: Distance) -> 
     return found
 
 
-def _mended(text: Tensor, options: Sequence[Tensor], distance: Distance, share: int) -> Tensor:
+def _corrected(text: Tensor, options: Sequence[Tensor], distance: Distance, share: int) -> Tensor:
     """Descend a text (L,) at the places that are furthest from the span alone, one in `share` of all."""
     for _ in range(_SWEEPS):
         before, distances = text, distance(text[None])[0]

@@ -75,7 +75,7 @@ def grouped(tokens: Tensor, vectors: Tensor, inside: Tensor, gradient: Tensor, c
     of_tokens, of_places = (entering @ by_token[:, :, None])[:, :, 0], (entering * by_place).sum(2)
     errors, sums = by_token @ added, by_place @ added
     parts = torch.linalg.lstsq(errors.T.cpu(), sums.T.cpu(), driver="gelsd").solution.to(errors)
-    shares = torch.where(inside, parts * of_tokens / of_places, 0.0).nan_to_num(0.0)
+    shares = torch.where(inside, parts * of_tokens / of_places, 0.0).nan_to_num(0.0, 0.0, 0.0)
     strongest = shares.argmax(0)
     others = sums - parts.gather(0, strongest[None]).T * errors[strongest]
     alone = others.norm(dim=1) < _NO_OTHERS * sums.norm(dim=1)

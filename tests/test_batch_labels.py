@@ -25,6 +25,6 @@ def test_labels_by_batch_size() -> None:
     )
     assert found is not None
     assert found.headings == ["setting", "attack", "batch 1", "batch 16", "batch 64"]
-    assert found.rows == [["none", "dlg", "1", "0.6 ± 1.6", "–"], ["none", "grnn", "–", "0.9", "0.8"]]
+    assert found.rows == [["none", "dlg", "1", "0.6 (0.5, 0.8)", "–"], ["none", "grnn", "–", "0.9", "0.8"]]
     assert by_batch_size(settings([outcome(label_accuracy=1.0, batch_size=4)])) is None
     assert by_batch_size(settings([outcome(batch_size=size, **{BATCH: size}) for size in (1, 2)], [BATCH])) is None

@@ -9,9 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import typer
 from rich.console import Console
+from rich.markup import escape
 
 from rayfed import scenario as scenarios
+from rayfed.cli.common import errors_for_people
+from rayfed.cli.tables import console
+from rayfed.errors import UserError
 from rayfed.report.terminal_run import RunView
 from rayfed.store.schemas import TABLES
 
@@ -173,3 +178,13 @@ def test_the_first_round_tells_nothing_of_the_time_left(view: RunView) -> None:
     assert " left" not in printed(view)
     view.round_done([trained() | {"round": 1}], [], [])
     assert "0:00 left" in printed(view)
+
+
+def test_a_path_of_a_package_is_told_as_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich has an emoji of that name."""
+    with pytest.raises(typer.Exit), errors_for_people(debug=False):
+        raise UserError("rayfed audit --model hf:package:NAME/model")
+    console().print(escape("hf:package:NAME/model"))
+    told = capsys.readouterr()
+    assert "hf:package:NAME/model" in told.err
+    assert "hf:package:NAME/model" in told.out

@@ -104,7 +104,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     2 is for the user's mistakes, and where another driver has the run; 1 for ours, 130 for an interruption, and 128 and
     its number for a signal.
     """
-    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    errors = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     try:
         yield
     except NotPortable:

@@ -28,5 +28,5 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], wo
 
 def console() -> Console:
     """Return a console on the terminal, or `_WIDTH` wide where there is none."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=_WIDTH)
+    found = Console(highlight=False, emoji=False)
+    return found if found.is_terminal else Console(highlight=False, emoji=False, width=_WIDTH)

@@ -52,7 +52,7 @@ def shown(show: bool, brief: bool = False) -> Iterator[Any]:
     if not show:
         yield AuditProgress()
         return
-    view = RunView(Console(), brief=brief, bar=False)
+    view = RunView(Console(emoji=False), brief=brief, bar=False)
     try:
         yield view
     finally:

@@ -123,10 +123,10 @@ def launch(
     >>> run.attacks.column("status").to_pylist()
     ['ok']
     """
-    from actors.execution import execution
     from rayfed.analysis.loading import Run
     from rayfed.engine import runs
     from rayfed.engine.calling import scenario_of, shown
+    from rayfed.engine.executions import execution
     from rayfed.errors import ScenarioError
 
     loaded = scenario_of(scenario, changes)
@@ -149,10 +149,10 @@ def sweep(
 
     The arguments are those of `launch`.
     """
-    from actors.execution import sweep_execution
     from rayfed.analysis.loading import Sweep
     from rayfed.engine import sweeps
     from rayfed.engine.calling import scenario_of
+    from rayfed.engine.executions import sweep_execution
     from rayfed.engine.progress import SweepProgress
     from rayfed.errors import ScenarioError
     from rayfed.report.sweep import write_sweep_report
@@ -189,10 +189,10 @@ def attack(
     >>> run.status["kind"]
     'attack'
     """
-    from actors.execution import execution
     from rayfed.analysis.loading import Run
     from rayfed.engine import runs
     from rayfed.engine.calling import address_of, scenario_of, shown
+    from rayfed.engine.executions import execution
     from rayfed.engine.finding import search_where
     from rayfed.errors import ScenarioError, UserError
 
@@ -251,12 +251,12 @@ def audit(
     from functools import partial
     from time import monotonic
 
-    from actors.execution import execution
     from rayfed import registry
     from rayfed.analysis.audit import DEFENCES, Plan
     from rayfed.analysis.loading import Run
     from rayfed.engine import audit as engine
     from rayfed.engine.calling import address_of, name_of, shown
+    from rayfed.engine.executions import execution
 
     registry.search(getcwd())
     source = address_of(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rayfed.engine.executions import brought
 from rayfed.scenario import Scenario
 
 
@@ -16,6 +17,5 @@ def trainable(scenario: Scenario) -> Callable[[dict[str, Any]], None]:
     each as `ARM/psnr` where the scenario has several arms. The run folder is `run` in the trial's own directory; a
     trial that Tune starts again goes on after its last complete round.
     """
-    from actors.trial import trainable as make  # Ray is not needed to look at results
-
-    return make(scenario)
+    made: Callable[[dict[str, Any]], None] = brought("ray", "trainable")(scenario)
+    return made

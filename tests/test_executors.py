@@ -11,6 +11,7 @@ from bdb import BdbQuit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,8 +24,10 @@ from ray.exceptions import RayTaskError
 from torch import nn
 from typer.testing import CliRunner
 
-from actors import transport, workers
+from actors import local_ray, transport, workers
 from actors.executor import RayExecutor, on_ray
+from actors.sweep import on_tune
+from actors.trial import trainable
 from benchmarks.faults import differences
 from rayfed import registry
 from rayfed import scenario as scenarios
@@ -34,7 +37,7 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.cli import app
 from rayfed.cli.common import errors_for_people
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine import runs, sweeps
+from rayfed.engine import executions, runs, sweeps
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.local import LocalExecutor, _travelled, local
@@ -226,6 +229,33 @@ def test_no_cluster_is_named_beside_local(command: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
 
 
+def test_the_installed_executor_is_found_by_its_entry_points() -> None:
+    assert executions.brought("ray", "execution") is on_ray
+    assert executions.brought("ray", "sweep_execution") is on_tune
+    assert executions.brought("ray", "starting") is local_ray.starting
+    assert executions.brought("ray", "trainable") is trainable
+
+
+def test_another_package_can_bring_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = EntryPoints([EntryPoint("execution", "tests.test_executors:on_a_cloud", "rayfed.executor.cloud")])
+    monkeypatch.setattr(executions, "entry_points", lambda **wanted: installed.select(**wanted))
+    assert executions.execution("cloud", "here") == ("cloud", "here")
+    with pytest.raises(UserError, match=r"no installed package brings 'cloud' \(sweep_execution\)"):
+        executions.sweep_execution("cloud")
+
+
+def on_a_cloud(address: str | None) -> tuple[str, str | None]:
+    return "cloud", address
+
+
+def test_an_executor_that_is_not_there_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="there is none called 'rey': did you mean 'ray'"):
+        executions.execution("rey")
+    monkeypatch.setattr(executions, "entry_points", lambda **_: EntryPoints())
+    with pytest.raises(UserError, match=r"no installed package brings 'ray' .*--executor local"):
+        executions.sweep_execution("ray")
+
+
 SWEEP = "sweep: {fields: {training.lr: [0.1]}}\n"
 
 
@@ -246,7 +276,7 @@ try:
 except SystemExit as end:
     assert not end.code, end.code
 found = {name for name in sys.modules if name.partition(".")[0] in ("ray", "actors")}
-assert found <= {"actors", "actors.execution"}, found  # where executions have their names
+assert not found, found
 """
 
 

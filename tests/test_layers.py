@@ -32,9 +32,10 @@ FLOORS = (
     " rayfed.recording",
     "rayfed.client rayfed.report rayfed.reproductions rayfed.integrations",
     "rayfed.engine rayfed.pretraining",
-    "actors",
     # `rayfed` is the package's own `__init__.py`: the functions that Python users call
     "rayfed.cli rayfed.__main__ rayfed.tune rayfed",
+    # nothing imports them: rayfed finds its executor on Ray among the entry points of installed packages
+    "actors",
 )
 """All rooms, from the bottom up: the modules and packages in `rayfed`, and `actors`. A room may import from lower
 floors; from its own floor only what `ARROWS` has. A new room is to be named here."""

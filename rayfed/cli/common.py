@@ -162,14 +162,14 @@ def ray_beside(
     """Start a local Ray while the command imports and reads, unless the scenario's form is wrong."""
     if executor is not ExecutorName.RAY:
         return nullcontext()
-    from actors import local_ray
     from rayfed import scenario
+    from rayfed.engine.executions import starting
 
     try:
         wanted = not address and scenario.has_form(scenario.read_text(path), changes or [])
     except UserError:
         wanted = False  # `load` says why
-    return local_ray.starting() if wanted else nullcontext()
+    return starting(executor) if wanted else nullcontext()
 
 
 def load(path: Path, changes: list[str] | None) -> Any:

@@ -165,10 +165,10 @@ def _scored(
     one: Replay, sent: Sent, gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool], seconds: float
 ) -> Gated:
     """Play a round whose truth was recorded, as a run, in so many seconds."""
-    from actors.execution import execution
     from rayfed import scenario
     from rayfed.engine import runs
     from rayfed.engine.attacking import Allowance
+    from rayfed.engine.executions import execution
     from rayfed.engine.replaying import RECORDED
     from rayfed.report.gate import Gated
 

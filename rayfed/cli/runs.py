@@ -44,8 +44,8 @@ def launch(
         if loaded.sweep is not None:
             sweeps.play(loaded, out, executor, address, quiet)
             return
-        from actors.execution import execution
         from rayfed.engine import runs
+        from rayfed.engine.executions import execution
 
         with watched(quiet, executor) as view:
             folder = runs.launch(loaded, out, execution(executor, address), view)
@@ -97,8 +97,8 @@ def attack(
             raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
         if arm and not run:
             raise UserError("--arm names an arm of a run: give the run by --run")
-        from actors.execution import execution
         from rayfed.engine import runs
+        from rayfed.engine.executions import execution
 
         with watched(quiet, executor, "attack") as view:
             folder = runs.attack(loaded, run, out, execution(executor, address), view, arm)
@@ -135,8 +135,8 @@ def resume(
             search_where(run)
             sweeps.resume(run, failed, executor, address, quiet)
             return
-        from actors.execution import execution
         from rayfed.engine import runs
+        from rayfed.engine.executions import execution
 
         search_where(run)
         with watched(quiet, executor) as view:

@@ -12,8 +12,8 @@ from rayfed.cli.tables import console
 
 def play(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:
     """Play a new sweep, show its progress, and return its folder."""
-    from actors.execution import sweep_execution
     from rayfed.engine import sweeps
+    from rayfed.engine.executions import sweep_execution
 
     execution = sweep_execution(executor, address)
     return _watched(quiet, executor, lambda view: sweeps.sweep(scenario, out, execution, view))
@@ -21,8 +21,8 @@ def play(scenario: Any, out: str | None, executor: ExecutorName, address: str | 
 
 def resume(path: str, failed: bool, executor: ExecutorName, address: str | None, quiet: bool) -> None:
     """Play the missing trials of a sweep and show its progress, as `play` does."""
-    from actors.execution import sweep_execution
     from rayfed.engine import sweeps
+    from rayfed.engine.executions import sweep_execution
 
     execution = sweep_execution(executor, address)
     _watched(quiet, executor, lambda view: sweeps.resume(path, failed, execution, view))

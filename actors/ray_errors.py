@@ -19,7 +19,7 @@ from ray.exceptions import (
 )
 
 from rayfed.engine.executor import Lost
-from rayfed.errors import ResourceError, UserError
+from rayfed.errors import Killed, ResourceError, UserError
 
 DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError)
 """What a call raises whose actor has died; Ray's memory killer has an exception of its own."""
@@ -78,9 +78,16 @@ def telling_losses() -> Iterator[None]:
 
 @contextmanager
 def in_words_for_people() -> Iterator[None]:
-    """Turn Ray's errors about the machine into a `ResourceError` that says what to do."""
+    """Turn Ray's errors about the machine into a `ResourceError` that says what to do.
+
+    A signal that came while Ray waited is named again: Ray knows Ctrl-C alone.
+    """
     try:
         yield
+    except KeyboardInterrupt as error:
+        if Killed.came is None or isinstance(error, Killed):
+            raise
+        raise Killed(Killed.came) from error
     except (OutOfDiskError, ObjectStoreFullError) as error:
         raise ResourceError(
             "Ray's object store is full, and so is the disk that it spills to (its temporary folder, by default "

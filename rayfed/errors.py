@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from signal import Signals
-from typing import Any
+from typing import Any, ClassVar
 
 
 class UserError(Exception):
@@ -72,6 +72,9 @@ class ProtectionError(UserError):
 
 class Killed(KeyboardInterrupt):
     """A signal that ends the process, such as SIGTERM; code that handles Ctrl-C handles it alike."""
+
+    came: ClassVar[int | None] = None
+    """Number of the signal that has come, for libraries that raise a plain `KeyboardInterrupt` where they waited."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(f"killed by {Signals(signal).name}")

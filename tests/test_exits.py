@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from typer.testing import CliRunner
 
+from actors.ray_errors import in_words_for_people
 from rayfed import scenario as scenarios
 from rayfed.analysis.loading import load
 from rayfed.cli import app
@@ -53,7 +56,8 @@ def test_every_end_is_one_word_with_what_to_do(error: BaseException, word: str) 
 
 
 @pytest.fixture
-def default_signals() -> Iterator[None]:
+def default_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(Killed, "came", None)
     ours = [signal.SIGTERM, signal.SIGHUP]
     before = {number: signal.signal(number, signal.SIG_DFL) for number in ours}
     yield
@@ -80,18 +84,19 @@ def test_who_was_told_to_ignore_hangups_does() -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("how", "code", "word"),
+    ("executor", "how", "code", "word"),
     [
-        (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "killed"),
-        (signal.SIGHUP, 129, "killed"),
+        ("local", signal.SIGINT, 130, "interrupted"),
+        ("local", signal.SIGTERM, 143, "killed"),
+        ("local", signal.SIGHUP, 129, "killed"),
+        ("ray", signal.SIGTERM, 143, "killed"),
     ],
 )
 def test_a_run_that_is_told_to_end_writes_how_it_ended(
-    how: signal.Signals, code: int, word: str, tmp_path: Path
+    executor: str, how: signal.Signals, code: int, word: str, tmp_path: Path
 ) -> None:
     (tmp_path / "t.yaml").write_text(TEXT.replace("rounds: 2", "rounds: 4000"))
-    command = [sys.executable, "-m", "rayfed", "launch", str(tmp_path / "t.yaml"), "--executor", "local"]
+    command = [sys.executable, "-m", "rayfed", "launch", str(tmp_path / "t.yaml"), "--executor", executor]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "runs")],
         stdout=subprocess.DEVNULL,
@@ -112,6 +117,19 @@ def test_a_run_that_is_told_to_end_writes_how_it_ended(
     assert f"`rayfed resume {folder}` continues" in errors
     assert "`rayfed resume RUN` goes on" in status["advice"]
     assert f"The run was {word}" in (folder / "report.html").read_text()
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("ray_session", "default_signals")
+def test_a_signal_that_comes_while_ray_waits_is_named() -> None:
+    """Ray makes a plain KeyboardInterrupt of it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray has set its own
+    end_on_signals()
+    asleep = ray.remote(lambda: time.sleep(10)).options(num_cpus=0).remote()
+    threading.Timer(1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGTERM)).start()
+    with pytest.raises(Killed, match="killed by SIGTERM"), in_words_for_people():
+        ray.get(asleep)
+    ray.cancel(asleep, force=True)
 
 
 class Taken(Progress):

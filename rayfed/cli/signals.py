@@ -22,4 +22,5 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Raise `Killed`, once: a closing terminal sends SIGHUP twice, and the second must not disturb the end."""
     for other in _ENDING:
         signal.signal(other, signal.SIG_IGN)
+    Killed.came = number
     raise Killed(number)

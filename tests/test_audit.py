@@ -25,7 +25,7 @@ from rayfed.attacks.fit import with_fit
 from rayfed.cli.options import of_fields
 from rayfed.engine import auditing, runs
 from rayfed.engine.attacking import Allowance, Spare
-from rayfed.engine.audit import Budget, TooShort, _limit, _not_measured
+from rayfed.engine.audit import Budget, TooShort, _limit, _not_measured, pipelines
 from rayfed.engine.audit import rehearsed as rehearse
 from rayfed.engine.auditing import Fitted, Pace, Trial
 from rayfed.engine.executor import Done
@@ -402,6 +402,21 @@ def test_what_leaked_in_its_trial_comes_before_what_did_not() -> None:
     some = auditing.fit(planned, trials, Pace(), ARMS, whole.whole / 2, leaking=last.titles[:1])
     assert last.titles not in [unit.titles for unit in fitted(planned, trials, whole.whole / 2).played]
     assert last.titles in [unit.titles for unit in some.played]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("prune", "ratio: required, but not given: share of .* as '{name: prune, ratio: VALUE}'$"),
+        ("dp_sgd", "give either noise_multiplier or epsilon, as '{name: dp_sgd, FIELD: VALUE}'$"),
+        ({"name": "prune"}, "ratio: required, but not given: share of the values that is set to zero$"),
+        ("nothing_here:X", "there is no nothing_here.py .*as FOLDER/nothing_here.py:X$"),
+    ],
+)
+def test_a_defence_is_told_as_its_option_takes_it(given: Any, said: str) -> None:
+    """`--set defences.0.ratio=VALUE`, which helps in a scenario, reaches no defence that an option names."""
+    with pytest.raises(UserError, match=said):
+        pipelines([given])
 
 
 def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:

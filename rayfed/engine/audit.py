@@ -30,7 +30,7 @@ from rayfed.errors import ClientError, UserError
 from rayfed.models.describe import described
 from rayfed.scenario import Scenario, resolve
 from rayfed.scenario.components import named
-from rayfed.scenario.problems import component_problems
+from rayfed.scenario.problems import Problem, component_problems
 from rayfed.store.folder import SCENARIO, RunFolder
 
 BATCHES = 1, 4, 16
@@ -151,13 +151,18 @@ def pipelines(given: Sequence[Any]) -> Defences:
             )
         pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
         for problem in component_problems({"defences": pipeline}):
-            field = ".".join(map(str, problem.path[2:]))
-            example = (
-                f", as '{{name: {pipeline[0]['name']}, FIELD: VALUE}}'" if not field and isinstance(value, str) else ""
-            )
-            raise UserError(f"defence '{_typed(value)}': {field}{': ' * bool(field)}{problem.message}{example}")
+            raise UserError(f"defence '{_typed(value)}': {_told(problem, value)}")
         found[called(pipeline)] = pipeline
     return {name: pipeline for name, pipeline in found.items() if pipeline}
+
+
+def _told(problem: Problem, value: Any) -> str:
+    """Return a problem of a pipeline's field, and how a name alone is given with what it lacks."""
+    field = ".".join(map(str, problem.path[2:]))
+    elsewhere = f" (or --set {'.'.join(map(str, problem.path))}=VALUE)"
+    lacks = elsewhere in problem.message or not field
+    example = f", as '{{name: {value}, {field or 'FIELD'}: VALUE}}'" if lacks and isinstance(value, str) else ""
+    return f"{field}{': ' * bool(field)}{problem.message.replace(elsewhere, '')}{example}"
 
 
 def _typed(value: Any) -> str:

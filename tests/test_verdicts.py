@@ -245,6 +245,12 @@ def test_trials_of_one_arm_find_their_reference_in_others() -> None:
     assert told(row("bare", None)) == ["not measured"]
 
 
+def test_a_run_that_ended_early_says_so_of_what_it_never_attacked() -> None:
+    said = of(row("bare", 30.0), finished=False)["noise"].sentence
+    assert said == "noise: NOT MEASURED, for the run ended before an attack on it was over"
+    assert of(row("bare", 30.0))["noise"].sentence == "noise: NOT MEASURED, for no attack rebuilt samples here"
+
+
 def test_what_was_inferred_stands_beside_what_was_rebuilt(tmp_path: Path) -> None:
     scores = [{"kind": kind, "sample": i, "score": float(i + 2 * (kind == "member")), "control": 0.0}
               for kind in ("member", "non-member") for i in range(4)]  # fmt: skip

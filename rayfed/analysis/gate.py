@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from rayfed.analysis.audit import Criterion, Finding
 from rayfed.analysis.membership import RATES, Roc, roc, stated
 from rayfed.analysis.summary import Row, arm_names, arm_spec, labels_given, undefended
-from rayfed.analysis.verdicts import run_findings
+from rayfed.analysis.verdicts import ENDED_BEFORE, NOTHING_REBUILT, run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, leading, metrics_of
@@ -227,7 +227,7 @@ class Played:
                 for check in checks
             )
             if not own:
-                yield Check(arm, None, bound, "not measured", reason="no attack rebuilt samples here")
+                yield Check(arm, None, bound, "not measured", reason=NOTHING_REBUILT if self.finished else ENDED_BEFORE)
 
     def doubt(self, arm: str) -> str:
         """Return why a passed check of a replay may come from a recording mistake; empty for other runs."""

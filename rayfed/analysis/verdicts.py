@@ -86,6 +86,11 @@ def run_findings(
     return found
 
 
+NOTHING_REBUILT = "no attack rebuilt samples here"
+ENDED_BEFORE = "the run ended before an attack on it was over"
+"""Why an arm without rows of attacks is not measured: in a finished run, and in one that was interrupted or failed."""
+
+
 def verdicts(
     scenario: Mapping[str, Any], attacks: Sequence[Row], inferences: Sequence[Row], finished: bool = True
 ) -> list[Verdict]:
@@ -104,7 +109,7 @@ def verdicts(
         if own:
             words = [sentence(own, criterion, earlier)]
         else:
-            words = [f"{arm}: NOT MEASURED, for no attack rebuilt samples here"]
+            words = [f"{arm}: NOT MEASURED, for {NOTHING_REBUILT if finished else ENDED_BEFORE}"]
         words += [claimed(claim) for claim in inferred if claim.arm == arm]
         nearest = closest([row for row in attacks if row["arm"] == arm], criterion)
         told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest))

@@ -23,15 +23,9 @@ EXEMPT = {
         "choosing-a-defence",
         "defences",
         "faults",
-        "report",
-        "results",
         "scaling",
-        "security",
-        "text",
         "threat-models",
-        "virtual-time",
     ),
-    *(f"findings/{name}" for name in ("refiner", "soteria")),
     # made from code: what they say is edited there
     *("reference/scenarios", "scenario"),
 }

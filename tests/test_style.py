@@ -22,8 +22,6 @@ EXEMPT = {
         "benchmarks",
         "choosing-a-defence",
         "defences",
-        "faults",
-        "scaling",
         "threat-models",
     ),
     # made from code: what they say is edited there

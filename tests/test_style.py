@@ -22,7 +22,6 @@ EXEMPT = {
         "benchmarks",
         "choosing-a-defence",
         "defences",
-        "threat-models",
     ),
     # made from code: what they say is edited there
     *("reference/scenarios", "scenario"),

@@ -19,9 +19,6 @@ EXEMPT = {
         "CHANGELOG.md",
         "aggregation",
         "attacks",
-        "benchmarks",
-        "choosing-a-defence",
-        "defences",
     ),
     # made from code: what they say is edited there
     *("reference/scenarios", "scenario"),

@@ -1,12 +1,12 @@
 """Write the first page of the findings from its records, and add a defence to them.
 
     python docs/findings.py                    # docs/findings/: index.md, defences.json, defences.parquet
-    python docs/findings.py --add RUN [--paper TEXT] [--claim TEXT]
+    python docs/findings.py --add RUN --arm NAME [--paper TEXT] [--claim TEXT]
 
-`docs/findings/records.json` holds what was measured: the runs with their command and commit, and for each defence one
-cell for each column. A cell names its run, or a figure of a reproduction in `docs/reproductions/`; null is "not
-measured". RUN is the folder of a run, such as one of `rayfed attack scenarios/every_defence.yaml`: each of its arms
-that has no row yet gets one. A test fails when the files are not what the records make.
+`docs/findings/records.json` holds what was measured: the runs with their command and commit (null: not recorded), and
+for each defence one cell for each column. A cell is a list of parts; each names its run, or a figure of a reproduction
+in `docs/reproductions/`. Null is "not measured". RUN is the folder of a run, such as one of `rayfed attack
+every_defence`: its arm NAME gets a row. A test fails when the files are not what the records make.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import rayfed
+from rayfed.metrics import roc
 
 FOLDER = Path(__file__).resolve().parent / "findings"
 REPRODUCTIONS = FOLDER.parent / "reproductions"
 COLUMNS = {
     "replayed": "attacker of its paper, replayed",
+    "blind": "blind attacker",
     "informed": "informed attacker",
     "accuracy": "accuracy",
     "bytes": "bytes up",
@@ -34,6 +36,8 @@ COLUMNS = {
 }
 """Column of the records -> its heading on the page."""
 MISSING = "not measured"
+UNKNOWN = "not looked up"
+UNRECORDED = "commit not recorded"
 INFORMED = {"defence", "code"}
 """Grants that tell an attacker of the defence."""
 
@@ -45,15 +49,18 @@ hide: [toc]
 # What each defence buys, and what it costs
 
 Made by `python docs/findings.py` from [`records.json`](records.json), one row for every published defence that rayfed
-has. The same as [JSON](defences.json) and as [Parquet](defences.parquet), with a row for every cell.
+has. The same as [JSON](defences.json) and as [Parquet](defences.parquet), with a row for every figure.
 
-Read a row from left to right. What does the paper claim? What does the attacker of that paper get here? What does an
-attacker get who knows the defence? What does it cost? Leakage is the mean PSNR in dB to the client's own image,
-unless a cell says otherwise; higher is nearer, and a guess without an update has about 13.5 dB. *Blind* stands before
-a figure of rayfed's own attackers, who know nothing of the defence, where its paper's attacker was not replayed.
-Accuracy is against no defence in the same run. Bytes and time are multiples of those without a defence. Behind
-each cell stands the commit or version that it was measured at, and leads to the run, [below](#runs). Where nobody has
-measured, it says so.
+Read a row from left to right. What does the paper claim, and where? What does the attacker of that paper get here? What
+do rayfed's own attackers get without knowledge of the defence (*blind*), and with it (*informed*)? What does it cost?
+
+Leakage is the mean PSNR in dB to the client's own image, unless a cell says otherwise; higher is nearer, and a guess
+without an update has about 13.5 dB. An image is *told apart* where it came out nearer to itself than to any other, by
+the attack that tells most of them apart. Brackets with two figures are 95 % intervals: over seeds, or exact for a share
+of images. Accuracy is against no defence in the same run. Bytes and time are multiples of those without a defence.
+
+Behind each figure stands the commit or version that it was measured at, and leads to the run, [below](#runs). 0.1.0 is
+5475aa4 or a commit before it. Where nobody has measured, it says so.
 
 What a low figure does not say: that a stronger attack would get no more. Attackers of 0.1.0 find less than those of
 today, so a low figure of theirs is no merit of the defence. An (epsilon, delta) alone holds against
@@ -63,12 +70,11 @@ one run alone.
 ADD = """\
 ## Add a defence
 
-Put an arm with your defence beside `none` into a copy of `scenarios/every_defence.yaml`, play it, and add the run:
+Play the attackers of `every_defence` on your defence, beside no defence, and add the arm:
 
 ```
-rayfed new mine --from every_defence
-rayfed attack mine.yaml
-python docs/findings.py --add runs/mine-<time> --paper "Name, year" --claim "what it claims"
+rayfed attack every_defence --set 'arms={none: [], mine: [{name: "my_defences:Mine"}]}'
+python docs/findings.py --add runs/every_defence-<time> --arm mine --paper "Name, year" --claim "what it claims"
 ```
 
 `rayfed launch` in place of `rayfed attack` measures accuracy, bytes and time as well. Attackers with `knowledge:
@@ -83,69 +89,103 @@ def made(records: dict[str, Any]) -> tuple[str, list[dict[str, Any]], pa.Table]:
     return "\n".join(_page(rows, runs)) + "\n", rows, _table(rows)
 
 
-def _row(record: dict[str, Any], runs: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """Return a record with each cell spelled out: text, value, unit, and the command and commit of its run."""
-    row: dict[str, Any] = {name: record[name] for name in ("name", "paper", "claim")}
+def _row(record: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a record with each cell as a list of parts, spelled out with the command and commit of their runs."""
+    row: dict[str, Any] = {name: record[name] for name in ("name", "paper", "claim", "place")}
     for column in COLUMNS:
-        row[column] = _cell(record.get(column), runs)
+        row[column] = [_part(part, runs) for part in record.get(column) or [None]]
     return row
 
 
-def _cell(cell: dict[str, Any] | None, runs: dict[str, dict[str, str]]) -> dict[str, Any]:
-    if cell is None:
-        return {"text": MISSING, "value": None, "unit": None, "run": None, "command": None, "commit": None}
-    if "reproduction" in cell:
-        cell = _reproduced(cell, runs)
-    run = runs[cell["run"]]
-    numbers = {name: cell.get(name) for name in ("value", "unit")}
-    return {"text": cell["text"], **numbers, "run": cell["run"], "command": run["command"], "commit": run["commit"]}
+def _part(part: dict[str, Any] | None, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    empty = dict.fromkeys(("text", "value", "unit", "attacker", "run", "command", "commit"))
+    if part is None:
+        return empty | {"text": MISSING}
+    if "reproduction" in part:
+        part = _reproduced(part, runs)
+    run = runs[part["run"]]
+    return empty | part | {"command": run["command"], "commit": run["commit"]}
 
 
-def _reproduced(cell: dict[str, Any], runs: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """Return the cell of a figure that a reproduction measured, and note the reproduction among the runs."""
-    name = cell["reproduction"]
+def _reproduced(part: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the part of a figure that a reproduction measured, and note the reproduction among the runs."""
+    name = part["reproduction"]
     record = json.loads((REPRODUCTIONS / f"{name}.json").read_text(encoding="utf-8"))
-    figures = {f["label"]: f for g in record["groups"] if g["title"] == cell["group"] for f in g["figures"]}
-    ours, unit = figures[cell["label"]]["ours"], cell["unit"]
+    figures = {f["label"]: f for g in record["groups"] if g["title"] == part["group"] for f in g["figures"]}
+    ours, unit, images = figures[part["label"]]["ours"], part["unit"], part.get("images")
     runs[name] = {
         "command": f"rayfed reproduce {name} --{record['scale']}",
         "commit": record["made_with"].split(",")[0].removeprefix("rayfed "),
         "page": f"../reproductions/{name}.md",
         "what": f"{record['paper']['name']}, {record['paper']['place']}; {record['verdict']}, {record['date']}",
     }
-    beside = []
-    if "against" in cell:
-        beside.append(f"undefended {_number(figures[cell['against']]['ours']['mean'])}")
-    if not cell.get("order"):  # a paper that has an order alone has places for figures
-        beside.append(f"paper {_number(figures[cell['label']]['paper'])}")
-    half = (ours["high"] - ours["low"]) / 2
-    measured = f"{cell['by']}: {_number(ours['mean'])} ± {_number(half)} {unit}".rstrip()
-    text = f"{measured} ({', '.join(beside)})" + (f"; {cell['note']}" if "note" in cell else "")
-    return {"text": text, "value": ours["mean"], "unit": unit or cell["by"], "run": name}
+    measured = _hits(ours, images) if images else _mean(ours, unit)
+    texts = [f"{part['by']}: {measured}"]
+    if "against" in part:
+        plain = figures[part["against"]]["ours"]["mean"]
+        texts.append(f"undefended {_share(plain, images) if images else _number(plain)}")
+    if not images:  # a paper that has an order alone has places for figures
+        texts.append(f"paper {_number(figures[part['label']]['paper'])}")
+    return {
+        "text": ", ".join(texts),
+        "value": ours["mean"],
+        "unit": unit,
+        "attacker": part["attacker"],
+        "run": name,
+    }
+
+
+def _mean(ours: dict[str, float], unit: str) -> str:
+    """Return a mean with its interval, cut at 0, which none of these measures goes below."""
+    symbol = f" {unit}" if unit == "dB" else ""
+    return f"{_number(ours['mean'])}{symbol} ({_number(max(ours['low'], 0.0))} to {_number(ours['high'])})"
+
+
+def _hits(ours: dict[str, float], images: int) -> str:
+    """Return a share in per cent as a count of images, with its exact interval."""
+    exact = roc.share(round(ours["mean"] * images / 100), images)
+    return f"{_share(ours['mean'], images)} ({100 * exact.low:.0f} to {100 * exact.high:.0f} %)"
+
+
+def _share(percent: float, images: int) -> str:
+    return f"{round(percent * images / 100)} of {images}"
 
 
 def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _page(rows: list[dict[str, Any]], runs: dict[str, dict[str, str]]) -> Iterator[str]:
+def _page(rows: list[dict[str, Any]], runs: dict[str, dict[str, Any]]) -> Iterator[str]:
     yield HEADER
     yield f"| defence | its paper claims | {' | '.join(COLUMNS.values())} |"
     yield f"| --- | --- | {' | '.join('---' for _ in COLUMNS)} |"
     for row in rows:
-        cells = [_shown(row[column]) for column in COLUMNS]
-        yield f"| `{row['name']}`, {row['paper']} | {row['claim']} | {' | '.join(cells)} |"
+        cells = ["; ".join(_shown(part) for part in row[column]) for column in COLUMNS]
+        yield f"| `{row['name']}`, {row['paper']} | {_claimed(row)} | {' | '.join(cells)} |"
     yield f"\n{ADD}"
     yield "## Runs\n"
-    used = {row[column]["run"] for row in rows for column in COLUMNS}
+    used = {part["run"] for row in rows for column in COLUMNS for part in row[column]}
     for name, run in runs.items():
         if name in used:
             where = f"[described here]({run['page']})" if run.get("page") else "described nowhere else"
-            yield f"### `{name}`\n\n{run['what']}. At {run['commit']}, {where}.\n\n```\n{run['command']}\n```\n"
+            commit = f"At {run['commit']}" if run["commit"] else UNRECORDED.capitalize()
+            command = f"```\n{run['command']}\n```" if run["command"] else "Command not recorded."
+            yield f"### `{name}`\n\n{run['what']}. {commit}, {where}.\n\n{command}\n"
 
 
-def _shown(cell: dict[str, Any]) -> str:
-    return cell["text"] if cell["run"] is None else f"{cell['text']} [{cell['commit']}](#{_anchor(cell['run'])})"
+def _claimed(row: dict[str, Any]) -> str:
+    """Return the claim and its place in the paper."""
+    if row["claim"] == UNKNOWN:
+        return UNKNOWN
+    place = f"place {UNKNOWN}" if row["place"] == UNKNOWN else row["place"]
+    return f"{row['claim']} ({place})"
+
+
+def _shown(part: dict[str, Any]) -> str:
+    """Return a part's text with a link to its run."""
+    if part["run"] is None:
+        return part["text"]
+    return f"{part['text']} [{(part['commit'] or UNRECORDED).split(',')[0]}](#{_anchor(part['run'])})"
 
 
 def _anchor(name: str) -> str:
@@ -154,25 +194,34 @@ def _anchor(name: str) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> pa.Table:
-    """Return a row for each cell of the table, the claims among them."""
-    cells = [
-        {"defence": row["name"], "paper": row["paper"], "column": column, **row[column]}
+    """Return a row for each part of a cell, and for each claim."""
+    parts = [
+        {"defence": row["name"], "paper": row["paper"], "column": column, **part}
         for row in rows
         for column in COLUMNS
+        for part in row[column]
     ]
-    claims = [{"defence": row["name"], "paper": row["paper"], "column": "claim", "text": row["claim"]} for row in rows]
-    text = ("defence", "paper", "column", "text", "unit", "run", "command", "commit")
+    claims = [
+        {"defence": row["name"], "paper": row["paper"], "column": "claim", "text": row["claim"], "place": row["place"]}
+        for row in rows
+    ]
+    text = ("defence", "paper", "column", "text", "place", "unit", "attacker", "run", "command", "commit")
     schema = pa.schema([(name, pa.string()) for name in text] + [("value", pa.float64())])
-    return pa.Table.from_pylist([*claims, *cells], schema=schema)
+    return pa.Table.from_pylist([*claims, *parts], schema=schema)
 
 
-def added(records: dict[str, Any], folder: Path, paper: str, claim: str) -> dict[str, Any]:
-    """Return the records with a row for each arm of a run that has a defence and no row yet."""
+def added(records: dict[str, Any], folder: Path, arm: str, paper: str, claim: str) -> dict[str, Any]:
+    """Return the records with a row for an arm of a run.
+
+    Raise ValueError where the run has no such arm, or the arm has a row already.
+    """
     run = rayfed.load(folder)
     outcomes = run.outcomes().to_pandas()
-    known = {record["name"] for record in records["defences"]}
-    arms = [arm for arm in outcomes["arm"].unique() if arm not in known]
-    arms = [arm for arm in arms if _of(outcomes, arm)["defences"].iloc[0]]
+    rows, plain = outcomes[outcomes["arm"] == arm], outcomes[outcomes["defences"] == ""]
+    if rows.empty:
+        raise ValueError(f"the run has no arm '{arm}': name one of {', '.join(outcomes['arm'].unique())}")
+    if arm in {record["name"] for record in records["defences"]}:
+        raise ValueError(f"'{arm}' has a row already: give the arm of the scenario another name")
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     name = folder.name
     code = environment["hashes"]["code"]["rayfed"][:12]
@@ -181,21 +230,17 @@ def added(records: dict[str, Any], folder: Path, paper: str, claim: str) -> dict
         "commit": f"{environment['rayfed']}, code {code}",
         "what": f"Played {environment['started'][:10]}, seed {environment['seed']}",
     }
-    plain = outcomes[outcomes["defences"] == ""]
-    new = [{"name": arm, "paper": paper, "claim": claim} | _measured(_of(outcomes, arm), plain, name) for arm in arms]
-    return {"runs": records["runs"] | {name: played}, "defences": [*records["defences"], *new]}
+    new = {"name": arm, "paper": paper, "claim": claim, "place": UNKNOWN} | _measured(rows, plain, name)
+    return {"runs": records["runs"] | {name: played}, "defences": [*records["defences"], new]}
 
 
-def _of(outcomes: pd.DataFrame, arm: str) -> pd.DataFrame:
-    return outcomes[outcomes["arm"] == arm]
-
-
-def _measured(rows: pd.DataFrame, plain: pd.DataFrame, run: str) -> dict[str, dict[str, Any] | None]:
+def _measured(rows: pd.DataFrame, plain: pd.DataFrame, run: str) -> dict[str, list[dict[str, Any]] | None]:
     """Return the cells of an arm: the best of blind and of informed attacks, and the costs beside the plain arm's."""
     told = rows["knowledge"].fillna("").map(lambda names: bool(INFORMED & set(names.split(","))))
-    cells: dict[str, dict[str, Any] | None] = {
-        "replayed": _leakage(rows[~told], run, "blind"),
-        "informed": _leakage(rows[told], run, "informed"),
+    cells: dict[str, list[dict[str, Any]] | None] = {
+        "replayed": None,
+        "blind": _leakage(rows[~told], run),
+        "informed": _leakage(rows[told], run),
     }
     for column, measure, unit in (
         ("accuracy", "test_accuracy", "points"),
@@ -208,20 +253,20 @@ def _measured(rows: pd.DataFrame, plain: pd.DataFrame, run: str) -> dict[str, di
         elif unit == "points":
             points = 100 * (ours - theirs)
             text = f"{100 * ours:.1f} % where plain has {100 * theirs:.1f} %"
-            cells[column] = {"text": text, "value": points, "unit": unit, "run": run}
+            cells[column] = [{"text": text, "value": points, "unit": unit, "run": run}]
         else:
-            cells[column] = {"text": _number(ours / theirs), "value": ours / theirs, "unit": unit, "run": run}
+            cells[column] = [{"text": _number(ours / theirs), "value": ours / theirs, "unit": unit, "run": run}]
     return cells
 
 
-def _leakage(rows: pd.DataFrame, run: str, who: str) -> dict[str, Any] | None:
+def _leakage(rows: pd.DataFrame, run: str) -> list[dict[str, Any]] | None:
     """Return the cell of the attack with the highest mean PSNR; None where none was scored."""
     scored = rows.dropna(subset=["psnr"])
     if scored.empty:
         return None
     best = scored.loc[scored["psnr"].idxmax()]
-    text = f"{who} `{best['attack']}`: {best['psnr']:.1f} dB"
-    return {"text": text, "value": float(best["psnr"]), "unit": "dB", "run": run}
+    text = f"`{best['attack']}`: {best['psnr']:.1f} dB"
+    return [{"text": text, "value": float(best["psnr"]), "unit": "dB", "attacker": best["attack"], "run": run}]
 
 
 def write(records: dict[str, Any], folder: Path) -> None:
@@ -235,15 +280,21 @@ def write(records: dict[str, Any], folder: Path) -> None:
 def main() -> None:
     """Read the records, add a run to them if one is given, and write what they make."""
     parser = argparse.ArgumentParser(description="Write the first page of the findings from its records.")
-    parser.add_argument("--add", type=Path, metavar="RUN", help="the folder of a run whose new arms get a row")
-    parser.add_argument("--paper", default="unpublished", help="authors and year, of the arms that are added")
-    parser.add_argument("--claim", default="not stated", help="what the paper claims")
+    parser.add_argument("--add", type=Path, metavar="RUN", help="the folder of a run, one of whose arms gets a row")
+    parser.add_argument("--arm", metavar="NAME", help="the arm that gets a row, required with --add")
+    parser.add_argument("--paper", default="unpublished", help="authors and year")
+    parser.add_argument("--claim", default=UNKNOWN, help="what the paper claims")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where records.json lies and files are written")
     given = parser.parse_args()
     path = given.folder / "records.json"
     records = json.loads(path.read_text(encoding="utf-8"))
     if given.add:
-        records = added(records, given.add, given.paper, given.claim)
+        if given.arm is None:
+            parser.error("--add needs --arm: name the arm that gets a row")
+        try:
+            records = added(records, given.add, given.arm, given.paper, given.claim)
+        except ValueError as error:
+            parser.error(str(error))
         path.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write(records, given.folder)
 

@@ -184,7 +184,7 @@ def _claimed(row: dict[str, Any]) -> str:
 def _shown(part: dict[str, Any]) -> str:
     """Return a part's text with a link to its run."""
     if part["run"] is None:
-        return part["text"]
+        return str(part["text"])
     return f"{part['text']} [{(part['commit'] or UNRECORDED).split(',')[0]}](#{_anchor(part['run'])})"
 
 

@@ -140,7 +140,7 @@ def test_what_is_no_nearer_than_a_public_image_is_no_reconstruction_and_no_acqui
     [found] = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
     assert found.state == "inconclusive"
     told = audit.sentence([found], IMAGES)
-    assert "no nearer than a public sample is: look at it" in told
+    assert "no nearer than a public sample is: compare it with" in told
     assert "20.0 dB, where a guess gets 15.0 dB, the nearest public image 21.0 dB" in told
     rows.append(row("x", 1, 18.0, above_public=2.0, sample=1))
     [found] = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
@@ -220,12 +220,12 @@ def test_attacks_say_of_how_many_samples_they_find_without_a_defence() -> None:
     defended = [row("x", 4, 8.0, sample=sample) for sample in range(4)]
     [found] = [f for f in audit.findings([*bare, *defended], IMAGES) if f.arm == "x"]
     assert (found.state, found.shown) == ("not reconstructed", 1)
-    assert "without a defence they find 1 of 4 images at batch 4, and say nothing of the others" in audit.sentence(
+    assert "without a defence they find 1 of 4 images at batch 4, and say nothing about the others" in audit.sentence(
         [found], IMAGES
     )
     every = [row("none", 4, 40.0, sample=sample) for sample in range(4)]
     [found] = [f for f in audit.findings([*every, *defended], IMAGES) if f.arm == "x"]
-    assert "say nothing of the others" not in audit.sentence([found], IMAGES)
+    assert "say nothing about the others" not in audit.sentence([found], IMAGES)
 
 
 def test_reasons_of_attacks_without_an_answer_stand_beside_every_state() -> None:
@@ -822,7 +822,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ("--model", "mlp", "--data", str(tmp_path), "--target", "age"): "lie in a Parquet file",
         ("--data", "digits"): "--model",
         ("--model", "lenet"): "--data",
-        ("--model", "lenet", "--data", "digits", "--defence", "{name"): "no YAML",
+        ("--model", "lenet", "--data", "digits", "--defence", "{name"): "error: --defence: '{name' is not valid YAML",
         ("--model", "lenet", "--data", "digits", "--defence", "{sigma: 1}"): "--defence",
         (
             "--model",

@@ -98,7 +98,7 @@ def test_a_file_of_answers_that_is_not_there_is_named_plainly(tmp_path: Path) ->
         ("sistem: A ward", "'system'"),
         ("- A ward", "key: text"),
         ("system: [a, b]", "give a text"),
-        ("a: b: c", "no YAML"),
+        ("a: b: c", "not valid YAML"),
     ],
 )
 def test_answers_to_what_nobody_asks_are_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -158,7 +158,7 @@ def test_attackers_are_tested_where_one_has_answered(tmp_path: Path) -> None:
     assert isinstance(tested, Table)
     assert tested.rows == [["the gradient of 2 samples and the labels", "dlg"]]
     assert isinstance(untested, list)
-    assert "who sees the update" in untested
+    assert "anyone who sees the update" in untested
     assert any(line.startswith("a server that sends weights") for line in untested)
     assert not any("the labels" in line for line in untested)
     nothing = of(small_run(str(tmp_path / "none"), {"arms": {"none": []}}))

@@ -123,7 +123,7 @@ def test_what_is_near_acquits_no_defence_though_another_sample_is_as_near() -> N
     told = of(row("bare", 30.0), row("noise", 17.0, told_apart=0.0))
     assert told["noise"].state == "inconclusive"
     said = (
-        "look at it, beside the truth with output.images: all (the closest here at 17.0 dB, where a guess gets 12.0 dB)"
+        "compare it with the true sample (output.images: all) (the closest here at 17.0 dB, where a guess gets 12.0 dB)"
     )
     assert said in told["noise"].sentence
 
@@ -186,7 +186,7 @@ def test_the_summary_names_one_closest_sample_as_the_verdict_does() -> None:
     told, criterion = of(*rows), criterion_of(SCENARIO, rows)
     said = words.of_run(arms_of("bare", "noise"), told, criterion, [], None, secure=False)
     assert said[0].heading == "The closest image"
-    assert "No image was reconstructed as a leak is defined above." in said[0].lines[0]
+    assert "No image was reconstructed, as a leak is defined above." in said[0].lines[0]
     assert "(no nearer than a guess)" in said[0].lines[0]
     assert "PSNR of 19.1 dB" in said[0].lines[0]
     assert "the closest at 19.1 dB" in told["bare"].sentence
@@ -202,7 +202,7 @@ def test_leaking_arms_come_first_among_effects_and_are_never_cut() -> None:
     said = words.effects(costs, told, most=8)
     assert "leaks, worst image 18.6 dB (bare: not reconstructed, closest image 14.0 dB)" in said[0]
     assert said[0].startswith("open: test accuracy")
-    assert said[-1] == "6 other arms stand in the tables below."
+    assert said[-1] == "6 other arms are in the tables below."
     every = of(*(row(name, 18.0 + i) for i, name in enumerate(names)), scenario=scenario)
     assert len(words.effects(costs, every, most=8)) == len(names) - 1
     alike = words.effects(arms_of(*names), of(row("bare", 30.0), scenario=scenario), most=8)

@@ -1,7 +1,7 @@
-"""Audit of how much one gradient of a model gives away: the scenario, and what may be said of its rows.
+"""Audit of how much one gradient of a model gives away: the scenario, and the verdicts that its rows support.
 
-For whoever has a model and data and no scenario yet. Every attack of `METHODS` that works on such samples meets every
-arm, blind, told of the defence, and told of the labels too. Every sentence is as strong as what was measured.
+For users with a model and data but no scenario. Every attack of `METHODS` that works on such samples is played against
+every arm: blind, with knowledge of the defence, and with the labels too. No sentence claims more than was measured.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEFENCES: Defences = {
         (f"quantise {bits}-bit", [{"name": "quantise", "bits": bits}]),
     )
 }
-"""Defences by arm where the user names none: one of each kind, then the strong and the weak ones, if time is left."""
+"""Default defences by arm: one of each kind, then the stronger and the weaker ones if there is time."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Method:
     evaluations: int = 0
     """Evaluations of the objective in one of its iterations; 0 for a closed form."""
     largest: int | None = None
-    """Largest batch on which it is played: above, it costs most of all and finds nothing."""
+    """Largest batch on which it is played: on larger ones it takes the most time and finds nothing."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     share: float = 1.0
     """Weight of a search where time is divided among several."""
@@ -81,27 +81,27 @@ METHODS = (
 """All attacks of the audit, closed forms first."""
 
 CLOSED_FORMS = frozenset(method.name for method in METHODS if not method.evaluations)
-"""Those that have answered also where they looked and nothing fits, which is told as 'diverged'."""
+"""Attacks whose answer may be that no sample fits: their status is then 'diverged'."""
 
 TWINS: dict[str, tuple[str, ...]] = {
     "blind": (),
     "informed": ("defence", "code"),
     "informed, with labels": ("defence", "code", "labels"),
 }
-"""What attackers are granted, by name."""
+"""Knowledge that attackers are granted, by name."""
 EXPLAINS = 0.1
-"""Share of a grey sample's distance from the gradient that was seen (`fit`) up to which samples explain it."""
-UNEXPLAINED = "no attack found a sample that has this gradient, as the one behind it has"
+"""Highest `fit` at which samples explain the gradient: their distance from it over that of a grey sample."""
+UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
 FOUND_NOTHING = "the attacks found nothing without a defence either"
 FEWEST, USEFUL, MOST = 40, 100, 24_000
-"""Evaluations of a search: at least, whatever the budget, for fewer often find nothing where a few more do; at least
-where there is time for them on two arms; and at most."""
+"""Evaluations of a search: the minimum with any budget, because fewer often find nothing where a few more do; the
+minimum if there is time for them on two arms; and the maximum."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is audited: a model on data under some defences."""
+    """What an audit attacks: a model on data under some defences."""
 
     model: Mapping[str, Any]
     """The scenario's section `model`."""
@@ -112,10 +112,10 @@ class Plan:
     """Samples attacked for each batch size, rounded up to batches."""
     seed: int = 0
     loss: Mapping[str, Any] = field(default_factory=dict)
-    """The scenario's section `loss`; empty: what goes with the model's task, or the usual one."""
+    """The scenario's section `loss`; if empty, that of the model's task, or the default."""
     defences: Defences = field(default_factory=lambda: DEFENCES)
     threshold: float | None = None
-    """From where on a reconstruction may be a leak; None: the usual one of the leading metric."""
+    """Least value of the leading metric at which a reconstruction may be a leak; None: the metric's default."""
 
     @property
     def modality(self) -> Modality:
@@ -129,9 +129,9 @@ class Plan:
         return [(m, batch) for m, batch in every if m.evaluations and m.takes(self.modality, batch)]
 
     def scenario_text(self, iterations: Mapping[str, int]) -> str:
-        """Return the audit as a scenario in YAML: one round, never played, and its attacks, closed forms first.
+        """Return the audit as a scenario in YAML: one round, which is not played, and its attacks, closed forms first.
 
-        `iterations` of searches are by title (`title`).
+        `iterations` maps the title of a search (`title`) to its iterations.
         """
         criterion = Criterion.of(self.modality, self.threshold)
         attacks = [
@@ -176,7 +176,7 @@ def called(pipeline: Sequence[Mapping[str, Any]]) -> str:
 
 
 def title(method: Method, batch: int) -> str:
-    """Return the name of a method on a batch size, which its twins have in common."""
+    """Return the name of a method on a batch size, which all its twins share."""
     return f"{method.name} batch {batch}"
 
 
@@ -187,13 +187,13 @@ def data_section(
     targets: Sequence[str] | None = None,
     text: str | None = None,
 ) -> dict[str, Any]:
-    """Return a scenario's `data` of a file, a folder of images or texts, or the name of a data set.
+    """Return a scenario's section `data` for a file, a folder of images or texts, or the name of a data set.
 
-    Images lie in folders by class, in `images` beside their `masks`, beside a table that names files and classes, or
-    in the files of a data set of Hugging Face. Of tables, `label` names the column of the classes, or `targets` columns
-    of numbers, and `text` that of texts, which is found where it is called so. `size` is the height and width to which
-    images are resized; None: what they have. Raises `UserError` for a table without a label, and for what is no
-    data at all.
+    Images lie in one folder per class, in `images` beside their `masks`, beside a table that names files and classes,
+    or in the files of a Hugging Face data set. In a table, `label` names the column of the classes, or `targets`
+    columns of numbers, and `text` the column of texts, by default the one named `text`. `size` is the height and width
+    to which images are resized; None: they keep theirs. Raises `UserError` for a table without a label, and for
+    anything that is not data.
     """
     path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
     if targets and path.is_dir():
@@ -233,7 +233,7 @@ def data_section(
 
 
 def _splits(data: str, tables: Sequence[Path]) -> dict[str, str]:
-    """Return the table of images and that of the test split, where there is one; raises `UserError` for others."""
+    """Return the table of images and, if there is one, that of the test split; raises `UserError` for any other."""
     by_split = {
         next((split for split in ("train", *hugging_face.TESTS) if split in t.stem.lower()), ""): t for t in tables
     }
@@ -247,27 +247,27 @@ def _splits(data: str, tables: Sequence[Path]) -> dict[str, str]:
 
 State = Literal["leaks", "not reconstructed", "nothing to attack", "inconclusive", "not measured"]
 HIDDEN = Encrypted.unreadable, Masked.unreadable
-"""What the rows of attacks say that were given an update hidden by its channel."""
+"""Messages in the rows of attacks that were given an update hidden by its channel."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the attacks found behind gradients of one batch size in one arm."""
+    """What the attacks found in gradients of one batch size in one arm."""
 
     arm: str
     batch: int
     state: State
     closest: Mapping[str, float]
-    """Leading metric of the closest reconstruction, by twin; without those that found nothing finite."""
+    """Leading metric of the closest reconstruction, by twin; twins that found nothing finite are left out."""
     leaked: int
     """Samples that leaked to at least one attack."""
     samples: int
     best: float | None
-    """Leading metric of the closest reconstruction of those that leaked, or of all; None where there is none."""
+    """Leading metric of the closest reconstruction among those that leaked, otherwise among all; None without any."""
     by: str
-    """Attack that made it; empty where there is none."""
+    """Attack that made the closest reconstruction; empty if there is none."""
     reasons: tuple[str, ...]
-    """Why attacks ended without an answer; where none had one, also why they did not apply."""
+    """Why attacks ended without an answer; if none had one, also why attacks did not apply."""
     unplayed: tuple[str, ...] = ()
     """Attacks for which there was no time, with the time that they need."""
     untimed: tuple[str, ...] = ()
@@ -275,59 +275,58 @@ class Finding:
     failed: tuple[str, ...] = ()
     """Attacks that raised an error on some victim."""
     lacking: str = ""
-    """Why answers show less than they seem to, in words: what an attacker had to do without, or that nothing else was
-    attacked which would show that the attacks work."""
+    """Why answers show less than they seem to: what an attacker lacked, or that nothing else was attacked which would
+    show that the attacks work."""
     gain: float | None = None
-    """How much nearer `best` is than the best guess; None where there is none."""
+    """How much nearer `best` is than the best guess; None if there is no guess."""
     alike: int = 0
-    """Samples that did not leak, to which a reconstruction came near, though no nearer than the nearest public one."""
+    """Samples that did not leak although a reconstruction is near: the nearest public sample is as near."""
     above_public: float | None = None
-    """How much nearer `best` is than the nearest public sample; None where there is none."""
+    """How much nearer `best` is than the nearest public sample; None if there is no public sample."""
     labels: float | None = None
-    """Share of labels found by the attack that found most, of those not given any; None where none was asked for."""
+    """Share of labels found by the best attack that was not given them; None if no attack sought labels."""
     commonest: float = 0.0
-    """Share of labels that naming the commonest one for every sample would find."""
+    """Share of labels found by naming the commonest label for every sample."""
     targets: float | None = None
-    """Mean absolute error of the numbers that the attack found which came nearest, of those not given any; None where
-    labels are classes."""
+    """Mean absolute error of the numbers found by the best attack that was not given them; None for classes."""
     shown: int | None = None
-    """Samples of this batch size that leak without a defence; None of an arm without one."""
+    """Samples of this batch size that leak without a defence; None for an arm without a defence."""
     guessed: float | None = None
-    """Mean absolute error of naming the median for every sample; None where that is not known."""
+    """Mean absolute error of naming the median for every sample; None if it is not known."""
     behind: str = ""
-    """Of an arm without a defence that nothing leaked from, which attack succeeded behind one, and what it did here."""
+    """For an undefended arm without a leak: which attack succeeded behind a defence, and what it did here."""
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """What makes a reconstruction a leak: near enough, nearer than any guess, and nearer to its sample than others."""
+    """Conditions of a leak: a reconstruction is near enough, nearer than any guess, and nearest to its own sample."""
 
     needs: ClassVar[tuple[str, ...]] = ("above_guessing", "told_apart")
-    """Metrics that it needs beside the leading one."""
+    """Metrics that it needs besides the leading one."""
 
     modality: Modality
     threshold: float
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All metrics that it looks at; `above_public` is missing in the tables of earlier versions."""
+        """All metrics that the criterion uses; tables of earlier versions lack `above_public`."""
         return leading(self.modality).name, *self.needs, "above_public"
 
     @classmethod
     def of(cls, modality: Modality, threshold: float | None) -> Criterion:
-        """Return the criterion of a form of samples, with its own threshold unless one is given."""
+        """Return the criterion for a form of samples, with the default threshold unless one is given."""
         usual = leading(modality).threshold
         assert usual is not None
         return cls(modality, usual if threshold is None else threshold)
 
     def nearness(self, row: Row) -> float | None:
-        """Return the leading metric of a row of attacks, up to its ceiling; None where there is no finite image."""
+        """Return the leading metric of a row of attacks, up to its ceiling; None if it is not finite."""
         metric = leading(self.modality)
         value = row.get(metric.name)
         return None if value is None or value != value else min(value, metric.ceiling)
 
     def near(self, row: Row) -> bool:
-        """Return whether a row's reconstruction is near enough, and nearer than what others have in common."""
+        """Return whether a row's reconstruction is near enough, and nearer than a guess."""
         value = self.nearness(row)
         return value is not None and value >= self.threshold and (row["above_guessing"] or 0.0) > 0
 
@@ -336,12 +335,12 @@ class Criterion:
         return self.near(row) and row["told_apart"] == 1 and not self.like_public(row)
 
     def like_public(self, row: Row) -> bool:
-        """Return whether a row's reconstruction is known to be no nearer than the nearest public sample."""
+        """Return whether a row's reconstruction is known to be no nearer than the nearest public sample is."""
         above = row.get("above_public")
         return above is not None and above <= 0
 
     def called(self, row: Row) -> str:
-        """Say what a row's result is: `reconstructed` where it is a leak, else why it is none."""
+        """Return what a row's result is called: `reconstructed` if it is a leak, otherwise why it is not."""
         value, noun = self.nearness(row), NOUNS[self.modality]
         if self.leaks(row):
             return "reconstructed"
@@ -356,7 +355,7 @@ class Criterion:
         return f"below {self.written(self.threshold)}"
 
     def written(self, value: float) -> str:
-        """Return a value of the leading metric in words."""
+        """Return a value of the leading metric as text."""
         if self.modality != "pixels":
             return f"{value:.0%}"
         return f">{PSNR_CEILING:.0f} dB" if value >= PSNR_CEILING else f"{value:.1f} dB"
@@ -379,10 +378,10 @@ def findings(
 ) -> list[Finding]:
     """Return what was found, arm by arm and batch size by batch size, in the order of the rows.
 
-    `untimed` are the titles (`title`) of searches that had `FEWEST` evaluations because nothing told their speed;
-    `undefended` the arms on which attacks show that they work; `closed` the labels, or names, of closed forms. Of a run
-    that has not `finished`, nothing but leaks is said. With `changed` a defence may have changed what those arms send,
-    so that the samples themselves need not explain it.
+    `untimed` are the titles (`title`) of searches that had `FEWEST` evaluations because their speed was not known;
+    `undefended` the arms on which attacks show that they work; `closed` the labels, or names, of closed forms. If a run
+    has not `finished`, only leaks are reported. With `changed`, a defence may have changed what those arms send, so
+    that the samples themselves need not explain it.
     """
     cells: dict[tuple[str, int], list[Row]] = {}
     for row in attacks:
@@ -414,7 +413,7 @@ def findings(
 
 
 def _behind(leak: Finding, rows: Sequence[Row], criterion: Criterion, closed: Collection[str]) -> str:
-    """Return which attack succeeded behind a defence, and what became of it in these rows of an undefended arm."""
+    """Return which attack succeeded behind a defence, and its outcome in these rows of an undefended arm."""
     same = [row for row in rows if _played_by(row) == leak.by]
     if not same:
         here = "here it was not played"
@@ -424,7 +423,7 @@ def _behind(leak: Finding, rows: Sequence[Row], criterion: Criterion, closed: Co
         here = "here it did not" + " answer" * (not all(_answers(row, criterion, closed) for row in same))
     return (
         f"“{leak.by}” succeeded behind {leak.arm} at batch {leak.batch}, and {here}: "
-        f"this does not say that less leaks without a defence"
+        f"this does not show that less leaks without a defence"
     )
 
 
@@ -450,7 +449,7 @@ def _finding(
         alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
         than = "a public sample is" if alike else "to another sample"
         near = f"a reconstruction is near, though no nearer than {than}"
-        lacking = lacking or f"{near}: look at it, beside the truth with output.images: all"
+        lacking = lacking or f"{near}: compare it with the true sample (output.images: all)"
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion, closed)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
@@ -510,10 +509,10 @@ def _finding(
 
 
 def _unexplained(rows: Sequence[Row]) -> str:
-    """Return why answers do not explain an undefended gradient; empty where each sample has one that does.
+    """Return why answers do not explain an undefended gradient; empty if each sample has an answer that does.
 
-    The sample itself has this gradient, so an attack whose answer has not was not done with looking. Tables of earlier
-    versions, and updates of several local steps, do not say how far they do.
+    The sample itself has this gradient, so an attack whose answer does not have it has not finished its search. Tables
+    of earlier versions, and updates of several local steps, have no `fit`.
     """
     fits = [(_sample(row), row["fit"]) for row in rows if row.get("fit") is not None]
     explained = {sample for sample, fit in fits if fit <= EXPLAINS}
@@ -523,7 +522,7 @@ def _unexplained(rows: Sequence[Row]) -> str:
 
 
 def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:
-    """Return the attacks without time, with how much they need, and what attackers knew where others were played."""
+    """Return the attacks for which there was no time: the time that they need, and the twins if others were played."""
     missing: dict[str, dict[str, str]] = {}
     for row in unplayed:
         took = row["message"].removeprefix(WANT_OF_TIME).strip(" ()")
@@ -538,14 +537,14 @@ def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _answers(row: Row, criterion: Criterion, closed: Collection[str]) -> bool:
-    """Return whether an attack came to its end; a closed form has where it looked and found that nothing fits."""
+    """Return whether an attack finished; a closed form that found that no sample fits has finished."""
     fits_nothing = row["status"] == "diverged" and (row["attack"] in closed or short_title(row) in closed)
     ended = row["status"] == "ok" or fits_nothing
     return ended and criterion.nearness(row) is not None and all(row[name] is not None for name in criterion.needs)
 
 
 def _labels_found(rows: Sequence[Row]) -> float | None:
-    """Return the share of labels found by the attack that found most; None where all were given, or none was sought."""
+    """Return the share of labels found by the best attack; None if all were given, or none was sought."""
     shares: dict[str, dict[tuple[Any, ...], float]] = {}
     for row in _without_labels(rows):
         if row.get("label_accuracy") is not None:
@@ -555,7 +554,7 @@ def _labels_found(rows: Sequence[Row]) -> float | None:
 
 
 def _targets_found(rows: Sequence[Row]) -> float | None:
-    """Return the mean absolute error of numbers by the attack whose is smallest; None where none was sought."""
+    """Return the smallest mean absolute error of numbers that an attack found; None if none was sought."""
     errors: dict[str, list[float]] = {}
     for row in _without_labels(rows):
         if row.get("target_error") is not None:
@@ -609,7 +608,7 @@ def _reason(row: Row, criterion: Criterion) -> str:
 def sentence(found: Sequence[Finding], criterion: Criterion, earlier: Sequence[Finding] = ()) -> str:
     """Return one sentence on an arm, from its findings of all batch sizes.
 
-    What it would say of labels as the sentences on `earlier` arms did is not said again.
+    What the sentences on `earlier` arms report of labels is not repeated.
     """
     clauses = [_clause(state, group, criterion, earlier) for state, group in _grouped(found)]
     return f"{found[0].arm}: " + "; ".join([*clauses, *(finding.behind for finding in found if finding.behind)])
@@ -655,12 +654,12 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
     budget = f" ({', '.join(untimed)}: at most {FEWEST} evaluations)" if untimed else " within this budget"
     noun = NOUNS[criterion.modality]
     few = [f"{f.shown} of {f.samples} {noun}s at batch {f.batch}" for f in group if f.shown not in (None, f.samples)]
-    shown = f"; without a defence they find {', '.join(few)}, and say nothing of the others" if few else ""
+    shown = f"; without a defence they find {', '.join(few)}, and say nothing about the others" if few else ""
     return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}{shown}){silent}"
 
 
 def _no_time(group: Sequence[Finding]) -> str:
-    """Return for which attacks there was no time at which batch sizes; empty where there was for all."""
+    """Return the attacks for which there was no time, with their batch sizes; empty if all were played."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for f in group:
         if f.unplayed:
@@ -669,7 +668,7 @@ def _no_time(group: Sequence[Finding]) -> str:
 
 
 def _beside_guess(finding: Finding, criterion: Criterion) -> str:
-    """Return how near the closest reconstruction came, and how near a guess comes."""
+    """Return how near the closest reconstruction is, and how near a guess is."""
     best, said = finding.best or 0.0, criterion.written(finding.best or 0.0)
     if finding.gain is None:
         return said
@@ -685,7 +684,7 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
 
 
 def _times(gain: float) -> str:
-    """Return in words how an error compares with another that is `gain` dB larger."""
+    """Return as text how an error compares with another that is `gain` dB larger."""
     ratio = 10 ** (abs(gain) / 20)
     if ratio < 1.05:
         return "about"
@@ -694,14 +693,14 @@ def _times(gain: float) -> str:
 
 
 def _labels(group: Sequence[Finding], earlier: Sequence[Finding]) -> str:
-    """Return the labels or targets found at each batch size, beside what a guess finds; empty where none was."""
+    """Return the labels or targets found at each batch size, with what a guess finds; empty if none was found."""
     labels, targets = (_unsaid(group, earlier, told) for told in (_labels_of, _targets_of))
     found = f", labels found: {labels}" if labels else ""
     return found + (f", targets found with a mean error of {targets}, on the model's own scale" if targets else "")
 
 
 def _unsaid(group: Sequence[Finding], earlier: Sequence[Finding], told: Callable[[Finding], str]) -> str:
-    """Return what is `told` of each finding, with the name of an `earlier` arm in place of what is told of it too."""
+    """Return the text of each finding by `told`; the name of an `earlier` arm replaces a text that it has too."""
     said = {told(finding): finding.arm for finding in reversed(earlier)}
     some = [finding for finding in group if told(finding)]
     parts = [told(finding) for finding in some if told(finding) not in said]
@@ -726,7 +725,7 @@ def _targets_of(finding: Finding) -> str:
 
 
 def _beside_commonest(finding: Finding) -> str:
-    """Return what naming the commonest label finds; where all labels are alike, that this says nothing."""
+    """Return what naming the commonest label finds; if all labels are alike, that this proves nothing."""
     told = f"naming the commonest label each time: {finding.commonest:.0%}"
     return f"{told}; all samples have one label, so this proves nothing" if finding.commonest == 1 else told
 
@@ -743,7 +742,7 @@ class WorstCase:
 
 
 def worst_cases(attacks: Sequence[Row], criterion: Criterion) -> list[WorstCase]:
-    """Return every sample attacked without a defence in its worst case, by batch size, the closest first."""
+    """Return the worst case of every sample attacked without a defence, by batch size, the closest first."""
     closest: dict[tuple[int, int, int], tuple[float, Row]] = {}
     for row in attacks:
         value = criterion.nearness(row)

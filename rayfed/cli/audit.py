@@ -204,7 +204,7 @@ def _defences(texts: Sequence[str]) -> Defences:
     found: Defences = {}
     for text in texts:
         try:
-            found |= pipelines([yaml_option("--defence", text)])
+            found |= pipelines([yaml_option("defence", text)])
         except UserError as error:
             raise UserError(f"--{error}") from error
     return found

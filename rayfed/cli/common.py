@@ -1,4 +1,4 @@
-"""Common parts of the commands: options, error messages, loading of scenarios, views of runs."""
+"""Code that several commands use: options, error messages, loading of scenarios, views of runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Executor = Annotated[
     typer.Option(
         "--executor",
         help="`ray`: clients, attackers and server as actors. `local`: everything in this process, one call after "
-        "another, with the same results; what a debugger can follow.",
+        "another, which a debugger can follow. The results are the same.",
     ),
 ]
 Set = Annotated[
@@ -55,7 +55,7 @@ Set = Annotated[
 
 
 def _scenario_file(source: Path) -> Path:
-    """Return the file of a scenario by its path or name, and say where one of the user's has the same name."""
+    """Return the file of a scenario by its path or name; print a note if a file of the user has the same name."""
     from rayfed.shipped import scenario_path
 
     found, own = scenario_path(source), Path(f"{source}.yaml")
@@ -76,23 +76,23 @@ ScenarioFile = Annotated[
 Out = Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
 BOUND_PASSED = 3
-"""Exit code of a command that found nothing within the user's bounds."""
+"""Exit code of a command whose results do not meet the user's bounds."""
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, by the shell's convention."""
 READER_GONE = 141
-"""Exit code of a program whose output nobody reads any more, by the shell's convention."""
+"""Exit code of a program that writes to a closed pipe, by the shell's convention."""
 EXIT_CODES = {
-    "0": "All was done, and nothing passed a bound.",
-    "1": "A defect of rayfed; or a measurement above what is proved: a run's above a bound, `rayfed canaries` above a "
-    "claimed epsilon.",
-    "2": "A mistake that you can mend: an unknown name, a file that is missing, an error in your own code; or another "
-    "driver has the run.",
+    "0": "The command finished, and nothing passed a bound.",
+    "1": "A defect of rayfed. Or a measurement above what is proved: a run's above a bound, or that of `rayfed "
+    "canaries` above a claimed epsilon.",
+    "2": "A mistake that you can fix: an unknown name, a missing file, an error in your own code. Or another driver "
+    "has the run.",
     f"{BOUND_PASSED}": "A bound of yours is not met, or nothing shows that it is: `rayfed audit --fail-above`, `rayfed "
-    "gate`, `rayfed replay`; or no setting meets all bounds: `rayfed recommend`.",
-    f"{INTERRUPTED}": "Interrupted by Ctrl-C; `rayfed resume` goes on with a training or a sweep, and an attack or "
-    "audit is played again.",
-    f"{READER_GONE}": "Whoever read the output has closed it, as `head` does.",
-    "128 + N": "Killed by signal N, such as 143 for SIGTERM; after it as after Ctrl-C.",
+    "gate`, `rayfed replay`. Or no setting meets all bounds: `rayfed recommend`.",
+    f"{INTERRUPTED}": "Interrupted by Ctrl-C. `rayfed resume` continues a training or a sweep; start an attack or an "
+    "audit again.",
+    f"{READER_GONE}": "The program that read the output closed it, as `head` does.",
+    "128 + N": "Killed by signal N, such as 143 for SIGTERM. Continue as after Ctrl-C.",
 }
 """Exit code -> when a command ends with it."""
 
@@ -101,14 +101,14 @@ EXIT_CODES = {
 def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     """Turn errors into one message and an exit code.
 
-    2 is for the user's mistakes, and where another driver has the run; 1 for ours, 130 for an interruption, and 128 and
-    its number for a signal.
+    The code is 2 for the user's mistakes and for a run that another driver has, 1 for defects of rayfed, 130 for an
+    interruption, and 128 plus its number for a signal.
     """
     errors = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     try:
         yield
     except NotPortable:
-        raise  # `main` mends it
+        raise  # `main` handles it
     except UserError as error:
         if debug:
             raise
@@ -119,7 +119,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         kept = f"; complete rounds with their attacks, and trials, are kept: `rayfed resume {place}` continues"
         errors.print(exits.said(error) + escape(kept) * resumable)
         raise typer.Exit(128 + error.signal if isinstance(error, Killed) else INTERRUPTED) from None
-    except BrokenPipeError:  # whoever reads has seen enough, as `head` has; what is left must not fail as we end
+    except BrokenPipeError:  # the reader, such as `head`, closed the pipe: the last flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(READER_GONE) from None
     except (typer.Exit, typer.Abort):
@@ -137,9 +137,9 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
 
 
 def _own_code(error: Exception) -> str | None:
-    """Return the place in the user's own modules that raised an error; None where other code did.
+    """Return the place in the user's own modules that raised an error; None if other code raised it.
 
-    It may have been raised in another process: its traceback there is a note.
+    An error of another process has the traceback of that process as a note.
     """
     from rayfed import registry
 
@@ -159,7 +159,7 @@ def _own_code(error: Exception) -> str | None:
 def ray_beside(
     executor: ExecutorName, address: str | None, path: Path, changes: list[str] | None
 ) -> AbstractContextManager[None]:
-    """Start a local Ray while the command imports and reads, unless the scenario's form is wrong."""
+    """Start a local Ray while the command imports and reads, unless the scenario is malformed."""
     if executor is not ExecutorName.RAY:
         return nullcontext()
     from rayfed import scenario
@@ -173,7 +173,7 @@ def ray_beside(
 
 
 def load(path: Path, changes: list[str] | None) -> Any:
-    """Load a scenario file; remarks on where its inputs were found are printed as notes."""
+    """Load a scenario file, and print notes on where its inputs were found."""
     from rayfed.engine import finding
 
     notes: dict[str, None] = {}
@@ -184,20 +184,20 @@ def load(path: Path, changes: list[str] | None) -> Any:
 
 
 def yaml_option(option: str, text: str | None) -> Any:
-    """Return what an option's YAML says, None where it is not given; raises `UserError` for what is no YAML."""
+    """Return the value of an option in YAML, None if it is not given; raises `UserError` for invalid YAML."""
     try:
         return None if text is None else yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"{option}: '{text}' is no YAML: {error}") from error
+        raise UserError(f"{option}: '{text}' is not valid YAML: {error}") from error
 
 
 def yaml_flow(value: Any) -> str:
-    """Return a value as an option takes it: YAML in one line."""
+    """Return a value in the form that an option takes: YAML in one line."""
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
 
 def given_again(context: typer.Context, changed: Mapping[str, Any]) -> str:
-    """Return the command that was given, with other values of the parameters that are `changed`, for a shell."""
+    """Return the user's command for a shell, with the parameters in `changed` replaced by their values there."""
     words = context.command_path.split()
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -216,13 +216,13 @@ def given_again(context: typer.Context, changed: Mapping[str, Any]) -> str:
 def watched(
     quiet: bool, executor: ExecutorName, kind: exits.RunKind = "training", brief: bool = False
 ) -> Iterator[Any]:
-    """Show one run as it goes on; without a progress bar where it is in this process, for debuggers prompt there."""
+    """Show the progress of one run; a run in this process has no progress bar, because debuggers prompt there."""
     from rayfed.report.terminal_run import RunView
 
     view, over = RunView(console(), quiet, brief, bar=executor is ExecutorName.RAY), Event()
     if (
         executor is ExecutorName.RAY
-    ):  # else the work is done in this thread, which says how far it is, or a debugger has it
+    ):  # otherwise this thread does the work and reports its progress, or a debugger has it
         Thread(target=_pulses, args=(view, over), daemon=True).start()
     try:
         yield view

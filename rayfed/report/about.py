@@ -48,7 +48,7 @@ def parsed(text: str, origin: str) -> dict[str, str]:
     try:
         found, _ = read_yaml(text)
     except ValueError as error:
-        raise UserError(f"{origin}: is no YAML: {error}") from error
+        raise UserError(f"{origin}: not valid YAML: {error}") from error
     if not isinstance(found, Mapping):
         raise UserError(f"{origin}: give answers as `key: text`, with keys of {', '.join(QUESTIONS)}")
     for key, value in found.items():

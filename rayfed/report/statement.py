@@ -1,11 +1,12 @@
-"""What a statement says of a run, section by section: for a file, a supervisory authority, an impact assessment.
+"""Statement on a run, section by section: for a file, a supervisory authority, an impact assessment.
 
-Every figure is computed where the report's are. Nothing depends on the clock, on where the folder lies or on anything
-outside it, so the same folder gives the same statement.
+The report's code computes every figure. Nothing depends on the clock, on the folder's place or on anything outside it,
+so the same folder gives the same statement.
 
-What is asked for: EDPB, Opinion 28/2024 on certain data protection aspects related to the processing of personal data
-in the context of AI models (anonymity: the likelihood of extraction, and of obtaining personal data by queries, with
-all the means reasonably likely to be used); GDPR, article 35(7)(a) to (d) (what an impact assessment contains).
+The questions are those of the EDPB, Opinion 28/2024 on certain data protection aspects related to the processing of
+personal data in the context of AI models (anonymity: the likelihood of extraction, and of obtaining personal data by
+queries, with all the means reasonably likely to be used), and of the GDPR, article 35(7)(a) to (d) (what an impact
+assessment contains).
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from rayfed.store.schemas import TABLES
 
 ENVIRONMENT = "environment.json"
 NOT_ADVICE = (
-    "Evidence for an assessment, and no legal advice: whether a model is anonymous, and whether a risk is acceptable, "
-    "is for the controller and the authority to say. A stronger attack, or one that was not tried, may get more."
+    "This is evidence for an assessment, and no legal advice: the controller and the authority decide whether a model "
+    "is anonymous, and whether a risk is acceptable. A stronger attack, or one that was not tried, may get more."
 )
 _EXTRACTION = "EDPB Opinion 28/2024: likelihood of extracting personal data"
 _QUERIES = "EDPB Opinion 28/2024: likelihood of obtaining personal data by queries"
 _MEANS = "EDPB Opinion 28/2024: all the means reasonably likely to be used"
 _ANSWERED = ("ok", "diverged")
-"""Statuses of attacks that came to a result."""
+"""Statuses of attacks that have a result."""
 _PLACES = ("command", "search_path", "earlier", "hashes")
-"""Entries of environment.json that name places on the machine, or stand elsewhere in a statement."""
+"""Entries of environment.json that name places on the machine, or that another section shows."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A sample: images as `data:` URLs, or words; the true one is None where it is not shown."""
+    """A sample: images as `data:` URLs, or words; the true one is None if it is not shown."""
 
     true: str | None
     reconstructed: str
@@ -75,7 +76,7 @@ Block = str | list[str] | Table | Picture
 
 @dataclass(frozen=True)
 class Section:
-    """A section, and which question of the law or of authorities it is about."""
+    """A section, and the question of the law or of an authority that it answers."""
 
     title: str
     blocks: Sequence[Block]
@@ -87,11 +88,11 @@ class Statement:
     """A statement on one run."""
 
     folder: RunFolder
-    """The run; where it is `redacted`, a copy without clients' data."""
+    """The run; if `redacted`, a copy without clients' data."""
     about: Mapping[str, str]
     """The user's answers, by key of `QUESTIONS`."""
     original: RunFolder
-    """The run itself, of which hashes are."""
+    """The run itself, whose hashes are printed."""
     redacted: bool = False
 
     @property
@@ -101,7 +102,7 @@ class Statement:
 
     @property
     def lead(self) -> list[str]:
-        """What stands before all sections."""
+        """Paragraphs before all sections."""
         status = exits.status(self.folder)
         started = optional_document(self.original, ENVIRONMENT).get("started")
         played = f"Played {started}. " if started else ""
@@ -170,7 +171,7 @@ class Statement:
 
     @cached_property
     def _specs(self) -> dict[str, Mapping[str, Any]]:
-        """What the scenario says of each attack, by its title."""
+        """The scenario's entry for each attack, by its title."""
         written = ({"name": one} if isinstance(one, str) else one for one in self._scenario.get("attacks") or [])
         return {str(one.get("label") or one["name"]): one for one in written}
 
@@ -183,8 +184,8 @@ class Statement:
         if self._samples.warning is None or not any(isinstance(block, Picture) for block in self._worst):
             return None
         return (
-            "It shows a client's sample, or a reconstruction of it, and the data are not known to be public: to hand "
-            "the statement out, make one without any by rayfed statement RUN --redact."
+            "This statement shows a client's sample, or a reconstruction of it, and the data are not known to be "
+            "public. Before you pass it on, make one without samples by rayfed statement RUN --redact."
         )
 
     @cached_property
@@ -196,19 +197,19 @@ class Statement:
         criterion = criterion_of(self._scenario, self._attacks)
         return [
             [verdict.sentence for verdict in self._verdicts] or ["NOT MEASURED: nothing was attacked"],
-            f"A leak is a reconstruction from {criterion.written(criterion.threshold)} on that is nearer to its sample "
-            f"than the best guess made without the update, and than other samples are. "
+            f"A leak is a reconstruction of at least {criterion.written(criterion.threshold)} that is nearer to its "
+            f"sample than the best guess made without the update, and nearer to it than to other samples. "
             f"{guess(self._scenario, self._attacks)} No sentence here is a statement of safety.",
         ]
 
     def _told(self, *keys: str) -> Table:
         rows = [[QUESTIONS[key], self.about.get(key, f"NOT GIVEN ({key}, in the file of --about)")] for key in keys]
-        return Table(["Asked", "Answer of whoever runs the system"], rows)
+        return Table(["Asked", "Answer of the operator"], rows)
 
     @property
     def _system(self) -> list[Block]:
         told = self._told("system", "controller", "purposes", "data", "people", "access")
-        return [told, "What was played, by the run's own scenario:", Table(["Part", "Setting"], list(self._played()))]
+        return [told, "What was played, by the run's scenario:", Table(["Part", "Setting"], list(self._played()))]
 
     def _played(self) -> Iterator[tuple[str, str]]:
         scenario = self._scenario
@@ -244,9 +245,9 @@ class Statement:
                 f"{words.effect_heading(self._arms)}:",
                 accuracy[:1] + words.effects(self._arms, told),
             ]
-            measured.append("One training each: how much of a difference is chance, only repeats can say.")
+            measured.append(words.ONE_TRAINING)
         else:
-            measured = [accuracy or ["What the measures cost in accuracy was not measured: nothing was trained here."]]
+            measured = [accuracy or ["What the measures cost in accuracy was not measured: nothing was trained."]]
         return [self._told("necessity"), *measured]
 
     @property
@@ -261,17 +262,17 @@ class Statement:
         ]
         return [
             Table(["Tested: an attacker who was given", "by"], tested or [["nothing was tested", ""]]),
-            "Not tested here, and so nothing is said of them:",
+            "Not tested here, so this statement says nothing about them:",
             list(self._untested()),
         ]
 
     @cached_property
     def _answered(self) -> list[Row]:
-        """Rows of attacks that came to a result."""
+        """Rows of attacks that have a result."""
         return [row for row in self._every if row["status"] in _ANSWERED]
 
     def _given(self, row: Row) -> dict[str, Any]:
-        """Return what an attack was given that rebuilds nothing, whose rows do not tell."""
+        """Return what an attack was given whose rows do not say so, because it rebuilds nothing."""
         spec = self._specs.get(row["attack"], {})
         knowledge = ",".join(spec.get("knowledge") or ())
         return {"observes": spec.get("observes"), "knowledge": knowledge, "batch_size": None}
@@ -280,24 +281,24 @@ class Statement:
         return str(self._specs.get(title, {}).get("name", title))
 
     def _untested(self) -> Iterator[str]:
-        """Yield the attackers of whom this run says nothing."""
+        """Yield the attackers about whom this run says nothing."""
         given = [{**self._given(row), **row} for row in self._answered]
         specs = [self._specs.get(title, {}) for title in dict.fromkeys(row["attack"] for row in given)]
         names, views = {spec.get("name") for spec in specs}, {row["observes"] for row in given}
         granted = {grant for row in given for grant in (row["knowledge"] or "").split(",")}
         for view in registry.table("views"):
             if view not in views:
-                yield f"who sees {registry.find('views', view).describe}"
+                yield f"anyone who sees {registry.find('views', view).describe}"
         more = [registry.find("grants", name).describe for name in registry.table("grants") if name not in granted]
         if more:
-            yield f"who is given as well: {'; '.join(more)}"
+            yield f"anyone who is also given: {'; '.join(more)}"
         if not any(spec.get("earlier") or (spec.get("averages") or 1) > 1 for spec in specs):
-            yield "who puts the answers of several rounds, or repeated answers, together"
+            yield "anyone who combines the answers of several rounds, or repeated answers"
         if "imprint" not in names:
-            yield "a server that sends weights or layers of its own making to make clients tell more"
+            yield "a server that sends weights or layers of its own making so that clients reveal more"
         if "gan" not in names:
             yield "a client that trains a generator against the models that it is sent"
-        yield "whoever has the finished model alone, or queries it: rayfed attacks what clients send in training"
+        yield "anyone who has only the finished model, or queries it: rayfed attacks what clients send in training"
 
     @property
     def _budgets(self) -> Block:
@@ -342,9 +343,9 @@ class Statement:
         ]
         return [
             Table(headings, rows),
-            f"{article} {noun} counts once as recovered where any attack on it is a leak as said above. Intervals are "
+            f"{article} {noun} counts once as recovered if any attack on it is a leak as defined above. Intervals are "
             "exact (Clopper and Pearson) for samples drawn independently from the same source; those behind one update "
-            "are not independent, and a rate of 0 says no more than that these attacks recovered none of so many.",
+            "are not independent. A rate of 0 says only that these attacks recovered none of this many.",
             *([recognised] if recognised else []),
             *self._worst,
         ]
@@ -367,7 +368,7 @@ class Statement:
 
     @cached_property
     def _worst(self) -> list[Block]:
-        """The closest sample: in words, shown or not, and by its hash."""
+        """The closest sample: a sentence, a picture if samples are shown, and its hashes."""
         criterion = criterion_of(self._scenario, self._attacks)
         row = closest(self._attacks, criterion)
         if row is None:
@@ -379,7 +380,7 @@ class Statement:
         return [*blocks, *self._shown(row)]
 
     def _shown(self, row: Row) -> Iterator[Block]:
-        """Yield the worst sample as it is shown, and the hashes of what there is of it."""
+        """Yield the closest sample, if samples are shown, and its hashes."""
         for table, is_image in (("images", True), ("texts", False)):
             found = next((one for one in self.original.read_table(table).to_pylist() if key(one) == key(row)), None)
             if found is None:
@@ -393,12 +394,12 @@ class Statement:
                 said = None if true_words is None else " ".join(true_words)
                 yield Picture(said, " ".join(samples.words(found["reconstructed"])), near(row), is_image=False)
             if not is_image and not samples.truth:
-                yield "No hash of it: of a text or a row it could be found by trying values."
+                yield "No hash is printed: a text or a row could be found from it by trying values."
                 continue
             kind = "PNG" if is_image else "words, a line each"
             hashes = {name: _of_sample(found[name], is_image) for name in ("true", "reconstructed")}
             told = ", ".join(f"{name} {digest}" for name, digest in hashes.items())
-            yield f"SHA-256 ({kind}), by which whoever has it can tell it: {told}"
+            yield f"SHA-256 ({kind}), by which anyone who has it can recognise it: {told}"
 
     @property
     def _inferred(self) -> list[Block]:
@@ -412,8 +413,8 @@ class Statement:
         unasked = [f"NOT MEASURED: {what}" for metric, what in missing.items() if metric not in measured]
         outside = (
             "NOT MEASURED: what queries to the finished model give away (regurgitation, exfiltration, model inversion "
-            "by its outputs). rayfed attacks what is exchanged in training; a model that is published or queried needs "
-            "tests of its own."
+            "by its outputs). rayfed attacks what is exchanged in training; test a model that is published or queried "
+            "by other means."
         )
         return [[*found, *unasked, outside]]
 
@@ -437,7 +438,7 @@ class Statement:
         if not self._privacy:
             trained = any(arm.rounds for arm in self._arms)
             why = "no account was kept" if trained else "nothing was trained here"
-            blocks.append(f"Of a training nothing is proved, for {why}.")
+            blocks.append(f"Nothing is proved of a training: {why}.")
         bounds = [f"{row['arm']}, by {row['defence']}: {said}" for row in self._privacy for said in words.bounds(row)]
         none = [f"{row['arm']}: {row['note']}" for row in self._privacy if row["note"] and not row["defence"]]
         held = words.guarantees(self._privacy, words.secure(self._scenario)).lines if self._privacy else []
@@ -445,7 +446,7 @@ class Statement:
         over = [f"{attack} on {arm}" for arm, attack in uncovered(self._privacy, proved, attacks, inferences)]
         blocks += [block for block in (held, none, bounds) if block]
         if beside:
-            blocks += ["Measured beside what is proved, where nearest:", beside]
+            blocks += ["Measurements nearest to what is proved:", beside]
         if over:
             blocks.append(f"Nothing is proved of what was seen by {', '.join(over)}: no epsilon covers it.")
         return blocks
@@ -470,7 +471,7 @@ class Statement:
         if not self._attacks:
             found.append("no samples were rebuilt: no attack of that kind was played")
         seed = self._scenario.get("seed")
-        found.append(f"other seeds than {seed}: one run says nothing of the spread over seeds")
+        found.append(f"seeds other than {seed}: one run says nothing about the spread over seeds")
         found.append("clients and rounds other than those attacked, and data other than these")
         return list(dict.fromkeys(found))
 
@@ -478,7 +479,7 @@ class Statement:
     def _environment(self) -> Block:
         document = optional_document(self.folder, ENVIRONMENT)
         if not document:
-            return "Left out." if self.redacted else "The run has not recorded it."
+            return "Left out." if self.redacted else "The run did not record it."
         kept = {name: value for name, value in document.items() if name not in _PLACES}
         return "; ".join(f"{name} {value}" for name, value in flat(kept)) + "."
 
@@ -497,23 +498,23 @@ class Statement:
         rows += [[f"Table {table}", digest] for table in TABLES if (digest := _of_table(self.original, table))]
         return [
             Table(["What", "SHA-256"], rows),
-            "A table's is that of the lines that “sha256sum TABLE/*.parquet” prints in the run's folder. “rayfed "
+            "A table's hash is that of the lines that “sha256sum TABLE/*.parquet” prints in the run's folder. “rayfed "
             f"statement RUN{' --redact' if self.redacted else ''}” makes this statement again from the folder alone.",
         ]
 
     def _name(self, part: str, name: str, place: int) -> str:
-        """Return a hashed thing's name; modules of the user's have a number where names are left out."""
+        """Return the name of what was hashed; a module of the user gets a number if names are left out."""
         return f"module {place}" if self.redacted and part == "code" and name != "rayfed" else name
 
 
 def _of_table(folder: RunFolder, table: str) -> str | None:
-    """Return the hash of the parts of a table that count; None where there is none."""
+    """Return the hash over the valid parts of a table; None if it has none."""
     lines = [f"{sha256(folder.read_bytes(name)).hexdigest()}  {name}\n" for name in folder.parts(table)]
     return sha256("".join(lines).encode()).hexdigest() if lines else None
 
 
 def _of_sample(sample: Any, is_image: bool) -> str:
-    """Return the hash of an image's bytes, or of words with a line each."""
+    """Return the hash of an image's bytes, or of words, one per line."""
     return sha256(sample if is_image else "\n".join(sample).encode()).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""Summaries of runs and sweeps in plain sentences: the worst image, its attacker, what defences cost, what holds.
+"""Summaries of runs and sweeps in sentences: the worst sample, its attacker, costs of defences, guarantees.
 
-No sentence judges; each says what was measured and how often.
+No sentence judges. Each says what was measured and how often.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rayfed.privacy.tradeoff import PRIORS
 from rayfed.report.share import LEFT_OUT
 
 MOST = 8
-"""Most arms that get a sentence of their own."""
+"""Largest number of arms that get a sentence each."""
+ONE_TRAINING = "Each arm was trained once: only repeats can show how much of a difference is chance."
 _REST = "measured against these attacks, on this data, in these rounds; a stronger attack may get more."
 _OF_IMAGES = " PSNR says how near two images are pixel by pixel: look at the images as well."
 
@@ -42,9 +43,9 @@ def of_run(
     classes: Mapping[int, str] | None,
     secure: bool,
 ) -> list[Statement]:
-    """Summarise a run of these arms; `verdicts` by arm are empty where nothing was attacked.
+    """Summarise a run of these arms; `verdicts`, by arm, is empty if nothing was attacked.
 
-    `classes` are None where the page says of no sample what it is.
+    `classes` is None if the page does not say which class a sample has.
     """
     worst, told = closest([v.closest for v in verdicts.values() if v.closest], criterion), []
     if worst:
@@ -55,21 +56,21 @@ def of_run(
     if len(arms) > 1:
         costs = effects(arms, verdicts, MOST)
         if any(arm.rounds for arm in arms):
-            costs.append("One training each: how much of a difference is chance, only repeats can say.")
+            costs.append(ONE_TRAINING)
         told.append(Statement(effect_heading(arms), costs))
     return [*told, guarantees(privacy, secure, images=criterion.modality == "pixels")]
 
 
 def effect_heading(arms: Sequence[ArmSummary]) -> str:
-    """Return the heading over `effects`; arms are compared with the first."""
+    """Return the heading of `effects`; arms are compared with the first."""
     return f"Effect of each defence compared with {arms[0].name if arms[0].defences else 'no defence'}"
 
 
 def effects(arms: Sequence[ArmSummary], verdicts: Mapping[str, Verdict], most: int | None = None) -> list[str]:
-    """Say of every arm but the first what it changes in accuracy, time, bytes and leakage: the leaking ones first.
+    """Return what every arm but the first changes in accuracy, time, bytes and leakage, a line each, leaks first.
 
-    Arms of which the same is said share a line. Where there are more than `most` lines, those of arms that do not leak
-    are counted only; `verdicts` by arm are empty where nothing was attacked.
+    Arms with the same text share a line. If there are more than `most` lines, arms without a leak beyond these are
+    only counted. `verdicts`, by arm, is empty if nothing was attacked.
     """
 
     def place(arm: ArmSummary) -> int:
@@ -83,12 +84,12 @@ def effects(arms: Sequence[ArmSummary], verdicts: Mapping[str, Verdict], most: i
     shown = list(lines.items())[: None if most is None else max(most, leaking)]
     said = [f"{', '.join(arm.name for arm in group)}: {line}." for line, group in shown]
     if rest := len(arms) - 1 - sum(len(group) for _, group in shown):
-        said.append(f"{rest} other arm{'s stand' if rest > 1 else ' stands'} in the tables below.")
+        said.append(f"{rest} other arm{'s are' if rest > 1 else ' is'} in the tables below.")
     return said
 
 
 def leakage(verdict: Verdict | None) -> str:
-    """Say in a few words what attacks got on an arm; what was not measured says so."""
+    """Return in a few words what attacks got on an arm, or that it was not measured."""
     if verdict is None or not verdict.answered:
         return "not measured"
     if verdict.closest is None:
@@ -98,7 +99,7 @@ def leakage(verdict: Verdict | None) -> str:
 
 
 def prices(arms: Sequence[ArmSummary], privacy: Sequence[Row], distortions: Mapping[str, float]) -> dict[str, str]:
-    """Say of every arm, in short, what it cost and what it guarantees; empty where nothing was measured of it."""
+    """Return the cost and the guarantee of every arm in short; empty if none of it was measured."""
     return {arm.name: "; ".join(_price(arm, privacy, distortions)) for arm in arms}
 
 
@@ -131,7 +132,7 @@ def of_sweep(
     weakest = {row["arm"]: row for row in sorted(rows, key=lambda row: row["epsilon"])}
     lines = [
         f"{arm}: at its weakest setting ε = {at_most(row['epsilon'])} with δ = {at_most(row['delta'])} for every "
-        f"{row['epsilon_unit']}; the other settings and their ε stand in the table."
+        f"{row['epsilon_unit']}; the other settings and their ε are in the table."
         for arm, row in weakest.items()
     ]
     told.append(_held(lines, criterion.modality == "pixels"))
@@ -139,10 +140,10 @@ def of_sweep(
 
 
 def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
-    """Return (state, sentence) of the settings that were attacked, by the verdict on each: its weightiest over trials.
+    """Return (state, sentence) for each verdict on settings that were attacked: the worst over their trials.
 
-    That counts which says least good of a setting, whatever the attack and repeat. Of those that say nothing the
-    sentence tells why.
+    The worst verdict over all attacks and repeats counts for a setting. For a verdict without an answer the sentence
+    says why.
     """
     met: dict[str, list[str]] = {}
     why: dict[str, dict[str, None]] = {}
@@ -168,7 +169,7 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
 
 
 def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True) -> Statement:
-    """Say which (epsilon, delta) holds for whom, which one is withdrawn, and whether the noise is `secure`."""
+    """Return which (epsilon, delta) holds for whom, which is withdrawn, and whether the noise is `secure`."""
     held = _held(
         [
             f"{row['arm']}: by {row['defence']}, (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) protects "
@@ -189,7 +190,7 @@ def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True)
 
 
 def bounds(row: Row) -> list[str]:
-    """Say what an account proves of guesses and of membership tests; nothing of rows of before there were bounds."""
+    """Return what an account proves of guesses and membership tests; empty for rows of versions without bounds."""
     if row.get("advantage") is None:
         return []
     shares = ", ".join(share_at_most(row[f"rero_{n}"]) for n in PRIORS)
@@ -207,12 +208,12 @@ def bounds(row: Row) -> list[str]:
 
 
 def secure(scenario: Row) -> bool:
-    """Return whether a scenario draws its noise and keys anew in every run."""
+    """Return whether a scenario draws fresh noise and keys in every run."""
     return bool((scenario.get("privacy") or {}).get("secure"))
 
 
 def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
-    """Say of which model and data a run is, and which weights its attacks met; empty where neither is known."""
+    """Return the model and data of a run, and the weights that were attacked; empty if either name is unknown."""
     model, data = (scenario.get(section) or {} for section in ("model", "data"))
     if not model.get("name") or not data.get("name"):
         return ""
@@ -233,7 +234,7 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
 
 
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
-    """Warn of encryption keys that can be broken; `values` are those that a sweep gives to `key_bits`."""
+    """Return warnings of encryption keys that can be broken; `values` are those of `key_bits` in a sweep."""
     specs = {"federation": (scenario.get("federation") or {}).get("protection")}
     specs |= {
         f"arm {name}": arm.get("protection")
@@ -245,30 +246,31 @@ def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
     }
     bits |= {("swept", value) for value in values}
     return [
-        f"Keys of {length} bits ({place}) can be broken: whoever sees a ciphertext can read it. "
-        f"{SECURE_BITS} bits are the least that is held safe."
+        f"Keys of {length} bits ({place}) can be broken: anyone who sees a ciphertext can read it. "
+        f"Use at least {SECURE_BITS} bits."
         for place, length in sorted(bits)
         if length < SECURE_BITS
     ]
 
 
 def _held(lines: list[str], images: bool) -> Statement:
-    """Say what holds and what does not."""
+    """Return what is guaranteed and what is not."""
     limits = _REST + _OF_IMAGES * images
     if not lines:
-        nothing = f"Nothing: the mechanisms here carry no (ε, δ) guarantee. All is empirical: {limits}"
+        nothing = f"Nothing: the mechanisms here carry no (ε, δ) guarantee. Everything is empirical: {limits}"
         return Statement("What is guaranteed", [nothing])
     rest = (
-        "This holds against every attack that sees what training sends, for whom and what is said and no more; answers "
-        f"that attacks here were given beside training are not counted. All else is empirical: {limits}"
+        "This holds against every attack that sees what training sends, for the units and against the observers named "
+        "here, and for no others. Answers that attacks here were given outside training are not counted. Everything "
+        f"else is empirical: {limits}"
     )
     return Statement("What is guaranteed", [*lines, rest])
 
 
 def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[int, str] | None) -> list[Statement]:
-    """Say which sample came out nearest, where, and what its attacker knew; `classes` as in `of_run`.
+    """Return which sample has the closest reconstruction, where, and what its attacker knew; `classes` as in `of_run`.
 
-    Only what is a leak by the criterion is called reconstructed.
+    Only a leak by the criterion is called reconstructed.
     """
     sample, close = called(row), decibel(row["psnr"])
     article = "an" if sample == "image" else "a"
@@ -284,7 +286,7 @@ def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[
     whose = f"{article} {sample} of client {row['victim']}{what}{place}"
     told = Statement(f"The worst {sample}", [f"{row['attack']} rebuilt {whose} {how}{likeness}."])
     if (why := criterion.called(row)) != "reconstructed":
-        said = f"No {sample} was reconstructed as a leak is defined above. The closest, which is no reconstruction"
+        said = f"No {sample} was reconstructed, as a leak is defined above. The closest, which is not a reconstruction"
         of = f"{whose} by {row['attack']}, {how.removeprefix('at ').removeprefix('with ')}{likeness}"
         told = Statement(f"The closest {sample}", [f"{said} ({why}): {of}."])
     return [told, Statement("What its attacker knew", [f"It was given {setting([row])}."])]
@@ -311,7 +313,7 @@ def _cost(arm: ArmSummary, reference: ArmSummary, verdicts: Mapping[str, Verdict
 
 
 def _ranges(arm: str, settings: Sequence[Setting]) -> str:
-    """Say what one arm's settings come to, from the least to the most."""
+    """Return the range of each measure over one arm's settings."""
     count = len({repr(one.fields) for one in settings})
     said = [
         f"{MEASURES[name].title} {_from_to(name, values)}"

@@ -158,7 +158,7 @@ def test_columns_have_the_users_order_and_headings_and_the_best_is_bold(tmp_path
     text = (tmp_path / "t.tex").read_text()
     lines = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert lines == [r"PSNR $\downarrow$ & Defence \\", r"30 & a\_1 \\", r"\textbf{9} & b \\", r"\textbf{9} & c \\"]
-    assert "best, for who protects data" in text
+    assert "best value for those who protect data" in text
     code, text = run("export", folder.url, "--format", "latex", "--columns", "psrn")
     assert (code, "did you mean 'psnr'" in text) == (2, True)
     code, text = run("export", folder.url, "--columns", "psnr")

@@ -18,7 +18,7 @@ class Measure:
     title: str
     kind: Literal["leakage", "utility", "cost"]
     higher_is_better: bool
-    """Whether more is better to who protects data: a low PSNR is good, and a high accuracy."""
+    """Whether a higher value is better for those who protect data: a low PSNR is good, and a high accuracy."""
     unit: str = ""
     share: bool = False
     """Whether it is read as per cent."""

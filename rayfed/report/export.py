@@ -83,7 +83,7 @@ def _settings(found: Grid, format: str, own: Sequence[str | None] = ()) -> str:
     rows = [[escaped(text) for text in cells] for cells in found.rows]
     for row, place in found.best:
         rows[row][place] = bold.format(rows[row][place])
-    note = f"{found.note} Bold: the best, for who protects data." if found.best else found.note
+    note = f"{found.note} Bold: the best value for those who protect data." if found.best else found.note
     figures = len(found.headings) - found.words
     headings = [heading if heading in own else escaped(heading) for heading in found.headings]
     frame = DataFrame(rows, columns=headings)

@@ -47,7 +47,7 @@ class ActorPool:
         """Return the machines of all actors that have started so far, each once."""
         up, self._asked = ray.wait(self._asked, num_returns=len(self._asked), timeout=0) if self._asked else ([], [])
         for told in up:
-            with suppress(RayError):  # it died, or its error is known to who waits for it
+            with suppress(RayError):  # it died, or its error is known to the caller that waits for it
                 self._machines[ray.get(told).machine] = None
         return list(self._machines)
 

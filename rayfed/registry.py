@@ -46,7 +46,7 @@ DOTTED_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 FILE_PATH = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
 """What names a Python file and something in it, wherever the file lies."""
 SEARCHED: list[str] = []
-"""The folders that `search` was given, the first one searched first; a run notes them, for who resumes it elsewhere."""
+"""Folders given to `search`, in the order of the search; a run notes them, so that it can be resumed elsewhere."""
 _ROOMS = {
     "aggregations": "aggregation",
     "datasets": "data.sets",

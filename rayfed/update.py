@@ -228,7 +228,7 @@ class Observation:
     sealed: Sealed | None = None
     """The client's update and buffers as its channel hides them, in place of both."""
     shown: Mixtures | None = None
-    """All that clients were shown in the round, to who may unmix it."""
+    """All that clients were shown in the round, for anyone who may unmix it."""
     earlier: tuple[Observation, ...] = ()
     """What was seen of the victim in earlier rounds, at the weights that it was sent then, on the same samples."""
 

@@ -1,7 +1,7 @@
 """Unlock: the adaptive attacker on models with a private part (keys and locks, passports, private layers).
 
 Ren 2023 (thesis, section 5.3.3) and Gu et al. 2021 ("Federated Deep Learning with Bayesian Privacy", section 5.2) let
-an attacker put a private part of his own in the place of the client's and keep it. But the public layers' gradient
+an attacker put a private part of its own in the place of the client's and keep it. But the public layers' gradient
 depends on the private part as it does on the images: both are unknowns of one problem, that of Zhu et al. 2019, "Deep
 Leakage from Gradients", equation 2. A key whose lock is sent needs no search, as the input of a linear layer: Phong et
 al. 2018, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", section 3.
@@ -35,7 +35,7 @@ _NOTHING_PRIVATE = (
 class Unlock(Dlg):
     """Fits images, soft labels and the model's private part in squared L2 by L-BFGS.
 
-    The private part begins where the threat model puts it: at a draw of the attacker's own, or at what he was given. It
+    The private part begins where the threat model puts it: at a draw of the attacker's own, or at what it was given. It
     moves in units of the deviation of each of its tensors; images begin between 0 and 1, for from N(0, 1) a lock often
     ends up with the negative image. A key that enters layers that are sent is read off their gradient.
     """

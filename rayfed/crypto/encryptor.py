@@ -3,7 +3,7 @@
 Clients hold `Keys`; an `Encryptor` is public. Anyone adds and multiplies, nobody without the keys opens, and a sum
 opens only where its tag fits: what was tampered with, truncated or encrypted with other keys is never taken for an
 update. The tag covers all that says what the sum is of: session, round, names and shapes, and each client's number,
-weight and factor. Which sums may be opened at all is for who calls `open` to say (`rayfed.protections.encrypted`).
+weight and factor. Which sums may be opened at all is for the caller of `open` to say (`rayfed.protections.encrypted`).
 """
 
 from __future__ import annotations

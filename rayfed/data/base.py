@@ -72,7 +72,7 @@ class Dataset:
     sample: SampleSpec = None  # type: ignore[assignment]  # only until `__post_init__`
     """Description of a sample; by default an image of the samples' shape."""
     remarks: tuple[str, ...] = ()
-    """What was done to the samples as they were read, for who has to know it."""
+    """Remarks for users on changes to the samples while they were read."""
     has_places: bool = False
     """Whether labels are a class for each place of a sample, (N, L) int64 of texts or (N, H, W) of images;
     `NO_TARGET` where none counts."""

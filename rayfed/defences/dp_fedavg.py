@@ -68,7 +68,7 @@ class DpFedAvg(Private):
     noise: Literal["server", "clients"] = "server"
     """Adder of the noise: the server to the sum, or every client of a fixed number its part of it, which is meant for
     `protection: secure_aggregation`: without these masks the server sees single updates. In both cases the guarantee is
-    for who sees sums only: anyone who sees one client's update meets a part of the noise, or none."""
+    for anyone who sees only sums: anyone who sees one client's update meets a part of the noise, or none."""
     colluders: Annotated[int, Field(ge=1)] = 1
     """Number of clients that pool their knowledge with those whom the guarantee is against: which were drawn, and
     their parts of the noise. The guarantee is for the others, and holds against so many."""

@@ -28,8 +28,8 @@ class Vae(Defence):
     come before, and keeps it in its state. Empirical, whatever `epsilon` says: the noise hides what is forged, and that
     is made by a network which saw the images without any protection. Where the paper leaves room: equation 5 puts the
     normal disturbance beside the data, where equation 8 adds noise to them, so it is read as the draw with which the
-    decoder starts; `disturbance` is for who reads a sum. An image is forged from its own code, with a new draw. Pixels
-    are not clipped after the noise.
+    decoder starts; `disturbance` is for anyone who reads a sum. An image is forged from its own code, with a new draw.
+    Pixels are not clipped after the noise.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")

@@ -239,7 +239,7 @@ class AttackSpec(ComponentSpec):
     """Samples behind the gradient, with `observes: gradient`."""
     knowledge: list[GrantName] = []
     """What the attacker is given beside weights, update and batch size: `rayfed list grants` names it. Where a defence
-    keeps a part of the model private, an attacker puts a random one in its place unless he is given a `colluder`, `key`
+    keeps a part of the model private, an attacker puts a random one in its place unless it is given a `colluder`, `key`
     or `lock`."""
     averages: Annotated[int, Field(ge=1)] = 1
     """How often the victim answers at the same weights with the same samples; the attack sees the mean, in which fresh

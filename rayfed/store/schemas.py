@@ -84,9 +84,7 @@ TABLES: dict[str, pa.Schema] = {
                 "mean over the classes of intersection over union of the test set's pixels, of masks; null elsewhere",
             ),
             _value("train_accuracy", _real, "share of all clients' own samples classified right, 0..1; null likewise"),
-            _value(
-                "stranger_accuracy", _real, "of who has no private part: a random one in its place, 0..1; null likewise"
-            ),
+            _value("stranger_accuracy", _real, "of a non-member, who has a random private part, 0..1; null likewise"),
             _value("stranger_mean_accuracy", _real, "the same with the mean of the clients' own, keys still random"),
             _value(
                 "backdoor_accuracy", _real, "share of test images with the trigger taken for its target, 0..1; likewise"

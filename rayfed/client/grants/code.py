@@ -1,7 +1,7 @@
 """Grant of the defences' code: the attacker runs it and undoes what it does alike to every update.
 
-An attacker with the code runs it at his side, for the victim's number and round, on gradients of his own choice and
-with randomness of his own. What comes out alike each time is no secret: an offset (noise from a seed that can be
+An attacker with the code runs it on its own side, for the victim's number and round, on gradients of its own choice and
+with randomness of its own. What comes out alike each time is no secret: an offset (noise from a seed that can be
 guessed, or drawn once), the order into which values are put and the factor by which each is multiplied, or any other
 affine map of all of them, rounded or not. Of an offset that is random in a few directions alone the attacker estimates
 how far it goes: a gradient has many values near zero, so the smallest absolute deviations count. So where several

@@ -89,7 +89,7 @@ def test_a_driver_whose_folder_is_changed_does_not_go_on(gone: str, tmp_path: Pa
         for name in gone.split():
             shutil.rmtree(only(tmp_path) / name)
 
-    with pytest.raises(RunError, match=r"was changed while it was played|the lease of this driver is gone"):
+    with pytest.raises(RunError, match=r"was changed while it was played|this driver lost its lease"):
         runs.launch(parsed(), str(tmp_path), local, Meanwhile(change))
     if "lease" not in gone:
         assert json.loads((only(tmp_path) / "status.json").read_text())["state"] == "failed"
@@ -145,7 +145,7 @@ def test_a_copy_of_the_drivers_process_writes_nothing(folder: RunFolder, monkeyp
         held.write_text("log.txt", "")
         with monkeypatch.context() as patched:
             patched.setattr(os, "getpid", lambda: -1)
-            with pytest.raises(LeaseError, match="a copy of the driver's process"):
+            with pytest.raises(LeaseError, match="is a forked copy"):
                 held.write_text("log.txt", "")
             pickle.loads(pickle.dumps(held)).write_text("log.txt", "trial")  # as it is sent to a trial
     assert folder.read_text("log.txt") == "trial"

@@ -1,4 +1,4 @@
-"""The command `audit`: look at a model, say which attacks apply, play them within a budget, and say what they found."""
+"""The command `audit`: print which attacks apply to a model, play them within a budget, and print their results."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def audit(
     threshold: Annotated[
         float | None, typer.Option(help="From where on a reconstruction may be a leak; 15 dB, or 0.9 of a row or text.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="All randomness follows from it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     fail_above: FailAbove = None,
     allow_unmeasured: AllowUnmeasured = False,
     json: Json = None,
@@ -162,7 +162,7 @@ def audit(
 
 
 def _smallest(context: typer.Context, options: Mapping[str, Any]) -> str:
-    """Return the command that was given with other `options`; a defence that was typed stands there as it was."""
+    """Return the user's command with these options changed; a defence that was typed is kept as it was."""
     changed = dict(options)
     if "defence" in changed:
         typed = context.params["defence"]

@@ -11,7 +11,7 @@ from rayfed.cli.common import Debug, Quiet, ScenarioFile, Set, errors_for_people
 
 commands = typer.Typer()
 NetworkFile = Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")]
-TrainingSeed = Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")]
+TrainingSeed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 
 
 @commands.command()
@@ -50,7 +50,7 @@ def search_policy(
     tolerance: Annotated[
         float, typer.Option(min=0, help="Share by which the accuracy score may fall below the untransformed images'.")
     ] = 0.1,
-    seed: Annotated[int, typer.Option(min=0, help="All randomness of the search follows from it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     changes: Set = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -97,7 +97,7 @@ def train_evaluator(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train the network that tells how much of an image is noise, for `refiner` and the metric `noise_ratio`."""
+    """Train the network that estimates the share of noise in an image, for `refiner` and the metric `noise_ratio`."""
     with errors_for_people(debug):
         from rayfed.pretraining.evaluator import FREE_PHOTOGRAPHS, make
 
@@ -122,7 +122,7 @@ def train_recogniser(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train the network that tells people apart, for the metrics `top1`, `top3` and `top5`: a class is a person."""
+    """Train the network that recognises people, for the metrics `top1`, `top3` and `top5`: a class is a person."""
     with errors_for_people(debug):
         loaded = load(scenario, changes)
         from rayfed.metrics.top import TOP, chance
@@ -172,7 +172,7 @@ def pack(
 
 
 def _data(source: str, size: int | None) -> Any:
-    """Return the `data` section that one argument stands for."""
+    """Return the section `data` for one argument."""
     from rayfed.analysis.audit import data_section
     from rayfed.scenario import DataSpec
 

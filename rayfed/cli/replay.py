@@ -42,7 +42,7 @@ LossOption = Annotated[
     typer.Option("--loss", metavar="YAML", help="Its loss, as `rayfed audit` takes it.", show_default="cross_entropy"),
 ]
 Iterations = Annotated[int, typer.Option(min=1, help="Evaluations of each search's objective.")]
-Seed = Annotated[int, typer.Option(min=0, help="All randomness follows from it.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 
 
 @commands.command()
@@ -77,7 +77,7 @@ def replay(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Attack the updates of a federation that was recorded; scored where the truth was recorded, too."""
+    """Attack the updates of a recorded federation; they are scored if the truth was recorded too."""
     with errors_for_people(debug):
         from rayfed.engine.replaying import Replay
         from rayfed.recording import Recording
@@ -95,7 +95,7 @@ def replay(
 @commands.command("attack-update")
 def attack_update(
     before: Annotated[Path, typer.Option(help="State dict that the client was sent: .pt or .safetensors.")],
-    after: Annotated[Path, typer.Option(help="State dict that it returned.")],
+    after: Annotated[Path, typer.Option(help="State dict that the client returned.")],
     model: Model,
     lr: Annotated[float, typer.Option(min=0, help="Learning rate of the local steps (SGD).")],
     shape: Annotated[str, typer.Option(metavar="C,H,W", help="Shape of an image, such as 3,32,32.")],
@@ -106,7 +106,9 @@ def attack_update(
     momentum: Annotated[float, typer.Option(min=0, help="Momentum of the steps.")] = 0.0,
     weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of the steps.")] = 0.0,
     mean: Annotated[str | None, typer.Option(help="Means by which images are normalised, comma-separated.")] = None,
-    std: Annotated[str | None, typer.Option(help="Deviations likewise.")] = None,
+    std: Annotated[
+        str | None, typer.Option(help="Standard deviations by which images are normalised, comma-separated.")
+    ] = None,
     loss: LossOption = None,
     iterations: Iterations = 1000,
     seed: Seed = 0,
@@ -114,7 +116,7 @@ def attack_update(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Attack one update, from the states before and after it; nothing is scored, for nobody says what is true."""
+    """Attack one update, from the states before and after it; nothing is scored, because the truth is not given."""
     with errors_for_people(debug):
         from rayfed import seeds
         from rayfed.attacks.given import observe
@@ -192,7 +194,7 @@ def _show(
     out: str | None,
     say: Callable[[str], None],
 ) -> None:
-    """Show what attacks made of updates of which nobody knows the truth, as they go on."""
+    """Print reconstructions from updates without a recorded truth as attacks make them."""
     from rayfed.report.unscored import NOT_MEASURED, rows_of, write_unscored
     from rayfed.store.folder import RunFolder
 

@@ -52,8 +52,8 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Where reproductions lie; `reproductions` in the current folder, and without it those that come with "
-            "rayfed, when not given.",
+            help="Folder of reproductions. Default: `reproductions` in the current folder, else those that come with "
+            "rayfed.",
         ),
     ] = None,
     out: Out = None,
@@ -62,7 +62,7 @@ def reproduce(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Play a paper's table or figure again, and say how near ours comes to it."""
+    """Play a paper's table or figure again, and compare the results with it."""
     with errors_for_people(debug, resumable=True):
         from rayfed.reproductions.reading import find, names
         from rayfed.shipped import shipped

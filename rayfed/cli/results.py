@@ -1,4 +1,4 @@
-"""Commands that look at results: `recommend`, `compare`, `export`."""
+"""Commands on results: `recommend`, `compare`, `export`."""
 
 from __future__ import annotations
 
@@ -32,19 +32,25 @@ Against = Annotated[
 @commands.command()
 def recommend(
     run: RunOrSweep,
-    max_psnr: Annotated[float | None, typer.Option(metavar="DB", help="Mean PSNR of reconstructions.")] = None,
-    max_ssim: Annotated[float | None, typer.Option(help="Mean SSIM of reconstructions.")] = None,
-    min_lpips: Annotated[float | None, typer.Option(help="Mean LPIPS (AlexNet) of reconstructions.")] = None,
-    min_mse: Annotated[float | None, typer.Option(help="Mean squared error of reconstructions (BP_MSE).")] = None,
-    min_accuracy: Annotated[float | None, typer.Option(min=0, max=1, help="Test accuracy, a share.")] = None,
-    min_pmm: Annotated[float | None, typer.Option(min=0, help="Accuracy over that without a defence.")] = None,
-    max_epsilon: Annotated[float | None, typer.Option(min=0, help="Epsilon of the guarantee.")] = None,
+    max_psnr: Annotated[float | None, typer.Option(metavar="DB", help="Highest mean PSNR of reconstructions.")] = None,
+    max_ssim: Annotated[float | None, typer.Option(help="Highest mean SSIM of reconstructions.")] = None,
+    min_lpips: Annotated[float | None, typer.Option(help="Least mean LPIPS (AlexNet) of reconstructions.")] = None,
+    min_mse: Annotated[float | None, typer.Option(help="Least mean squared error of reconstructions (BP_MSE).")] = None,
+    min_accuracy: Annotated[float | None, typer.Option(min=0, max=1, help="Least test accuracy, a share.")] = None,
+    min_pmm: Annotated[
+        float | None, typer.Option(min=0, help="Least accuracy, as a share of that without a defence (PMM).")
+    ] = None,
+    max_epsilon: Annotated[float | None, typer.Option(min=0, help="Highest epsilon of the guarantee.")] = None,
     max_rero: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Proved share of guesses right after training of those 1 in 100 before."),
+        typer.Option(
+            min=0,
+            max=1,
+            help="Highest proved share of right guesses after training, of secrets guessed 1 in 100 before (ReRo).",
+        ),
     ] = None,
-    max_seconds: Annotated[float | None, typer.Option(min=0, help="Training time.")] = None,
-    max_bytes: Annotated[float | None, typer.Option(min=0, help="Bytes sent by clients.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(min=0, help="Longest training time (s).")] = None,
+    max_bytes: Annotated[float | None, typer.Option(min=0, help="Most bytes sent by clients.")] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(metavar="'MEASURE<=VALUE'", help="A bound, with <= or >=, on any measure. May be repeated."),
@@ -56,7 +62,7 @@ def recommend(
         str | None,
         typer.Option(
             metavar="COST",
-            help="What to spare: train_seconds by default, of devices simulated_seconds, then bytes_up.",
+            help="Cost to minimise: by default train_seconds (of devices simulated_seconds), then bytes_up.",
             show_default=False,
         ),
     ] = None,

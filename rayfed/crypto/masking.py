@@ -422,7 +422,7 @@ def _exchanged(own: X25519PrivateKey, public: bytes) -> bytes:
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # another length, or a point of low order, with which all have the same in common
-        raise ProtectionError("a public key that was advertised is none: nothing is sent under it") from None
+        raise ProtectionError("an advertised public key is invalid; no message is encrypted for it") from None
 
 
 def _public(key: X25519PrivateKey) -> bytes:

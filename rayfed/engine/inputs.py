@@ -229,7 +229,8 @@ def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
     labels = np.concatenate([data.train_labels, data.test_labels])
     if isinstance(loss, BinaryCrossEntropy) and not np.isin(labels, (0, 1)).all():
         raise UserError(
-            f"loss '{name}' takes labels that are 0 or 1, and data '{scenario.data.name}' has other numbers"
+            f"loss '{name}' takes labels that are 0 or 1, and data '{scenario.data.name}' has other numbers: "
+            "use cross_entropy, or labels 0 and 1"
         )
     return data
 

@@ -47,7 +47,7 @@ class Samples:
         return f"data:image/png;base64,{b64encode(shown).decode()}"
 
     def true_image(self, png: bytes) -> str | None:
-        """Return a true image likewise; None where it is not shown."""
+        """Return a true image as a `data:` URL; None if it is not shown."""
         return None if self.mode == "reconstructed" else self.image(png)
 
     def words(self, words: list[str]) -> list[str]:
@@ -55,12 +55,12 @@ class Samples:
         return [HIDDEN] * len(words) if self.mode == "blurred" else words
 
     def true_words(self, words: list[str]) -> list[str] | None:
-        """Return a true sample in words; None where it is not shown."""
+        """Return a true sample in words; None if it is not shown."""
         return None if self.mode == "reconstructed" else self.words(words)
 
     @property
     def warning(self) -> str | None:
-        """Warning of what is on a page that shows samples; None where there is nothing to warn of."""
+        """Warning on a page that shows samples; None if no warning is needed."""
         if self.public or not self.any:
             return None
         shown = {
@@ -69,7 +69,7 @@ class Samples:
         }.get(self.mode, "clients' samples, true and reconstructed")
         return (
             f"The page has {shown}, and the data are not known to be public. Where an attack worked, a reconstruction "
-            "is the client's sample. To hand the page out, make one without any: rayfed report RUN --redact."
+            "is the client's sample. Before you pass the page on, make one without samples: rayfed report RUN --redact."
         )
 
 
@@ -89,7 +89,7 @@ def of_sweep(sweep: SweepFolder) -> Samples:
 
 
 def warning(folder: RunFolder) -> str | None:
-    """Return the warning about the page of a run or sweep; None where it shows no samples, or public ones."""
+    """Return the warning about the page of a run or sweep; None if it shows no samples, or public ones."""
     if not is_sweep(folder):
         return shown([folder.scenario()]).warning if _has_samples(folder) else None
     sweep = SweepFolder(folder)

@@ -141,7 +141,7 @@ class Reproduction(Section):
         if self.scenario is not None and not self.groups:
             raise ValueError("there are no `groups`: nothing to compare")
         if self.scenario is not None and not self.scenario.get("sweep"):
-            raise ValueError("the scenario needs a `sweep`, were it for its `repeats` alone: intervals are over seeds")
+            raise ValueError("add a `sweep`, at least `sweep: {repeats: 3}`: intervals are over seeds")
         for group in self.groups:
             if group.relative_to in [figure.label for figure in group.with_figures(full_only=True)]:
                 raise ValueError(f"`relative_to` '{group.relative_to}' is not in the reduced version")

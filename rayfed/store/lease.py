@@ -111,8 +111,8 @@ class Lease:
             return
         if by is None or by.id == self.holder.id:
             raise LeaseError(
-                f"{self.files.url}: the lease of this driver is gone, or it is a copy of the driver's process: it "
-                f"stops, and writes nothing more; `rayfed resume` the run, or sweep, when nobody plays it"
+                f"{self.files.url}: this driver lost its lease, or is a forked copy: it stops and writes nothing more. "
+                f"Run `rayfed resume` when no other driver has the run or sweep"
             )
         raise LeaseError(
             f"{self.files.url} was taken over by {by} at {by.since}: this driver stops, and has written nothing since; "

@@ -278,7 +278,8 @@ def _numbered(shards: list[_Shard]) -> list[_Shard]:
         return shards
     if not all(text):
         raise DataError(
-            f"{shards[text.index(False)].path} has numbers for labels, and {shards[text.index(True)].path} text"
+            f"{shards[text.index(False)].path} has numbers for labels, and {shards[text.index(True)].path} "
+            "text; write all labels as one type"
         )
     classes = by_value({label for shard in shards for label in shard.labels.tolist()})
     number = {name: place for place, name in enumerate(classes)}

@@ -22,7 +22,7 @@ _UNITS = 10_000
 
 
 def with_shares(inputs: Inputs, note: Callable[[str], None]) -> Scenario:
-    """Return the scenario with a number in the place of `resources.clients.num_gpus: auto`, which `note` is told.
+    """Return the scenario with a number for `resources.clients.num_gpus: auto`, and pass that number to `note`.
 
     The work of each arm's first cohort is done for it by one actor with a GPU of its own. Raises `ResourceError` where
     the cluster has no GPU or one has too little memory.
@@ -47,7 +47,7 @@ def with_shares(inputs: Inputs, note: Callable[[str], None]) -> Scenario:
 
 
 def share_of(peak: Peak) -> tuple[float, str]:
-    """Return the share of a GPU for one client actor with this peak of memory, and what is said of it."""
+    """Return the share of a GPU for one client actor with this peak of memory, and a note on it."""
     took, total = (peak.context + peak.tensors) / _GIB, peak.total / _GIB
     if not peak.together:
         raise ResourceError(

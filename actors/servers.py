@@ -84,7 +84,7 @@ class InDriver:
         self._threads, self._server = threads, Server(roles, saved)
 
     def serve(self, method: str, args: tuple[Any, ...], returns: int) -> Any:
-        """Make the call now, with the threads of the server's share."""
+        """Run the call in this process, with the threads of the server's share."""
         before = torch.get_num_threads()
         with telling_losses():
             try:

@@ -100,7 +100,7 @@ def plain(message: str) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Say which names are valid: `did you mean 'sigma'? (valid: clip, sigma)`, or `valid are clip, sigma`.
+    """Return which names are valid: `did you mean 'sigma'? (valid: clip, sigma)`, or `valid are clip, sigma`.
 
     The initials of a name mean it, too: `bce` is `binary_cross_entropy`.
     """

@@ -285,7 +285,7 @@ class OwnLoss(Loss):
         )
 
     def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return counts of each class's pixels over all samples, (2, K); None where targets are no masks."""
+        """Return counts of each class's pixels over all samples, (2, K); None if targets are not masks."""
         masks = targets.ndim == 3 and not targets.is_floating_point() and outputs.ndim == 4
         return objective.overlap(outputs, targets) if masks else None
 
@@ -376,7 +376,7 @@ DEFAULT = CrossEntropy()
 
 
 def attach(model: nn.Module, loss: Loss) -> None:
-    """Set the loss of a model, in place; copies of the model have it, too."""
+    """Set the loss of a model in place; copies of the model have it too."""
     model.rayfed_loss = loss  # type: ignore[assignment]  # no tensor and no module: nothing of it is sent
 
 

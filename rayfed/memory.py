@@ -23,10 +23,7 @@ _NOTES: list[str] = []
 
 
 class Fitting:
-    """How many things go together: all that are given, or fewer once memory has not sufficed.
-
-    It is kept for later calls, so that what was too large is not tried again.
-    """
+    """Batch size that halves when memory runs out, kept for later calls."""
 
     def __init__(self) -> None:
         self.most: float = inf
@@ -51,7 +48,7 @@ class Fitting:
                 yield made  # type: ignore[misc]
 
     def _tried(self, work: Callable[[slice], Result], part: slice, what: str) -> tuple[bool, Result | None]:
-        """Return whether memory suffices for a part, and what comes of it; if it does not, halve what goes together."""
+        """Return whether memory suffices for a part, and its result; halve the batch size if it does not."""
         size: int = part.stop - part.start
         try:
             return True, work(part)

@@ -50,7 +50,7 @@ class NoisySum(WeightedSumRule):
         return self._noised(total.tensors, generator), {n: b / total.weight for n, b in total.buffers.items()}
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """Return noise alone: whether anybody was drawn is secret, too."""
+        """Return only noise, because it is secret whether any client was drawn."""
         return self._noised({name: torch.zeros_like(w) for name, w in weights.items()}, generator)
 
     def _noised(self, sums: Named, generator: torch.Generator) -> Named:

@@ -46,7 +46,7 @@ class OverChannel(InteractiveAggregation[Sent, Partial, Total]):
         raise NotImplementedError
 
     def observed(self, update: Update) -> Sealed | None:
-        """Return what a server sees when it looks at one client; None for the update itself."""
+        """Return the server's view of one client; None for the update itself."""
         return self.channel.observed(update, self.weight(update))
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:

@@ -12,7 +12,7 @@ from rayfed.update import Named
 
 
 class TreeFold:
-    """Merges numbered partial results in a binary tree fixed by their numbers, in whatever order they come.
+    """Merges numbered partial results in a binary tree fixed by their numbers, in any order of arrival.
 
     None is the result of a cohort in which every client has failed, and changes nothing.
 

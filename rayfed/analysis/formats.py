@@ -101,7 +101,7 @@ def size(count: float | None) -> str:
 
 
 def counts(value: Spread | None) -> str:
-    """Format whole numbers of which a mean is none: '300', '3 to 4'."""
+    """Format whole numbers by their range: '300', '3 to 4'."""
     if value is None:
         return NONE
     return f"{value.low:,.0f}" if value.low == value.high else f"{value.low:,.0f} to {value.high:,.0f}"

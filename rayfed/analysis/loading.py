@@ -1,4 +1,4 @@
-"""Runs and sweeps as objects, for notebooks and for the commands that look at results: `rayfed.load("runs/...")`.
+"""Runs and sweeps as objects, for notebooks and for the commands on results: `rayfed.load("runs/...")`.
 
 Read are Parquet, YAML, JSON and PNG; nothing is unpickled.
 """
@@ -260,7 +260,7 @@ class Sweep(Results):
 
 
 def load(path: str) -> Run | Sweep:
-    """Open the run or sweep at a local path or fsspec URL; raises `RunError` where there is none."""
+    """Open the run or sweep at a local path or fsspec URL; raises `RunError` if there is none."""
     folder = RunFolder.open(path)
     return Sweep(folder) if is_sweep(folder) else Run(folder)
 

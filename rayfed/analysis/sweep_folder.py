@@ -31,7 +31,7 @@ class SweepFolder:
 
     @classmethod
     def open(cls, path: str) -> SweepFolder:
-        """Open the sweep at a local path or fsspec URL; raises `RunError` where there is none."""
+        """Open the sweep at a local path or fsspec URL; raises `RunError` if there is none."""
         folder = RunFolder.open(path)
         if not is_sweep(folder):
             raise RunError(f"'{path}' is a run, not a sweep: its {SCENARIO} has no `sweep`")

@@ -70,7 +70,7 @@ class Attack(Protocol):
 
 @runtime_checkable
 class Checked(Protocol):
-    """An attack that knows before a run whether it can strike at all."""
+    """An attack that can check before a run whether it applies."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
         """Raise `UserError` where the attack, this model and such samples do not fit."""
@@ -128,7 +128,7 @@ class InferenceAttack(Protocol):
 
 @runtime_checkable
 class MaliciousServer(Protocol):
-    """An attack whose server does not keep to the protocol: its victims are sent another model."""
+    """An attack by a server that breaks the protocol: it sends its victims another model."""
 
     def tamper(
         self,
@@ -168,7 +168,7 @@ def not_applicable(observation: Observation, message: str, inherent: bool = Fals
 
 
 def failed(method: Attack | InferenceAttack, message: str) -> Guess:
-    """Return the result of an attack that did not come to its end."""
+    """Return the result of an attack that did not finish."""
     if isinstance(method, InferenceAttack):
         return Inference(metric=method.metric, status="failed", message=message)
     return Reconstruction(torch.empty(0), torch.empty(0, dtype=torch.int64), status="failed", message=message)

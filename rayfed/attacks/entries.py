@@ -1,4 +1,4 @@
-"""What enters a linear layer, looked up entry by entry of the sample among all values that an entry may have.
+"""Recover a sample entry by entry: look up the input of a linear layer among all values that an entry may have.
 
 Models that cut a sample into levels, bits or rows of a table before their first linear layer have a gradient without a
 slope in the sample, and no search can follow it. But the layer's input stands in its gradient, as `analytic` has it,
@@ -47,7 +47,7 @@ _ALIKE = 1e-9
 
 @component
 class Entries:
-    """Looks up each entry of a single sample by what enters a linear layer: of whatever has no slope, too."""
+    """Looks up each entry of a single sample by the input of a linear layer, also behind steps without a slope."""
 
     takes: ClassVar[tuple[Modality, ...]] = MODALITIES
     place_labels: ClassVar[str] = "unneeded"

@@ -142,7 +142,7 @@ class Found:
     """The best latents of V searches so far."""
 
     def __init__(self, start: Tensor, snapshots: Snapshots) -> None:
-        """Begin with `start` (V, D), which a search keeps that never meets a finite value."""
+        """Start with `start` (V, D), which a search without any finite value keeps."""
         self.latents = start.clone()
         self.values = torch.full_like(start[:, 0], torch.inf)
         self.trace: list[Tensor] = []
@@ -151,7 +151,7 @@ class Found:
         snapshots.note(0, start)
 
     def note(self, latents: Tensor, values: Tensor) -> None:
-        """Take in one iteration's latents (V, P, D) with their values (V, P)."""
+        """Record one iteration's latents (V, P, D) with their values (V, P)."""
         smallest, index = values.min(1)
         better = smallest < self.values
         rows = torch.arange(len(values), device=values.device)

@@ -1,4 +1,4 @@
-"""GradViT: gradients of a network that cuts images into patches, whose places a search confuses.
+"""GradViT: gradient matching for vision transformers, which also searches for the order of the patches.
 
 Such a network tells patches apart by little, so that a search finds what they show sooner than where they lie: patches
 in each other's places are a minimum that no small step leaves. So pixels on both sides of a border of patches are to be
@@ -74,7 +74,7 @@ class Patches(NamedTuple):
 
 @component
 class GradVit(GradientMatching):
-    """Fits images in [0, 1] to the gradient of a vision transformer, whose patches also change places.
+    """Fits images in [0, 1] to the gradient of a vision transformer, and reorders their patches.
 
     Labels are given or inferred. Which patches a model has is found by trying; one without, such as a CNN whose first
     convolution overlaps, is not applicable. Priors count in the first half of the steps.

@@ -134,7 +134,7 @@ def wasserstein(gradients: Named, targets: Named) -> Tensor:
 
 
 def trained_together(problem: Matching) -> int:
-    """Return the number of victims whose generators are held at a time."""
+    """Return the number of victims whose generators are in memory at a time."""
     with torch.device("meta"):
         generator = Generator(problem.images_shape[1:], problem.classes)
     size = sum(weight.numel() for weight in generator.parameters())

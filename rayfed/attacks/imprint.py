@@ -159,7 +159,7 @@ def thresholds(mean: float, deviation: float, bins: int) -> Tensor:
 
 
 def _of_public(extra: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return mean and standard deviation of the public images' brightness, None where none are known."""
+    """Return mean and standard deviation of the public images' brightness, None without public images."""
     if "public" not in extra:
         return None
     brightness = extra["public"][0].flatten(1).mean(1)

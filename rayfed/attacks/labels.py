@@ -292,7 +292,7 @@ def _fitted(found: Reconstruction, observation: Observation) -> bool:
 
 
 def _better(hard: Reconstruction, soft: Reconstruction) -> Reconstruction:
-    """Return the reconstruction with the smaller objective, with a message that says how it came to its labels."""
+    """Return the reconstruction with the smaller objective, with a message on how its labels were found."""
     if hard.status == "not applicable":
         return hard
     fitted = isfinite(soft.loss) and not hard.loss <= soft.loss

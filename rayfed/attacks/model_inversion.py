@@ -50,7 +50,7 @@ class ModelInversion:
     """Weight of an image's total variation, beside the sum of its activations' squared errors."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-        """Raise `UserError` unless the model has the cut and comes to it."""
+        """Raise `UserError` unless the model has the module of the cut and runs it."""
         Front(model, self.cut).names(sample)
 
     @needs_labels

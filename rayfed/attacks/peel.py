@@ -1,4 +1,4 @@
-"""A whole batch behind a linear layer, one sample after the other, whatever the activation.
+"""Peel: recover a whole batch from a linear layer, one sample after the other, with any activation.
 
 The gradient of z_i = W h_i + b over N samples is M = D^T [H 1], of rank N. So every input h_i lies in the span of its
 rows, and the slopes of the loss at h_i lie in the span of its columns. That is a test of a single sample, which a

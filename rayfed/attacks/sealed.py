@@ -61,7 +61,7 @@ def attempt(
 
 
 def _of_places(method: Attack | InferenceAttack, observation: Observation) -> str | None:
-    """Return why an attack has nothing to say where labels are of each place; None where it has."""
+    """Return why an attack does not apply to labels of each place; None if it does."""
     needs = getattr(method, "place_labels", None)
     if needs is None:
         return _ONE_LABEL

@@ -1,4 +1,4 @@
-"""How far a search is, told to listeners while it goes on; there are none unless `listening` says so."""
+"""Progress of searches, reported to a listener that `listening` sets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a search stands; an attack may make several, one after another."""
+    """Progress of one search; an attack may make several, one after another."""
 
     search: int
     """Number of the attack's search, from 1."""
     iteration: int
-    """Iterations of it that are over."""
+    """Iterations that are done."""
     iterations: int
-    """Iterations that it has, unless it ends before."""
+    """Iterations of the search, unless it ends early."""
     distance: float
     """Smallest objective at this iteration, in the attack's own unit; NaN where none is finite."""
     seconds: float
@@ -28,7 +28,7 @@ class Standing:
 
     @property
     def left(self) -> float:
-        """Seconds that the search goes on at this pace; infinite before its first iteration is over."""
+        """Seconds left at this pace; infinite before the first iteration is done."""
         return (self.iterations - self.iteration) * self.seconds / self.iteration if self.iteration else float("inf")
 
 
@@ -43,7 +43,7 @@ _LISTENER: ContextVar[_Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def listening(hear: Callable[[Standing], None], every: float = 1.0) -> Iterator[None]:
-    """Have `hear` told within the block how far searches are, no more often than `every` so many seconds."""
+    """Call `hear` with the progress of searches in the block, at most once in `every` seconds."""
     token = _LISTENER.set(_Listener(hear, every))
     try:
         yield
@@ -52,10 +52,10 @@ def listening(hear: Callable[[Standing], None], every: float = 1.0) -> Iterator[
 
 
 def tell(iteration: int, iterations: int, values: Tensor) -> None:
-    """Say that a search has made so many of its iterations, whose objectives are `values` (P,).
+    """Report a search's iteration with its objectives `values` (P,).
 
-    Searches call it at every iteration, 0 being the start. The values are looked at only where it is time to tell them,
-    for that makes a GPU wait.
+    Searches call it at every iteration, 0 being the start. The values are read only when a report is due, because
+    reading makes a GPU wait.
     """
     listener = _LISTENER.get()
     if listener is None:

@@ -79,7 +79,7 @@ class Gate:
         return [f"metrics.names=[{', '.join([*usual, *asked])}]"] if asked else []
 
     def close(self, runs: Sequence[Gated], bounds: Sequence[Bound], say: Callable[[str], None]) -> None:
-        """Say what the runs come to, write the files, and exit with 3 where a build has to stop."""
+        """Print the rulings on the runs, write the files, and exit with 3 if a build has to stop."""
         from rayfed.report.gate import Ruling
 
         if not self.asked:

@@ -123,7 +123,7 @@ def new(
 
 
 def _template(origin: str | None, path: Path) -> tuple[str, list[Path]]:
-    """Return the text of a new scenario, and what has to lie beside it."""
+    """Return the text of a new scenario, and the files that it needs beside it."""
     from rayfed.shipped import shipped_scenario
 
     name = yaml.safe_dump(path.stem).partition("\n")[0]  # in quotes where it would be a number

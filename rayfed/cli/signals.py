@@ -12,7 +12,7 @@ _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(si
 
 
 def end_on_signals() -> None:
-    """Have the signals that end the process raise `Killed`, but for those that it was told to ignore (`nohup`)."""
+    """Raise `Killed` at signals that end the process, except those that it ignores (`nohup`)."""
     for number in _ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)

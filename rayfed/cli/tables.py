@@ -27,6 +27,6 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], wo
 
 
 def console() -> Console:
-    """Return a console on the terminal, or `_WIDTH` wide where there is none."""
+    """Return a console on the terminal, or one `_WIDTH` wide without a terminal."""
     found = Console(highlight=False, emoji=False)
     return found if found.is_terminal else Console(highlight=False, emoji=False, width=_WIDTH)

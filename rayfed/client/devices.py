@@ -130,7 +130,7 @@ def _stream(key: int, first: int, blocks: int) -> np.ndarray:
 
 
 def _uniform(raw: np.ndarray) -> np.ndarray:
-    """Return uniform numbers in the open interval (0, 1), of which both ends would make infinite normal numbers."""
+    """Return uniform numbers in the open interval (0, 1), whose ends would give infinite normal numbers."""
     uniform: np.ndarray = ((raw >> np.uint64(11)) + 0.5) * 2.0**-53
     return uniform
 

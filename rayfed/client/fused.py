@@ -186,7 +186,7 @@ def _pool(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Stacked | Non
 
 
 def _pointwise(func: Any, *args: Any, **kwargs: Any) -> Stacked | None:
-    """Do an operation by elements, whose operands are broadcast: each client's own come behind the dimension K."""
+    """Apply an elementwise operation with broadcasting: each client's own operands follow the dimension K."""
     operands = [arg for arg in args if isinstance(arg, Tensor)]
     if len({operand.dtype for operand in operands}) > 1:  # of two types the result's depends on who has dimensions
         return None

@@ -398,7 +398,7 @@ class ClientRuntime:
         return rule.at_clients(ClientRound(self._secret(arm), sent, drawn, leaving, drops, transcripts or {}))
 
     def _secret(self, arm: str) -> bytes:
-        """Return the secret of an arm's clients, which stands for a key exchange before the first round."""
+        """Return the secret of an arm's clients, a substitute for a key exchange before the first round."""
         return self.scenario.secret("encryption", arm)
 
     def evaluate_as(

@@ -195,7 +195,7 @@ class Encryptor:
         return self._decoded(encrypted, total)
 
     def broken(self, pair: bytes, encrypted: Encrypted) -> tuple[Named, Named]:
-        """Return one client's update and buffers, as an attacker reads them who has broken the key pair.
+        """Return one client's update and buffers as an attacker with the broken key pair reads them.
 
         The secret of the tags is not needed.
         """

@@ -141,7 +141,7 @@ class Dataset:
         )
 
     def _grouped(self) -> Dataset:
-        """Return a copy whose groups stay what they are, whatever becomes of its labels."""
+        """Return a copy whose groups do not change with its labels."""
         groups, names = self.groups
         return replace(self, sources=names, train_sources=groups)
 

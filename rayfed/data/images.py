@@ -165,7 +165,7 @@ def _pillow(content: bytes) -> np.ndarray:
 
 @contextmanager
 def named(image: Encoded) -> Iterator[None]:
-    """Raise `DataError`, naming the image, for whatever its bytes lead a decoder to raise."""
+    """Raise `DataError` with the image's name for any error of its decoder."""
     try:
         yield
     except DataError as error:

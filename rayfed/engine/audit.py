@@ -111,7 +111,7 @@ def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> 
 
 
 def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the section `loss` for a name or mapping, by default the run's; empty where the model's task says it."""
+    """Return the section `loss` for a name or mapping, by default the run's; empty if the model's task sets it."""
     if given is None:
         return {} if trained is None else trained.loss
     return loss_section(given)
@@ -329,7 +329,7 @@ def rehearsed(
 
 
 def _limit(budget: Budget, spare: bool) -> str:
-    """Return how much longer than estimated an audit may take, and what for; empty where no time was given.
+    """Return how much longer than estimated an audit may take, and why; empty if no time was given.
 
     `spare` is whether something is left out that is played where time is left.
     """

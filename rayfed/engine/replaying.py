@@ -117,7 +117,7 @@ class ByUpdate:
 
 @component
 class Recorded(Defence):
-    """Defence that stands for all that the recorded federation does: it returns the recorded update."""
+    """Defence that replaces all of the recorded federation's defences: it returns the recorded update."""
 
     folder: Path
     """Folder of the recording."""

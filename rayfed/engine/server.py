@@ -111,7 +111,7 @@ class Server:
         return self._folds[arm]
 
     def request(self, arm: str) -> tuple[str | None, Any]:
-        """Return the rule's next question and whom it asks, or None.
+        """Return the rule's next question and the clients that it asks, or None.
 
         It asks about its session before anything is added, and about the sums when all is, before it steps.
         """

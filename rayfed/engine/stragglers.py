@@ -50,7 +50,7 @@ class Cohort:
     """Node on which its work is best done; empty for any."""
 
     def of(self, client: int) -> Cohort:
-        """Return the cohort of one of the clients."""
+        """Return a cohort that holds this client alone."""
         return replace(self, clients=(client,))
 
     def without(self, failed: Sequence[Failed]) -> Cohort:
@@ -178,7 +178,7 @@ class StragglerHandling:
         ]
 
     def _tell(self, lost: Sequence[tuple[Portion, Unfinished]]) -> None:
-        """Report that a search begins."""
+        """Report why the clients of lost calls are now tried one by one."""
         said: dict[str, list[Cohort]] = {}
         for portion, unfinished in lost:
             if isinstance(unfinished, Overdue):

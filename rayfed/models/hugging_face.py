@@ -170,7 +170,7 @@ def _read_tokens(model: Any, length: int) -> None:
 
 
 def places_for_tokens(model: Any) -> int | None:
-    """Return the number of positions of a model's texts; None where its config names none."""
+    """Return the number of positions of a model's texts; None if its config has none."""
     most = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
     return None if most is None else int(most)
 

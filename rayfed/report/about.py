@@ -1,4 +1,4 @@
-"""What the user says of a system in a statement: a few answers in a small YAML file, kept in the run's folder."""
+"""Answers of the user for a statement: a small YAML file, kept in the run's folder."""
 
 from __future__ import annotations
 

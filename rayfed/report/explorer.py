@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def tag(self) -> str:
-        """What the arm's verdict says of this row; empty where it leaks by another attack than this one."""
+        """The arm's verdict on this row; empty if the arm leaks by another attack."""
         rows = self.setting.rows
         told = [row.get("verdict") for row in rows]
         state = next((state for state in WEIGHT if state in told), "")

@@ -26,7 +26,7 @@ Verdict = Literal["passed", "failed", "not measured", "no bound"]
 
 @dataclass(frozen=True)
 class Gated:
-    """A run that a gate looks at."""
+    """A run that a gate checks."""
 
     folder: RunFolder
     weights: str
@@ -54,7 +54,7 @@ class Gated:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What a gate says of some runs."""
+    """Ruling of a gate on some runs."""
 
     runs: Sequence[Gated]
     bounds: Sequence[Bound]

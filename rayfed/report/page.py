@@ -62,7 +62,7 @@ def policy(scripts: Sequence[str]) -> str:
 
 
 def optional_document(folder: RunFolder, name: str) -> dict[str, Any]:
-    """Return the contents of a JSON file; nothing where there is none."""
+    """Return the contents of a JSON file; an empty mapping if there is no file."""
     return folder.read_mapping(name) if folder.exists(name) else {}
 
 

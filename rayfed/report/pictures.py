@@ -61,7 +61,7 @@ def most_leaked(attacks: Iterable[Row], arm: str, attack: str | None, most: int 
 
 
 def key(row: Row) -> tuple[Any, ...]:
-    """Return the key that tells an image from all others of a run."""
+    """Return the key that identifies an image within a run."""
     return tuple(image_key(row).values())
 
 
@@ -88,7 +88,7 @@ def within(settings: Sequence[Sequence[Pair]], budget: int) -> list[Pair]:
 
 
 def strips(folder: RunFolder, samples: Samples, worst: Collection[tuple[Any, ...]] = ()) -> list[Strip]:
-    """Return the first images of every arm and attack at the iterations that were kept; none where none were.
+    """Return the first images of every arm and attack at the iterations that were kept, if any.
 
     `worst` are the keys of those that are shown where no others are.
     """

@@ -320,7 +320,7 @@ def charts(
 
 
 def votes(folder: RunFolder) -> list[Vote]:
-    """Return what clients voted, by arm; none where no rule has asked them."""
+    """Return the clients' votes by arm; empty if no rule asks for them."""
     weights = folder.read_table("weights").to_pylist()
     scores = folder.read_table("scores").to_pylist() if weights else []
     found = []

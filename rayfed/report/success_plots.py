@@ -34,7 +34,7 @@ class Success:
 
 
 def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> Success | None:
-    """Return the charts of the rows of `attacks`; None where no image was scored.
+    """Return the charts of the rows of `attacks`; None if no image was scored.
 
     `thresholds` are those of PoRS.
     """
@@ -91,7 +91,7 @@ def _stairs(one: SuccessCurve, curves: Sequence[SuccessCurve]) -> tuple[list[flo
 
 
 def _shown(metric: str, threshold: float) -> float:
-    """Return where a threshold lies in a chart."""
+    """Return the position of a threshold in a chart."""
     chart = METRICS[metric].chart
     return (min if METRICS[metric].higher_is_closer else max)(threshold, chart[1] if chart else threshold)
 

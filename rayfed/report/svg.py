@@ -106,7 +106,7 @@ def panels(drawn: Figure, count: int, narrowest: float = 1.5) -> list[Axes]:
 
 
 def side_by_side(width: float, count: int, narrowest: float) -> int:
-    """Return how many panels, each so many inches wide at the least, stand in one row of a figure of this width."""
+    """Return how many panels of at least so many inches fit into one row of a figure of this width."""
     return max(1, min(count, int(width // narrowest)))
 
 

@@ -232,13 +232,13 @@ class RunView:
         return self._folder
 
     def interrupted(self) -> None:
-        """Print where the report of an interrupted run lies."""
+        """Print the path of an interrupted run's report."""
         self.close()
         if self._folder:
             self.note(f"{self._folder.url}/report.html shows what there is")
 
     def note(self, message: str) -> None:
-        """Print something out of the ordinary."""
+        """Print a note on an unusual event."""
         if message in self.noted:
             return
         self._console.print(Text.assemble(("note:", "yellow"), f" {message}"))
@@ -299,7 +299,7 @@ class RunView:
                 self.say(f"  {line}")
 
     def _say_verdicts(self) -> None:
-        """Print a sentence on each arm, where anything was attacked: those that the page begins with."""
+        """Print the verdict on each arm, as at the top of the report, if anything was attacked."""
         if self._attacks or self._inferences:
             for verdict in verdicts(self._scenario, self._attacks, self._inferences):
                 self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
@@ -485,7 +485,7 @@ def _grouped(attacks: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[di
 
 
 def _loss(row: dict[str, Any], form: str) -> str:
-    """Return the training loss in words; a round whose clients are drawn each for itself may have none."""
+    """Return the training loss in words; a round with Poisson sampling of clients may have none."""
     return "no client" if row["train_loss"] is None else f"loss {row['train_loss']:{form}}"
 
 

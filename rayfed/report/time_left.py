@@ -26,22 +26,22 @@ class _Search(NamedTuple):
 
 
 class TimeLeft:
-    """Estimates from measured work; what goes on at once is counted by how much work was done in how much time."""
+    """Estimates from measured work; parallel calls count by the work done per second."""
 
     def __init__(self, expected: Mapping[str, float], now: float) -> None:
-        """Begin `now`, in seconds; `expected` are those of one call of each attack, by title, where they are known."""
+        """Start the estimate at `now` (s); `expected` has the seconds of one call of an attack, by title, if known."""
         self._expected, self._began = expected, now
         self._took: dict[str, list[float]] = {}
         self._searches: dict[tuple[str, str], _Search] = {}
 
     def ended(self, done: Sequence[tuple[str, float]]) -> None:
-        """Take in the titles of all calls that have ended, with their seconds of work."""
+        """Record the titles of all calls that have ended, with their seconds of work."""
         self._took = {}
         for title, seconds in done:
             self._took.setdefault(title, []).append(seconds)
 
     def heard(self, title: str, arm: str, standing: Standing, now: float) -> None:
-        """Take in how far the search of a call is."""
+        """Record the progress of one search."""
         known = self._searches.get((title, arm))
         same = known is not None and known.standing.search <= standing.search and now - known.heard < _SILENT
         began = known.began if known is not None and same else now - standing.seconds

@@ -24,7 +24,7 @@ _NARROWEST = 2.0
 
 
 def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
-    """Return a drawing for each measure of leakage that tables show; None where the page has no plot either.
+    """Return a drawing for each measure of leakage in tables; None if the page has no plot.
 
     `arms` are all in the order of their colours. The line is the front.
     """
@@ -124,5 +124,5 @@ def _proves(one: Setting, x: str) -> bool:
 
 
 def _worked_not(one: Setting, x: str) -> bool:
-    """Return whether a leakage tells nothing good of the setting, for attacks have not shown that they work."""
+    """Return whether low leakage is no evidence for the setting: attacks have not shown that they work."""
     return bool((of_rebuilt(x) and one.unproven) or (of_attacks(x) and one.unanswered[0]))

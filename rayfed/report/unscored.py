@@ -1,4 +1,4 @@
-"""What attacks made of updates whose truth nobody has: a page and a table, with no score and no verdict."""
+"""Reconstructions from updates without a known truth: a page and a table, without scores and verdicts."""
 
 from __future__ import annotations
 

@@ -395,7 +395,7 @@ class Scenario(Section):
         return self._run_key
 
     def with_run_key(self, key: bytes) -> Scenario:
-        """Return a copy that goes on with the key that a secure run began with."""
+        """Return a copy that continues with the key of a secure run."""
         copy = self.model_copy()
         copy._run_key = key
         return copy
@@ -410,7 +410,7 @@ class Scenario(Section):
         return derived(self._run_key, *purpose)
 
     def generator(self, *purpose: int | str) -> torch.Generator:
-        """Return the generator of the noise of a purpose."""
+        """Return the random generator of the noise for one purpose."""
         from rayfed.privacy.sampling import generator
 
         return generator(self.secret(*purpose), self.privacy.secure)

@@ -202,7 +202,7 @@ def _bucket(arm: str, client: int) -> str:
 
 
 def _prefix(arm: str) -> str:
-    """Return the part of a folder's name that stands for an arm, as a plain word."""
+    """Return the part of a folder's name for an arm, as a plain word."""
     return f"{sha256(arm.encode()).hexdigest()[:16]}-"
 
 

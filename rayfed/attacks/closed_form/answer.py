@@ -54,7 +54,7 @@ def studied(
 def _found(
     find: Find, probed: Probe, observation: Observation, generator: torch.Generator, unread: str
 ) -> Reconstruction:
-    """Return what a closed form finds in one observation, whatever the others of its kind are like."""
+    """Return the result of a closed form on one observation, independent of the other observations."""
     if not observation.update:
         return not_applicable(observation, "the update is empty")
     try:
@@ -65,7 +65,7 @@ def _found(
 
 
 def _labelled(group: Sequence[Observation], model: nn.Module) -> list[tuple[Observation, str]]:
-    """Return the observations with labels, each with why its own could not be read; empty where they were."""
+    """Return the observations with labels, each with the reason why labels could not be read, empty if they were."""
     try:
         return [(observation, "") for observation in with_labels(group, model)]
     except Exception as error:  # whatever a user's own model raises on samples it was not made for

@@ -60,7 +60,7 @@ def factorise(layer: Layer, observation: Observation) -> Factors | str:
 
 
 def outputs_of(probe: Probe, layer: Layer, factors: Factors) -> Tensor | None:
-    """Return the map (O, b) from an input's coordinates to the layer's outputs, None where it is not linear.
+    """Return the map (O, b) from an input's coordinates to the layer's outputs, None if it is not linear.
 
     A bias that is added later is no part of the outputs.
     """

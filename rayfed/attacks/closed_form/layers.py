@@ -45,7 +45,7 @@ class Layer:
         return weight.flatten(1).T if self.transposed else weight.reshape(-1, self.width)
 
     def vector(self, gradient: Named) -> Tensor | None:
-        """Return the bias's part of a gradient, (O,), None where there is no bias."""
+        """Return the bias's part of a gradient, (O,), None if there is no bias."""
         return None if self.bias is None else gradient[self.bias].double().flatten()
 
 

@@ -26,7 +26,7 @@ _MISPLACED = 0.02
 
 
 class Sides(NamedTuple):
-    """What tells which points a plane has to hold: those that some vector y maps below 0, and no others."""
+    """Which points a plane has to hold: those that some vector y maps below 0, and no others."""
 
     map: Tensor
     """(O, b): a row for each point."""

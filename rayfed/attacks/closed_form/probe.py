@@ -145,7 +145,7 @@ def probe(model: nn.Module, observation: Observation) -> Probe:
 
 
 class NotRounded(TorchFunctionMode):
-    """Leaves out rounding, whose slope is zero: to one who follows slopes it is a small error and nothing else."""
+    """Leaves out rounding, whose slope is zero: a search by slopes takes it for a small error."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -202,7 +202,7 @@ class _Recorder(TorchFunctionMode):
         return output.clone()
 
     def _names(self, tensor: Tensor) -> frozenset[str]:
-        """Return the parameters of which a tensor is a view, or was made of alone."""
+        """Return the parameters of which a tensor is a view, or from which alone it was made."""
         if id(tensor) in self._made:
             return self._made[id(tensor)][1]
         name = self._storages.get(tensor.untyped_storage().data_ptr())

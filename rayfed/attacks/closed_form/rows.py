@@ -17,7 +17,7 @@ _NEIGHBOURS = 3
 
 
 def least_squares(layer: Layer, observation: Observation) -> Tensor:
-    """Return what entered the layer, (F,), by all rows in least squares; without a bias up to its scale and sign.
+    """Return the input (F,) of the layer by least squares over all rows; without a bias, up to scale and sign.
 
     Entries that are 0 were left out by a defence, or are 0 in all rows; those that are not finite count as such,
     without a bias their rows.
@@ -37,7 +37,7 @@ def middle(layer: Layer, observation: Observation) -> Tensor:
 
 
 def alike(layer: Layer, observation: Observation) -> Tensor | None:
-    """Return what entered a layer with a bias, (F,), where most values are far off: what a few rows agree on.
+    """Return the input (F,) of a layer with a bias by the values on which a few rows agree, where most are far off.
 
     Noise seldom says the same thrice. None where a layer has too few rows.
     """
@@ -50,7 +50,7 @@ def alike(layer: Layer, observation: Observation) -> Tensor | None:
 
 
 def inside(layer: Layer, observation: Observation) -> Tensor | None:
-    """Return what the row of a layer with a bias says that is nearest to [0, 1], (F,); None where no row is finite.
+    """Return the input (F,) of a layer with a bias by the row nearest to [0, 1]; None if no row is finite.
 
     It is what noise on all other rows leaves.
     """
@@ -62,7 +62,7 @@ def inside(layer: Layer, observation: Observation) -> Tensor | None:
 
 
 def _ratios(layer: Layer, observation: Observation) -> Tensor:
-    """Return what each row says of what entered by itself, (O, F); NaN where it says nothing."""
+    """Return the input that each row gives by itself, (O, F); NaN where it gives none."""
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     assert bias is not None
     ratios = weight / bias[:, None]

@@ -125,7 +125,7 @@ class _Candidates:
 
     @torch.no_grad()
     def each(self, score: Literal["loss", "norm", "cosine"]) -> Tensor:
-        """Return what tells members candidate by candidate."""
+        """Return a score of each candidate by itself, (C,)."""
         if score == "loss":
             return -self._losses(self.local)
         if score == "norm":

@@ -16,7 +16,7 @@ from rayfed.update import Observation
 
 
 class OneByOne(ABC):
-    """An attack that looks at every observation alone."""
+    """An attack that handles every observation on its own."""
 
     def infer(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

@@ -178,7 +178,7 @@ def _has_moved(observation: Observation, name: str) -> bool:
 
 
 def _steps_before(observation: Observation, name: str) -> int | None:
-    """Return how many batches have moved a batch norm's statistics before; None where nobody has counted them."""
+    """Return how many batches have moved a batch norm's statistics before; None if they were not counted."""
     counted = observation.buffers.get(f"{name}.num_batches_tracked")
     return None if counted is None else int(counted)
 

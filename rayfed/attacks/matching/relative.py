@@ -130,7 +130,7 @@ def noise_share(gradient: Named, rank: int) -> float:
 
 
 def _variance(matrix: Tensor, rank: int) -> float | None:
-    """Return the mean square of the noise on a matrix (R, C) of a known rank; None where that cannot be told."""
+    """Return the mean square of the noise on a matrix (R, C) of a known rank; None if it cannot be estimated."""
     low, high = sorted(matrix.shape)
     if not rank < low <= _LARGEST or not matrix.isfinite().all():
         return None

@@ -1,4 +1,4 @@
-"""Searches whose passes through the model are in bfloat16 for the most part, where a processor is faster in it.
+"""Searches that run most passes through the model in bfloat16 on processors that are faster in it.
 
 Steps along the sign of a slope need few of its digits: on ConvNets and ResNets, slopes in bfloat16 have the sign of
 those in float32 at 93 to 99 of 100 pixels until the images are nearly found, and the last steps are in float32.

@@ -1,4 +1,4 @@
-"""Gradients in the weights that can be differentiated again, whatever the model is made of.
+"""Gradients in the weights that can be differentiated again, for any model.
 
 Three ways, the fastest first. `TOGETHER`: many problems in one vmap call. `IN_TURN`: autograd, one problem after the
 other, for what vmap does not take: recurrent layers, branches on values, checkpoints. `DIFFERENCED`: first derivatives

@@ -1,4 +1,4 @@
-"""What the zeros and the magnitudes of an update say of the gradient behind it, with no knowledge of the defence.
+"""Evidence on the gradient in an update's zeros and magnitudes, without knowledge of the defence.
 
 A gradient has zeros of its own: a unit that no sample switches on has a row of them, an input that no sample has a
 column. A defence's are told apart by what a gradient of N samples cannot have.
@@ -183,7 +183,7 @@ def _bound(tensor: Tensor, threshold: Tensor | None, silent: bool) -> Tensor:
 
 
 def signs_alone(gradient: Named) -> bool:
-    """Return whether an update tells the signs of most values and no more: every tensor has one magnitude alone."""
+    """Return whether an update shows only the signs of most values: every tensor has a single magnitude."""
     cores = [core for tensor in gradient.values() if (core := _core(tensor)).numel()]
     sent = [core[core != 0].abs() for core in cores]
     most = sum(map(len, sent)) > sum(core.numel() for core in cores) / 2

@@ -284,7 +284,7 @@ def _told_apart(inside: Tensor, first: Span, options: Sequence[Tensor], count: i
 
 
 def _options(distances: Tensor, least: int, threshold: float) -> Tensor:
-    """Return the tokens that may stand at a place, from their distances (V,)."""
+    """Return the tokens that are possible at a place, from their distances (V,)."""
     count = max(least, min(int((distances <= threshold).sum()), _MOST_OPTIONS))
     return distances.topk(min(count, len(distances)), largest=False).indices
 
@@ -366,7 +366,7 @@ def _moved(observation: Observation, model: nn.Module) -> frozenset[str]:
 
 
 def _why_full(observation: Observation, at_places: Sequence[Entrance], spans: Sequence[Span]) -> str:
-    """Return why no span tells tokens apart."""
+    """Return why no span distinguishes tokens."""
     tokens = observation.batch_size * observation.sample.shape[0]
     if not spans:
         return _NO_PRODUCT

@@ -1,4 +1,4 @@
-"""Which tokens of a batch stand in one text, and where: by what each has added to a gradient.
+"""Grouping of a batch's tokens into texts, by what each token has added to a gradient.
 
 The gradient of weights that multiply a vector x of each token is the sum of x d^T over all tokens of a batch, where d
 is the error that comes back. Where x is made of a part for the token and one for its place, every token of a batch lies

@@ -52,7 +52,7 @@ def with_last_tokens(observation: Observation, model: nn.Module, found: Tensor, 
 
 
 def _outputs(observation: Observation, model: nn.Module) -> Entrance | None:
-    """Return the weights that give the outputs; None where none of them are in the update."""
+    """Return the weights that give the outputs; None if the update has none of them."""
     every = reversed(entrances(observation, model))
     return next((one for one in every if one.factors[0].size[1] >= observation.classes), None)
 

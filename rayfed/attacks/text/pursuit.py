@@ -1,4 +1,4 @@
-"""A text whose vectors span rows that are fewer than its tokens: joint sparse recovery, greedily.
+"""Greedy joint sparse recovery: find a text whose token vectors span fewer rows than it has tokens.
 
 The gradient of a matrix with r outputs, such as an adapter's A, has r rows, each a sum of the vectors of all tokens.
 With n > r tokens no vector lies in the span of the rows, and yet only those of the text span the rows: of vectors in
@@ -45,7 +45,7 @@ class Pursued(NamedTuple):
 
 @torch.no_grad()
 def pursued(rows: Tensor, vectors: Tensor) -> Pursued:
-    """Return the text of whose vectors rows (r, width) are sums; `vectors` (L, V, width) are those of all tokens."""
+    """Return the text whose token vectors span rows (r, width); `vectors` (L, V, width) are those of all tokens."""
     norms = torch.linalg.vector_norm(vectors, dim=-1).square()
     left = rows = _spanning(rows.double(), 0.0)
     outside = norms.clone()
@@ -84,7 +84,7 @@ def pursued(rows: Tensor, vectors: Tensor) -> Pursued:
 
 
 def _fitted(rows: Tensor, vectors: Tensor, norms: Tensor, tokens: Tensor) -> Tensor:
-    """Return a text (L,) of which less of the rows is left: at each place in turn the token that leaves least."""
+    """Return the text (L,) refined position by position, each time by the token with the smallest residual."""
     own, found = vectors[torch.arange(len(tokens)), tokens].double(), tokens.clone()
     for place in range(len(tokens)):
         others = _orthonormal(torch.cat([own[:place], own[place + 1 :]]))

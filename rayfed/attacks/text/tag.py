@@ -32,7 +32,7 @@ _NO_TABLE = "the model has no table of tokens (an embedding layer), whose vector
 
 
 class Vectors(nn.Module):
-    """Stand-in for a table of tokens that gives the vectors it was handed last, whatever the tokens are."""
+    """Substitute for an embedding table: it returns the vectors set last, for any tokens."""
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def on_vectors(model: nn.Module, table: str, low: Tensor, high: Tensor) -> nn.Mo
 def _hand_over(
     table: str, low: Tensor, high: Tensor, model: nn.Module, inputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Give the vectors to what stands for the table, and the model a text of as many tokens."""
+    """Set the vectors of the substitute table, and pass the model a text of as many tokens."""
     [points] = inputs
     held = model.get_submodule(table)
     assert isinstance(held, Vectors)
@@ -161,7 +161,7 @@ def _distance(alpha: float, gradients: Named, targets: Named) -> Tensor:
 
 
 def _options(observation: Observation, name: str, vocabulary: int) -> Tensor:
-    """Return the tokens that may be in the batch: those whose rows move, or all where nobody knows."""
+    """Return the tokens that may be in the batch: those whose rows move, or all if that is not known."""
     if name not in observation.update:
         return torch.arange(vocabulary, device=next(iter(observation.weights.values())).device)
     return tokens_in(observation.gradient[name], observation.batch_size * observation.sample.shape[0])

@@ -18,7 +18,7 @@ _BEYOND = 5.0
 
 
 def table_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
-    """Return the first embedding layer of a model, with its path: that of the tokens; None where it has none."""
+    """Return the first embedding layer of a model, that of the tokens, with its path; None if it has none."""
     tables = ((path, module) for path, module in model.named_modules() if isinstance(module, nn.Embedding))
     return next(tables, None)
 

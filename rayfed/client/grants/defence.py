@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """Function that tells which values of an update no defence of a pipeline has changed."""
+    """Function that returns which values of an update no defence of a pipeline has changed."""
 
     defences: tuple[Defence, ...]
     error: Named | None = None

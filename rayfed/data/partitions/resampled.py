@@ -15,14 +15,14 @@ from rayfed.subsets import subsets
 
 @component
 class Resampled:
-    """Independent draws: this many distinct samples for each client, which other clients may have, too.
+    """Draw each client's samples independently; clients may share samples.
 
     For federations of many clients. Each client's copy of a sample counts as a record of its own: a privacy guarantee
     for one sample speaks of one client's copy.
     """
 
     samples: Annotated[int, Field(ge=1)]
-    """Samples of one client."""
+    """Distinct samples of one client."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
         """Return the clients' indices, see `Partition.split`; several clients may get the same sample."""

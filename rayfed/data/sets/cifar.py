@@ -43,7 +43,7 @@ class CIFAR10(TorchvisionSource):
         return self._read_batches()
 
     def load(self) -> Dataset:
-        """Load the data set into memory; of Parquet files whose images are encoded unlike, a remark says so."""
+        """Load the data set into memory, with a remark if the images of Parquet files are encoded differently."""
         data = super().load()
         shards = [] if self._batches.is_dir() else self._shards("train")
         kinds = {path.name: kind for path in shards if (kind := self._encoding(path))}
@@ -57,7 +57,7 @@ class CIFAR10(TorchvisionSource):
         return replace(data, remarks=(*data.remarks, said))
 
     def _encoding(self, path: Path) -> str | None:
-        """Return how the first image of a Parquet file is encoded, such as PNG; None where nobody knows."""
+        """Return the encoding of the first image of a Parquet file, such as PNG; None if it is not known."""
         with suppress(StopIteration, KeyError, TypeError, OSError, pa.ArrowException):
             file = pq.ParquetFile(path)
             column = next(name for name in ("image", "img") if name in file.schema_arrow.names)

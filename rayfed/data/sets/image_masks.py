@@ -100,7 +100,7 @@ class ImageMasks:
         return train, test
 
     def _places(self, root: Path) -> list[Path]:
-        """Return where the training split lies, and the test split, unless that is held out."""
+        """Return the paths of the training split and, unless it is held out, of the test split."""
         if self.test is not None:
             return [root / "train" if (root / "train" / IMAGES).is_dir() else root, local_path(self.test)]
         if not (root / "train").is_dir():

@@ -27,7 +27,20 @@ __all__ = ["__version__", "attack", "audit", "defend", "launch", "load", "record
 def load(path: str | PathLike[str]) -> Run | Sweep:
     """Open the run or sweep at a local path or fsspec URL: tables, images, settings, fronts.
 
-    Raises `rayfed.errors.RunError` where there is none.
+    Raises `rayfed.errors.RunError` if there is none.
+
+    >>> import tempfile
+    >>> import rayfed
+    >>> tiny = {
+    ...     "name": "tiny",
+    ...     "data": {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 10},
+    ...     "model": "mlp",
+    ...     "federation": {"rounds": 1, "clients": 2},
+    ... }
+    >>> folder = rayfed.launch(tiny, out=tempfile.mkdtemp()).folder.url
+    >>> run = rayfed.load(folder)
+    >>> run.status["state"], run.rounds["clients"].to_pylist()
+    ('finished', [2])
     """
     from rayfed.analysis import loading
 
@@ -47,13 +60,30 @@ def record(
 ) -> Recorder:
     """Record a federation's updates, as its server sees them, into a folder for `rayfed replay`.
 
-    In ``with record(model, "updates", LocalTraining(steps=5, lr=0.1)) as r:`` call, for each client of each round,
-    ``r.round(sent, returned, (images, labels))``.
+    Call `round` of the recorder for each client of each round.
 
-    `local` are the steps behind a state that is returned; without it gradients are. With `truth` the samples themselves
-    are written, too, so that reconstructions can be scored: never by default. `mean` and `std` (per channel) are those
-    by which your transform normalises images that were in [0, 1]; `classes` is found by a forward pass unless given,
-    `shape` (C, H, W) from the images; a server that has none says it, and gives their number in place of a batch.
+    `local` are the steps behind a state that clients return; leave it out if they return gradients. With `truth` the
+    samples themselves are written too, so that reconstructions can be scored: never by default. `mean` and `std` (per
+    channel) are those by which your transform normalises images that were in [0, 1]. `classes` is found by a forward
+    pass unless given, and `shape` (C, H, W) is that of the images; a server, which has no images, gives both `shape`
+    and the number of samples in place of a batch.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import rayfed, torch
+    >>> from rayfed.update import LocalTraining
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    >>> images, labels = torch.rand(4, 1, 8, 8), torch.tensor([3, 1, 4, 1])
+    >>> sent = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    >>> torch.nn.functional.cross_entropy(model(images), labels).backward()
+    >>> for weight in model.parameters():
+    ...     weight.data -= 0.1 * weight.grad
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with rayfed.record(model, folder, LocalTraining(steps=1, lr=0.1)) as recorder:
+    ...     recorder.round(sent, model.state_dict(), (images, labels))
+    >>> from rayfed.recording import Recording
+    >>> Recording(folder).rounds
+    [0]
     """
     from rayfed import recording
 

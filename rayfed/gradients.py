@@ -108,6 +108,17 @@ def gradient(
 
     With `create_graph` the gradient can be differentiated again in `inputs` and `labels`, and in weights that have a
     graph.
+
+    >>> import torch
+    >>> from rayfed.gradients import buffers_of, gradient, weights_of
+    >>> model = torch.nn.Linear(2, 2)
+    >>> weights = {name: torch.zeros_like(tensor) for name, tensor in weights_of(model).items()}
+    >>> found, loss = gradient(model, weights, buffers_of(model), torch.tensor([[1.0, 2.0]]), torch.tensor([0]))
+    >>> found["weight"]
+    tensor([[-0.5000, -1.0000],
+            [ 0.5000,  1.0000]])
+    >>> loss
+    tensor(0.6931)
     """
     leaves = {
         name: w if create_graph and w.requires_grad else w.detach().requires_grad_() for name, w in weights.items()

@@ -76,7 +76,23 @@ class Header:
 
 
 class Recorder:
-    """Writer of a recording; as a context manager it warns at its end if nothing was recorded."""
+    """Writer of a recording; as a context manager it warns at its end if nothing was recorded.
+
+    A server records the gradients that clients return. It has no samples, only their number:
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import torch
+    >>> from rayfed.recording import Recorder, Recording
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    >>> torch.nn.functional.cross_entropy(model(torch.rand(4, 1, 8, 8)), torch.tensor([3, 1, 4, 1])).backward()
+    >>> gradient = {name: weight.grad for name, weight in model.named_parameters()}
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with Recorder(model, folder, shape=(1, 8, 8)) as recorder:
+    ...     recorder.round(model.state_dict(), gradient, 4)
+    >>> Recording(folder).rounds
+    [0]
+    """
 
     def __init__(
         self,

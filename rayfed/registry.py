@@ -72,10 +72,23 @@ _METHODS = {
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def component(cls: type[T]) -> type[T]:
-    """Make a class a component: a frozen dataclass whose arguments are checked wherever it is built.
+    """Make a class a component: a frozen dataclass that checks its arguments.
 
-    Ranges are written as `Annotated[float, Field(gt=0)]`; a string under a field describes it. Building it with an
-    unknown name or a value out of range raises `pydantic.ValidationError`.
+    Ranges are written as `Annotated[float, Field(gt=0)]`; a string under a field describes it. An unknown name or a
+    value out of range raises `pydantic.ValidationError`.
+
+    >>> from typing import Annotated
+    >>> from pydantic import Field
+    >>> from rayfed.registry import component
+    >>> @component
+    ... class Shrink:
+    ...     factor: Annotated[float, Field(gt=0)] = 0.5
+    >>> Shrink(factor=0.1)
+    Shrink(factor=0.1)
+    >>> Shrink(factor=-1.0)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+        ...
+    pydantic.ValidationError: Input should be greater than 0
     """
     config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True, allow_inf_nan=False

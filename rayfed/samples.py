@@ -119,7 +119,12 @@ class SampleSpec(ABC):
 
 @dataclass(frozen=True)
 class Pixels(SampleSpec):
-    """Images, (C, H, W) in [0, 1]."""
+    """Images, (C, H, W) in [0, 1].
+
+    >>> from rayfed.samples import Pixels
+    >>> Pixels(channels=3, height=32, width=32).shape
+    (3, 32, 32)
+    """
 
     modality: ClassVar[Modality] = "pixels"
     noun: ClassVar[str] = "images"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import pickle
 from math import erf, exp, sqrt
 from typing import Any
@@ -34,11 +33,6 @@ def state(model: nn.Module) -> Named:
 def data(count: int = 4) -> tuple[Tensor, Tensor]:
     drawn = torch.Generator().manual_seed(1)
     return torch.rand(count, 1, 2, 3, generator=drawn), torch.randint(3, (count,), generator=drawn)
-
-
-def test_the_example_in_the_docstring_comes_out_as_written() -> None:
-    [example] = doctest.DocTestFinder(recurse=False).find(rayfed.defend, "defend", globs={})
-    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_the_epsilon_of_gaussian_answers_is_that_of_the_closed_form_rounded_up() -> None:

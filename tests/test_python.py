@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rayfed.analysis.loading import Run, Sweep
 from rayfed.analysis.verdicts import Verdict
 from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.scenario import parse
+from tests.conftest import REPOSITORY
 from tests.test_cli import run as command
 
 TINY: dict[str, Any] = {
@@ -38,13 +41,47 @@ class Net(nn.Module):
         return found
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("name", ["launch", "attack", "audit"])
+PAGE = (REPOSITORY / "docs" / "reference" / "python.md").read_text()
+WITH_ATTACKS = ["launch", "attack", "audit"]
+"""Functions of `rayfed` whose examples take some seconds."""
+
+
+def module_of(name: str) -> str:
+    """Return the module of what a dotted path names: its longest part that is a file."""
+    path = REPOSITORY.joinpath(*name.split("."))
+    found = next(one for one in (path, *path.parents) if one.is_dir() or one.with_suffix(".py").is_file())
+    return ".".join(found.relative_to(REPOSITORY).parts)
+
+
+MODULES = sorted({module_of(name) for name in re.findall(r"^::: (\S+)$", PAGE, re.MULTILINE)})
+
+
+def examples(name: str) -> list[doctest.DocTest]:
+    """Return the examples in all docstrings of a module."""
+    found = doctest.DocTestFinder().find(importlib.import_module(name), globs={})
+    return [one for one in found if one.examples]
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_come_out_as_written(name: str) -> None:
-    [example] = doctest.DocTestFinder(recurse=False).find(getattr(rayfed, name), name, globs={})
+    for example in examples(name):
+        if example.name not in [f"rayfed.{one}" for one in WITH_ATTACKS]:
+            assert doctest.DocTestRunner().run(example).failed == 0, example.name
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", WITH_ATTACKS)
+def test_examples_of_attacks_come_out_as_written(name: str) -> None:
+    [example] = [one for one in examples("rayfed") if one.name == f"rayfed.{name}"]
     results = doctest.DocTestRunner().run(example)
     assert results.attempted > 2
     assert results.failed == 0
+
+
+def test_the_examples_are_found() -> None:
+    assert {"rayfed", "rayfed.attacks.base", "rayfed.registry", "rayfed.models.build"} <= set(MODULES)
+    assert {one.name for one in examples("rayfed")} >= {"rayfed.load", "rayfed.record", "rayfed.defend"}
+    assert [one.name for one in examples("rayfed.samples")] == ["rayfed.samples.Pixels"]
 
 
 def rows(run: Run, table: str, *timed: str) -> list[dict[str, Any]]:

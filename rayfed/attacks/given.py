@@ -50,8 +50,20 @@ def observe(
     """Return the observation of a client that was sent a state dict.
 
     Give either the state dict that it `returned` after the `local` steps, or the `gradient` of the mean loss over its
-    `batch_size` samples. Prefixes of wrappers are taken off the names. Raises `UserError`, naming them, for tensors
+    `batch_size` samples. Prefixes of wrappers are removed from the names. Raises `UserError` with the names of tensors
     that are missing, have other shapes than the model's or are not finite.
+
+    >>> import torch
+    >>> from rayfed.attacks.given import observe
+    >>> from rayfed.samples import Pixels
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    >>> torch.nn.functional.cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([3])).backward()
+    >>> gradient = {name: weight.grad for name, weight in model.named_parameters()}
+    >>> given = observe(model, model.state_dict(), Pixels(1, 8, 8), classes=10, batch_size=1, gradient=gradient)
+    >>> given.remarks
+    ()
+    >>> given.observation.update["1.weight"].shape
+    torch.Size([10, 64])
     """
     if (returned is None) == (gradient is None):
         raise UserError("give either the state that the client `returned`, or its `gradient`")

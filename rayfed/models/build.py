@@ -70,6 +70,12 @@ def build_model(
     `normalise` is (mean, std) per channel, applied inside.
 
     Raises `UserError` where the name, the parameters or the shapes do not fit, after a trial forward pass.
+
+    >>> import torch
+    >>> from rayfed.models.build import build_model
+    >>> model = build_model("mlp", {"hidden": [8]}, (1, 8, 8), classes=10, seed=0)
+    >>> model(torch.rand(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
     """
     target = registry.find("models", name)
     sample = Pixels(*sample) if isinstance(sample, tuple) else sample

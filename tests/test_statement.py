@@ -158,7 +158,7 @@ def test_attackers_are_tested_where_one_has_answered(tmp_path: Path) -> None:
     assert isinstance(tested, Table)
     assert tested.rows == [["the gradient of 2 samples and the labels", "dlg"]]
     assert isinstance(untested, list)
-    assert "anyone who sees the update" in untested
+    assert "who sees the update" in untested
     assert any(line.startswith("a server that sends weights") for line in untested)
     assert not any("the labels" in line for line in untested)
     nothing = of(small_run(str(tmp_path / "none"), {"arms": {"none": []}}))

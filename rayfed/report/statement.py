@@ -262,7 +262,7 @@ class Statement:
         ]
         return [
             Table(["Tested: an attacker who was given", "by"], tested or [["nothing was tested", ""]]),
-            "Not tested here, so this statement says nothing about them:",
+            "Not tested here, and so nothing is said of them:",
             list(self._untested()),
         ]
 
@@ -288,12 +288,12 @@ class Statement:
         granted = {grant for row in given for grant in (row["knowledge"] or "").split(",")}
         for view in registry.table("views"):
             if view not in views:
-                yield f"anyone who sees {registry.find('views', view).describe}"
+                yield f"who sees {registry.find('views', view).describe}"
         more = [registry.find("grants", name).describe for name in registry.table("grants") if name not in granted]
         if more:
-            yield f"anyone who is also given: {'; '.join(more)}"
+            yield f"who is also given: {'; '.join(more)}"
         if not any(spec.get("earlier") or (spec.get("averages") or 1) > 1 for spec in specs):
-            yield "anyone who combines the answers of several rounds, or repeated answers"
+            yield "who combines the answers of several rounds, or repeated answers"
         if "imprint" not in names:
             yield "a server that sends weights or layers of its own making so that clients reveal more"
         if "gan" not in names:
@@ -413,8 +413,8 @@ class Statement:
         unasked = [f"NOT MEASURED: {what}" for metric, what in missing.items() if metric not in measured]
         outside = (
             "NOT MEASURED: what queries to the finished model give away (regurgitation, exfiltration, model inversion "
-            "by its outputs). rayfed attacks what is exchanged in training; test a model that is published or queried "
-            "by other means."
+            "by its outputs). rayfed attacks what is exchanged in training; a model that is published or queried needs "
+            "tests of its own."
         )
         return [[*found, *unasked, outside]]
 

@@ -47,7 +47,7 @@ class _Sum(NamedTuple):
 
 @component
 class April:
-    """Solves the gradients of all that lies before a learned position embedding for the sample.
+    """Solves for the sample from the gradients of the layers before a learned position embedding.
 
     The gradient of the positions is the slope of the loss in the tokens. Which parameter that is, and which weights lie
     before it, is found by trying: their gradients at a random sample have to obey the equations.

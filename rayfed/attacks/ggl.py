@@ -1,4 +1,4 @@
-"""Generative gradient leakage: the latent of a pretrained generator whose image has the observed gradient.
+"""Generative gradient leakage: search for a generator's latent whose image has the observed gradient.
 
 Sources: Li et al. 2022, "Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage" (GGL),
 equation 3, with CMA-ES; Fan et al. 2024, "Refiner", appendix, for the KL divergence as prior (there: GGA); Hansen 2016,

@@ -237,7 +237,7 @@ def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]
 
 
 def _state(path: Path) -> Named:
-    """Return the state dict in a file, which is read as data alone; raises `UserError` for what is none."""
+    """Return the state dict in a file, which is read as data only; raises `UserError` for any other file."""
     import torch
     from safetensors.torch import load_file
 

@@ -120,7 +120,7 @@ class Dataset:
         )
 
     def as_tokens(self) -> Dataset:
-        """Return a copy whose labels are the texts' own tokens, (N, L), and whose classes are their vocabulary.
+        """Return a copy with the texts' own tokens (N, L) as labels and their vocabulary as classes.
 
         What fills texts up is no target. Partitions go by the classes still.
         """

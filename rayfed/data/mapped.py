@@ -149,7 +149,7 @@ class MappedDataset(Dataset):
 
 
 class _Missing:
-    """Placeholder for a data set that is not on this machine, which raises on use, not on arrival."""
+    """Placeholder for a data set that is not on this machine; it raises an error when it is used."""
 
     def __init__(self, error: DataError) -> None:
         self._error = error

@@ -55,7 +55,7 @@ class Lpips:
         _fill(self._network, backbone, path)
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return distances (N,) of images (N, C, H, W) in [0, 1] twice, C = 1 or 3; 0 for equal images.
+        """Return the distances (N,) of two batches of images (N, C, H, W) in [0, 1], C = 1 or 3; 0 for equal images.
 
         Grey images are repeated to three channels. Images too small for the network (AlexNet: under 31 pixels, VGG:
         under 16) are enlarged bilinearly until their shorter side has 64.

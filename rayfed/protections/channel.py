@@ -121,7 +121,7 @@ class SecureChannel(ABC, Generic[Message, Sum]):
 
     @abstractmethod
     def begin_round(self, clients: Sequence[int]) -> RoundSession:
-        """Return the session in which the server gets the sum of these clients opened."""
+        """Return the session in which the server obtains the sum of these clients."""
 
     @abstractmethod
     def opened(self, session: Any) -> Opened:

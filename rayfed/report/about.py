@@ -25,7 +25,7 @@ QUESTIONS = {
 
 
 def read_about(folder: RunFolder, given: Path | None) -> dict[str, str]:
-    """Return the answers of a file, which is then kept in the folder; without one, of the file that is kept there.
+    """Return the answers of a file and keep it in the run's folder; without a file, return those that are kept.
 
     Raises `UserError` for a file that has no such answers.
     """

@@ -1,4 +1,4 @@
-"""A copy of a run or sweep to give to others: settings and tables of figures, without anybody's samples or secrets.
+"""Copy of a run or sweep to give to others: settings and tables of figures, without samples or secrets.
 
 What is copied is named here, so a file that is not known stays behind: the checkpoint (clients' private states, and the
 server's), the tables with true samples or reconstructions of them, the machine's description and logs. Messages of

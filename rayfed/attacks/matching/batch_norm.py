@@ -55,7 +55,7 @@ def batch_norm_prior(model: nn.Module, observation: Observation) -> Prior | None
 
 
 def returned_moments(model: nn.Module, observation: Observation) -> Moments:
-    """Return the mean moments of a client's batches, of every batch norm whose statistics its steps have moved.
+    """Return the mean moments of a client's batches for every batch norm whose statistics its steps changed.
 
     Source: this module's first lines.
     """

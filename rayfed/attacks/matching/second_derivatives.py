@@ -224,7 +224,7 @@ def _jumps(trials: Sequence[_Trial]) -> bool:
 
 
 def _tried(act: Callable[[], Tensor]) -> tuple[Tensor | None, str]:
-    """Return what an act of the user's model gives, or None and what it raises."""
+    """Return the result of a call of the user's model, or None and the error that it raises."""
     try:
         return act(), ""
     except torch.OutOfMemoryError:

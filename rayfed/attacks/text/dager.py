@@ -88,7 +88,7 @@ _NO_ORDER = "no weights tell which tokens are of one text, or in which order"
 
 @component
 class Dager:
-    """Search for tokens and places whose vectors are nearest to the span of the gradients of what multiplies them.
+    """Search for tokens and places whose vectors are nearest to the span of the gradients of their weights.
 
     Exact for as many different vectors as fit: fewer in the whole batch than what enters the first attention has
     dimensions, which are its inputs, without one behind a norm. Where no weights multiply a vector of each token, a

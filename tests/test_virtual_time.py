@@ -27,7 +27,7 @@ from rayfed.engine.inputs import prepare
 from rayfed.engine.local import LocalExecutor, local
 from rayfed.engine.progress import Progress
 from rayfed.engine.work import Work, _Counter, counted, processed
-from rayfed.errors import ScenarioError, UserError
+from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.scenario import Scenario, Training
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
@@ -129,6 +129,37 @@ def test_a_file_of_devices(tmp_path: Path) -> None:
     drawn = [d.speed for d in devices(parsed("federation.clients=3000", text=text), range(3000))]
     for speed in (1e5, 2e5, 4e5):
         assert abs(drawn.count(speed) - 1000) < 6 * np.sqrt(1000 * 2 / 3)
+
+
+def with_file(tmp_path: Path) -> tuple[Path, str]:
+    """A file of two devices, and a scenario that has it."""
+    file = tmp_path / "devices.parquet"
+    pq.write_table(pa.table({"compute": [1.0, 2.0]}), file)
+    return file, TEXT.replace("devices: {fast: {share: 3, compute: 10}, slow: {share: 1}}", f"file: {file}")
+
+
+def test_a_scenario_with_a_file_of_devices_can_be_written_out(tmp_path: Path) -> None:
+    s = parsed(text=with_file(tmp_path)[1])
+    assert scenarios.parse(s.dump()) == s
+
+
+@pytest.mark.engine
+def test_a_run_with_a_file_of_devices_goes_on_with_the_same_alone(tmp_path: Path) -> None:
+    file, text = with_file(tmp_path)
+    whole = played(tmp_path / "a", "federation.rounds=3", text=text)
+    folders = []
+    for name in ("b", "c"):
+        with pytest.raises(Interrupted):
+            runs.launch(parsed("federation.rounds=3", text=text), str(tmp_path / name), local, Stopping(0))
+        folders += (tmp_path / name).iterdir()
+    assert figures(runs.resume(str(folders[0]), local, Progress())) == figures(whole)
+    pq.write_table(pa.table({"compute": [0.01, 0.02]}), file)
+    with pytest.raises(RunError, match=r"its file of devices was edited after round 0.*federation\.system\.file was"):
+        runs.resume(str(folders[1]), local, Progress())
+    slower = played(tmp_path / "d", "federation.rounds=3", text=text)
+    assert figures(slower)[0][0] == pytest.approx(100 * figures(whole)[0][0])
+    first, other = (one.read_mapping("environment.json")["hashes"]["data"] for one in (whole, slower))
+    assert {name for name in first if first[name] != other[name]} == {"devices"}
 
 
 @pytest.mark.parametrize(

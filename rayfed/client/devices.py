@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
 from statistics import NormalDist
 
@@ -25,6 +26,7 @@ _BYTES = 1e6 / 8
 _MEGA = 1e6
 _COLUMNS = ("compute", "memory", "down", "up", "latency", "failure")
 _HOURS = 24
+_MISSING = "is not there: give the local path of a Parquet file of devices"
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,26 @@ def fails(scenario: Scenario, round: int, client: int, device: Device) -> bool:
     return bool(drawn < device.failure)
 
 
+def digest(scenario: Scenario) -> str | None:
+    """Return the SHA-256 of a scenario's file of devices; None without one.
+
+    Raises `ScenarioError` where it is not there.
+    """
+    system = scenario.federation.system
+    if system is None or system.file is None:
+        return None
+    if not system.file.is_file():
+        raise _refused(system.file, _MISSING)
+    return sha256(system.file.read_bytes()).hexdigest()
+
+
 def check_devices(scenario: Scenario) -> None:
     """Raise `ScenarioError` for a file of devices that is invalid, or that needs another field of the scenario."""
     system = scenario.federation.system
     if system is None or system.file is None:
         return
+    _kinds.cache_clear()  # as an earlier run of this process read it
+    _rows.cache_clear()
     kinds = _kinds(system.model_dump_json(), scenario.federation.clients)
     if system.every is None and kinds.available.min() < 1:
         raise ScenarioError(
@@ -171,11 +188,9 @@ def _of_file(file: Path, clients: int) -> _Kinds:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def refused(why: object) -> ScenarioError:
-        return ScenarioError(f"federation.system.file: '{file}' {why}")
-
+    refused = partial(_refused, file)
     if not file.is_file():
-        raise refused("is not there: give the local path of a Parquet file of devices")
+        raise refused(_MISSING)
     try:
         table = pq.read_table(file)
     except (OSError, pa.ArrowException) as error:
@@ -209,6 +224,10 @@ def _of_file(file: Path, clients: int) -> _Kinds:
         if not ((available >= 0) & (available <= 1)).all():
             raise refused("has shares in 'available' that are not between 0 and 1")
     return _Kinds(_ends(np.ones(table.num_rows)), columns, available, table.num_rows == clients)
+
+
+def _refused(file: Path, why: object) -> ScenarioError:
+    return ScenarioError(f"federation.system.file: '{file}' {why}")
 
 
 def _given(value: float | None) -> float:

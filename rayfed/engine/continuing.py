@@ -8,7 +8,7 @@ from typing import Any
 
 from rayfed import seeds
 from rayfed.analysis.compare import differences
-from rayfed.client import plan
+from rayfed.client import devices, plan
 from rayfed.errors import RunError
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.store import run_key
@@ -22,13 +22,16 @@ def what_counts(scenario: Scenario) -> dict[str, Any]:
     """Return the part of a scenario that determines results, as JSON.
 
     Not names and places; not how clients that fail are handled, for the table `clients` says who was left out; of
-    actors only their threads, which change the order of sums, and whether they compute on a GPU.
+    actors only their threads, which change the order of sums, and whether they compute on a GPU; of a file of devices
+    its contents, by their SHA-256.
     """
     document: dict[str, Any] = json.loads(scenario.model_dump_json(exclude={"name", "output", "sweep"}))
     del document["federation"]["failures"], document["metrics"]["success"]
     del document["resources"]["timeout"]
     if document["federation"]["system"] is None:
         del document["federation"]["system"]  # runs that were begun before there were devices go on
+    else:
+        document["federation"]["system"]["file"] = devices.digest(scenario)
     for kind in ("clients", "server", "attackers"):
         actors = getattr(scenario.resources, kind)
         document["resources"][kind] = {"num_cpus": actors.threads, "num_gpus": bool(actors.num_gpus)}
@@ -43,7 +46,9 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
     if saved is None or not saved.scenario:
         return
     played, now = saved.round + 1, what_counts(scenario)
-    where = f"{folder.url}: {SCENARIO} was edited after round {saved.round}"
+    system = scenario.federation.system
+    edited = f"{SCENARIO} or its file of devices" if system and system.file else SCENARIO
+    where = f"{folder.url}: {edited} was edited after round {saved.round}"
     begun, wanted = (_followed(document, played) for document in (saved.scenario, now))
     if begun != wanted:
         raise RunError(

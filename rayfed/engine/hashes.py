@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.client import devices
 from rayfed.client.arm import Arm
 from rayfed.data.base import Images
 from rayfed.engine.inputs import Inputs
@@ -28,15 +29,19 @@ NOT_HASHED = "not hashed: read from files as needed"
 def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]]:
     """Return hashes of `code` by module, `data` by split and `weights` by arm (of a checkpoint, if there is one).
 
-    The code of rayfed is that of all its Python files, their paths and contents; a user's module is its own file alone.
+    A file of devices is among the data, as `devices`. The code of rayfed is that of all its Python files, their paths
+    and contents; a user's module is its own file alone.
     """
     data = inputs.data
     splits = {"train": (data.train_images, data.train_labels), "test": (data.test_images, data.test_labels)}
     if data.public_images is not None and data.public_labels is not None:
         splits["public"] = data.public_images, data.public_labels
+    of_data = {name: _of_samples(*split) for name, split in splits.items()}
+    if of_devices := devices.digest(inputs.scenario):
+        of_data["devices"] = of_devices
     return {
         "code": {"rayfed": _own_code()} | _named_code(dotted_paths(inputs.scenario.dump())),
-        "data": {name: _of_samples(*split) for name, split in splits.items()},
+        "data": of_data,
         "weights": {account.name: _of_weights(account.arm, saved) for account in inputs.accounts},
     }
 

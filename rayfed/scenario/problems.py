@@ -347,7 +347,7 @@ def _training_problems(path: Place, training: Training, rounds: int) -> Iterator
 
 def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]:
     """Yield problems of devices and virtual time, with their place in the section."""
-    if system.file and "devices" in system.model_fields_set:
+    if system.file and system.devices != System().devices:  # a scenario that is written out has the default beside it
         yield ("file",), "the devices are those of the file: leave one of `file` and `devices` out"
     for name, one in system.devices.items():
         if isinstance(one.available, list) and len(one.available) != 24:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from rayfed.client import plan
 from rayfed.client.devices import devices
 from rayfed.engine import runs
 from rayfed.engine.clock import LATE, LOST, SMALL, SURPLUS, Clock, RoundClock
-from rayfed.engine.inputs import prepare
+from rayfed.engine.executor import Call, Crashed, Done, Overdue
+from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.local import LocalExecutor, local
 from rayfed.engine.progress import Progress
 from rayfed.engine.work import Work, _Counter, counted, processed
@@ -414,6 +417,30 @@ def test_who_is_left_out_is_in_no_sum(changes: tuple[str, ...], status: str, tmp
     for name, weight in arm.weights.items():
         expected = weight - total.tensors[name] / total.weight
         torch.testing.assert_close(saved.server["none"]["weights"][name], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("unfinished", [Overdue(), Crashed(memory=False)])
+def test_an_over_selected_round_goes_on_without_a_client_that_never_answers(
+    unfinished: Overdue | Crashed, tmp_path: Path
+) -> None:
+    s = parsed(*OVER, "federation.rounds=1", "federation.failures={timeout: 5, then: drop}")
+    bad = plan.drawn_clients(s, 0)[0]
+
+    class Failing(LocalExecutor):
+        def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
+            for call in calls:
+                never = call.method == "cohorts" and call.args[3] == [(bad,)]
+                yield from [Done(call, unfinished, [])] if never else super().run_clients([call])
+
+    @contextmanager
+    def failing(inputs: Inputs, progress: Progress) -> Iterator[Failing]:
+        yield Failing(inputs)
+
+    folder = runs.launch(s, str(tmp_path), failing, Progress())
+    told = {row["client"]: row["status"] for row in rows(folder, "clients")}
+    assert len(told) == 8
+    assert "times" in told.pop(bad)
+    assert sorted(told.values()) == ["ok"] * 4 + [SURPLUS] * 3
 
 
 def test_a_device_that_drops_out_makes_a_round_wait_for_its_deadline(tmp_path: Path) -> None:

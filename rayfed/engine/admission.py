@@ -56,7 +56,7 @@ class Admission:
             if len(waiting[arm]) == expected[arm]:
                 admitted = clock.close(self.arrivals[arm]).admitted
                 for one in waiting.pop(arm):
-                    yield one if one.portion[0].clients[0] in admitted else _dropped(one)
+                    yield one if admitted.issuperset(one.portion[0].clients) else _dropped(one)
 
     def close(self, arm: str, rows: Rows) -> dict[str, Any]:
         """Set the status of an arm's clients in their rows, and return columns of the round's row."""

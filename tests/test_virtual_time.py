@@ -210,6 +210,15 @@ def test_what_does_not_go_together_is_refused(changes: list[str], message: str) 
         parsed(*(f"federation.{change}" for change in changes))
 
 
+@pytest.mark.parametrize(
+    ("wanted", "factor", "drawn"),
+    [(100, 1.1, 110), (50, 1.1, 55), (10, 1.1, 11), (1000, 1.1, 1100), (7, 1.3, 10), (100, 1.0, 100), (1, 1.001, 2)],
+)
+def test_over_selection_draws_as_many_more_as_decimals_say(wanted: int, factor: float, drawn: int) -> None:
+    sizes = f"federation.clients_per_round={wanted}", "federation.clients=2000"
+    assert parsed(*sizes, f"federation.system.over_selection={factor}").drawn_per_round == drawn
+
+
 # Work
 
 

@@ -461,7 +461,9 @@ class Scenario(Section):
     def drawn_per_round(self) -> int:
         """Number of clients drawn each round, more than needed with `over_selection`."""
         system = self.federation.system
-        return ceil(self.clients_per_round * system.over_selection) if system else self.clients_per_round
+        if system is None:
+            return self.clients_per_round
+        return ceil(round(self.clients_per_round * system.over_selection, 9))  # in binary 100 times 1.1 is above 110
 
     def attacked_in(self, round: int) -> Scenario:
         """Return a copy with every attack in this round only, as its last."""

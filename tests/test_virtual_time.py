@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, kstest, norm
 
 import rayfed
+from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.analysis.recommend import COSTS, bound, recommend, usual_costs
 from rayfed.analysis.summary import on_the_clock
@@ -270,6 +271,28 @@ def test_memory_is_what_autograd_keeps_and_three_times_the_weights() -> None:
     # float32 inputs (flattened), the hidden layer's output, the log-probabilities; int64 labels
     assert 4 * (64 + 4 + 10) <= work.activations <= 4 * (2 * 64 + 3 * 4 + 3 * 10) + 16
     assert work.memory(10, Training(batch_size=5)) == work.weights + 5 * work.activations
+
+
+@pytest.mark.parametrize(
+    ("training", "copies"),
+    [("{momentum: 0.9}", 4), ("{optimiser: adam}", 5), ("{optimiser: adamw}", 5), ("{algorithm: fedsgd}", 3)],
+)
+def test_memory_has_the_optimisers_state(training: str, copies: int) -> None:
+    work = counted(prepare(parsed(f"training={training}")))["none"]
+    assert work.weights == copies * 4 * (64 * 4 + 4 + 4 * 10 + 10)
+
+
+def test_memory_has_what_is_frozen_and_the_buffers_once(tmp_path: Path) -> None:
+    (tmp_path / "mostly_frozen.py").write_text(
+        "from torch import nn\n\n\n"
+        "def build():\n"
+        "    body = nn.Linear(64, 1000).requires_grad_(False)\n"
+        "    return nn.Sequential(nn.Flatten(), body, nn.Linear(1000, 10), nn.BatchNorm1d(10))\n"
+    )
+    registry.search(str(tmp_path))
+    work = counted(prepare(parsed("model=mostly_frozen:build")))["none"]
+    frozen, trained, statistics = 64 * 1000 + 1000, 1000 * 10 + 10 + 10 + 10, 10 + 10
+    assert work.weights == 4 * (frozen + 3 * trained + statistics) + 8  # a count of batches, int64
 
 
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 20))

@@ -44,7 +44,7 @@ class Work:
     per_sample: float
     """FLOPs of a local step, for each of its samples."""
     weights: int
-    """Bytes of a local round that do not grow with the batch: weights as sent, own weights, gradient."""
+    """Bytes of a local round that do not grow with the batch: weights, gradient, optimiser's state, what is frozen."""
     activations: float
     """Bytes that the forward pass keeps for the backward pass, for each sample of a batch."""
 
@@ -96,8 +96,7 @@ def _counted(runtime: ClientRuntime, arm: Arm, client: int, rows: Any) -> Work:
             f"federation.system: no product and no convolution was counted in a local step of arm '{name}', so it "
             f"would take no time: leave `system` out for this model"
         )
-    size = sum(w.numel() * w.element_size() for w in task().weights.values())
-    return Work(once - step, step / samples, 3 * size, _kept(task()) / samples)
+    return Work(once - step, step / samples, _weights(task(), arm.spec.training), _kept(task()) / samples)
 
 
 def _flops(runtime: ClientRuntime, arm: Arm, task: Task, steps: int, samples: int) -> int:
@@ -153,6 +152,13 @@ _OWN: dict[Any, Callable[..., int]] = {
     _ATEN.mkldnn_rnn_layer_backward: lambda *args: 2 * _recurrent(*args),
 }
 """Operations that PyTorch's counter has otherwise, or not at all."""
+
+
+def _weights(task: Task, training: Training) -> int:
+    """Return the bytes of weights as sent, own weights, gradient, the optimiser's state, frozen weights and buffers."""
+    trained, still = (sum(t.numel() * t.element_size() for t in one.values()) for one in (task.weights, task.buffers))
+    state = 2 if training.optimiser != "sgd" else 1 if training.momentum else 0
+    return (3 + state) * trained + still
 
 
 def _kept(task: Task) -> int:

@@ -202,6 +202,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
         (["system.every=60", "system.deadline=61"], "give a deadline that is no longer"),
         (["system.over_selection=2", "sampling=poisson"], "Poisson sampling draws no fixed number"),
         (["system.over_selection=6"], "draws 24 clients, but the federation has 20"),
+        (["aggregation=fedboosting", "validation=0.2"], "fedboosting asks clients questions in each round"),
         (["system.file=x.parquet"], "leave one of `file` and `devices` out"),
         (["system.devices.slow.speed=1"], "unknown key; valid are available, compute"),
     ],
@@ -235,7 +236,7 @@ def test_the_work_of_a_step_is_that_of_its_products() -> None:
     # the first layer's own input gradient is nobody's
     assert work.per_sample == model_flops(1)
     sizes = inputs.parts.sizes
-    assert work.flops(int(sizes[0]), Training(epochs=2, batch_size=5)) == model_flops(2 * int(sizes[0]))
+    assert work.flops(int(sizes[0]), Training(epochs=2, batch_size=5), 0) == model_flops(2 * int(sizes[0]))
 
 
 def test_noise_on_the_update_is_no_counted_work_and_per_sample_gradients_are_as_many_products() -> None:
@@ -244,6 +245,21 @@ def test_noise_on_the_update_is_no_counted_work_and_per_sample_gradients_are_as_
     work = counted(prepare(parsed(text=text)))
     assert work["noise"] == work["none"]
     assert 1 <= work["dp"].per_sample / work["none"].per_sample < 1.2  # grouped convolutions, counted once
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
+def test_private_training_is_counted_from_the_second_round_on(sampling: str) -> None:
+    text = TEXT.replace("mlp, hidden: [4]", "lenet") + "arms:\n  none: []\n"
+    text += "".join(f"  split{n}: [{{name: split, private_epochs: {n}}}]\n" for n in (0, 3))
+    work = counted(prepare(parsed(text=text)))
+    training = Training(batch_size=5, epochs=2, sampling=sampling)
+    plain, shared, split = (work[name] for name in ("none", "split0", "split3"))
+    first = [one.flops(10, training, 0) for one in (plain, shared, split)]
+    assert first[0] == first[1] == first[2]
+    assert shared.flops(10, training, 1) == first[0]
+    # LeNet's first gradients need all layers of the backward pass, so a private step costs hardly less than a whole one
+    extra = split.flops(10, training, 1) - first[0]
+    assert 0.5 < extra / (3 * 10 * plain.per_sample) <= 1
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -156,7 +156,7 @@ def privately_trained(task: Task, training: Training, epochs: int) -> Named:
     own, public = only(task.weights, task.private), without(task.weights, task.private)
     own = {name: w.clone() for name, w in own.items()}
     fixed = {name: b.clone() for name, b in task.buffers.items()} | public
-    alone = training.model_copy(update={"algorithm": "fedavg", "epochs": epochs, "steps": None})
+    alone = private_training(training, epochs)
     optimiser = LocalOptimiser(alone)
     with _own_stream(task), mixed_precision(task.model, alone):
         for index in batches(len(task.data.labels), alone, task.order):
@@ -164,6 +164,11 @@ def privately_trained(task: Task, training: Training, epochs: int) -> Named:
             slope, _ = gradients.gradient(task.model, own, fixed, images, labels)
             optimiser.step(own, slope)
     return own
+
+
+def private_training(training: Training, epochs: int) -> Training:
+    """Return the training of private parameters alone: local steps for `epochs` passes."""
+    return training.model_copy(update={"algorithm": "fedavg", "epochs": epochs, "steps": None})
 
 
 def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:

@@ -69,7 +69,8 @@ class Clock:
             elif fails(self.scenario, round, client, device):
                 lost[client] = LOST
             else:
-                trained = device.latency + received / device.down + work.flops(samples, training) / device.speed
+                flops = work.flops(samples, training, round)
+                trained = device.latency + received / device.down + flops / device.speed
                 ready[client], links[client] = trained, (device.latency, device.up)
         goal = self.scenario.clients_per_round if self.system.selects else len(clients)
         return RoundClock(ready, links, lost, min(goal, len(clients)), self.system.deadline, self.system.selects)

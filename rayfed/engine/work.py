@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed import gradients
 from rayfed.client.arm import Arm
-from rayfed.client.local import local_training, update_method
+from rayfed.client.local import local_training, private_training, privately_trained, update_method
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.sent import Sent
 from rayfed.defences.base import Task
@@ -47,10 +47,17 @@ class Work:
     """Bytes of a local round that do not grow with the batch: weights, gradient, optimiser's state, what is frozen."""
     activations: float
     """Bytes that the forward pass keeps for the backward pass, for each sample of a batch."""
+    private: float = 0.0
+    """FLOPs of a step that trains private layers alone, for each of its samples."""
+    private_epochs: int = 0
+    """Passes of such steps over the client's samples, in all rounds but the first."""
 
-    def flops(self, samples: int, training: Training) -> float:
+    def flops(self, samples: int, training: Training, round: int) -> float:
         """Return the FLOPs of the local round of a client with this many samples."""
-        return self.fixed + self.per_sample * processed(samples, training)
+        flops = self.fixed + self.per_sample * processed(samples, training)
+        if self.private_epochs and round:
+            flops += self.private * processed(samples, private_training(training, self.private_epochs))
+        return flops
 
     def memory(self, samples: int, training: Training) -> float:
         """Return the bytes that the client's local steps hold at once."""
@@ -89,26 +96,41 @@ def _counted(runtime: ClientRuntime, arm: Arm, client: int, rows: Any) -> Work:
         return runtime.task(name, sent, client, rows, {})
 
     samples = len(task().data.labels)
-    once, twice = (_flops(runtime, arm, task(), steps, samples) for steps in (1, 2))
+    once, twice = (_flops(arm, task(), steps, samples) for steps in (1, 2))
     step = twice - once if arm.spec.training.algorithm == "fedavg" else once
     if step <= 0:
         raise UserError(
             f"federation.system: no product and no convolution was counted in a local step of arm '{name}', so it "
             f"would take no time: leave `system` out for this model"
         )
-    return Work(once - step, step / samples, _weights(task(), arm.spec.training), _kept(task()) / samples)
+    weights, activations = _weights(task(), arm.spec.training), _kept(task()) / samples
+    if not arm.private:
+        return Work(once - step, step / samples, weights, activations)
+    epochs = max(defence.private_epochs for defence in arm.defences)
+    private = _private_flops(arm, task(), samples) / samples if epochs else 0.0
+    return Work(once - step, step / samples, weights, activations, private, epochs)
 
 
-def _flops(runtime: ClientRuntime, arm: Arm, task: Task, steps: int, samples: int) -> int:
+def _flops(arm: Arm, task: Task, steps: int, samples: int) -> int:
     """Return the FLOPs of a local round of this many steps."""
     training = arm.spec.training
     if training.algorithm == "fedavg":
-        changed = {"epochs": None, "steps": steps, "batch_size": samples, "sampling": "shuffle"}
-        training = training.model_copy(update=changed)
+        training = _whole_batches(training, samples).model_copy(update={"epochs": None, "steps": steps})
     with _Counter() as counter:
         update_method(training, arm.defences)(task)
-    flops: int = counter.flops
-    return flops
+    return counter.flops
+
+
+def _private_flops(arm: Arm, task: Task, samples: int) -> int:
+    """Return the FLOPs of one step that trains the private layers alone."""
+    with _Counter() as counter:
+        privately_trained(task, _whole_batches(arm.spec.training, samples), 1)
+    return counter.flops
+
+
+def _whole_batches(training: Training, samples: int) -> Training:
+    """Return the training with all samples in each of its batches."""
+    return training.model_copy(update={"batch_size": samples, "sampling": "shuffle"})
 
 
 class _Counter(TorchDispatchMode):
@@ -118,7 +140,8 @@ class _Counter(TorchDispatchMode):
         from torch.utils.flop_counter import flop_registry  # it imports Triton
 
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops, self._registry = 0, flop_registry
+        self.flops: int = 0
+        self._registry = flop_registry
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

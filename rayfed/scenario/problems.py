@@ -347,6 +347,10 @@ def _training_problems(path: Place, training: Training, rounds: int) -> Iterator
 
 def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]:
     """Yield problems of devices and virtual time, with their place in the section."""
+    rules = [arm.aggregation or s.federation.aggregation for arm in s.played.values()]
+    for name in (rule.name for rule in rules if hasattr(registry.find(rule.kind, rule.name), "answer")):
+        yield (), f"{name} asks clients questions in each round, whose bytes and time are not simulated: leave one out"
+        break
     if system.file and system.devices != System().devices:  # a scenario that is written out has the default beside it
         yield ("file",), "the devices are those of the file: leave one of `file` and `devices` out"
     for name, one in system.devices.items():

@@ -274,11 +274,61 @@ def test_convolutions_are_counted_with_their_groups(groups: int, transposed: boo
     assert counter.flops == 3 * 2 * 5 * places * 4 * 6 * 9 // groups
 
 
-def test_recurrent_layers_are_counted() -> None:
-    layer = torch.nn.LSTM(16, 32, batch_first=True)
+def recurrent(tmp_path: Path) -> str:
+    """Changes to a scenario, and a defence: an LSTM that reads the rows of an image."""
+    (tmp_path / "recurrent_model.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Reader(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.reader, self.head = nn.LSTM(8, 32, batch_first=True), nn.Linear(32, 10)\n\n"
+        "    def forward(self, images):\n"
+        "        return self.head(self.reader(images.squeeze(1))[0][:, -1])\n\n\n"
+        "def build():\n"
+        "    return Reader()\n"
+    )
+    registry.search(str(tmp_path))
+    return "model=recurrent_model:build"
+
+
+def test_recurrent_layers_are_counted_the_same_with_onednn_and_without(tmp_path: Path) -> None:
+    inputs = prepare(parsed(recurrent(tmp_path)))
+    work = counted(inputs)["none"]
+    gates, steps = 4 * 32, 8
+    forward = 2 * steps * gates * (8 + 32)
+    # nobody asks for the gradients of the image's rows and of the state before the first of them
+    backward = forward + 2 * (steps - 1) * gates * 32
+    assert work.per_sample == forward + backward + 3 * 2 * 32 * 10
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert counted(inputs)["none"] == work
+
+
+def test_per_sample_gradients_of_recurrent_layers_are_counted(tmp_path: Path) -> None:
+    arms = "arms:\n  none: []\n  dp: [{name: dp_sgd, clip: 1, noise_multiplier: 1, delta: 0.001}]\n"
+    work = counted(prepare(parsed(recurrent(tmp_path), text=TEXT + arms)))
+    assert 1 <= work["dp"].per_sample / work["none"].per_sample < 1.5
+
+
+def some(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("product", "flops"),
+    [
+        (lambda: some(4, 16) @ some(16), 2 * 2 * 4 * 16),
+        (lambda: some(16) @ some(16), 2 * 16),
+        (lambda: torch.addmv(some(4), some(4, 16), some(16)), 2 * 2 * 4 * 16),
+        (lambda: torch.addbmm(some(3, 5), some(2, 3, 4), some(2, 4, 5)), 3 * 2 * 2 * 3 * 4 * 5),
+        (lambda: torch.baddbmm(some(2, 3, 5), some(2, 3, 4), some(2, 4, 5)), 3 * 2 * 2 * 3 * 4 * 5),
+        (lambda: torch.nn.Bilinear(16, 15, 8)(some(4, 16), some(4, 15)), 4 * 3 * 4 * 8 * 16 * 15),
+    ],
+)
+def test_products_of_vectors_batches_and_three_tensors_are_counted(product: Any, flops: int) -> None:
+    """With their gradients, but for the outer products that a matrix times a vector has as one: no sum is in these."""
     with _Counter() as counter:
-        layer(torch.randn(4, 10, 16, requires_grad=True))[0].sum().backward()
-    assert counter.flops == 3 * 2 * 4 * 10 * 4 * 32 * (16 + 32)
+        product().sum().backward()
+    assert counter.flops == flops
 
 
 def test_memory_is_what_autograd_keeps_and_three_times_the_weights() -> None:

@@ -158,7 +158,7 @@ def _numbers(seed: int, first: int, clients: int) -> np.ndarray:
 
 
 def _log_normal(uniform: float, spread: float) -> float:
-    """Return a log-normal factor of median 1, by Python's own arithmetic for equal bits on all machines."""
+    """Return a log-normal factor of median 1; the C library's `exp` may differ in the last bits elsewhere."""
     return math.exp(spread * NormalDist().inv_cdf(uniform)) if spread else 1.0
 
 

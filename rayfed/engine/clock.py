@@ -1,7 +1,7 @@
 """Virtual time: how long a round would take on the clients' devices, and which clients would take part.
 
-The driver owns it, for it alone knows what all clients of a round have sent. Nothing that is measured goes into it, so
-its figures are the same on any machine, with any executor.
+The driver owns it, for it alone knows what all clients of a round have sent. Nothing that is timed goes into it, so its
+figures follow neither the speed of the machine nor the executor.
 """
 
 from __future__ import annotations

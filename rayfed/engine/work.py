@@ -1,4 +1,4 @@
-"""Work of a client's local round: floating-point operations and memory, independent of the machine that counts.
+"""Work of a client's local round: floating-point operations and memory, counted and never timed.
 
 One and two local steps of an arm's own update method, defences included, are done under a counter of operations: the
 second step is the cost of each step, what is left of the first that of a round. Products and convolutions are counted,
@@ -10,7 +10,9 @@ are such convolutions, so they are counted here by their own formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -85,7 +87,24 @@ def counted(inputs: Inputs) -> dict[str, Work]:
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     client = int(inputs.parts.sizes.argmax())
     rows = inputs.parts[client][:_MOST]
-    return {account.name: _counted(runtime, account.arm, client, rows) for account in inputs.accounts}
+    found = {}
+    for arm in (account.arm for account in inputs.accounts):
+        with _onednn(any(defence.samplewise for defence in arm.defences)):
+            found[arm.spec.name] = _counted(runtime, arm, client, rows)
+    return found
+
+
+@contextmanager
+def _onednn(enabled: bool) -> Iterator[None]:
+    """Count with oneDNN or without, which not all builds and processors have.
+
+    It makes one operation of a recurrent layer, whose gradients it has whether they are needed or not. `vmap`, of which
+    per-sample gradients are made, takes an LSTM in this form alone.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # the switch sets that, too
+        with torch.backends.mkldnn.flags(enabled=enabled and torch.backends.mkldnn.enabled):
+            yield
 
 
 def _counted(runtime: ClientRuntime, arm: Arm, client: int, rows: Any) -> Work:
@@ -116,14 +135,16 @@ def _flops(arm: Arm, task: Task, steps: int, samples: int) -> int:
     training = arm.spec.training
     if training.algorithm == "fedavg":
         training = _whole_batches(training, samples).model_copy(update={"epochs": None, "steps": steps})
-    with _Counter() as counter:
+    counter = _Counter()
+    with counter:
         update_method(training, arm.defences)(task)
     return counter.flops
 
 
 def _private_flops(arm: Arm, task: Task, samples: int) -> int:
     """Return the FLOPs of one step that trains the private layers alone."""
-    with _Counter() as counter:
+    counter = _Counter()
+    with counter:
         privately_trained(task, _whole_batches(arm.spec.training, samples), 1)
     return counter.flops
 
@@ -168,9 +189,31 @@ def _recurrent(inputs: Tensor, weight: Tensor, recurrent: Tensor, *_: Any) -> in
     return 2 * prod(inputs.shape[:2]) * (weight.numel() + recurrent.numel())
 
 
+def _inner(left: Tensor, right: Tensor) -> int:
+    """Return the FLOPs of a matrix or vector times a vector."""
+    return 2 * left.numel()
+
+
+def _trilinear(first: Tensor, second: Tensor, third: Tensor, *expanded: Sequence[int]) -> int:
+    """Return the FLOPs of a sum of products of three: two multiplications and an addition each."""
+    shapes = []
+    for operand, places in zip((first, second, third), expanded, strict=False):
+        shape = list(operand.shape)
+        for place in sorted(places):
+            shape.insert(place, 1)
+        shapes.append(shape)
+    products: int = prod(torch.broadcast_shapes(*shapes))
+    return 3 * products
+
+
 _ATEN = torch.ops.aten
 _OWN: dict[Any, Callable[..., int]] = {
     _ATEN.convolution_backward: _convolved_back,
+    _ATEN.mv: _inner,
+    _ATEN.dot: _inner,
+    _ATEN.addmv: lambda added, matrix, vector: _inner(matrix, vector),
+    _ATEN.addbmm: lambda added, left, right: 2 * left.numel() * right.shape[-1],
+    _ATEN._trilinear: _trilinear,
     _ATEN.mkldnn_rnn_layer: _recurrent,
     _ATEN.mkldnn_rnn_layer_backward: lambda *args: 2 * _recurrent(*args),
 }

@@ -45,7 +45,8 @@ class System(Section):
     """Devices of the clients, and virtual time, the duration of rounds on them.
 
     A client's time is latency and transfer of what it is sent, the counted work of its training (FLOPs) over its
-    device's speed, and latency and transfer of what it sends. No figure depends on the machine that simulates it.
+    device's speed, and latency and transfer of what it sends. None of it is timed: how fast the machines that simulate
+    it are, and how many, does not matter.
     """
 
     reference: Positive = 1e10

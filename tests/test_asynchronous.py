@@ -18,6 +18,7 @@ from rayfed.aggregation.fedasync import FedAsync
 from rayfed.aggregation.fedbuff import FedBuff
 from rayfed.aggregation.weighted_sum import WeightedSum
 from rayfed.client import plan
+from rayfed.client.devices import devices
 from rayfed.engine import runs
 from rayfed.engine.clock import Clock
 from rayfed.engine.flights import Flights
@@ -131,9 +132,13 @@ def flown(s: Scenario, rounds: int, work: float = 1e5) -> list[Flights]:
     return found
 
 
-@pytest.mark.parametrize("concurrency", [1, 3, 6])
-def test_as_many_devices_train_at_once_as_are_to(concurrency: int) -> None:
-    found = flown(parsed(f"system.concurrency={concurrency}", "system.compute_spread=1"), 40)
+@pytest.mark.parametrize(
+    ("clients", "concurrency", "least", "most"), [(20, 1, 1, 1), (20, 3, 2, 2.9), (20, 6, 3, 5), (10_000, 6, 5.9, 6)]
+)
+def test_as_many_tasks_are_in_flight_as_are_to(clients: int, concurrency: int, least: float, most: float) -> None:
+    """Devices that are drawn while they have a task do it afterwards: so many are at work on average."""
+    s = parsed(f"system.concurrency={concurrency}", "system.compute_spread=1", f"clients={clients}")
+    found = flown(s, 40)
     everybody = [one for flights in found for one in flights.landed] + found[-1].flying
     assert len(everybody) == concurrency + 40 * 3 - 1, "the last to arrive is not replaced before the step"
     arrivals = [one.arrival for flights in found for one in flights.landed]
@@ -142,10 +147,14 @@ def test_as_many_devices_train_at_once_as_are_to(concurrency: int) -> None:
     for one in everybody[: 40 * 3]:
         begun = one.arrival - one.seconds
         assert ends[one.round] - 1e-9 <= begun <= ends[one.round + 1] + 1e-9, "on the newest weights of when it began"
-    moments = np.random.default_rng(0).uniform(0, ends[-1], 50)
-    begun = np.array([one.arrival - one.seconds for one in everybody])
+    moments = np.random.default_rng(0).uniform(0, ends[-1], (200, 1))
     ended = np.array([one.arrival for one in everybody])
-    assert {int(((begun <= moment) & (moment < ended)).sum()) for moment in moments} == {concurrency}
+    given_out = ended - [one.seconds for one in everybody]
+    assert set(((given_out <= moments) & (moments < ended)).sum(1).tolist()) == {concurrency}
+    begun = ended - [1e5 / next(devices(s, [one.client])).speed for one in everybody]
+    at_work = ((begun <= moments) & (moments < ended)).sum(1)
+    assert at_work.max() <= concurrency
+    assert least <= at_work.mean() <= most
 
 
 def test_a_device_does_its_tasks_one_after_another() -> None:

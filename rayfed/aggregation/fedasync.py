@@ -25,7 +25,7 @@ Factor = Annotated[FiniteFloat, Field(ge=0)]
 class FedAsync(AsynchronousRule):
     """Mixing of each client's model into the global one as it arrives, with `clients_per_round: 1`.
 
-    `federation.system.concurrency` devices train at once. Source: Xie et al. 2019, algorithm 1.
+    `federation.system.concurrency` tasks are in flight. Source: Xie et al. 2019, algorithm 1.
     """
 
     mixes: ClassVar[bool] = True

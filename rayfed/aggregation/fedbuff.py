@@ -22,8 +22,8 @@ from rayfed.update import Named
 class FedBuff(AsynchronousRule):
     """Mean of a buffer of updates in the order in which they arrive, stale ones with less weight.
 
-    The buffer has `clients_per_round` places. While it fills, `federation.system.concurrency` devices train, each on
-    the weights of when it began. Source: Nguyen et al. 2022, algorithm 1.
+    The buffer has `clients_per_round` places. While it fills, `federation.system.concurrency` tasks are in flight, each
+    on the weights of when it was given out. Source: Nguyen et al. 2022, algorithm 1.
     """
 
     exponent: Annotated[FiniteFloat, Field(ge=0)] = 0.5

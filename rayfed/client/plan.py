@@ -39,8 +39,9 @@ def _drawn(
 def started(scenario: Scenario, round: int) -> list[int]:
     """Return the clients that start on a round's weights under an asynchronous rule, in order.
 
-    As many as a step takes, `drawn_clients`; before the first step all that train at once, with those that follow on
-    the first to be done. None of them knows who is on the way from earlier rounds: a device does its tasks in turn.
+    As many as a step takes, `drawn_clients`; before the first step as many as there are tasks in flight, with those
+    that follow on the first to be done. Who is on the way from earlier rounds is not known here, so that a device may
+    be drawn while it has a task: it does its tasks in turn.
     """
     f, count = scenario.federation, scenario.clients_per_round
     assert f.system is not None

@@ -1,6 +1,6 @@
 """Updates in flight in virtual time: when clients start, and which update reaches the server next.
 
-Under an asynchronous rule a round is one step of the server. As many clients begin on its weights as updates make a
+Under an asynchronous rule a round is one step of the server. As many clients are given its weights as updates make a
 step: the first when the step before is made, each other one when an update arrives. All of them are known before
 the first has begun, so they train side by side; only their times are played one after another.
 
@@ -77,7 +77,7 @@ class Flights:
         waiting, free = iter(clients), {flight.client: flight.arrival for flight in self.flying}
         air = [(flight.arrival, flight.round, flight.client, flight) for flight in self.flying]
         heapq.heapify(air)
-        first = len(clients) - (self.count - 1)  # all that train at once, or who follows on the last to arrive
+        first = len(clients) - (self.count - 1)  # all tasks in flight, or who follows on the last to arrive
         for client in (next(waiting) for _ in range(first)):
             self._start(client, self.began, free, air)
         while True:

@@ -72,8 +72,10 @@ class System(Section):
     """Seconds from the start of one round to that of the next, no shorter than the deadline; it says which hour of the
     day a round begins in. Null: at once."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
-    """Devices that train at once under an asynchronous rule (`fedbuff`, `fedasync`), which steps on every
-    `clients_per_round` updates that arrive; a device that is done is replaced at once. Null: `clients_per_round`."""
+    """Tasks in flight under an asynchronous rule (`fedbuff`, `fedasync`), which steps on every `clients_per_round`
+    updates that arrive; when one arrives the next task is given out. A device that is drawn while it has a task does
+    the new one afterwards, so that fewer devices than this are at work where clients are few. Null:
+    `clients_per_round`."""
     start_hour: Annotated[float, Field(ge=0, lt=24)] = 0.0
     """Hour of the day in which the first round begins."""
 

@@ -316,6 +316,15 @@ def test_fedasync_mixes_one_model_at_a_time() -> None:
         prepare(parsed("aggregation=fedasync"))
 
 
+@pytest.mark.parametrize("server", ["{optimiser: adam}", "{lr: 0.5}", "{momentum: 0.9}"])
+def test_fedasync_is_not_for_another_server_optimiser(server: str) -> None:
+    rule = "aggregation=fedasync", "clients_per_round=1"
+    with pytest.raises(ScenarioError, match=r"federation\.server: fedasync mixes models by its own weights"):
+        parsed(*rule, f"server={server}")
+    parsed(*rule, "server={lr: 1}")
+    parsed(f"server={server}")  # fedbuff, whose step any optimiser takes
+
+
 @pytest.mark.parametrize("defence", ["dp_sgd", "dp_fedavg"])
 def test_there_is_no_account(defence: str) -> None:
     text = TEXT + f"defences: [{{name: {defence}, clip: 1, noise_multiplier: 1, delta: 0.001}}]\n"

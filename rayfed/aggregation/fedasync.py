@@ -2,7 +2,8 @@
 
 Source: Xie, Koyejo and Gupta 2019, 'Asynchronous federated optimization', algorithm 1 and the staleness functions of
 section 5.2: x <- (1 - a s(t - tau)) x + a s(t - tau) x_new. A client sends the difference to what it was sent, from
-which the server, who knows that, has its model.
+which the server, who knows that, has its model. The proximal term that the paper adds to a client's loss (rho) is left
+out: clients train as under any other rule.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Factor = Annotated[FiniteFloat, Field(ge=0)]
 class FedAsync(AsynchronousRule):
     """Mixing of each client's model into the global one as it arrives, with `clients_per_round: 1`.
 
-    `federation.system.concurrency` tasks are in flight. Source: Xie et al. 2019, algorithm 1.
+    `federation.system.concurrency` tasks are in flight. The paper's proximal term in the clients' loss is left out. The
+    server's optimiser must be plain: sgd with lr 1 and no momentum. Source: Xie et al. 2019, algorithm 1.
     """
 
     mixes: ClassVar[bool] = True

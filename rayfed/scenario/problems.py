@@ -376,9 +376,14 @@ def _asynchronous_problems(s: Scenario) -> Iterator[Problem]:
     federation, system, rules = s.federation, s.federation.system, {}
     for name, arm in s.played.items():
         spec = arm.aggregation or federation.aggregation
-        if getattr(registry.find(spec.kind, spec.name), "asynchronous", False):
+        target = registry.find(spec.kind, spec.name)
+        if getattr(target, "asynchronous", False):
             rules[name] = spec.name
-            mixes = getattr(registry.find(spec.kind, spec.name), "mixes", False)
+            mixes = getattr(target, "mixes", False)
+            server = federation.server
+            if mixes and (server.optimiser != "sgd" or server.lr not in (None, 1) or server.momentum):
+                message = f"{spec.name} mixes models by its own weights, and sgd with lr 1 alone leaves the mixture as "
+                yield Problem(("federation", "server"), f"{message}it is: leave it out")
             if mixes and arm.training.get("algorithm", s.training.algorithm) != "fedavg":
                 message = f"{spec.name} mixes what fedavg sends, models of local steps: take fedavg"
                 yield Problem(("training", "algorithm"), message)

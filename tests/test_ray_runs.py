@@ -65,6 +65,28 @@ def test_fused_cohorts_do_not_depend_on_the_number_of_actors(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        ("federation.clients_per_round=4", "federation.system={over_selection: 2, compute_spread: 1, reference: 1e6}"),
+        (
+            "federation.clients_per_round=2",
+            "federation.aggregation=fedbuff",
+            "federation.system={concurrency: 4, compute_spread: 1, reference: 1e6}",
+        ),
+    ],
+    ids=["over-selection", "fedbuff"],
+)
+def test_virtual_time_does_not_depend_on_the_executor(changes: tuple[str, ...], tmp_path: Path) -> None:
+    here, there = (runs.launch(parsed(*changes), str(tmp_path), on, Progress()) for on in (local, on_ray()))
+    for arm in ("none", "noise"):
+        assert_same_bits(weights(there)[arm]["weights"], weights(here)[arm]["weights"])
+    timed = ["arm", "round", "client", "status", "simulated_seconds", "staleness", "sent_bytes"]
+    assert there.read_table("clients").select(timed).equals(here.read_table("clients").select(timed))
+    times = ["arm", "round", "simulated_seconds", "idle", "dropped"]
+    assert there.read_table("rounds").select(times).equals(here.read_table("rounds").select(times))
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ((), True),

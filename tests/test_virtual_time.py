@@ -35,6 +35,7 @@ from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.scenario import Scenario, Training
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
+from tests.run_fixtures import assert_same_bits
 
 TEXT = """
 name: t
@@ -606,18 +607,29 @@ def weights(folder: RunFolder) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("changes", [OVER, LATE_ONES, ("federation.system.every=5", "federation.system.deadline=5")])
-def test_figures_are_the_same_with_other_cohorts_and_after_a_resume(changes: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [(), OVER, LATE_ONES, ("federation.system.every=5", "federation.system.deadline=5")]
+)
+def test_times_are_the_same_with_other_cohorts_and_all_bits_after_a_resume(
+    changes: tuple[str, ...], tmp_path: Path
+) -> None:
     whole = played(tmp_path / "a", *changes, "federation.rounds=3")
     cohorts = played(tmp_path / "b", *changes, "federation.rounds=3", "federation.cohort_size=3")
-    assert figures(cohorts) == figures(whole)
-    assert all(torch.equal(w, weights(cohorts)[name]) for name, w in weights(whole).items())
+    timed = ("client", "status", "simulated_seconds", "sent_bytes")
+    assert [[row[name] for name in timed] for row in rows(cohorts, "clients")] == [
+        [row[name] for name in timed] for row in rows(whole, "clients")
+    ]
+    if changes:  # each client is a cohort then, whatever size is asked for
+        assert figures(cohorts) == figures(whole)
+        assert_same_bits(weights(cohorts), weights(whole))
+    else:
+        torch.testing.assert_close(weights(cohorts), weights(whole))
     with pytest.raises(Interrupted):
         runs.launch(parsed(*changes, "federation.rounds=3"), str(tmp_path / "c"), local, Stopping(0))
     [folder] = (tmp_path / "c").iterdir()
     resumed = runs.resume(str(folder), local, Progress())
     assert figures(resumed) == figures(whole)
-    assert all(torch.equal(w, weights(resumed)[name]) for name, w in weights(whole).items())
+    assert_same_bits(weights(resumed), weights(whole))
 
 
 def test_devices_change_no_bits_of_a_round_that_drops_nobody(tmp_path: Path) -> None:

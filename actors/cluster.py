@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, floor
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -103,12 +103,15 @@ class Allotment:
         }
 
 
-def allot(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
+def allot(scenario: Scenario, client_calls: int, attack_calls: int, before: Allotment | None = None) -> Allotment:
     """Divide the cluster's present resources among the run's actors, at most one for each concurrent call.
 
     The server is where the driver is: other nodes may be lent ones that go, and a run ends with its driver anyway.
+    `before` is the run's last allotment, which is returned where the nodes are still the same.
     """
     nodes = alive()
+    if before and before.nodes == nodes.keys():
+        return before
     allotment = divide(list(nodes.values()), scenario, client_calls, attack_calls)
     server = replace(allotment.server, node=ray.get_runtime_context().get_node_id())
     return replace(allotment, server=server, nodes=frozenset(nodes))
@@ -153,16 +156,19 @@ def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_
     r, most = scenario.resources, wanted(scenario, client_calls, attack_calls)
     client, attacker = [most.client], [most.attacker] * bool(most.attackers)
 
-    def slots(kind: list[ResourceShare], *others: ResourceShare) -> int:
-        """Return how many actors of a kind fit beside the others, at least one."""
-        numbers = range(1, max(client_calls, attack_calls, 1) + 1)
-        return max(1, bisect_left(numbers, True, key=lambda n: not fits(nodes, [most.server, *others, *kind * n])))
+    def slots(kinds: Sequence[ResourceShare], *others: Alike) -> int:
+        """Return how many actors of each of these kinds fit beside the others, at least one."""
+
+        def too_many(n: int) -> bool:
+            return not fits(nodes, [(most.server, 1), *others, *((kind, n) for kind in kinds)])
+
+        return max(1, bisect_left(range(1, max(client_calls, attack_calls, 1) + 1), True, key=too_many))
 
     if most.client.labels == most.attacker.labels:
         clients = attackers = slots(client + attacker)
     else:
-        attackers = slots(attacker, *client)
-        clients = slots(client, *attacker * min(attackers, most.attackers))
+        attackers = slots(attacker, (most.client, 1))
+        clients = slots(client, (most.attacker, min(attackers, most.attackers)))
     clients = most.clients if r.clients.actors else min(clients, most.clients)
     attackers = most.attackers if r.attackers.actors else min(attackers, most.attackers)
     return replace(most, clients=clients, attackers=attackers)
@@ -202,14 +208,30 @@ def check(allotment: Allotment, nodes: Sequence[Node]) -> None:
     _check_total(allotment, nodes)
 
 
-def fits(nodes: Sequence[Node], shares: Sequence[ResourceShare]) -> bool:
+Alike = tuple[ResourceShare, int]
+"""A share, and the number of actors that have it each."""
+
+
+def fits(nodes: Sequence[Node], actors: Sequence[Alike]) -> bool:
     """Return whether actors with these shares fit, each on one node, and each fraction of a GPU on one GPU.
 
-    Those that ask for labels are placed first, then the largest.
+    Those that ask for labels are placed first, then the largest, each on the first node that has room. So actors with
+    one share fill node after node, and what a node takes of them is counted at once.
     """
     free = [_Free(node.cpus, [1.0] * int(node.gpus), node.labels) for node in nodes]
-    ordered = sorted(shares, key=lambda share: (bool(share.labels), share.num_gpus, share.num_cpus), reverse=True)
-    return all(any(node.take(share) for node in free) for share in ordered)
+    for share, left in sorted(actors, key=lambda one: _rank(one[0]), reverse=True):
+        for node in free:
+            if not left:
+                break
+            left -= node.take(share, left)
+        if left:
+            return False
+    return True
+
+
+def _rank(share: ResourceShare) -> tuple[bool, float, float]:
+    """Return the key by which actors are placed, the greatest first."""
+    return bool(share.labels), share.num_gpus, share.num_cpus
 
 
 @dataclass
@@ -220,18 +242,28 @@ class _Free:
     gpus: list[float]
     labels: Mapping[str, str]
 
-    def take(self, share: ResourceShare) -> bool:
-        """Take a share from the node if it is free; return whether it was."""
-        each = min(share.num_gpus, 1.0)
-        able = [i for i, left in enumerate(self.gpus) if left > each - _ROUNDING][: ceil(share.num_gpus)]
-        if share.num_cpus > self.cpus + _ROUNDING or len(able) < ceil(share.num_gpus):
-            return False
+    def take(self, share: ResourceShare, most: int) -> int:
+        """Take a share as often as it is free, `most` times at most; return how often it was."""
         if not share.may_be_on(self.labels):
-            return False
-        self.cpus -= share.num_cpus
-        for i in able:
-            self.gpus[i] -= each
-        return True
+            return 0
+        taken = most
+        if share.num_cpus:
+            taken = min(taken, _times(self.cpus, share.num_cpus))
+        if share.num_gpus:
+            gpus, each = ceil(share.num_gpus), min(share.num_gpus, 1.0)
+            rooms = [_times(left, each) for left in self.gpus]
+            taken = min(taken, sum(rooms) // gpus)
+            parts = taken * gpus
+            for i, room in enumerate(rooms):
+                self.gpus[i] -= min(room, parts) * each
+                parts -= min(room, parts)
+        self.cpus -= taken * share.num_cpus
+        return taken
+
+
+def _times(free: float, each: float) -> int:
+    """Return how often a share is in what is free."""
+    return max(0, floor((free + _ROUNDING) / each))
 
 
 def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceShare:
@@ -244,7 +276,7 @@ def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceS
 
 def _check_node(what: str, share: ResourceShare, nodes: Sequence[Node]) -> None:
     """Raise `ResourceError` if no node has room for one actor."""
-    if fits(nodes, [share]):
+    if fits(nodes, [(share, 1)]):
         return
     able = [node for node in nodes if share.may_be_on(node.labels)]
     if not able:
@@ -273,13 +305,13 @@ def _no_label(what: str, share: ResourceShare, nodes: Sequence[Node]) -> str:
 
 
 def _check_total(a: Allotment, nodes: Sequence[Node]) -> None:
-    shares = [a.server] + [a.client] * a.clients + [a.attacker] * a.attackers
-    if not fits(nodes, shares):
+    actors = [(a.server, 1), (a.client, a.clients), (a.attacker, a.attackers)]
+    if not fits(nodes, actors):
         cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
         raise ResourceError(
             f"resources: {a.clients} client actors ({a.client} each), {a.attackers} attackers ({a.attacker} each) and "
-            f"the server ({a.server}) ask for {sum(s.num_cpus for s in shares):g} CPU and "
-            f"{sum(s.num_gpus for s in shares):g} GPU together, each on one node and a part of a GPU on one GPU, but "
-            f"the cluster has {cpus:g} CPU and {gpus:g} GPU on {len(nodes)} node{'s' * (len(nodes) != 1)}: ask for "
-            f"fewer actors or smaller shares"
+            f"the server ({a.server}) ask for {sum(n * share.num_cpus for share, n in actors):g} CPU and "
+            f"{sum(n * share.num_gpus for share, n in actors):g} GPU together, each on one node and a part of a GPU on "
+            f"one GPU, but the cluster has {cpus:g} CPU and {gpus:g} GPU on {len(nodes)} node{'s' * (len(nodes) != 1)}"
+            f": ask for fewer actors or smaller shares"
         )

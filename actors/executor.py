@@ -44,7 +44,7 @@ def on_ray(address: str | None = None) -> Execution:
             calls = count_calls(scenario, len(inputs.data.test_labels))
             scenario = with_shares(inputs, progress.note)
             room, in_driver = partial(allot, scenario, *calls), not address and only_adds(inputs)
-            check(room(), list(alive().values()))
+            check(room(None), list(alive().values()))
             with (
                 asking(wanted(scenario, *calls)) if address else nullcontext(),
                 _closing(RayExecutor(room, ActorPool(), progress.note, in_driver), keep=False) as executor,
@@ -61,7 +61,7 @@ def for_trial(allotment: Allotment, actor_pool: ActorPool) -> Execution:
     def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
         with (
             connected(None, inputs.scenario),
-            _closing(RayExecutor(lambda: allotment, actor_pool, progress.note), keep=True) as executor,
+            _closing(RayExecutor(lambda _: allotment, actor_pool, progress.note), keep=True) as executor,
         ):
             yield executor
 
@@ -100,18 +100,19 @@ class RayExecutor:
 
     def __init__(
         self,
-        room: Callable[[], Allotment],
+        room: Callable[[Allotment | None], Allotment],
         actor_pool: ActorPool,
         note: Callable[[str], None],
         in_driver: bool = False,
     ) -> None:
-        """Begin with the allotment that `room` returns; `room` is called again when the cluster may have changed.
+        """Begin with the allotment that `room` returns; it is called again when the cluster may have changed.
 
-        The server is in this process if `in_driver`, else on an actor.
+        Then it is given the last allotment, which it returns where nothing has changed. The server is in this process
+        if `in_driver`, else on an actor.
         """
         transport.register()
         self._room, self._actor_pool, self._note = room, actor_pool, note
-        self._allotment, self._looked = room(), monotonic()
+        self._allotment, self._looked = room(None), monotonic()
         self._in_driver = in_driver
         self._server: Serving | None = None
         self._clients: Workers | None = None
@@ -228,8 +229,8 @@ class RayExecutor:
         """Adapt the number of actors to the cluster, at intervals and after losing one."""
         if not lost and monotonic() < self._looked + LOOK:
             return
-        self._looked, before, self._allotment = monotonic(), self._allotment, self._room()
-        after = self._allotment
+        before, self._allotment = self._allotment, self._room(self._allotment)
+        self._looked, after = monotonic(), self._allotment  # after a look that itself takes long
         if (before.clients, before.attackers) != (after.clients, after.attackers):
             self._note(f"the cluster has changed: {after.describe()}")
         for pool, size in ((self._clients, after.clients), (self._attackers, after.attackers)):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from actors import actor_pool, cluster, server
-from actors.cluster import Node, check, divide
+from actors import actor_pool, cluster, executor, server
+from actors.cluster import Alike, Allotment, Node, check, divide
 from actors.process import ResourceShare
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server_optimiser import ServerOptimiser
@@ -103,6 +108,100 @@ def test_the_server_alone_is_where_the_driver_is_while_there_is_room(monkeypatch
     pool.acquire(server.ServerActor, allotment.client)
     of_server, of_client = (options["scheduling_strategy"] for options in asked)
     assert (of_server.node_id, of_server.soft, of_client) == ("a1" * 28, True, None)
+
+
+def first_fit(nodes: Sequence[Node], actors: Sequence[Alike]) -> bool:
+    """Place one actor after the other on the first node, and the first GPUs, with room for it."""
+    free = [[node.cpus, [1.0] * int(node.gpus), node.labels] for node in nodes]
+
+    def placed(share: ResourceShare) -> bool:
+        each = min(share.num_gpus, 1.0)
+        for node in free:
+            able = [i for i, left in enumerate(node[1]) if left > each - 1e-6][: ceil(share.num_gpus)]
+            if share.may_be_on(node[2]) and share.num_cpus <= node[0] + 1e-6 and len(able) == ceil(share.num_gpus):
+                node[0] -= share.num_cpus
+                for i in able:
+                    node[1][i] -= each
+                return True
+        return False
+
+    shares = [share for share, number in actors for _ in range(number)]
+    shares.sort(key=lambda share: (bool(share.labels), share.num_gpus, share.num_cpus), reverse=True)
+    return all(map(placed, shares))
+
+
+LABELS = st.sampled_from([{}, {}, {"market": "spot"}, {"role": "attack"}, {"market": "spot", "role": "attack"}])
+NODES = st.builds(Node, st.sampled_from([0, 0.5, 1, 1.5, 2.5, 4, 7]), st.sampled_from([0, 0, 1, 2, 3]), LABELS)
+CPUS = [None, 0, 0.1, 0.25, 0.3333, 0.5, 0.7, 1, 1.5, 2]
+KINDS = st.fixed_dictionaries(
+    {
+        "num_cpus": st.sampled_from(CPUS),
+        "num_gpus": st.sampled_from([0, 0, 0.1, 0.3, 0.3333, 0.5, 0.6, 1, 2]),
+        "labels": LABELS,
+        "actors": st.sampled_from([None, None, 1, 3]),
+    }
+)
+
+
+@given(
+    st.lists(NODES, min_size=1, max_size=5),
+    KINDS,
+    KINDS,
+    st.sampled_from(CPUS),
+    st.integers(0, 40),
+    st.integers(0, 40),
+)
+def test_numbers_of_actors_are_those_of_placing_one_after_the_other(
+    nodes: list[Node],
+    clients: dict[str, Any],
+    attackers: dict[str, Any],
+    server_cpus: float | None,
+    client_calls: int,
+    attack_calls: int,
+) -> None:
+    resources = {"clients": clients, "attackers": attackers, "server": {"num_cpus": server_cpus}}
+    s = parsed(f"resources={json.dumps(resources)}")
+    counted = divide(nodes, s, client_calls, attack_calls)
+    actors = [(counted.server, 1), (counted.client, counted.clients), (counted.attacker, counted.attackers)]
+    assert cluster.fits(nodes, actors) == first_fit(nodes, actors)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cluster, "fits", first_fit)
+        assert divide(nodes, s, client_calls, attack_calls) == counted
+
+
+def test_a_thousand_nodes_are_divided_in_no_time() -> None:
+    began = time.process_time()
+    assert divide([Node(16, 0)] * 1000, parsed(), 32_000, 0).clients == 16_000
+    assert time.process_time() - began < 4, "seconds; placing one after the other takes half a minute"
+
+
+def test_nodes_are_divided_again_where_others_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {"a": Node(4, 0)}
+    here = SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "a"))
+    monkeypatch.setattr(cluster, "ray", here)
+    monkeypatch.setattr(cluster, "alive", lambda: nodes)
+    first = cluster.allot(parsed(), 20, 0)
+    assert cluster.allot(parsed(), 20, 0, first) is first
+    nodes["b"] = Node(2, 0)
+    second = cluster.allot(parsed(), 20, 0, first)
+    assert (first.clients, second.clients, second.nodes) == (4, 6, {"a", "b"})
+
+
+def test_looks_at_the_cluster_are_apart_however_long_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = [0.0], list[Allotment | None]()
+
+    def room(before: Allotment | None) -> Allotment:
+        looks.append(before)
+        now[0] += 1.5 * executor.LOOK
+        return before or divide([Node(1, 0)], parsed(), 1, 0)
+
+    monkeypatch.setattr(executor, "monotonic", lambda: now[0])
+    there = executor.RayExecutor(room, actor_pool.ActorPool(), print)
+    now[0] += executor.LOOK
+    for _ in range(5):
+        there._look(False)
+    assert len(looks) == 2
+    assert looks[1] is there._allotment, "which is not divided again"
 
 
 PLAIN, SPOT, ATTACK = Node(2, 0), Node(4, 0, {"market": "spot"}), Node(3, 0, {"role": "attack"})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -33,15 +35,18 @@ class Waiting:
 
     def __init__(self, calls: Iterable[Call]) -> None:
         self._queues: defaultdict[str, deque[tuple[Call, int]]] = defaultdict(deque)
+        self._number = 0
         for call in calls:
             self._queues[call.node].append((call, 0))
+            self._number += 1
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return self._number
 
     def put_back(self, call: Call, losses: int) -> None:
         """Put a call back at the front of the queue, with the number of actors that it has ended."""
         self._queues[call.node].appendleft((call, losses))
+        self._number += 1
 
     def take(self, node: str, idle: bool) -> tuple[Call, int] | None:
         """Remove and return the next call for an actor on a node; None if the call should wait for another node.
@@ -51,69 +56,96 @@ class Waiting:
         queue = self._queues[node] or self._queues[""]
         if not queue and idle:
             queue = max(self._queues.values(), key=len)
-        return queue.popleft() if queue else None
+        if not queue:
+            return None
+        self._number -= 1
+        return queue.popleft()
 
 
 class Running:
-    """The calls that actors are running, by the reference to their first result.
+    """The calls that actors are running, by the reference to their first result, and the actors that can take more.
 
-    An actor works at the first of its calls: the time of the next one begins when that has ended.
+    An actor does its calls in order, so the first of each is the only one that is waited for; where an actor died, it
+    is the one that the actor was at. The time of the next one begins when it has ended. There may be thousands of
+    actors: only an iteration goes through all of them.
     """
 
-    def __init__(self) -> None:
-        self._calls: dict[ray.ObjectRef[Any], Started] = {}
-        self._began: dict[int, float] = {}
-        self.queued: defaultdict[int, int] = defaultdict(int)
-        """Number of calls that each actor has been handed."""
+    def __init__(self, slots: Iterable[int]) -> None:
+        """Begin with the numbers of the actors that are up."""
+        self._queues: defaultdict[int, deque[tuple[ray.ObjectRef[Any], Started]]] = defaultdict(deque)
+        self._worked_at: dict[ray.ObjectRef[Any], Started] = {}
+        self._ends: list[tuple[float, int, ray.ObjectRef[Any]]] = []
+        """Heap of deadlines, numbered as calls began; that of a call which has ended stays until it is the earliest."""
+        self._numbers = count()
+        self._free: list[tuple[int, int]] = []
+        """Heap of how many calls an actor had at some time, and its number; what is no longer true stays likewise."""
+        for slot in slots:
+            self.up(slot)
 
     def __iter__(self) -> Iterator[ray.ObjectRef[Any]]:
-        return iter(self._calls)
+        """Yield the references of the calls that actors are executing now, in the order in which these began."""
+        return iter(self._worked_at)
 
     def __bool__(self) -> bool:
-        return bool(self._calls)
+        return bool(self._worked_at)
+
+    def up(self, slot: int) -> None:
+        """Note that an actor can be given calls, with the number that it has."""
+        heappush(self._free, (len(self._queues[slot]), slot))
+
+    def freest(self, slots: Container[int]) -> tuple[int, int] | None:
+        """Return the fewest calls that an actor has, and its number, the lowest; None if there is none.
+
+        `slots` are the actors that are left: others have ended, and do not come again.
+        """
+        while self._free:
+            queued, slot = self._free[0]
+            if slot in slots and queued == len(self._queues[slot]):
+                return queued, slot
+            heappop(self._free)
+        return None
+
+    def pass_over(self) -> None:
+        """Leave out the actor that is the freest, and has a call, until that has ended."""
+        heappop(self._free)
 
     def add(self, done: ray.ObjectRef[Any], started: Started) -> None:
         """Add a call that has been given to an actor."""
-        if not self.queued[started.slot]:
-            self._began[started.slot] = monotonic()
-        self._calls[done] = started
-        self.queued[started.slot] += 1
+        self._queues[started.slot].append((done, started))
+        if len(self._queues[started.slot]) == 1:
+            self._begin(done, started)
+        self.up(started.slot)
 
     def pop(self, done: ray.ObjectRef[Any]) -> Started:
-        """Remove and return a call that has ended or is about to be ended."""
-        ended = self._calls.pop(done)
-        self._began[ended.slot] = monotonic()
-        self.queued[ended.slot] -= 1
+        """Remove and return a call that was executed and has ended or is about to be ended."""
+        ended = self._worked_at.pop(done)
+        queue = self._queues[ended.slot]
+        queue.popleft()
+        if queue:
+            self._begin(*queue[0])
+        self.up(ended.slot)
         return ended
 
-    def head(self, done: ray.ObjectRef[Any]) -> ray.ObjectRef[Any]:
-        """Return the reference to the oldest call of the actor that runs this one; an unknown reference unchanged.
-
-        An actor does its calls in order: where it died, this is the one that it was at.
-        """
-        if done not in self._calls:
-            return done
-        slot = self._calls[done].slot
-        return next(first for first, started in self._calls.items() if started.slot == slot)
+    def _begin(self, done: ray.ObjectRef[Any], started: Started) -> None:
+        self._worked_at[done] = started
+        if started.call.limit is not None:
+            heappush(self._ends, (monotonic() + started.call.limit, next(self._numbers), done))
 
     def behind(self, slot: int) -> list[Started]:
         """Remove and return the calls queued on an actor behind the one that is being ended."""
-        return [self.pop(done) for done in [d for d, started in self._calls.items() if started.slot == slot]]
+        queue = self._queues[slot]
+        return [self.pop(queue[0][0]) for _ in range(len(queue))]
 
     @property
     def worked_at(self) -> Iterator[tuple[ray.ObjectRef[Any], Call]]:
         """The calls that actors are executing now, without those queued behind them."""
-        return ((done, self._calls[done].call) for done in self._heads.values())
-
-    @property
-    def _heads(self) -> dict[int, ray.ObjectRef[Any]]:
-        heads: dict[int, ray.ObjectRef[Any]] = {}
-        for done, started in self._calls.items():
-            heads.setdefault(started.slot, done)
-        return heads
+        return ((done, started.call) for done, started in self._worked_at.items())
 
     def next_end(self) -> tuple[float, ray.ObjectRef[Any]] | None:
         """Return the earliest deadline of the executing calls, with its call; None if none has a limit."""
-        limits = [(done, self._began[slot], self._calls[done].call.limit) for slot, done in self._heads.items()]
-        ends = [(began + limit, done) for done, began, limit in limits if limit is not None]
-        return min(ends, key=lambda end: end[0], default=None)
+        while self._ends:
+            end, _, done = self._ends[0]
+            if done in self._worked_at:
+                return end, done
+            heappop(self._ends)
+        return None

@@ -114,12 +114,13 @@ class Workers:
         """
         self._fill()
         waiting = Waiting(calls)
-        running = Running()
+        running = Running(self._up())
         while waiting or running:
             self._look(False)
             self._hand_out(waiting, running)
             first, overdue = self._first(running, hear)
             if first in self._starting:
+                running.up(self._starting[first])
                 self._started(first)
                 continue
             ended = running.pop(first)
@@ -147,15 +148,14 @@ class Workers:
 
     def _hand_out(self, waiting: Waiting, running: Running) -> None:
         """Give calls to started actors: to idle ones, and a second call to busy ones while many calls wait."""
-        while waiting:
-            most = 2 if len(waiting) > self.abreast else 1
-            up = sorted(set(self._actors) - set(self._starting.values()), key=lambda slot: (running.queued[slot], slot))
-            for slot in up:
-                queued = running.queued[slot]
-                if queued < most and (taken := waiting.take(self._nodes.get(slot, ""), idle=not queued)):
-                    break
-            else:
+        while waiting and (freest := running.freest(self._actors)):
+            queued, slot = freest
+            if queued >= (2 if len(waiting) > self.abreast else 1):
                 return
+            taken = waiting.take(self._nodes.get(slot, ""), idle=not queued)
+            if not taken:
+                running.pass_over()
+                continue
             call, losses = taken
             done, *rest = self._start(self._actors[slot], call)
             running.add(done, Started(slot, self._actors[slot], call, losses, rest))
@@ -216,7 +216,7 @@ class Workers:
             timeout = None if patience == inf else patience
             done, _ = ray.wait([*self._starting, *running], num_returns=1, timeout=timeout)
             if done:
-                return running.head(done[0]), False
+                return done[0], False
             if end is not None and monotonic() >= end[0]:
                 return end[1], True
             for call, worked_at in running.worked_at if hear else ():
@@ -256,20 +256,24 @@ class Workers:
 
     def nodes(self) -> dict[str, int]:
         """Return the nodes of the started actors, with their number on each."""
-        return dict(Counter(self._nodes[slot] for slot in set(self._actors) - set(self._starting.values())))
+        return dict(Counter(self._nodes[slot] for slot in self._up()))
 
     def give_place(self) -> bool:
         """End one of several actors, or those still starting, for another pool's actor; return whether any was ended.
 
         The next `run` starts them again, to come up once there is room.
         """
-        up = sorted(set(self._actors) - set(self._starting.values()))
+        up = sorted(self._up())
         kept = up[:-1] or up
         given = [slot for slot in self._actors if slot not in kept]
         for slot in given:
             self._actor_pool.release(self._actors.pop(slot), keep=False)
         self._starting.clear()
         return bool(given)
+
+    def _up(self) -> set[int]:
+        """Return the numbers of the actors that have started."""
+        return set(self._actors) - set(self._starting.values())
 
     @staticmethod
     def _start(actor: ActorHandle[Any], call: Call) -> list[ray.ObjectRef[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError
 
 from actors import workers
 from actors.actor_pool import ActorPool
+from actors.calls import Running, Started
 from actors.process import Arrival
 from actors.workers import ActorsLost, Workers
 from rayfed.engine.executor import Call, Crashed
@@ -212,6 +214,55 @@ def test_actors_whose_node_is_gone_end_before_others(monkeypatch: pytest.MonkeyP
     pool.resize(12, {"1"})
     pool.resize(there, {"1"})  # nor is one ended that is up for one that is not
     assert sum(not actor.dead for actor in world.actors[:12]) == there
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "end", "lose"]), st.integers(0, 3), st.sampled_from([None, 2, 5]))))
+def test_bookkeeping_is_that_of_a_list_for_each_actor(events: list[tuple[str, int, int | None]]) -> None:
+    now, lists = 0.0, {slot: list[tuple[Ref, int | None]]() for slot in range(4)}
+    began = dict.fromkeys(lists, 0.0)
+    running: Any = Running(lists)
+    for what, slot, limit in events:
+        now, own = now + 1, lists[slot]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("actors.calls.monotonic", lambda now=now: now)
+            if what == "add" and len(own) < 2:
+                own.append((Ref(), limit))
+                running.add(own[-1][0], Started(slot, None, Call("work", (), limit=limit), 0, []))  # type: ignore[arg-type]
+                began[slot] = began[slot] if len(own) == 2 else now
+            elif what != "add" and own:
+                running.pop(own.pop(0)[0])
+                began[slot] = now
+                if what == "lose":
+                    assert [one.call.limit for one in running.behind(slot)] == [limit for _, limit in own]
+                    own.clear()
+        heads = {own[0]: slot for slot, own in lists.items() if own}
+        assert sorted(map(id, running)) == sorted(id(ref) for ref, _ in heads)
+        ends = [(began[slot] + limit, ref) for (ref, limit), slot in heads.items() if limit]
+        assert running.next_end() in ends if ends else running.next_end() is None
+        assert not ends or running.next_end()[0] == min(end for end, _ in ends)
+        assert running.freest(lists) == min((len(own), slot) for slot, own in lists.items())
+
+
+def test_an_event_costs_the_same_among_thousands_of_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Prompt(World):
+        """A world whose calls are done as soon as somebody waits for them."""
+
+        def wait(self, refs: list[Ref], num_returns: int, timeout: float | None = None) -> tuple[list[Ref], list[Ref]]:
+            refs[0].there = True
+            return refs[:1], []
+
+    world, actors = Prompt(random.Random(3)), 8000
+    monkeypatch.setattr(workers, "ray", world)
+    monkeypatch.setattr(ActorPool, "acquire", world.acquire)
+    monkeypatch.setattr(ActorPool, "release", world.release)
+    pool = Workers(ActorPool(), actors)
+    pool.wait()
+    began = time.process_time()
+    run = pool.run([Call("work", ((i, 0),), i, node=str(i % 2)) for i in range(4 * actors)])
+    for _ in range(1000):
+        next(run)
+    assert sum(len(actor.queue) for actor in world.actors) == 2 * actors + 999
+    assert time.process_time() - began < 6, "seconds; half a minute where each goes through all actors"
 
 
 def test_fewer_go_on_at_once_where_memory_is_short_and_no_fewer_than_need_be() -> None:

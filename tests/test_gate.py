@@ -56,6 +56,15 @@ def test_an_arm_passes_where_what_leaks_without_a_defence_does_not_leak_there() 
     }  # fmt: skip
 
 
+def test_a_passed_check_says_on_how_many_samples_it_is_shown() -> None:
+    rows = [row("none", 40.0), row("none", 9.0, sample=1), row("x", 9.0), row("x", 9.0, sample=1)]
+    [check] = Played(SCENARIO, rows, [], True).checks([PSNR], ["x"])
+    assert check.state == "passed"
+    assert "PASSED: 9.0 dB (a, blind); shown on 1 of 2 samples" in check.sentence
+    [whole] = Played(SCENARIO, [row("none", 40.0), row("x", 9.0)], [], True).checks([PSNR], ["x"])
+    assert "shown" not in whole.sentence
+
+
 def test_nothing_passes_where_another_attack_raised() -> None:
     raised = {"psnr": None, "status": "failed", "message": "OutOfMemoryError", "attack": "b"}
     rows = [row("none", 40.0), row("none", **raised), row("x", 9.0), row("x", **raised), row("y", 9.0)]

@@ -53,6 +53,13 @@ def test_guarantees_stand_beside_what_is_empirical(tmp_path: Path) -> None:
     assert "carry no (ε, δ) guarantee" in html(make_run(str(tmp_path)))
 
 
+def test_without_a_training_the_page_says_that_there_is_nothing_to_account_for() -> None:
+    [said] = words.guarantees([], trained=False).lines
+    assert "nothing was trained here" in said
+    assert "carry no" not in said
+    assert "carry no (ε, δ) guarantee" in words.guarantees([]).lines[0]
+
+
 def test_what_is_guaranteed_names_what_is_withdrawn_and_whether_noise_is_secure() -> None:
     held = {"arm": "dp", "note": None, **PRIVATE}
     broken = {"arm": "split", "defence": "dp_sgd", "epsilon": None, "note": "no guarantee: private layers"}

@@ -130,7 +130,7 @@ class Check:
     """Samples of which a reconstruction passes the bound."""
     samples: int = 0
     reason: str = ""
-    """Why the state is neither passed nor failed."""
+    """Why the state is neither passed nor failed; of a passed check, what it does not say."""
 
     @property
     def sentence(self) -> str:
@@ -347,5 +347,9 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
     said = [f"no answer: {reasons}"] if reasons else []
     if best is not None and bound.metric.passes(best, bound.limit):
         said.insert(0, "no nearer than a guess gets without the update")
-    silent = "; ".join(said)
-    return Check(found.arm, found.batch, bound, "passed", *numbers, reason=silent)
+    if found.shown not in (None, found.samples):
+        said.append(
+            f"shown on {found.shown} of {found.samples} samples: the others do not pass the bound without a defence "
+            "either, and say nothing about this one"
+        )
+    return Check(found.arm, found.batch, bound, "passed", *numbers, reason="; ".join(said))

@@ -58,7 +58,8 @@ def of_run(
         if any(arm.rounds for arm in arms):
             costs.append(ONE_TRAINING)
         told.append(Statement(effect_heading(arms), costs))
-    return [*told, guarantees(privacy, secure, images=criterion.modality == "pixels")]
+    trained = any(arm.rounds for arm in arms)
+    return [*told, guarantees(privacy, secure, criterion.modality == "pixels", trained)]
 
 
 def effect_heading(arms: Sequence[ArmSummary]) -> str:
@@ -168,8 +169,11 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
     ]
 
 
-def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True) -> Statement:
-    """Return which (epsilon, delta) holds for whom, which is withdrawn, and whether the noise is `secure`."""
+def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True, trained: bool = True) -> Statement:
+    """Return which (epsilon, delta) holds for whom, which is withdrawn, and whether the noise is `secure`.
+
+    Without rows, `trained` says whether no mechanism has an account, or no training was there to account for.
+    """
     held = _held(
         [
             f"{row['arm']}: by {row['defence']}, (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) protects "
@@ -178,6 +182,7 @@ def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True)
             if row["epsilon"] is not None
         ],
         images,
+        trained,
     )
     withdrawn = [
         f"{row['arm']}: withdrawn for {row['defence']}: {row['note']}."
@@ -253,12 +258,17 @@ def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
     ]
 
 
-def _held(lines: list[str], images: bool) -> Statement:
+def _held(lines: list[str], images: bool, trained: bool = True) -> Statement:
     """Return what is guaranteed and what is not."""
     limits = _REST + _OF_IMAGES * images
     if not lines:
-        nothing = f"Nothing: the mechanisms here carry no (ε, δ) guarantee. Everything is empirical: {limits}"
-        return Statement("What is guaranteed", [nothing])
+        why = (
+            "the mechanisms here carry no (ε, δ) guarantee"
+            if trained
+            else "an (ε, δ) is of a training, and nothing was trained here. A run that trains with a defence that has "
+            "an account, such as `dp_sgd`, states it"
+        )
+        return Statement("What is guaranteed", [f"Nothing: {why}. Everything is empirical: {limits}"])
     rest = (
         "This holds against every attack that sees what training sends, for the units and against the observers named "
         "here, and for no others. Answers that attacks here were given outside training are not counted. Everything "

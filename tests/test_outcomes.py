@@ -116,6 +116,13 @@ def test_what_an_attack_did_not_measure_is_not_known(tmp_path: Path) -> None:
     assert [name for name in MEASURES if row.get(name) is not None and measure_of(name).kind == "leakage"] == []
 
 
+def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {})
+    given = attacked("none", "told", psnr=9.0, knowledge="defence,labels")
+    folder.write_part("attacks", 0, [attacked("none", "blind", psnr=9.0), given])
+    assert {row["attack"]: row["label_accuracy"] for row in outcomes(folder)} == {"blind": 1.0, "told": None}
+
+
 def test_the_weakest_guarantee_counts(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {})
     told = {"arm": "none", "rounds": 1, "delta": 1e-5, "unit": "sample"}

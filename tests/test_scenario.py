@@ -67,6 +67,7 @@ defences:
             "data.root: required, but not given (or --set data.root=VALUE): folder of the files; `~` and environment",
         ),
         ("attacks: [{name: dlg, victms: 2}]", "did you mean 'victims'"),
+        ("null: 1", "scenario: found None; keys should be strings"),
         ("attacks: [{name: dlg, rounds: [2]}]", "round 2 is never played"),
         ("attacks: [{name: dlg, victims: 5}]", "only 4 clients are drawn in a round"),
         ("attacks: [{name: dlg, victims: [4]}]", "there is no client 4"),

@@ -241,6 +241,8 @@ def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | 
     if not isinstance(document.get("federation"), Mapping):
         return None
     unknown = {place[: 2 if place[:1] == ("federation",) else 1] for place in places}
+    if () in unknown:  # a key of the document itself is no string
+        return None
     kept = {key: dict(value) if key == "federation" else value for key, value in document.items()}
     for place in unknown:
         section = kept if len(place) == 1 else kept["federation"]

@@ -200,6 +200,53 @@ def test_mixed_precision_is_the_loops_up_to_the_rounding_of_bfloat16() -> None:
         assert sum(float((other.tensors[n] - t).square().sum()) for n, t in true.tensors.items()) < 4 * rounded
 
 
+class Recurrent(nn.Module):
+    """Reads the rows of an image one after the other."""
+
+    def __init__(self, kind: type[nn.RNNBase], **settings: Any) -> None:
+        super().__init__()
+        self.rows = kind(8, 6, batch_first=True, **settings)
+        self.head = nn.LazyLinear(10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast("Tensor", self.head(self.rows(x.squeeze(1))[0][:, -1]))
+
+
+class Cell(nn.Module):
+    """The same, a row at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row, self.head = nn.LSTMCell(8, 6), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for row in x.squeeze(1).unbind(1):
+            state = self.row(row, state)
+        assert state is not None
+        return cast("Tensor", self.head(state[0]))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Recurrent(nn.LSTM),
+        lambda: Recurrent(nn.LSTM, num_layers=2, bidirectional=True, proj_size=3),
+        lambda: Recurrent(nn.GRU),
+        lambda: Recurrent(nn.GRU, num_layers=2, bias=False),
+        lambda: Recurrent(nn.RNN),
+        lambda: Recurrent(nn.RNN, nonlinearity="relu", bidirectional=True),
+        Cell,
+    ],
+    ids=["lstm", "lstm-proj", "gru", "gru-deep", "rnn", "rnn-relu", "lstm-cell"],
+)
+def test_recurrent_layers_are_the_loops(build: Callable[[], nn.Module]) -> None:
+    net = build().double()
+    with torch.no_grad():
+        net(torch.zeros(1, 1, 8, 8).double())  # the head's size
+    assert_close(trained("fused", net), trained("loop", net), 1e-10)
+
+
 def per_client(function: Callable[..., Tensor], *stacked: Tensor | float) -> Tensor:
     return torch.stack([function(*(s[k] if isinstance(s, Tensor) else s for s in stacked)) for k in range(CLIENTS)])
 

@@ -3,8 +3,8 @@
 The loss of a cohort is the sum of its clients', so one backward pass has the gradients of all. In the forward pass an
 operation is done once for all clients: a linear layer as one batched product, a convolution as one with a group of
 channels for each client, channels last. What has no such form here goes through `torch.func.vmap`, one operation at a
-time. So any model is taken that vmap takes, unless it has autograd functions of its own, and only sums run in another
-order.
+time: a recurrent layer is one, taken apart into its steps. Only sums run in another order. A model that has autograd
+functions of its own is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.func import vmap
+from torch.func import vjp, vmap
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -134,8 +134,11 @@ def _every(tensor: Tensor) -> Tensor:
     return tensor.every
 
 
-def _mapped(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Do an operation by vmap over the clients; what it returns need not be tensors."""
+def _mapped(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], in_parts: bool = False) -> Any:
+    """Do an operation by vmap over the clients; what it returns need not be tensors.
+
+    `in_parts` is for one that vmap has no rule for, but has for its parts: under a gradient PyTorch takes it apart.
+    """
     leaves, spec = tree_flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
     result: tuple[list[Any], Any] = [], None
@@ -148,7 +151,8 @@ def _mapped(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         result = tree_flatten(func(*own_args, **own_kwargs))
         return [leaf for leaf in result[0] if isinstance(leaf, Tensor)]
 
-    stacked = iter(vmap(of_one)(*(_every(leaves[i]) for i in places)))
+    each = (lambda *tensors: vjp(of_one, *tensors)[0]) if in_parts else of_one
+    stacked = iter(vmap(each)(*(_every(leaves[i]) for i in places)))
     return tree_unflatten([Stacked(next(stacked)) if isinstance(r, Tensor) else r for r in result[0]], result[1])
 
 
@@ -211,6 +215,11 @@ def _view(func: Any, input: Tensor, *sizes: Any) -> Stacked | None:
     return Stacked(every.reshape(len(every), *shape))
 
 
+def _recurrent(func: Any, *args: Any) -> Any:
+    """Do a recurrent layer, for which vmap has no rule by itself."""
+    return _mapped(func, args, {}, in_parts=True)
+
+
 def _all_stacked(*tensors: Tensor | None) -> bool:
     return all(tensor is None or isinstance(tensor, Stacked) for tensor in tensors)
 
@@ -236,7 +245,7 @@ _PROPERTIES = {
 }
 """What is asked of any client's tensor alike."""
 
-_FORMS: dict[Any, Callable[..., Stacked | None]] = {
+_FORMS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_named("linear"), _linear),
     **dict.fromkeys(_named("conv2d"), _conv2d),
     **dict.fromkeys(_named("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"), _pool),
@@ -246,5 +255,6 @@ _FORMS: dict[Any, Callable[..., Stacked | None]] = {
     **dict.fromkeys(_named("add", "add_", "sub", "mul", "div"), _pointwise),
     **dict.fromkeys(_named("relu", "relu_", "leaky_relu", "elu", "gelu", "silu", "hardtanh", "softplus"), _pointwise),
     **dict.fromkeys(_named("sigmoid", "tanh"), _pointwise),
+    **dict.fromkeys(_named("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell"), _recurrent),
 }
 """The form of an operation for all clients at once; one that returns None leaves the operation to vmap."""

@@ -43,7 +43,7 @@ def trainable(scenario: Scenario) -> Trainable:
 def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
     """Return the trainable with a placement group for itself and its actors, so that two trials cannot deadlock."""
     shares = [allotment.client] * allotment.clients + [allotment.attacker] * allotment.attackers
-    if allotment.server.num_cpus or allotment.server.num_gpus:
+    if allotment.server.num_cpus:
         shares.append(allotment.server)
     bundles = [{"CPU": s.num_cpus} | ({"GPU": s.num_gpus} if s.num_gpus else {}) for s in shares]
     placed: Callable[[dict[str, Any]], None] = tune.with_resources(trial, tune.PlacementGroupFactory([{}, *bundles]))

@@ -251,6 +251,26 @@ def test_labels_are_names_and_values(labels: str) -> None:
         parsed(f"resources.clients.labels={labels}")
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("server.num_gpus=0.5", r"resources\.server\.num_gpus: the server adds, on the CPU, .* leave it out"),
+        ("clients.num_gpus=1.5", r"resources\.clients\.num_gpus: found 1\.5, but .* give a whole number, or 1 or less"),
+        ("attackers.num_gpus=2.25", r"resources\.attackers\.num_gpus: found 2\.25, but .* a whole number"),
+    ],
+)
+def test_gpus_that_nothing_would_use_or_that_ray_would_not_give(change: str, expected: str) -> None:
+    with pytest.raises(ScenarioError, match=expected):
+        parsed(f"resources.{change}")
+
+
+@pytest.mark.parametrize(
+    "change", ["server.num_gpus=0", "clients.num_gpus=auto", "clients.num_gpus=3", "attackers.num_gpus=1"]
+)
+def test_gpus_that_may_be_asked_for(change: str) -> None:
+    parsed(f"resources.{change}")
+
+
 def test_more_actors_than_parts_of_gpus() -> None:
     s = parsed("resources.clients={actors: 3, num_gpus: 0.6}")
     with pytest.raises(ResourceError, match=r"3 client actors .* ask for 3 CPU and 1\.8 GPU together"):

@@ -289,6 +289,15 @@ def _of_federation(s: Scenario) -> Iterator[Problem]:
         yield Problem(path=("resources", "server", "actors"), message="there is one server; leave it out")
     if s.resources.server.labels:
         yield Problem(path=("resources", "server", "labels"), message="the server is where the driver is; leave it out")
+    if s.resources.server.num_gpus:
+        message = "the server adds, on the CPU, and a GPU that it had would be kept from clients; leave it out"
+        yield Problem(path=("resources", "server", "num_gpus"), message=message)
+    for kind, actors in (("clients", s.resources.clients), ("attackers", s.resources.attackers)):
+        if actors.num_gpus != "auto" and actors.num_gpus > 1 and actors.num_gpus % 1:
+            message = (
+                f"found {actors.num_gpus:g}, but Ray takes whole numbers above 1; give a whole number, or 1 or less"
+            )
+            yield Problem(path=("resources", kind, "num_gpus"), message=message)
     for rule in (arm.aggregation or s.federation.aggregation for arm in s.played.values()):
         if not s.federation.validation and registry.find(rule.kind, rule.name).validates:
             message = f"{rule.name} has clients score models on samples that they do not train on: set a share, as 0.1"

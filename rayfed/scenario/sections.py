@@ -283,8 +283,9 @@ class Actors(Section):
     """CPUs of one actor, may be a fraction; its threads are this, rounded up. Null: clients and attackers take turns on
     a core, so one each where there is no attack and half of one each otherwise; 0 for the server."""
     num_gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = 0.0
-    """GPUs of one actor, may be a fraction below 1. `auto`, for clients: a client actor does the first work of each arm
-    alone on a GPU, and as many share one as its memory takes; results do not depend on it."""
+    """GPUs of one actor, a fraction below 1 or a whole number; 0 for the server. `auto`, for clients: a client actor
+    does the first work of each arm alone on a GPU, and as many share one as its memory takes; results do not depend on
+    it."""
     labels: dict[_LabelName, _LabelValue] = {}
     """Labels that a node needs for these actors, as `ray start --labels` gives them; none: any node. If one of clients
     and attackers has labels and the other has none, the other stays off the nodes that have them."""

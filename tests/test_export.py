@@ -117,6 +117,17 @@ def test_latex_fits_two_columns(tmp_path: Path) -> None:
     assert "Overfull" not in done.stdout
 
 
+def test_attacks_that_do_not_apply_are_named_and_have_no_row(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"none": [], "masks": []}})
+    silent = {"status": "not applicable", "message": "no text", "psnr": None, "label_accuracy": None}
+    met = [attacked("none", "dlg", psnr=20.0), attacked("none", "tag", **silent), attacked("masks", "tag", **silent)]
+    folder.write_part("attacks", 0, met)
+    text = export(load(folder.url), "markdown")
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("|")][2:]
+    assert [[word.strip() for word in row] for row in rows] == [["none", "dlg"], ["masks", "tag"]]
+    assert "Left out, as they do not apply: tag." in text
+
+
 def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
     sweep, single = load(small_sweep(tmp_path).url), load(small_run(str(tmp_path), {}).url)
     with pytest.raises(UserError, match="did you mean 'markdown'"):

@@ -124,8 +124,11 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
 
     `columns` are their headings by name, in their order; None for the usual heading. Names are `run`, `arm`, `attack`,
     those of swept fields and of measures. By default all are told in which something is known. Raises `UserError` for a
-    name that is none.
+    name that is none. Attacks that do not apply have no row where another one does, and are named in the note.
     """
+    met = {each.identity for each in settings if each.applies}
+    silent = [each.attack for each in settings if not each.applies and each.identity in met]
+    settings = [each for each in settings if each.applies or each.identity not in met]
     fields = list(dict.fromkeys(path for each in settings for path in each.fields))
     words: dict[str, Callable[[Setting], str]] = {
         **({"run": lambda one: one.source} if any(each.source for each in settings) else {}),
@@ -147,7 +150,10 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
     best = {(row, place) for place, name in enumerate(columns) if name in measures for row in _best(name, settings)}
     headings = [given or (name if name in words else heading(name)) for name, given in columns.items()]
     leading = next((place for place, name in enumerate(columns) if name in measures), len(columns))
-    return Grid(headings, leading, rows, _note(settings, shown), frozenset(best))
+    note = _note(settings, shown)
+    if silent:
+        note = f"{note} Left out, as they do not apply: {', '.join(map(str, dict.fromkeys(silent)))}.".strip()
+    return Grid(headings, leading, rows, note, frozenset(best))
 
 
 def _marked(name: str, one: Setting) -> str:

@@ -14,15 +14,13 @@ import yaml
 
 from rayfed.analysis import summary
 from rayfed.analysis.audit import HIDDEN, State, findings
-from rayfed.analysis.settings import estimate
+from rayfed.analysis.settings import INAPPLICABLE, estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, weightiest
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS, WANT_OF_TIME
-
-_INAPPLICABLE = "not applicable"
 
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
@@ -104,7 +102,7 @@ def _verdict(answers: Mapping[Any, str], working: Collection[Any]) -> State:
         return "leaks"
     if states == {"nothing to attack"}:
         return "nothing to attack"
-    told = states - {"nothing to attack", _INAPPLICABLE} | {answers.get(played) for played in working}
+    told = states - {"nothing to attack", INAPPLICABLE} | {answers.get(played) for played in working}
     if not told or not told <= {"not reconstructed", "inconclusive"}:
         return "not measured"
     return "not reconstructed" if working and "inconclusive" not in states else "inconclusive"
@@ -194,8 +192,8 @@ def _met(row: Row) -> tuple[str, str]:
 
 def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """Return `answer` and `why` of one attack on one arm, from its own rows: a `State`, or that it does not apply."""
-    if all(row["status"] == _INAPPLICABLE and not (row["message"] or "").startswith(HIDDEN) for row in rows):
-        return {"answer": _INAPPLICABLE}
+    if all(row["status"] == INAPPLICABLE and not (row["message"] or "").startswith(HIDDEN) for row in rows):
+        return {"answer": INAPPLICABLE}
     closed = closed_forms(scenario)
     arm, criterion = rows[0]["arm"], criterion_of(scenario, rows)
     found = findings(rows, criterion, undefended=[arm], closed=closed, changed=not undefended(scenario, arm))

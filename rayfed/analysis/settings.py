@@ -13,6 +13,8 @@ from rayfed.metrics.measures import MEASURES, measure_of
 from rayfed.store.schemas import VERSUS
 
 CONFIDENCE = 0.95
+INAPPLICABLE = "not applicable"
+"""Answer of an attack that could be played on no update of an arm."""
 _ACCURACIES = "test_accuracy", "guessing_accuracy"
 
 
@@ -83,6 +85,11 @@ class Setting:
         """Name of the setting: `noise, sigma 0.1`."""
         values = [f"{path.rpartition('.')[2]} {_short(value)}" for path, value in self.fields.items()]
         return ", ".join([*filter(None, [self.source]), self.arm, *values])
+
+    @property
+    def applies(self) -> bool:
+        """Whether the attack could be played on some update, or there is none."""
+        return self.attack is None or any(row.get("answer") != INAPPLICABLE for row in self.rows)
 
     @property
     def hidden(self) -> bool:

@@ -63,8 +63,8 @@ def test_all_examples_run_in_the_images_of_the_dockerfile(cluster: dict[str, Any
     page = (REPOSITORY / "docs" / "cluster.md").read_text()
     assert set(re.findall(r"docker build -t (\S+)", page)) == built
     kubernetes = re.findall(r"image: ([^,\s]+)", page)
-    assert len(kubernetes) == 2
-    assert {image.removesuffix(":latest") for image in kubernetes} <= built
+    assert len(kubernetes) == 3
+    assert {image.removesuffix(":latest") for image in kubernetes} == built
 
 
 def test_the_autoscaler_can_start_the_image(cluster: dict[str, Any]) -> None:

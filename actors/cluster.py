@@ -180,7 +180,7 @@ def _without(labels: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
 
 
 def allot_trial(scenario: Scenario) -> Allotment:
-    """Return the allotment of one run of a sweep.
+    """Return how many actors of each kind one trial of a sweep has, and what each may use.
 
     Trials go on side by side, so each has one actor of a kind unless the scenario asks for more.
     """

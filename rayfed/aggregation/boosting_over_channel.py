@@ -56,7 +56,7 @@ class EncryptedScores(RoundScores[Encrypted]):
     """The weighted sum of the updates, in the clear."""
 
     def request(self) -> Question | None:
-        """Ask every client about all models, then one client for the weighted sum."""
+        """Return the next question: all models for each client to score, then the weighted sum for one to decrypt."""
         if not self.evaluations or self.opened:
             return super().request()
         pieces = apportion([self.weights[client] for client in self.candidates], self.over.pieces)  # equation 4.4

@@ -87,7 +87,7 @@ class SumOverChannel(OverChannel[Any, Any, RoundSession]):
         return self.channel.partial(sent)
 
     def merge(self, left: Any, right: Any) -> Any:
-        """Return the channel's sum of two sums."""
+        """Add two partial sums of protected updates as the channel adds."""
         return self.channel.merge(left, right)
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundSession:

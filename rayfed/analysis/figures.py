@@ -54,7 +54,7 @@ def heading(measure: str) -> str:
 
 
 def cell(measure: str, estimate: Estimate | None) -> str:
-    """Return a figure under its `heading`: `12.3`, or `12.34 ± 0.56` with half the 95 % interval.
+    """Format an estimate as a table cell: `12.3`, or `12.34 ± 0.56` with half its 95 % interval.
 
     Both are told to the interval's second digit; one that is not symmetric is told by its ends. Two values have none,
     and stand behind their mean, to the first digit in which they are apart from it: `12.3 (11.8, 12.9)`. Nor have a

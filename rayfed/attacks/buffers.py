@@ -120,7 +120,7 @@ class _Followed(TorchFunctionMode):
 def _batch_norm(
     inputs: Tensor, mean: Tensor | None, variance: Tensor | None, training: bool, momentum: float, **others: Any
 ) -> Tensor:
-    """Normalise, and keep running statistics by operations that have a slope."""
+    """Apply batch normalisation, and update the running statistics by differentiable operations."""
     if training and mean is not None and variance is not None:
         dimensions = [0, *range(2, inputs.ndim)]
         for kept, value in ((mean, inputs.mean(dimensions)), (variance, inputs.var(dimensions))):

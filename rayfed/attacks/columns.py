@@ -1,4 +1,4 @@
-"""The input of a linear layer by the columns of its gradient: what is left where rows, or signs, say nothing.
+"""Attack that recovers a linear layer's input from the columns of its gradient, where rows or signs say nothing.
 
 A sample's gradient at `W h + b` is d h^T, so column i is h_i times that of the bias. Of a column its sum and its length
 outlive a shuffle of its values, and the length random signs too, a rotation of the rows, factors of the rows, and noise

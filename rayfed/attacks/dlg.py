@@ -76,7 +76,7 @@ class Dlg(GradientMatching):
         return self._started(noise, observation)
 
     def _attempt(self, problem: Matching, members: list[int], start: Tensor) -> dict[int, Reconstruction]:
-        """Play one more start, (Q, D), for each of some victims."""
+        """Search from one more start (Q, D) for each of the victims `members`."""
         victims = torch.tensor(members, device=problem.device)
         snapshots = Snapshots(problem.images, _STEPS)
         minima = minimise(

@@ -142,7 +142,7 @@ class Found:
     """The best latents of V searches so far."""
 
     def __init__(self, start: Tensor, snapshots: Snapshots) -> None:
-        """Start with `start` (V, D), which a search without any finite value keeps."""
+        """Start with the latents `start` (V, D), the result of a search that finds no finite value."""
         self.latents = start.clone()
         self.values = torch.full_like(start[:, 0], torch.inf)
         self.trace: list[Tensor] = []

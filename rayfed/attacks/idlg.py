@@ -12,7 +12,7 @@ from rayfed.registry import component
 
 @component
 class Idlg(Dlg):
-    """DLG with the labels read from the gradient first; batches by an estimate of label counts.
+    """DLG that infers the labels from the gradient first, for batches from estimated label counts.
 
     Where the gradient does not tell them, soft labels are fitted as by DLG, too, from the likeliest on.
     """

@@ -65,7 +65,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Accounted:
-    """Guarantee of one defence over a loop, or the reason why there is none."""
+    """Privacy guarantee of one defence over a training loop, or why it has none."""
 
     defence: str
     rounds: int

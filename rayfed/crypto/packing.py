@@ -28,7 +28,7 @@ class FixedPoint:
         return (1 << (self.bits - 1)) - 1
 
     def largest(self, clip: float) -> int:
-        """Return the largest magnitude of an integer."""
+        """Return the largest magnitude of an encoded value."""
         return self.most
 
     def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:

@@ -548,7 +548,7 @@ def _seconds(twins: Sequence[Trial], iterations: int) -> float:
 
 
 def _step(plan: Plan, trials: Sequence[Trial], unit: Unit) -> float:
-    """Return the seconds of one iteration of a unit's searches, on all samples."""
+    """Return the estimated seconds of one iteration of all searches of a unit, on all samples."""
     able = [trial for trial in trials if trial.title in unit.titles and not trial.obstacle and trial.each]
     return len(able) * _each(able) * _calls(plan, unit.batch)
 

@@ -23,7 +23,7 @@ _FLOOR = 1e-10
 
 
 def knowledge_increment(true: Tensor, guess: Tensor) -> Tensor:
-    """Return BP_KI as definition 3 writes it: pairs (N, C, H, W) in [0, 1] to (N,) float64.
+    """Return the Bayesian knowledge increment (BP_KI), (N,) float64, of images (N, C, H, W) in [0, 1].
 
     It is KL(prior || posterior) to base 10: 0 where all bins hold as many pixels; 8 for an image of one value. `true`
     is not looked at.

@@ -54,7 +54,7 @@ Profile = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class TradeOff:
-    """The trade-off curve of the worst-off unit.
+    """Trade-off curve (f-DP) of the sample or client with the weakest guarantee.
 
     `units` are the releases of one unit each, which see that unit all together; an accountant is as for `guarantee`.
     """

@@ -96,7 +96,7 @@ class SecureChannel(ABC, Generic[Message, Sum]):
 
     @abstractmethod
     def observed(self, update: Update, weight: int) -> Sealed | None:
-        """Return the server's view of one client; None for the update itself.
+        """Return what the server sees of one client's update; None if it sees the update itself.
 
         It is made to be looked at: nothing of it fits into a sum that is opened.
         """

@@ -147,7 +147,7 @@ class RunView:
             self._now_and_then(f"attack {len(done)} of {len(done) + len(waiting)} is over, {title}; {left}")
 
     def search_goes_on(self, round: int, title: str, arm: str, standing: Standing) -> None:
-        """Show how far the search of a call is, and about how long all others take."""
+        """Show the progress of one attack's search, and about how long all attacks will still take."""
         self._left.heard(title, arm, standing, monotonic())
         left, every = self._time_for_attacks(), self._over + len(self._waiting)
         where = f"{title} on {arm}: {_stands(standing)}"

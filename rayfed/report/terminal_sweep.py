@@ -48,7 +48,7 @@ class SweepView:
         self._began, self._ended, self._trials, self._failed = 0.0, 0, 0, 0
 
     def starting(self, scenario: Any, folder: Any, where: str, trials: int, done: int) -> None:
-        """Say what varies and where results go, and begin the bar."""
+        """Print what the sweep varies and where its results go, and start the progress bar."""
         self._trials, self._began, self._folder = trials, monotonic(), folder.files
         before = f", {done} played before" if done else ""
         swept = scenario.sweep

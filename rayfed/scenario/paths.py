@@ -33,7 +33,7 @@ def get(document: dict[str, Any], path: str) -> Any:
 
 
 def _find(place: Any, keys: Sequence[str], passed: Place) -> tuple[_Holder, Place]:
-    """Return the section or list in which a path ends, with all keys and indices; `passed` are those before."""
+    """Return the section or list that holds a path's last key, and the whole path, which begins with `passed`."""
     key, rest = _first(place, keys, passed)
     if not rest:
         return place, (*passed, key)

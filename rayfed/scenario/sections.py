@@ -49,7 +49,7 @@ class Schedule(Section):
     """First rounds, over which the share rises in equal steps to 1."""
 
     def share(self, round: int) -> float:
-        """Return the share of `lr` in a round, counted from 0."""
+        """Return the factor of `lr` in a round; rounds count from 0."""
         if round < self.warmup:
             return (round + 1) / self.warmup
         after = (round - self.warmup) / (self.rounds or 1)

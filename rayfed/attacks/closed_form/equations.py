@@ -78,7 +78,7 @@ def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -
 
 
 def _in_range(function: Map, samples: Tensor, target: Tensor, best: float, rounding: float) -> Tensor:
-    """Return samples with the brightness and contrast of usual images, as far as f at them is as near to the target.
+    """Rescale samples to the brightness and contrast of usual images, if f at them stays as near to the target.
 
     Each channel by itself comes before all alike. What has much that is alike at an end, as a digit's black, reaches
     from 0 to 1, also where noise speaks a little against it; what has not is given a usual deviation. Where f tells

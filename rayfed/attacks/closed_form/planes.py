@@ -77,7 +77,7 @@ def _sets(normals: Tensor, scores: Tensor, generator: torch.Generator) -> Iterat
 
 
 def _around(near: Tensor, vectors: Tensor, generator: torch.Generator) -> Tensor:
-    """Return some vectors (S, b) and as many around those that are near (M, b), as far as random pairs are apart."""
+    """Return vectors around `near` (M, b), at up to half of a random pair's distance, and the first half."""
     half = len(vectors) // 2
     steps = vectors[:half] - vectors[half : 2 * half]
     size = 0.5 * torch.rand(half, 1, generator=generator).to(steps) ** 2

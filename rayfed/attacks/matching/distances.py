@@ -34,7 +34,7 @@ def one_minus_cosine(gradients: Named, targets: Named) -> Tensor:
 
 
 def inner(left: Named, right: Named) -> Tensor:
-    """Return the inner products of all layers as one vector, (Q,)."""
+    """Return the inner products (Q,) of two sets of gradients, summed over all layers."""
     products = [torch.linalg.vecdot(left[name].flatten(1), right[name].flatten(1)) for name in left]
     return torch.stack(products).sum(0)
 

@@ -126,7 +126,7 @@ class _Memory:
 
     @property
     def empty(self) -> Tensor:
-        """Mask (Q,) bool of the problems without a pair."""
+        """Mask (Q,) bool of the problems for which no step and change of the gradient is stored."""
         return (self.sy.diagonal(dim1=1, dim2=2) == 0).all(1)
 
     def keep(self, which: Tensor) -> None:

@@ -370,7 +370,7 @@ class Matching:
         return losses.of(self.model).predicted(logits) if self.has_numbers else logits.softmax(2)
 
     def _found(self, points: Tensor) -> Named:
-        """Return the tensors that are sought as points have them, each with a leading dimension Q."""
+        """Return the unknown model tensors that points (Q, D) encode, each with a leading dimension Q."""
         if not self.sought:
             return {}
         away = vmap(lambda numbers: unflatten(numbers, self.sought))(points[:, self.shown :])

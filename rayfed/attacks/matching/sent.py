@@ -113,7 +113,7 @@ class Sent:
 
 
 def _known_bound(gradient: Named, seen: Named | None, known: Named | None, name: str) -> Tensor:
-    """Return the bound of one tensor from what is seen and what masks tell, None for either where there is nothing."""
+    """Return the error allowed at each value of one tensor: what is seen, and infinite where masks say it is spoilt."""
     sent = gradient[name]
     bound = torch.zeros_like(sent) if seen is None else seen[name]
     if known is None:

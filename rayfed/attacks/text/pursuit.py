@@ -123,7 +123,7 @@ def _orthonormal(vectors: Tensor) -> Tensor:
 
 
 def _distances(vectors: Tensor, norms: Tensor, basis: Tensor) -> Tensor:
-    """Return the square of the distance of vectors (V, width) from a span, over their own norm's."""
+    """Return the squared distances (V,) of vectors from the span of `basis`, over their squared norms."""
     apart: Tensor = (1 - (vectors @ basis.T.to(vectors)).square().sum(-1) / norms).clamp_min(0)
     return apart
 

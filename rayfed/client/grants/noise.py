@@ -194,7 +194,7 @@ class LowRank(NamedTuple):
         return cls(rank) if torch.linalg.matrix_rank(made - given, rtol=_PROPORTIONAL) <= rank else None
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return a matrix (n, ...) less the multiples of the noise's rows that leave the smallest absolute sums.
+        """Return a matrix (n, ...) without noise of low rank, by least absolute deviations from rows of noise alone.
 
         All of it where no more than a few rows are noise alone.
         """

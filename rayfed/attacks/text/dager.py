@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import ceil
 from typing import Annotated, ClassVar
 
@@ -38,6 +39,7 @@ from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.text.descent import from_groups, from_random, put_together
 from rayfed.attacks.text.grouping import Grouped, grouped
 from rayfed.attacks.text.last_tokens import is_causal, with_last_tokens
+from rayfed.attacks.text.prefixes import grown, looks_back_only
 from rayfed.attacks.text.products import Entrance, entrances
 from rayfed.attacks.text.pursuit import pursued
 from rayfed.attacks.text.tokens import gradient_of_noise, is_finite, table_of, texts, tokens_in
@@ -160,13 +162,15 @@ class Dager:
         if causal:  # no gradient has what enters at the last place
             behind, options[-1] = [replace(span, seen=length - 1) for span in behind], options[-1][:1]
         told = _told_apart(apart <= self.threshold, first[0], options, observation.batch_size)
+        # the last depends on other tokens most; it may have room for other texts, which random ones come to
+        span = _roomiest(behind)[0] if told is None else behind[-1]
         if told is None:
-            distance = _roomiest(behind)[0].of_places
-            sought = from_random(options, observation.batch_size, self.starts, distance, generator)
-        else:  # the last depends on other tokens most; it may have room for other texts, which random ones come to
-            distance = behind[-1].of_places
-            sought = from_groups(told, self.starts, distance, generator)
-        found, loss = put_together(sought, distance, observation.batch_size)
+            sought = from_random(options, observation.batch_size, self.starts, span.of_places, generator)
+        else:
+            sought = from_groups(told, self.starts, span.of_places, generator)
+        if observation.batch_size == 1 and looks_back_only(options, span.inputs):
+            sought = chain([grown(options, span.inputs, span.distance)], sought)
+        found, loss = put_together(sought, span.of_places, observation.batch_size)
         repeated = len(found.unique(dim=0)) < len(found)
         if causal:
             found = with_last_tokens(observation, model, found, length - 1)

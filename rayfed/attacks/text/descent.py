@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rayfed.attacks.text.grouping import Grouped
 
-_INSIDE = 1e-3
+INSIDE = 1e-3
 """Distance of a vector from a span, over its own norm, below which it is in it."""
 _SWEEPS = 8
 """Most times that a descent goes through the places."""
@@ -36,11 +36,11 @@ def put_together(sought: Iterable[Tensor], distance: Distance, count: int) -> tu
     for more in sought:
         found = torch.cat([found.to(more), more])
         distances = torch.cat([distances.to(more.device), distance(more).mean(1)])
-        if len(found[distances < _INSIDE].unique(dim=0)) >= count:
+        if len(found[distances < INSIDE].unique(dim=0)) >= count:
             break
     chosen: list[int] = []
     for row in distances.argsort(stable=True).tolist():
-        alike = 0 if distances[row] < _INSIDE else found.shape[1] // _ALIKE
+        alike = 0 if distances[row] < INSIDE else found.shape[1] // _ALIKE
         if all(int((found[row] != found[other]).sum()) > alike for other in chosen):
             chosen.append(row)
     chosen = [chosen[i % len(chosen)] for i in range(count)]
@@ -66,8 +66,8 @@ def from_groups(told: Grouped, starts: int, distance: Distance, generator: torch
     distances = distance(found).mean(1)
     for again in range(ceil(starts / len(found))):
         for row in distances.argsort().tolist():
-            others = [text for at, text in enumerate(found) if at != row and distances[at] < _INSIDE]
-            if distances[row] < _INSIDE and not any(torch.equal(found[row], other) for other in others):
+            others = [text for at, text in enumerate(found) if at != row and distances[at] < INSIDE]
+            if distances[row] < INSIDE and not any(torch.equal(found[row], other) for other in others):
                 continue
             likely, possible = told.without(others)
             drawn = torch.cat([_drawn(tokens, 1, generator) for tokens in likely])
@@ -104,7 +104,7 @@ def _corrected(text: Tensor, options: Sequence[Tensor], distance: Distance, shar
     """Descend a text (L,) at the places that are furthest from the span alone, one in `share` of all."""
     for _ in range(_SWEEPS):
         before, distances = text, distance(text[None])[0]
-        if distances.mean() < _INSIDE:
+        if distances.mean() < INSIDE:
             break
         for place in distances.topk(max(1, len(distances) // share)).indices.tolist():
             tried = text.repeat(len(options[place]), 1)

@@ -169,7 +169,7 @@ class Dager:
         else:
             sought = from_groups(told, self.starts, span.of_places, generator)
         if observation.batch_size == 1 and looks_back_only(options, span.inputs):
-            sought = chain([grown(options, span.inputs, span.distance)], sought)
+            sought = chain([grown(options, span.seen, span.entering, span.distance)], sought)
         found, loss = put_together(sought, span.of_places, observation.batch_size)
         repeated = len(found.unique(dim=0)) < len(found)
         if causal:
@@ -243,6 +243,11 @@ class Span:
             found[:, int(some[0]) : int(some[-1]) + 1] = entering
         assert found is not None
         return found
+
+    @torch.no_grad()
+    def entering(self, numbers: Tensor, place: int) -> Tensor:
+        """Return what enters at a place for texts (n, L), (n, width)."""
+        return torch.cat([self.inputs(some)[:, place] for some in numbers.split(_TOKENS_AT_ONCE)])
 
     @torch.no_grad()
     def of_places(self, numbers: Tensor) -> Tensor:

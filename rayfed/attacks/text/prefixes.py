@@ -24,7 +24,10 @@ _KEPT = 64
 
 @torch.no_grad()
 def looks_back_only(options: Sequence[Tensor], inputs: Function) -> bool:
-    """Return whether what enters at a place depends on no token behind it; arguments as for `grown`."""
+    """Return whether what enters at a place shows no dependence on tokens behind it; arguments as for `grown`.
+
+    The later half is changed where it has several tokens to choose from.
+    """
     one, half = torch.stack([tokens[0] for tokens in options]), len(options) // 2
     other = torch.cat([one[:half], torch.stack([tokens[-1] for tokens in options[half:]])])
     entering = inputs(torch.stack([one, other]))[:, :half]
@@ -32,21 +35,23 @@ def looks_back_only(options: Sequence[Tensor], inputs: Function) -> bool:
 
 
 @torch.no_grad()
-def grown(options: Sequence[Tensor], inputs: Function, distance: Function) -> Tensor:
+def grown(
+    options: Sequence[Tensor], seen: int | None, entering: Callable[[Tensor, int], Tensor], distance: Function
+) -> Tensor:
     """Return the text (1, L) with the most vectors, and directions of them, in a span, grown place after place.
 
-    Each of `options` is the tokens possible at a place. `inputs` gives what enters for texts (n, L), (n, L, width);
-    `distance` gives how far vectors (n, width) are from the span, over their own norms. Among equals the nearest
-    prefixes are kept.
+    Each of `options` is the tokens possible at a place; gradients have the first `seen` places, None for all, and at
+    the others the first option stays. `entering` gives what enters for texts (n, L) at a place, (n, width); `distance`
+    how far such vectors are from the span, over their own norms. Among equals the nearest prefixes are kept.
     """
     texts = torch.stack([tokens[0] for tokens in options])[None]
     scores, far = torch.zeros(1), torch.zeros(1)
     bases: list[Tensor] = []
-    for place, tokens in enumerate(options):
+    for place, tokens in enumerate(options[:seen]):
         before = torch.arange(len(texts)).repeat_interleave(len(tokens))
         tried = texts[before].clone()
         tried[:, place] = tokens.repeat(len(texts))
-        vectors = inputs(tried)[:, place].double()
+        vectors = entering(tried, place).double()
         apart = distance(vectors)
         new = vectors / vectors.norm(dim=1, keepdim=True).clamp_min(torch.finfo(vectors.dtype).tiny)
         for basis in bases:

@@ -70,7 +70,7 @@ def test_a_device_is_the_same_alone_and_among_a_million() -> None:
     some = [999_999, 3, 500_000]
     together = list(devices(s, some))
     assert together == [next(devices(s, [client])) for client in some]
-    kinds = drawn_devices._rows(s.seed, s.federation.system.model_dump_json(), 1_000_000)  # type: ignore[union-attr]
+    kinds = drawn_devices._rows(s.seed, s.federation.system.model_dump_json(), 1_000_000, None)  # type: ignore[union-attr]
     plain = list(devices(parsed("federation.clients=1000000"), some))
     assert [device.speed for device in plain] == [(1e6, 1e5)[kind] for kind in kinds[some]]
 
@@ -99,9 +99,9 @@ def test_who_is_there_follows_the_hour_and_only_they_are_drawn() -> None:
     )
     s = parsed(*changes)
     written = s.federation.system.model_dump_json()  # type: ignore[union-attr]
-    slow = drawn_devices._rows(s.seed, written, 4000) == 1
+    slow = drawn_devices._rows(s.seed, written, 4000, None) == 1
     for round in (0, 5, 23):
-        there = drawn_devices.there(s.seed, written, round, 4000)
+        there = drawn_devices.there(s.seed, written, None, round, 4000)
         assert set(plan.drawn_clients(s, round)) <= set(np.flatnonzero(there).tolist())
         expected = 0.25 * slow.sum() + (0.5 if round < 12 else 0.0) * (~slow).sum()
         assert abs(there.sum() - expected) < 6 * np.sqrt(expected)
@@ -115,7 +115,7 @@ def test_a_round_takes_all_who_are_there_where_these_are_fewer() -> None:
     )
     written = s.federation.system.model_dump_json()  # type: ignore[union-attr]
     for round in range(2):
-        there = np.flatnonzero(drawn_devices.there(s.seed, written, round, 20)).tolist()
+        there = np.flatnonzero(drawn_devices.there(s.seed, written, None, round, 20)).tolist()
         assert len(there) < 4
         assert plan.drawn_clients(s, round) == there
 
@@ -141,6 +141,14 @@ def with_file(tmp_path: Path) -> tuple[Path, str]:
     file = tmp_path / "devices.parquet"
     pq.write_table(pa.table({"compute": [1.0, 2.0]}), file)
     return file, TEXT.replace("devices: {fast: {share: 3, compute: 10}, slow: {share: 1}}", f"file: {file}")
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    file, text = with_file(tmp_path)
+    s = parsed("federation.clients=2", "federation.clients_per_round=1", text=text)
+    assert [d.speed for d in devices(s, range(2))] == [1e5, 2e5]
+    pq.write_table(pa.table({"compute": [3.0, 4.0], "latency": [0.0, 0.0]}), file)
+    assert [d.speed for d in devices(s, range(2))] == pytest.approx([3e5, 4e5])
 
 
 def test_a_scenario_with_a_file_of_devices_can_be_written_out(tmp_path: Path) -> None:
@@ -203,7 +211,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
         (["system.every=60", "system.deadline=61"], "give a deadline that is no longer"),
         (["system.over_selection=2", "sampling=poisson"], "Poisson sampling draws no fixed number"),
         (["system.over_selection=6"], "draws 24 clients, but the federation has 20"),
-        (["aggregation=fedboosting", "validation=0.2"], "fedboosting asks clients questions in each round"),
+        (["aggregation=fedboosting", "validation=0.2"], "fedboosting has clients score models"),
         (["system.file=x.parquet"], "leave one of `file` and `devices` out"),
         (["system.devices.slow.speed=1"], "unknown key; valid are available, compute"),
     ],

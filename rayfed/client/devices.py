@@ -26,6 +26,7 @@ _BYTES = 1e6 / 8
 _MEGA = 1e6
 _COLUMNS = ("compute", "memory", "down", "up", "latency", "failure")
 _HOURS = 24
+Stamp = tuple[int, int] | None
 _MISSING = "is not there: give the local path of a Parquet file of devices"
 
 
@@ -63,7 +64,7 @@ class _Kinds:
 def devices(scenario: Scenario, clients: Sequence[int]) -> Iterator[Device]:
     """Yield the devices of some clients; the scenario must have `federation.system`."""
     system = _system(scenario)
-    kinds = _kinds(system.model_dump_json(), scenario.federation.clients)
+    kinds = _kinds(system.model_dump_json(), scenario.federation.clients, stamp(system))
     for client in clients:
         kind, fast, near, _ = _numbers(scenario.seed, client, 1)[0].tolist()
         row = client if kinds.by_number else int(np.searchsorted(kinds.shares, kind, side="right"))
@@ -79,13 +80,21 @@ def devices(scenario: Scenario, clients: Sequence[int]) -> Iterator[Device]:
         )
 
 
-def there(seed: int, written: str, round: int, clients: int) -> np.ndarray:
+def stamp(system: System) -> Stamp:
+    """Return the size and time of a system's file of devices, so that a changed one is read anew; None without one."""
+    if system.file is None or not system.file.is_file():
+        return None
+    found = system.file.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def there(seed: int, written: str, read: Stamp, round: int, clients: int) -> np.ndarray:
     """Return whether each client is available when a round begins, (clients,) bool, drawn anew every hour.
 
-    `written` is the system as JSON.
+    `written` is the system as JSON, and `read` the stamp of its file.
     """
     hour = int(System.model_validate_json(written).hour(round))
-    own = _kinds(written, clients).available[:, hour % _HOURS][_rows(seed, written, clients)]
+    own = _kinds(written, clients, read).available[:, hour % _HOURS][_rows(seed, written, clients, read)]
     drawn = _stream(seeds.number(seed, "devices there", hour), 0, -(-clients // 4))
     here: np.ndarray = _uniform(drawn.reshape(-1)[:clients]) < own
     return here
@@ -117,9 +126,7 @@ def check_devices(scenario: Scenario) -> None:
     system = scenario.federation.system
     if system is None or system.file is None:
         return
-    _kinds.cache_clear()  # as an earlier run of this process read it
-    _rows.cache_clear()
-    kinds = _kinds(system.model_dump_json(), scenario.federation.clients)
+    kinds = _kinds(system.model_dump_json(), scenario.federation.clients, stamp(system))
     if system.every is None and kinds.available.min() < 1:
         raise ScenarioError(
             f"federation.system.every: who is there of {system.file} depends on the hour: say after how many seconds "
@@ -163,9 +170,9 @@ def _log_normal(uniform: float, spread: float) -> float:
 
 
 @lru_cache(maxsize=2)
-def _rows(seed: int, written: str, clients: int) -> np.ndarray:
+def _rows(seed: int, written: str, clients: int, read: Stamp) -> np.ndarray:
     """Return the index of every client's kind, (clients,)."""
-    kinds = _kinds(written, clients)
+    kinds = _kinds(written, clients, read)
     if kinds.by_number:
         return np.arange(clients)
     drawn = _numbers(seed, 0, clients)[:, 0]
@@ -173,7 +180,7 @@ def _rows(seed: int, written: str, clients: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=2)
-def _kinds(written: str, clients: int) -> _Kinds:
+def _kinds(written: str, clients: int, read: Stamp) -> _Kinds:
     """Return the device classes or rows of a `system` section, given as JSON."""
     system = System.model_validate_json(written)
     if system.file is not None:

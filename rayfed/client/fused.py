@@ -215,9 +215,9 @@ def _view(func: Any, input: Tensor, *sizes: Any) -> Stacked | None:
     return Stacked(every.reshape(len(every), *shape))
 
 
-def _recurrent(func: Any, *args: Any) -> Any:
+def _recurrent(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Do a recurrent layer, for which vmap has no rule by itself."""
-    return _mapped(func, args, {}, in_parts=True)
+    return _mapped(func, args, kwargs, in_parts=True)
 
 
 def _all_stacked(*tensors: Tensor | None) -> bool:

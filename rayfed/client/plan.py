@@ -10,7 +10,7 @@ import numpy as np
 
 from rayfed import seeds
 from rayfed.client.arm import Arm, Protecting
-from rayfed.client.devices import there
+from rayfed.client.devices import Stamp, stamp, there
 from rayfed.errors import ScenarioError
 from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario, resolve
@@ -19,13 +19,14 @@ from rayfed.scenario import AttackSpec, ResolvedArm, Scenario, resolve
 def drawn_clients(scenario: Scenario, round: int) -> list[int]:
     """Return the clients of a round, in ascending order, drawn as `federation.sampling` says."""
     f = scenario.federation
-    here = (scenario.seed, f.system.model_dump_json(), round) if f.system and f.system.draws_from_some else None
+    system = f.system if f.system and f.system.draws_from_some else None
+    here = (scenario.seed, system.model_dump_json(), stamp(system), round) if system else None
     return list(_drawn(scenario.secret("clients", round), f.clients, scenario.drawn_per_round, f.sampling, here))
 
 
 @lru_cache(maxsize=4)  # a round asks again and again, and a draw takes time that goes with all clients
 def _drawn(
-    key: bytes, everybody: int, expected: int, sampling: str, here: tuple[int, str, int] | None
+    key: bytes, everybody: int, expected: int, sampling: str, here: tuple[int, str, Stamp, int] | None
 ) -> tuple[int, ...]:
     drawn = SecureGenerator(key).uniform(everybody)
     absent = ~there(*here, everybody) if here else np.zeros(0, bool)

@@ -125,7 +125,7 @@ def test_attacks_that_do_not_apply_are_named_and_have_no_row(tmp_path: Path) -> 
     text = export(load(folder.url), "markdown")
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("|")][2:]
     assert [[word.strip() for word in row] for row in rows] == [["none", "dlg"], ["masks", "tag"]]
-    assert "Left out, as they do not apply: tag." in text
+    assert "Left out, as the attack does not apply: tag on none." in text
 
 
 def test_what_does_not_exist_is_named(tmp_path: Path) -> None:

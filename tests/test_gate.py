@@ -61,6 +61,9 @@ def test_a_passed_check_says_on_how_many_samples_it_is_shown() -> None:
     [check] = Played(SCENARIO, rows, [], True).checks([PSNR], ["x"])
     assert check.state == "passed"
     assert "PASSED: 9.0 dB (a, blind); shown on 1 of 2 samples" in check.sentence
+    guessed = [row("none", 40.0), row("none", 30.0, sample=1, above_guessing=-1.0), *rows[2:]]
+    [near] = Played(SCENARIO, guessed, [], True).checks([PSNR], ["x"])
+    assert "shown on 1 of 2 samples: the others do not leak without a defence" in near.sentence
     [whole] = Played(SCENARIO, [row("none", 40.0), row("x", 9.0)], [], True).checks([PSNR], ["x"])
     assert "shown" not in whole.sentence
 

@@ -245,9 +245,9 @@ def test_trials_of_one_arm_find_their_reference_in_others() -> None:
     assert told(row("bare", None)) == ["not measured"]
 
 
-def test_a_run_that_ended_early_says_so_of_what_it_never_attacked() -> None:
+def test_a_run_that_is_not_finished_says_so_of_what_it_has_not_attacked() -> None:
     said = of(row("bare", 30.0), finished=False)["noise"].sentence
-    assert said == "noise: NOT MEASURED, for the run ended before an attack on it was over"
+    assert said == "noise: NOT MEASURED, for the run is not finished, and no attack that rebuilds samples is over here"
     assert of(row("bare", 30.0))["noise"].sentence == "noise: NOT MEASURED, for no attack rebuilt samples here"
 
 

@@ -320,7 +320,7 @@ class Criterion:
         return cls(modality, usual if threshold is None else threshold)
 
     def nearness(self, row: Row) -> float | None:
-        """Return the leading metric of a row of attacks, up to its ceiling; None if it is not finite."""
+        """Return the leading metric of a row of attacks, up to its ceiling; None if it is not a number."""
         metric = leading(self.modality)
         value = row.get(metric.name)
         return None if value is None or value != value else min(value, metric.ceiling)

@@ -55,7 +55,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
             leaked.setdefault(key, set()).add(row["sample"])
         for name in metrics:
             value = row.get(name)
-            given = name == "label_accuracy" and labels_given(row)
+            given = METRICS[name].of_labels and labels_given(row)
             if value is None or isnan(value) or given:
                 continue
             metric, found = METRICS[name], closest.setdefault(key, {}).setdefault(name, {})

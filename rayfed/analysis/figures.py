@@ -127,7 +127,7 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
     name that is none. Attacks that do not apply have no row where another one does, and are named in the note.
     """
     met = {each.identity for each in settings if each.applies}
-    silent = [each.attack for each in settings if not each.applies and each.identity in met]
+    silent = [f"{each.attack} on {each.title}" for each in settings if not each.applies and each.identity in met]
     settings = [each for each in settings if each.applies or each.identity not in met]
     fields = list(dict.fromkeys(path for each in settings for path in each.fields))
     words: dict[str, Callable[[Setting], str]] = {
@@ -152,7 +152,7 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
     leading = next((place for place, name in enumerate(columns) if name in measures), len(columns))
     note = _note(settings, shown)
     if silent:
-        note = f"{note} Left out, as they do not apply: {', '.join(map(str, dict.fromkeys(silent)))}.".strip()
+        note = f"{note} Left out, as the attack does not apply: {'; '.join(silent)}.".strip()
     return Grid(headings, leading, rows, note, frozenset(best))
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from rayfed.analysis.audit import Criterion, Finding
 from rayfed.analysis.membership import RATES, Roc, roc, stated
 from rayfed.analysis.summary import Row, arm_names, arm_spec, labels_given, undefended
-from rayfed.analysis.verdicts import ENDED_BEFORE, NOTHING_REBUILT, run_findings
+from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, leading, metrics_of
@@ -227,7 +227,7 @@ class Played:
                 for check in checks
             )
             if not own:
-                yield Check(arm, None, bound, "not measured", reason=NOTHING_REBUILT if self.finished else ENDED_BEFORE)
+                yield Check(arm, None, bound, "not measured", reason=NOTHING_REBUILT if self.finished else UNFINISHED)
 
     def doubt(self, arm: str) -> str:
         """Return why a passed check of a replay may come from a recording mistake; empty for other runs."""
@@ -349,7 +349,7 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
         said.insert(0, "no nearer than a guess gets without the update")
     if found.shown not in (None, found.samples):
         said.append(
-            f"shown on {found.shown} of {found.samples} samples: the others do not pass the bound without a defence "
-            "either, and say nothing about this one"
+            f"shown on {found.shown} of {found.samples} samples: the others do not leak without a defence either, and "
+            f"say nothing about {found.arm}"
         )
     return Check(found.arm, found.batch, bound, "passed", *numbers, reason="; ".join(said))

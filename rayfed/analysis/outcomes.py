@@ -205,16 +205,13 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of the rows of one reconstruction attack on one arm, summarised in `leak`.
-
-    Labels that the attacker was given are not measured.
-    """
+    """Return the result of the rows of one reconstruction attack on one arm, summarised in `leak`."""
     first = attacks[0]
     row: dict[str, Any] = {name: first[name] for name in ("attack", "batch_size", "observes", "knowledge")}
     row |= {"images": leak.images, **_answer(scenario, attacks)}
     row |= {"attack_seconds": leak.seconds.mean * leak.seconds.n if leak.seconds else None}
     for metric in JUDGED:
-        spread = None if leak.labels_given and metric.of_labels else leak.scores[metric.name]
+        spread = leak.scores[metric.name]
         row[metric.name] = spread.mean if spread else None
         row[worst_of(metric.name)] = (spread.high if metric.higher_is_closer else spread.low) if spread else None
     return row

@@ -199,7 +199,9 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
         images=sum(any(measured(row.get(name)) for name in _OF_SAMPLES) for row in rows),
         setting=setting(rows),
         scores={
-            name: spread((row.get(name) for row in (rows if name in _OF_SAMPLES else batches)), metric.ceiling)
+            name: None
+            if metric.of_labels and labels_given(rows[0])
+            else spread((row.get(name) for row in (rows if name in _OF_SAMPLES else batches)), metric.ceiling)
             for name, metric in METRICS.items()
         },
         labels_given=labels_given(rows[0]),

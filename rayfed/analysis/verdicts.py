@@ -87,8 +87,8 @@ def run_findings(
 
 
 NOTHING_REBUILT = "no attack rebuilt samples here"
-ENDED_BEFORE = "the run ended before an attack on it was over"
-"""Why an arm without rows of attacks is not measured: in a finished run, and in one that was interrupted or failed."""
+UNFINISHED = "the run is not finished, and no attack that rebuilds samples is over here"
+"""Why an arm without rows of attacks is not measured: in a finished run, and in one that goes on or broke off."""
 
 
 def verdicts(
@@ -109,7 +109,7 @@ def verdicts(
         if own:
             words = [sentence(own, criterion, earlier)]
         else:
-            words = [f"{arm}: NOT MEASURED, for {NOTHING_REBUILT if finished else ENDED_BEFORE}"]
+            words = [f"{arm}: NOT MEASURED, for {NOTHING_REBUILT if finished else UNFINISHED}"]
         words += [claimed(claim) for claim in inferred if claim.arm == arm]
         nearest = closest([row for row in attacks if row["arm"] == arm], criterion)
         told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest))

@@ -76,7 +76,7 @@ Block = str | list[str] | Table | Picture
 
 @dataclass(frozen=True)
 class Section:
-    """A section, and the question of the law or of an authority that it answers."""
+    """A section, and the question of the law or of an authority that it is about."""
 
     title: str
     blocks: Sequence[Block]

@@ -53,12 +53,12 @@ def of_run(
         told = closest_sample(worst, criterion, where, classes)
         if unknown := sum(not verdict.answered for verdict in verdicts.values()):
             told[0].lines.append(f"Not measured: {unknown} of {len(verdicts)} arms.")
+    trained = any(arm.rounds for arm in arms)
     if len(arms) > 1:
         costs = effects(arms, verdicts, MOST)
-        if any(arm.rounds for arm in arms):
+        if trained:
             costs.append(ONE_TRAINING)
         told.append(Statement(effect_heading(arms), costs))
-    trained = any(arm.rounds for arm in arms)
     return [*told, guarantees(privacy, secure, criterion.modality == "pixels", trained)]
 
 
@@ -270,8 +270,8 @@ def _held(lines: list[str], images: bool, trained: bool = True) -> Statement:
         )
         return Statement("What is guaranteed", [f"Nothing: {why}. Everything is empirical: {limits}"])
     rest = (
-        "This holds against every attack that sees what training sends, for the units and against the observers named "
-        "here, and for no others. Answers that attacks here were given outside training are not counted. Everything "
+        "This holds against every attack that sees what training sends, for whom and against whom it is stated, "
+        "and for no others. Answers that attacks here were given outside training are not counted. Everything "
         f"else is empirical: {limits}"
     )
     return Statement("What is guaranteed", [*lines, rest])

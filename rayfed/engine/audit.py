@@ -413,11 +413,11 @@ def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> Too
     minutes = ceil((budget.seconds - budget.left * budget.sets + needed) / 60)
     noun, count = NOUNS[plan.modality], "closed form" if not least.evaluation else f"{FEWEST} evaluations"
     pace = f"one evaluation takes about {duration(slower * least.evaluation)} for one {noun}"
-    took = f": {pace} on this machine" if least.evaluation else ", and needs no search"
+    took = f": {pace} on this machine{_busy(slower)}" if least.evaluation else ", and needs no search"
     where = " and ".join("without a defence" if arm == UNDEFENDED else f"behind {arm}" for arm in least.arms)
     size = ", fewer with a smaller --size" if plan.modality == "pixels" else ""
     return TooShort(
-        f"{given}: {least.attack} applies, and was tried{took}{_busy(slower)}. The smallest audit "
+        f"{given}: {least.attack} applies, and was tried{took}. The smallest audit "
         f"that says something ({least.attack} on one {noun} at batch {least.batch}, {count}, {where}) takes about "
         f"{minutes} minute{'s' * (minutes > 1)}{size}",
         {**fewer, "minutes": minutes},

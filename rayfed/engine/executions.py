@@ -1,12 +1,12 @@
 """Executors by name: this process's own, and those that installed packages bring.
 
 A package brings the executor NAME by entry points of the group `rayfed.executor.NAME`: `execution` and
-`sweep_execution` as they are here, `starting`, and what else its own users call. So nothing here knows Ray.
+`sweep_execution` as they are here, `starting`, and what else its own users call. So nothing here imports Ray.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -42,23 +42,24 @@ def sweep_execution(name: str, address: str | None = None) -> SweepExecution:
 
 def starting(name: str) -> AbstractContextManager[None]:
     """Return a context that starts what an executor needs on this machine while its block imports and reads."""
-    found: AbstractContextManager[None] = nullcontext() if name == "local" else brought(name, "starting")()
+    found: AbstractContextManager[None] = brought(name, "starting")()
     return found
 
 
 def brought(executor: str, what: str) -> Any:
-    """Return what an installed package brings to an executor; raises `UserError` where none brings it."""
-    for entry in entry_points(group=_GROUP + executor, name=what):
-        return entry.load()
+    """Return what an installed package brings to an executor; raises `UserError` where none, or several, bring it."""
+    found = list(entry_points(group=_GROUP + executor, name=what))
+    if len(found) == 1:
+        return found[0].load()
+    if found:
+        raise UserError(f"executor: {len(found)} installed packages bring '{executor}' ({what}): keep one of them")
     names = {"ray", "local"} | {
         group.removeprefix(_GROUP) for group in entry_points().groups if group.startswith(_GROUP)
     }
     if executor not in names:
         raise UserError(f"executor: there is none called '{executor}': {nearest(executor, names)}")
-    raise UserError(
-        f"executor: no installed package brings '{executor}' ({what}): install rayfed again (`pip install .` in its"
-        " checkout), or take --executor local"
-    )
+    again = "install rayfed again (`pip install .` in its checkout), or " if executor == "ray" else ""
+    raise UserError(f"executor: no installed package brings '{executor}' ({what}): {again}take --executor local")
 
 
 def _is_local(name: str, address: str | None) -> bool:

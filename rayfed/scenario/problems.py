@@ -359,9 +359,9 @@ def _training_problems(path: Place, training: Training, rounds: int) -> Iterator
 def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]:
     """Yield problems of devices and virtual time, with their place in the section."""
     rules = [arm.aggregation or s.federation.aggregation for arm in s.played.values()]
-    for name in (rule.name for rule in rules if hasattr(registry.find(rule.kind, rule.name), "answer")):
-        yield (), f"{name} asks clients questions in each round, whose bytes and time are not simulated: leave one out"
-        break
+    asking = (rule.name for rule in rules if hasattr(registry.find(rule.kind, rule.name), "answer"))
+    if name := next(asking, None):
+        yield (), f"{name} has clients score models, which is not simulated: leave `system` out, or take another rule"
     if system.file and system.devices != System().devices:  # a scenario that is written out has the default beside it
         yield ("file",), "the devices are those of the file: leave one of `file` and `devices` out"
     for name, one in system.devices.items():

@@ -22,7 +22,7 @@ _UNITS = 10_000
 
 
 def with_shares(inputs: Inputs, note: Callable[[str], None]) -> Scenario:
-    """Return the scenario with a number for `resources.clients.num_gpus: auto`, and pass that number to `note`.
+    """Return the scenario with a number for `resources.clients.num_gpus: auto`, and tell `note` of it.
 
     The work of each arm's first cohort is done for it by one actor with a GPU of its own. Raises `ResourceError` where
     the cluster has no GPU or one has too little memory.

@@ -104,7 +104,7 @@ class Renewable:
         return Arrival(self.machine(share), ray.get_runtime_context().get_node_id())
 
     def renew(self, share: ResourceShare, *arguments: Any) -> Arrival:
-        """Initialise the actor again with its share and these arguments, and return its node."""
+        """Initialise the actor again with its share and these arguments, and return where it runs, as `arrive` does."""
         self.__dict__.clear()
         self.__init__(share, *arguments)  # type: ignore[misc]
         return self.arrive(share)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import rayfed
+from rayfed.errors import UserError
 from rayfed.metrics import roc
 
 FOLDER = Path(__file__).resolve().parent / "findings"
@@ -213,15 +214,15 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
 def added(records: dict[str, Any], folder: Path, arm: str, paper: str, claim: str) -> dict[str, Any]:
     """Return the records with a row for an arm of a run.
 
-    Raise ValueError where the run has no such arm, or the arm has a row already.
+    Raises `UserError` where the run has no such arm, or the arm has a row already.
     """
     run = rayfed.load(folder)
     outcomes = run.outcomes().to_pandas()
     rows, plain = outcomes[outcomes["arm"] == arm], outcomes[outcomes["defences"] == ""]
     if rows.empty:
-        raise ValueError(f"the run has no arm '{arm}': name one of {', '.join(outcomes['arm'].unique())}")
+        raise UserError(f"the run has no arm '{arm}': name one of {', '.join(outcomes['arm'].unique())}")
     if arm in {record["name"] for record in records["defences"]}:
-        raise ValueError(f"'{arm}' has a row already: give the arm of the scenario another name")
+        raise UserError(f"'{arm}' has a row already: give the arm of the scenario another name")
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     name = folder.name
     code = environment["hashes"]["code"]["rayfed"][:12]
@@ -293,7 +294,7 @@ def main() -> None:
             parser.error("--add needs --arm: name the arm that gets a row")
         try:
             records = added(records, given.add, given.arm, given.paper, given.claim)
-        except ValueError as error:
+        except UserError as error:
             parser.error(str(error))
         path.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     write(records, given.folder)

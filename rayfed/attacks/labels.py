@@ -174,7 +174,7 @@ class LabelReader:
 
 
 def one_samples_numbers(head: Head, observation: Observation) -> Tensor | None:
-    """Return the binary labels (1, K) of a single sample, inferred from its gradient; None if it tells none.
+    """Return the binary labels (1, K) of a single sample, inferred from its gradient; None if it does not tell all.
 
     The residual of each output is its sigmoid less the label, over K: negative where that is 1.
     """

@@ -1,4 +1,4 @@
-"""SPEAR: recover a whole batch in closed form from a linear layer in front of a ReLU.
+"""SPEAR: recover a whole batch in closed form from a linear layer before an activation flat in places, as ReLU.
 
 The gradient of z_i = W h_i + b over N samples is dL/d[W b] = D^T [H 1]: D, the slopes of the loss in z, has an exact
 zero wherever the activation is flat, as a ReLU is below 0. Of a factorisation L R of rank N, D^T = L Q and

@@ -252,14 +252,15 @@ def test_a_text_that_stands_for_others_is_told() -> None:
     assert found.message.startswith("fewer different texts were found")
 
 
+@pytest.mark.parametrize("numbers", [REPEATED, torch.tensor([[5, 9] * 8])], ids=["repeated", "alternating"])
 @pytest.mark.parametrize("seed", range(4))
-def test_tokens_whose_vectors_have_no_place_are_put_in_order_further_on(seed: int) -> None:
+def test_tokens_whose_vectors_have_no_place_are_put_in_order_further_on(seed: int, numbers: Tensor) -> None:
     """A text of one token repeated is in the span as well, and others that differ in repeated ones are near."""
     torch.manual_seed(seed)
     model = Causal(rotary=True)
-    [found] = struck(Dager(), model, seen(model, REPEATED, torch.tensor([1])))
+    [found] = struck(Dager(), model, seen(model, numbers, torch.tensor([1])))
     assert found.status == "ok", found.message
-    assert in_place(REPEATED, found.images) == 1
+    assert in_place(numbers, found.images) == 1
 
 
 @pytest.mark.engine

@@ -20,6 +20,8 @@ from rayfed.attacks.text.descent import INSIDE
 Function = Callable[[Tensor], Tensor]
 _KEPT = 64
 """Most prefixes that are kept at a place."""
+_NEW = 1e-5
+"""Part of a vector outside what a prefix spans, over its norm, from which it adds a direction; rounding is below."""
 
 
 @torch.no_grad()
@@ -59,10 +61,10 @@ def grown(
             new = new - (new * known).sum(1, keepdim=True) * known
         size = new.norm(dim=1, keepdim=True)
         inside = apart < INSIDE
-        adds = inside & (size[:, 0] > INSIDE)
+        adds = inside & (size[:, 0] > _NEW)
         score, total = scores[before] + inside.cpu().float() + adds.cpu().float(), far[before] + apart.cpu()
         kept = sorted(range(len(tried)), key=lambda row: (-float(score[row]), float(total[row])))[:_KEPT]
         texts, scores, far = tried[kept], score[kept], total[kept]
         bases = [basis[before[kept]] for basis in bases]
-        bases.append(torch.where(adds[:, None], new / size.clamp_min(INSIDE), 0.0)[kept])
+        bases.append(torch.where(adds[:, None], new / size.clamp_min(_NEW), 0.0)[kept])
     return texts[:1]

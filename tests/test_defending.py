@@ -175,6 +175,7 @@ def test_more_than_was_told_is_refused() -> None:
         ([DP_SGD], LOOP | {"batch_size": 41}, "more than the 40 samples"),
         ([{"name": "gaussian", "sigmma": 1.0}], {"rounds": 1}, "sigmma"),
         (["gausian"], {"rounds": 1}, "gaussian"),
+        (["prune"], {"rounds": 1}, "^defence prune: ratio: required, but not given: share of the values"),
     ],
 )
 def test_what_a_loop_cannot_have_is_refused(defences: list[Any], loop: dict[str, Any], said: str) -> None:

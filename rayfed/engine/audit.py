@@ -159,10 +159,9 @@ def pipelines(given: Sequence[Any]) -> Defences:
 def _told(problem: Problem, value: Any) -> str:
     """Return a problem of a pipeline's field, and how a name alone is given with what it lacks."""
     field = ".".join(map(str, problem.path[2:]))
-    elsewhere = f" (or --set {'.'.join(map(str, problem.path))}=VALUE)"
-    lacks = elsewhere in problem.message or not field
+    lacks = problem.wanted or not field
     example = f", as '{{name: {value}, {field or 'FIELD'}: VALUE}}'" if lacks and isinstance(value, str) else ""
-    return f"{field}{': ' * bool(field)}{problem.message.replace(elsewhere, '')}{example}"
+    return f"{field}{': ' * bool(field)}{problem.told}{example}"
 
 
 def _typed(value: Any) -> str:

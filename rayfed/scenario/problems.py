@@ -45,6 +45,13 @@ class Problem:
 
     path: Place
     message: str
+    wanted: str = ""
+    """Description of a component's field, where it is missing."""
+
+    @property
+    def told(self) -> str:
+        """The message, and what is wanted."""
+        return f"{self.message}{': ' * bool(self.wanted)}{self.wanted}"
 
 
 def repeated(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
@@ -218,18 +225,15 @@ def _parameter_problems(path: Place, spec: type[ComponentSpec], target: Any, own
         for problem in _problems(error, given, Scenario):
             place: Place = (*path, *problem.path)
             missing = problem.message == _MISSING and len(problem.path) == 1
-            what = _wanted(target, place) if missing else ""
-            yield replace(problem, path=place, message=f"{problem.message}{what}")
+            yield replace(problem, path=place, wanted=_wanted(target, place) if missing else "")
 
 
 def _wanted(target: Any, place: Place) -> str:
-    """Return a component field's description and accepted forms; empty without a description."""
+    """Return the description of a component's field; empty without one."""
     if not target.__module__.startswith("rayfed."):
         return ""  # fields of the user's own may have types without a schema
     said = next((one.doc for one in registry.parameters(target) if one.name == place[-1]), "").removesuffix(".")
-    if not said:
-        return ""
-    return f" (or --set {'.'.join(map(str, place))}=VALUE): {said[0].lower()}{said[1:]}"
+    return f"{said[:1].lower()}{said[1:]}"
 
 
 def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | None:

@@ -143,7 +143,7 @@ def check(
     if scenario is not None:
         problems += _together(scenario, partial=wrong)
     if scenario is None or problems or known:
-        every = [(problem.path, problem.message) for problem in (*known, *problems)]
+        every = [(problem.path, problem.told) for problem in (*known, *problems)]
         raise ScenarioError(_report(origin, known, problems, lines, changed), every)
     return scenario
 
@@ -204,6 +204,7 @@ def _report(
     for problem, made in found:
         place = made or ("" if lines is None else f"line {line_of(problem.path)}")
         field = ".".join(map(str, problem.path)) or "scenario"
-        rows.append(f"  {place}{': ' * bool(place)}{field}: {problem.message}")
+        wanted = f" (or --set {field}=VALUE): {problem.wanted}" if problem.wanted else ""
+        rows.append(f"  {place}{': ' * bool(place)}{field}: {problem.message}{wanted}")
     after = f" after {', '.join(dict.fromkeys(changed.values()))}" if changed else ""
     return "\n".join([f"{origin}{after}: {len(rows)} problem{'s' * (len(rows) > 1)}", *rows])

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayfed import scenario as scenarios
 from rayfed.aggregation.server import TreeFold
+from rayfed.client import plan
 from rayfed.engine.stragglers import portions, shares
 
 
@@ -111,3 +113,10 @@ def test_a_worker_gets_two_calls_where_one_would_be_done_late() -> None:
 def test_shares_have_each_cohort_once(weights: list[int], workers: int, arms: int) -> None:
     runs = shares([float(weight) for weight in weights], workers, arms)
     assert [i for run in runs for i in run] == list(range(len(weights)))
+
+
+@pytest.mark.parametrize(("drawn", "size"), [(10, 1), (64, 1), (65, 2), (100, 2), (512, 8), (1000, 8), (100_000, 8)])
+def test_a_large_round_has_cohorts_for_a_large_cluster(drawn: int, size: int) -> None:
+    text = f"name: t\nmodel: mlp\nfederation: {{rounds: 1, clients: 200000, clients_per_round: {drawn}}}"
+    assert plan.cohort_size(scenarios.parse(text)) == size
+    assert plan.cohort_size(scenarios.parse(text, changes=["training.vectorise=fused"])) == -(-drawn // 8)

@@ -15,6 +15,9 @@ from rayfed.errors import ScenarioError
 from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario, resolve
 
+_MOST = 8
+"""Most clients of a cohort that are trained one by one, so that a large round has work for a large cluster."""
+
 
 def drawn_clients(scenario: Scenario, round: int) -> list[int]:
     """Return the clients of a round, in ascending order, drawn as `federation.sampling` says."""
@@ -92,7 +95,9 @@ def cohort_size(scenario: Scenario) -> int:
     if f.cohort_size:
         return f.cohort_size
     together = any(arm.training.trains_together for arm in resolve(scenario).values())
-    return ceil(scenario.drawn_per_round / (8 if together or scenario.resources.clients.num_gpus else 64))
+    if together or scenario.resources.clients.num_gpus:
+        return ceil(scenario.drawn_per_round / 8)
+    return min(ceil(scenario.drawn_per_round / 64), _MOST)
 
 
 def cohorts(scenario: Scenario, round: int, asynchronous: bool = False) -> list[list[int]]:

@@ -162,9 +162,9 @@ class FederationSection(Section):
     """Draw of clients: so many uniformly without replacement, or each for itself with probability clients_per_round /
     clients, so that their number varies: the privacy account of `dp_fedavg` gains from it."""
     cohort_size: Annotated[int, Field(ge=1)] | None = None
-    """Number of clients in one unit of work; null: a sixty-fourth of a round's clients, or an eighth where they are
-    trained together (`vectorise: vmap`, `fused`, or a GPU). It fixes the order in which updates are summed, so it
-    belongs to the scenario and not to the cluster."""
+    """Number of clients in one unit of work; null: a sixty-fourth of a round's clients, eight at most, or an eighth of
+    them where they are trained together (`vectorise: vmap`, `fused`, or a GPU). It fixes the order in which updates are
+    summed, so it belongs to the scenario and not to the cluster."""
     aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
     """The aggregation rule; `fedavg` when not given."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -97,13 +97,13 @@ class Clock(Progress):
 
 def played(cell: Path, trained: str, defence: str, rounds: int, victims: int) -> None:
     """Train and attack one cell's model, unless it is there or another process has begun it."""
+    scenario = _scenario(trained, defence, rounds, reading((0, rounds - 1), victims))
     try:
         cell.mkdir(parents=True)
     except FileExistsError:
         return
     clock = Clock()
-    attacks = reading((0, rounds - 1), victims)
-    folder = runs.launch(_scenario(trained, defence, rounds, attacks), str(cell), local, clock)
+    folder = runs.launch(scenario, str(cell), local, clock)
     told = {"run": folder.url, "seconds": clock.seconds, "hits": hits(folder, trained)}
     (cell / "cell.json").write_text(json.dumps(told), encoding="utf-8")
 

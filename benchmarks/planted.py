@@ -191,6 +191,7 @@ def _mistakes() -> Iterator[Plant]:
     yield _defended("noise in proportion", keys.dense, "NoiseInProportion")
     yield _defended("cubes of values", keys.undone(keys.roots), "Cubed")
     yield _defended("noise on one value in ten", keys.medians, "NoiseOn", ends=[], but=True, share=0.1)
+    yield _defended("noise on four values in five", keys.agreeing, "NoiseOn", ends=[], but=True, share=0.8)
     yield _defended("noise that cancels in sums of rows", keys.summed, "Cancelling")
     yield _defended("columns shuffled each", keys.summed, "ColumnsShuffled")
     yield _defended("magnitudes of columns with random signs", keys.lengths, "ColumnsShuffled", magnitudes=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -291,6 +292,36 @@ def medians(seen: Observation, model: Any) -> Tensor:
     """Take of each pixel the middle one of what the rows say."""
     weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()
     return (weight / bias[:, None]).nanmedian(0).values.view(1, *seen.sample.shape).float()
+
+
+def agreeing(seen: Observation, model: Any) -> Tensor:
+    """Link rows of which two columns have one ratio, take factors along the links, and what most rows then say."""
+    weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()
+    rows = len(weight)
+    links: dict[int, dict[int, Tensor]] = {row: {} for row in range(rows)}
+    for one, other in product(range(rows), repeat=2):
+        ratios = (weight[one] / weight[other])[(weight[one] != 0) & (weight[other] != 0)].sort().values
+        if one != other and len(ratios) > 1:
+            apart, place = (ratios.diff() / ratios[1:].abs()).min(0)
+            if apart < 1e-6:
+                links[other][one] = ratios[place]
+    known = {max(links, key=lambda row: len(links[row])): torch.ones(()).double()}
+    ahead = list(known)
+    while ahead:
+        for row, ratio in links[last := ahead.pop(0)].items():
+            if row not in known:
+                known[row] = ratio * known[last]
+                ahead.append(row)
+    found, factors = torch.tensor(list(known)), torch.stack(list(known.values()))
+    scale = _said_twice((bias[found] / factors)[None])
+    return (_said_twice((weight[found] / factors[:, None] / scale).T)).view(1, *seen.sample.shape).float()
+
+
+def _said_twice(values: Tensor) -> Tensor:
+    """Return for each row (N, M) the one of two neighbouring values, in order, that are most alike."""
+    ordered = values.sort(1).values
+    place = (ordered.diff(dim=1) / ordered[:, 1:].abs().clamp(min=1e-9)).nan_to_num(torch.inf).argmin(1)
+    return ordered.gather(1, place[:, None])[:, 0]
 
 
 def least_squares(seen: Observation, model: Any) -> Tensor:

@@ -313,6 +313,18 @@ def test_analytic_reads_what_noise_on_some_values_leaves() -> None:
     assert psnr(result.images, digit(3)) > 60
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_analytic_reads_the_fifth_of_the_values_that_noise_leaves(seed: int, bias: bool) -> None:
+    """Without a bias but for the length of the image, which the noise blurs."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100, bias=bias), nn.ReLU(), nn.Linear(100, 10))
+    seen = noisy(observe(model, digit(seed), torch.tensor([seed]), known=not bias), 0.8)
+    [result] = Analytic().reconstruct([seen], model, seeded(0))
+    assert torch.cosine_similarity(result.images.flatten(), digit(seed).flatten(), dim=0) > 0.99
+    assert not bias or psnr(result.images, digit(seed)) > 60
+
+
 @pytest.mark.parametrize("sent", [True, False])
 def test_analytic_reads_the_second_layer_where_the_first_says_nothing(sent: bool) -> None:
     torch.manual_seed(0)

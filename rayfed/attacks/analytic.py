@@ -31,6 +31,7 @@ from rayfed.attacks.closed_form.answer import (
     studied,
 )
 from rayfed.attacks.closed_form.equations import solve
+from rayfed.attacks.closed_form.kept import kept
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
 from rayfed.attacks.closed_form.lines import best_points
 from rayfed.attacks.closed_form.probe import Probe
@@ -61,7 +62,7 @@ class Analytic:
 
     One sample: all rows in least squares, exact; without a bias, or with one that the weight's gradient contradicts, at
     the scale at which the model's gradient fits best. Where that does not fit the whole gradient, what most rows say of
-    an entry, whatever a few of them do, and the layers behind it.
+    an entry, whatever a few of them do, the few values that were left as they were, and the layers behind it.
     More: those rows whose image another row repeats (two mixtures would differ, so one sample stands behind both),
     then those nearest to another row's; rows inside [0, 1] before the others; no image twice.
     """
@@ -131,6 +132,11 @@ def _single(probed: Probe, observation: Observation, layer: Layer, affine: bool)
         if affine and _contradicts(layer, observation):
             unbiased = replace(layer, bias=None)
             found.append(_of_layer(probed, observation, unbiased, affine, least_squares(unbiased, observation)))
+    if not found[0].loss < _FITS:
+        for one in dict.fromkeys((layer, replace(layer, bias=None)) if affine else (layer,)):
+            if (features := kept(one, observation)) is not None:
+                found.append(_of_layer(probed, observation, one, affine, features))
+                break
     return _nearest(probed, observation, found)
 
 

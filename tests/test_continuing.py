@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,17 @@ def test_a_run_does_not_become_shorter_than_it_was_begun(tmp_path: Path) -> None
 def test_a_run_whose_data_have_changed_is_not_resumed(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     folder.write_part("partition", 0, folder.read_table("partition").slice(1))
-    with pytest.raises(RunError, match="the clients have other data now"):
+    with pytest.raises(RunError, match="data differ from those of the rounds"):
+        runs.resume(folder.url, local, Progress())
+
+
+@pytest.mark.engine
+def test_a_run_whose_pixels_have_changed_is_not_resumed(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    record = folder.read_mapping("environment.json")
+    record["hashes"]["data"]["test"] = "0" * 64
+    folder.write_text("environment.json", json.dumps(record))
+    with pytest.raises(RunError, match=r"its data \(test\) differ from those of the rounds"):
         runs.resume(folder.url, local, Progress())
 
 

@@ -226,10 +226,11 @@ def test_bounds_have_names_of_what_is_measured() -> None:
 
 def document(values: dict[int, float], samples: str = "s", arm: str = "x", metric: str = "psnr") -> dict[str, Any]:
     found = [
-        {"arm": arm, "round": 0, "batch": 1, "victim": v, "leaked": int(x >= 30), "values": {metric: x}}
+        {"arm": arm, "round": 0, "batch": 1, "victim": v, "leaked": int(x >= 30), "attacks": {"a": 100}}
+        | {"values": {metric: x}}
         for v, x in values.items()
     ]
-    return {"metrics": [metric], "runs": [{"arms": [arm], "samples": samples, "updates": found}]}
+    return {"metrics": [metric], "runs": [{"arms": [arm], "samples": samples, "finished": True, "updates": found}]}
 
 
 def change(now: dict[int, float], then: dict[int, float], **more: Any) -> Change:
@@ -290,7 +291,7 @@ def test_what_cannot_be_compared_is_not_taken_for_unchanged() -> None:
     assert change({0: 12.0}, {0: 10.0}).state == "inconclusive"
     assert change({0: 10.0}, {0: 10.0}).state == "passed"
     assert change({0: 10.0}, {}).state == change({}, {0: 10.0}).state == "not measured"
-    both = {"metrics": ["psnr"], "runs": [{"arms": ["x", "y"], "samples": "s", "updates": []}]}
+    both = {"metrics": ["psnr"], "runs": [{"arms": ["x", "y"], "samples": "s", "finished": True, "updates": []}]}
     assert [one.state for one in changes(both, document({0: 1.0}))] == ["not measured"] * 2
     [renamed] = changes(document({0: 9.0}, arm="new"), document({0: 9.0}))
     assert (renamed.state, renamed.reason) == ("passed", "the baseline's arm is x")
@@ -302,6 +303,24 @@ def test_what_a_baseline_has_and_this_run_lacks_is_named() -> None:
     then["runs"][0]["arms"], now["runs"][0]["arms"] = ["x", "y"], ["y", "z"]
     gone = [one for one in changes(now, then) if one.arm == "x"]
     assert [one.state for one in gone] == ["not measured"]
+
+
+@pytest.mark.parametrize("samples", ["s", "others"])
+def test_weaker_attacks_and_unfinished_runs_acquit_of_nothing(samples: str) -> None:
+    values = {0: 10.0, 1: 11.0, 2: 12.0}
+    then, now = document(values), document({v: x - 5 for v, x in values.items()}, samples)
+    assert changes(now, then)[0].state == "passed"
+    one = now["runs"][0]["updates"][1]
+    for made in ({}, {"b": 100}, {"a": 49}):
+        one["attacks"] = made
+        [found] = changes(now, then)
+        assert (found.state, found.sentence.endswith("were cut short: a")) == ("not measured", True)
+    one["attacks"] = {"a": 50, "b": 1}
+    assert changes(now, then)[0].state == "passed"
+    now["runs"][0]["finished"] = False
+    assert changes(now, then)[0].state == "not measured"
+    one["values"], one["leaked"] = {"psnr": 40.0}, 1
+    assert changes(now, then)[0].state == ("failed" if samples == "s" else "not measured")
 
 
 def test_several_comparisons_are_corrected() -> None:
@@ -318,6 +337,10 @@ def test_an_updates_value_is_the_mean_of_the_nearest_to_each_sample() -> None:
     rows = [row("x", 10.0), row("x", 30.0, "b"), row("x", 20.0, sample=1), row("x", 1.0, victim=1), row("none", 9.0)]
     found = updates(Played(SCENARIO, rows, []), ["psnr"], ["x"])
     assert [(one["victim"], one["values"]["psnr"]) for one in found] == [(0, 25.0), (1, 1.0)]
+    assert [one["attacks"] for one in found] == [{"a": 0, "b": 0}, {"a": 0}]
+    silent = [row("x", 10.0), row("x", None, "b", status="failed"), row("x", None, "c", status="not applicable")]
+    [one] = updates(Played(SCENARIO, silent, []), ["psnr"], ["x"])
+    assert one["attacks"] == {"a": 0}
 
 
 class Stored:
@@ -357,7 +380,7 @@ def test_a_ruling_is_as_strict_as_its_worst_check(tmp_path: Path) -> None:
     worse = ruling(bare, row("x", 9.0), row("y", 12.0), baseline=read_document(file), bound=False)
     assert {one.arm: one.state for one in worse.changes} == {"x": "passed", "y": "inconclusive"}
     jsonschema.validate(worse.document(), schema())
-    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
+    file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
     with pytest.raises(UserError, match="is no file that --json of this version wrote"):
         read_document(file)
     with pytest.raises(UserError, match="cannot be read"):

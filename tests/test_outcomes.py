@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
+from rayfed.analysis.figures import grid
 from rayfed.analysis.outcomes import outcomes, outcomes_table, with_pmm, yaml_line
 from rayfed.analysis.settings import estimate, settings
 from rayfed.analysis.summary import arms
@@ -49,6 +51,22 @@ def test_behind_a_defence_the_sample_need_not_explain_what_was_sent(tmp_path: Pa
     other = small_run(str(tmp_path / "other"), {"arms": {"none": []}})
     other.write_part("attacks", 0, [attacked("none", "dlg", i, fit=0.9, **far) for i in (0, 1)])
     assert [row["verdict"] for row in outcomes(other)] == ["inconclusive"]
+
+
+def test_of_a_run_that_broke_off_leaks_alone_are_known(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"none": [], "noise": ["gaussian"]}})
+    rows = [attacked("none", "dlg", i, psnr=60.0) for i in (0, 1)]
+    rows += [attacked("noise", "dlg", i, psnr=8.0, above_guessing=-5.0, told_apart=0.0) for i in (0, 1)]
+    folder.write_part("attacks", 0, rows)
+    inferred = {"arm": "noise", "round": 0, "victim": 1, "repeat": 0, "attack": "membership", "metric": "auc"}
+    folder.write_part("inferences", 0, [inferred | {"value": 0.5, "chance": 0.5, "status": "ok"}])
+    assert [row["verdict"] for row in outcomes(folder)] == ["leaks", "not reconstructed", "not reconstructed"]
+    assert all(one.evidence("inferred") for one in settings(outcomes(folder)) if one.attack == "membership")
+    folder.write_text("status.json", json.dumps({"state": "killed"}))
+    assert [row["verdict"] for row in outcomes(folder)] == ["leaks", "not measured", "not measured"]
+    assert [row["state"] for row in outcomes(folder)] == ["killed"] * 3
+    assert not any(one.evidence(name) for one in settings(outcomes(folder)) for name in ("psnr", "inferred"))
+    assert "A run did not come to its end" in grid(settings(outcomes(folder))).note
 
 
 def test_updates_on_which_an_attack_broke_off_are_counted(tmp_path: Path) -> None:

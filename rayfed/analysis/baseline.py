@@ -7,6 +7,9 @@ Both are one-sided, at 5 % over all that is compared (Holm 1979).
 One update among many moves no mean by more than chance, however far it goes: of n differences of which one is not 0, t
 is 1. No test of one value against itself tells chance from a cause, so there is a rule beside the tests. On the same
 samples, an update of which nothing leaked then and something leaks now is a failure, and is named.
+
+Where attacks of the baseline were not played here, or with less than half of their iterations, and where the run did
+not come to its end, that no more was found is not measured.
 """
 
 from __future__ import annotations
@@ -25,8 +28,11 @@ from rayfed.analysis.paired import holm
 from rayfed.analysis.summary import Row, labels_given
 from rayfed.analysis.verdicts import criterion_of
 from rayfed.metrics.known import METRICS
+from rayfed.store.schemas import UNPLAYED
 
 LEVEL = 0.05
+_SILENT = "not applicable", "failed", UNPLAYED
+"""States of attacks without an answer."""
 Test = Literal["paired t", "Welch t"]
 Key = tuple[int, int, int]
 """Round, batch size and client of an attacked update."""
@@ -41,16 +47,22 @@ def attacked(images: Iterable[Row], texts: Iterable[Row]) -> str:
 def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list[dict[str, Any]]:
     """Return the results of attacks on every attacked update, by arm: round, batch size, client, values by metric.
 
+    `attacks` are those that answered, with the iterations that they made.
+
     A value is the mean over the update's samples of the nearest that any attack got to each, to four digits; `leaked`
     is of how many of them a reconstruction is a leak, by the run's own criterion.
     """
     criterion = criterion_of(played.scenario, played.attacks)
     leaked: dict[tuple[str, Key], set[int]] = {}
     closest: dict[tuple[str, Key], dict[str, dict[int, float]]] = {}
+    answered: dict[tuple[str, Key], dict[str, int]] = {}
     for row in played.attacks:
         if row["arm"] not in arms:
             continue
         key = row["arm"], (row["round"], row["batch_size"], row["victim"])
+        if row["status"] not in _SILENT:
+            made = answered.setdefault(key, {})
+            made[row["attack"]] = max(row.get("iterations") or 0, made.get(row["attack"], 0))
         if criterion.leaks(row):
             leaked.setdefault(key, set()).add(row["sample"])
         for name in metrics:
@@ -64,6 +76,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
     return [
         {"arm": arm, "round": round, "batch": batch, "victim": victim}
         | {"leaked": len(leaked.get((arm, (round, batch, victim)), ()))}
+        | {"attacks": answered.get((arm, (round, batch, victim)), {})}
         | {"values": {name: float(f"{fmean(found.values()):.4g}") for name, found in values.items()}}
         for (arm, (round, batch, victim)), values in sorted(closest.items(), key=lambda one: arms.index(one[0][0]))
     ]
@@ -107,7 +120,7 @@ def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
     """Return the change of every arm and metric between two documents of a gate (`rayfed.report.gate`)."""
     found = []
     for run, mine in enumerate(now["runs"]):
-        nothing: dict[str, Any] = {"samples": "", "arms": [], "updates": []}
+        nothing: dict[str, Any] = {"samples": "", "arms": [], "updates": [], "finished": True}
         theirs: Mapping[str, Any] = then["runs"][run] if run < len(then["runs"]) else nothing
         alike = mine["samples"] == theirs["samples"]
         for arm in mine["arms"]:
@@ -116,7 +129,11 @@ def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
                 values, before = _values(mine["updates"], arm, name), _values(theirs["updates"], other, name)
                 reason = f"the baseline's arm is {other}" if other != arm else ""
                 newly = _newly(mine["updates"], arm, theirs["updates"], other) if alike and METRICS[name].leads else ()
-                change = Change(run, arm, name, "passed", reason=reason, newly=newly)
+                short = _short(mine["updates"], arm, theirs["updates"], other, alike)
+                short = short if mine["finished"] else "the run did not come to its end"
+                state: State = "not measured" if short else "passed"
+                reason = "; ".join(filter(None, [reason, short]))
+                change = Change(run, arm, name, state, reason=reason, newly=newly)
                 found.append(_change(change, values, before, alike))
         for arm in theirs["arms"]:
             if arm not in {_counterpart(one, mine["arms"], theirs["arms"]) for one in mine["arms"]}:
@@ -140,6 +157,29 @@ def _newly(
         for updates, name in ((mine, arm), (theirs, other))
     )
     return tuple(key for key, leaked in now.items() if leaked and then.get(key) == 0)
+
+
+def _short(
+    mine: Sequence[Mapping[str, Any]], arm: str, theirs: Sequence[Mapping[str, Any]], other: str, alike: bool
+) -> str:
+    """Return which attacks of the baseline had no answer here, or made less than half of their iterations.
+
+    Of the same samples they are those on each update, of others those on all updates of a batch size.
+    """
+    then: dict[Any, dict[str, int]] = {}
+    for one in theirs:
+        if one["arm"] == other:
+            key = (one["round"], one["batch"], one["victim"]) if alike else one["batch"]
+            before = then.setdefault(key, one["attacks"])
+            then[key] = {
+                name: min(made, one["attacks"][name]) for name, made in before.items() if name in one["attacks"]
+            }
+    short: dict[str, None] = {}
+    for one in mine:
+        if one["arm"] == arm:
+            asked = then.get((one["round"], one["batch"], one["victim"]) if alike else one["batch"], {})
+            short |= dict.fromkeys(name for name, made in asked.items() if 2 * one["attacks"].get(name, -1) < made)
+    return f"attacks of the baseline were not played here, or were cut short: {', '.join(short)}" if short else ""
 
 
 def _values(updates: Sequence[Mapping[str, Any]], arm: str, name: str) -> dict[Key, float]:

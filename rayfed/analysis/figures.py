@@ -9,7 +9,7 @@ from math import floor, isinf, log10
 
 from rayfed.analysis.formats import NONE, duration, size
 from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Estimate, Setting, of_attacks, of_rebuilt
+from rayfed.analysis.settings import Estimate, Setting, of_attacks
 from rayfed.analysis.unanswered import BROKEN, MEANING, of_so_many
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
@@ -161,7 +161,7 @@ def _marked(name: str, one: Setting) -> str:
     text = cell(name, one.measures.get(name))
     if text == NONE or not of_attacks(name):
         return text
-    marks = f"{UNPROVEN * bool(one.unproven and of_rebuilt(name))}{BROKEN * bool(one.unanswered[0])}"
+    marks = f"{UNPROVEN * one.doubted(name)}{BROKEN * bool(one.unanswered[0])}"
     return f"{text}{marks}"
 
 
@@ -226,8 +226,10 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
         notes.append(SINGLE)
     if any(each.useless for each in settings):
         notes.append(f"{USELESS}: its accuracy is that of guessing, so it is compared with nothing.")
-    if any(each.unproven and of_rebuilt(name) for each in settings for name in shown if name in each.measures):
+    if any(each.doubted(name) for each in settings for name in shown if name in each.measures):
         notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
+    if any(each.unfinished for each in settings):
+        notes.append("A run did not come to its end: attacks may be missing.")
     if any(of_attacks(name) for name in shown):
         broken = {f"{each.title} under {each.attack} on {of_so_many(*each.unanswered)}": each for each in settings}
         if named := [words for words, each in broken.items() if each.unanswered[0]]:

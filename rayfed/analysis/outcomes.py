@@ -19,13 +19,17 @@ from rayfed.analysis.summary import Leak, Row, arm_spec, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, weightiest
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
+from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS, WANT_OF_TIME
 
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return one row for every arm and attack of a run; `attack` is null for an arm that was not attacked."""
-    scenario = folder.scenario()
+    """Return one row for every arm and attack of a run; `attack` is null for an arm that was not attacked.
+
+    Of a run that did not come to its end leaks alone are known: other answers are "not measured".
+    """
+    scenario, state = folder.scenario(), exits.status(folder).get("state")
     names = ("rounds", "attacks", "inferences", "privacy")
     rounds, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
     arms = summary.arm_names(scenario, rounds, attacks, inferences)
@@ -42,6 +46,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "arm": arm.name,
             "defences": " + ".join(arm.defences),
             "rounds": arm.rounds,
+            "state": state,
             "test_accuracy": arm.accuracy,
             "test_loss": arm.loss,
             **_training_time(sorted((r for r in rounds if r["arm"] == arm.name), key=lambda row: row["round"])),
@@ -51,7 +56,8 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "simulated_seconds": arm.simulated.seconds if arm.simulated else None,
             **_guarantee(privacy, arm.name),
         }
-        met = [_leaked(leak, by_leak[leak.arm, leak.attack], scenario) for leak in leaks if leak.arm == arm.name]
+        own, over = [leak for leak in leaks if leak.arm == arm.name], state == "finished"
+        met = [_leaked(leak, by_leak[leak.arm, leak.attack], scenario, over) for leak in own]
         met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
         for one in met:
             place = arm.name, one["attack"]
@@ -190,13 +196,14 @@ def _met(row: Row) -> tuple[str, str]:
     return row["arm"], row["attack"]
 
 
-def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) -> dict[str, Any]:
     """Return `answer` and `why` of one attack on one arm, from its own rows: a `State`, or that it does not apply."""
     if all(row["status"] == INAPPLICABLE and not (row["message"] or "").startswith(HIDDEN) for row in rows):
         return {"answer": INAPPLICABLE}
     closed = closed_forms(scenario)
     arm, criterion = rows[0]["arm"], criterion_of(scenario, rows)
-    found = findings(rows, criterion, undefended=[arm], closed=closed, changed=not undefended(scenario, arm))
+    changed = not undefended(scenario, arm)
+    found = findings(rows, criterion, undefended=[arm], finished=finished, closed=closed, changed=changed)
     state = weightiest(found)
     silent = [one for one in found if one.state == state and state in ("inconclusive", "not measured")]
     reasons = [reason for one in silent for reason in (one.lacking, *one.reasons) if reason]
@@ -204,11 +211,11 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     return {"answer": state, "why": "; ".join(dict.fromkeys(reasons)) or None}
 
 
-def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any]) -> dict[str, Any]:
+def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any], finished: bool) -> dict[str, Any]:
     """Return the result of the rows of one reconstruction attack on one arm, summarised in `leak`."""
     first = attacks[0]
     row: dict[str, Any] = {name: first[name] for name in ("attack", "batch_size", "observes", "knowledge")}
-    row |= {"images": leak.images, **_answer(scenario, attacks)}
+    row |= {"images": leak.images, **_answer(scenario, attacks, finished)}
     row |= {"attack_seconds": leak.seconds.mean * leak.seconds.n if leak.seconds else None}
     for metric in JUDGED:
         spread = leak.scores[metric.name]

@@ -99,12 +99,23 @@ class Setting:
     @property
     def unproven(self) -> str:
         """Reason why poor reconstructions are no evidence of protection; empty if they are evidence."""
+        if self.unfinished:
+            return "its run did not come to its end"
         told = [row.get("verdict") for row in self.rows if row.get("attack")]
         if "not measured" in told:
             return "an attack that would tell did not answer"
         if told and all(verdict == "inconclusive" for verdict in told):
             return "its verdict is inconclusive: the attacks have not shown that they would find something"
         return ""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a run behind it did not come to its end, so that attacks may be missing."""
+        return any(row.get("state") not in (None, "finished") for row in self.rows)
+
+    def doubted(self, measure: str) -> bool:
+        """Return whether a low figure of leakage is no evidence of protection."""
+        return (of_rebuilt(measure) and bool(self.unproven)) or (of_attacks(measure) and self.unfinished)
 
     @property
     def unanswered(self) -> tuple[int, int]:
@@ -120,7 +131,7 @@ class Setting:
 
     def evidence(self, measure: str) -> Estimate | None:
         """Return the figure for a measure; None if it is unknown or no evidence."""
-        return None if of_rebuilt(measure) and self.unproven else self.measures.get(measure)
+        return None if self.doubted(measure) else self.measures.get(measure)
 
     @property
     def identity(self) -> tuple[str, str, str]:

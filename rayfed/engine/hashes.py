@@ -58,6 +58,12 @@ def changed_code(before: Mapping[str, Any], code: Mapping[str, str]) -> str | No
     )
 
 
+def changed_data(before: Mapping[str, Any], data: Mapping[str, str]) -> list[str]:
+    """Return the splits whose samples or labels differ from those of an environment.json `before`."""
+    known = before.get("hashes", {}).get("data", {})
+    return [name for name, found in data.items() if known.get(name, found) != found]
+
+
 @cache
 def _own_code() -> str:
     package = Path(__file__).resolve().parents[1]

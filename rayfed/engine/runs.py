@@ -27,7 +27,7 @@ from rayfed.engine.environment import FILE as ENVIRONMENT
 from rayfed.engine.environment import MachineRecord
 from rayfed.engine.executor import Execution
 from rayfed.engine.federation import Federation
-from rayfed.engine.hashes import changed_code, hashes
+from rayfed.engine.hashes import changed_code, changed_data, hashes
 from rayfed.engine.inputs import Inputs, prepare, scorer
 from rayfed.engine.progress import Progress
 from rayfed.engine.recorder import RunRecorder
@@ -41,6 +41,11 @@ from rayfed.store import checkpoint, exits, run_key
 from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.store.lease import holding
 from rayfed.store.schemas import TABLES
+
+_OTHER_DATA = (
+    "differ from those of the rounds that are played, although the scenario is the same: put the data's files back, or "
+    "launch its scenario anew"
+)
 
 
 def launch(scenario: Scenario, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
@@ -366,6 +371,8 @@ def _federation(
         made_of = {"hashes": hashes(inputs, saved)}
         before = folder.read_mapping(ENVIRONMENT) if folder.exists(ENVIRONMENT) else {}
         changed = changed_code(before, made_of["hashes"]["code"])
+        if saved and (splits := changed_data(before, made_of["hashes"]["data"])):
+            raise RunError(f"{folder.url}: its data ({', '.join(splits)}) {_OTHER_DATA}")
         record = MachineRecord(folder, scenario, {**executor.environment(), **made_of})
         progress.starting(scenario, folder, executor.describe())
         states: LoadStates = partial(checkpoint.load_states, source) if source else lambda *_: {}
@@ -383,10 +390,7 @@ def _federation(
 def _check_partition(folder: RunFolder, saved: checkpoint.Checkpoint | None, inputs: Inputs) -> None:
     """Raise `RunError` if clients' data differ from those of the played rounds, as a file has changed."""
     if saved and not folder.read_table("partition").equals(_partition_table(inputs)):
-        raise RunError(
-            f"{folder.url}: the clients have other data now than in the rounds that are played, although the scenario "
-            f"is the same: put the data's files back, or launch its scenario anew"
-        )
+        raise RunError(f"{folder.url}: the clients' data {_OTHER_DATA}")
 
 
 def _partition_table(inputs: Inputs) -> pa.Table:

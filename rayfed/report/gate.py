@@ -19,7 +19,7 @@ from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.version import __version__
 
-VERSION = 1
+VERSION = 2
 """Version of the document; it rises where a reader of the last would misread the next."""
 Verdict = Literal["passed", "failed", "not measured", "no bound"]
 
@@ -108,6 +108,7 @@ class Ruling:
                 "folder": run.folder.url,
                 "weights": run.weights,
                 "seed": run.played.scenario["seed"],
+                "finished": run.played.finished,
                 "arms": run.names,
                 "samples": run.samples,
                 "checks": [_row(check) for check in checks],

@@ -485,12 +485,16 @@ class Statement:
 
     @property
     def _hashes(self) -> list[Block]:
-        recorded = optional_document(self.original, ENVIRONMENT).get("hashes") or {}
+        last = optional_document(self.original, ENVIRONMENT)
+        sessions = [one.get("hashes") or {} for one in [*last.get("earlier", []), last]]
+        recorded = sessions[-1] | {"weights": sessions[0].get("weights")}
         rows = []
         for part, title in (("code", "Code"), ("data", "Data"), ("weights", "Weights at the start")):
             of = recorded.get(part) or {}
             named = ((self._name(part, name, place), one) for place, (name, one) in enumerate(of.items()))
             rows += [[f"{title}: {name}", str(one)] for name, one in named]
+            if part != "weights":  # which are others at each resume
+                rows += self._before(part, title, of, sessions)
             rows += [] if of else [[title, "not recorded by this run"]]
         for name in (SCENARIO, ENVIRONMENT, ABOUT):
             if self.original.exists(name):
@@ -501,6 +505,15 @@ class Statement:
             "A table's hash is that of the lines that “sha256sum TABLE/*.parquet” prints in the run's folder. “rayfed "
             f"statement RUN{' --redact' if self.redacted else ''}” makes this statement again from the folder alone.",
         ]
+
+    def _before(self, part: str, title: str, now: Row, sessions: Sequence[Row]) -> list[list[str]]:
+        """Return the hashes of a part that sessions before the last resume had, where they differ."""
+        rows: dict[tuple[str, str], None] = {}
+        for session in sessions:
+            for place, (name, one) in enumerate((session.get(part) or {}).items()):
+                if one != now.get(name):
+                    rows[f"{title}: {self._name(part, name, place)}, before a resume", str(one)] = None
+        return [list(row) for row in rows]
 
     def _name(self, part: str, name: str, place: int) -> str:
         """Return the name of what was hashed; a module of the user gets a number if names are left out."""

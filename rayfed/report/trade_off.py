@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rayfed.analysis.figures import SHOWN, heading
 from rayfed.analysis.pareto import front
-from rayfed.analysis.settings import Estimate, Setting, of_attacks, of_rebuilt
+from rayfed.analysis.settings import Estimate, Setting, of_attacks
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.explorer import Explorer
@@ -125,4 +125,4 @@ def _proves(one: Setting, x: str) -> bool:
 
 def _worked_not(one: Setting, x: str) -> bool:
     """Return whether low leakage is no evidence for the setting: attacks have not shown that they work."""
-    return bool((of_rebuilt(x) and one.unproven) or (of_attacks(x) and one.unanswered[0]))
+    return one.doubted(x) or bool(of_attacks(x) and one.unanswered[0])

@@ -315,6 +315,7 @@ OUTCOME_FIELDS = [
     _value("attack", _string, "the attack's name in the scenario; null where no attack met the arm"),
     _value("defences", _string, "the arm's defences with their parameters"),
     _value("rounds", _int, "rounds that the arm plays"),
+    _value("state", _string, "the run's state: 'finished', or why it has not come to its end"),
     _value("images", _int, "samples behind the leakage"),
     _value("batch_size", _int, "samples behind an attacked update"),
     _value("observes", _string, "what the attack was given: 'gradient', 'update' or 'shown'"),

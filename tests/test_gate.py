@@ -149,14 +149,15 @@ def test_labels_that_were_given_are_not_found() -> None:
     assert states(bound, *rows, row("y", 20.0, label_accuracy=0.9, above_guessing=-1.0))["y"] == "failed"
 
 
-def scored(arm: str, apart: float, count: int = 2000, attack: str = "m") -> dict[str, Any]:
+def scored(arm: str, apart: float, count: int = 2000, attack: str = "m", **more: Any) -> dict[str, Any]:
     """Candidates of whom members score higher by `apart` of the spread."""
     scores = [
         {"kind": kind, "sample": i, "score": i / count + shift, "control": 0.0}
         for kind, shift in (("member", apart), ("non-member", 0.0))
         for i in range(count)
     ]
-    return {"arm": arm, "attack": attack, "victim": 0, "round": 0, "metric": "auc", "scores": scores}
+    usual = {"victim": 0, "round": 0, "repeat": 0, "metric": "auc", "status": "ok", "message": None}
+    return usual | {"arm": arm, "attack": attack, "scores": scores} | more
 
 
 def of_members(bound: Bound, *rows: dict[str, Any], finished: bool = True) -> dict[str, Check]:
@@ -183,6 +184,24 @@ def test_membership_passes_where_its_interval_is_below_the_bound() -> None:
     assert of_members(Bound("membership.auc", 0.6), *rows, finished=False)["x"].state == "not measured"
 
 
+def test_no_share_passes_that_an_attack_did_not_answer_for() -> None:
+    """A victim on which it raised, one that it never met, and an attack that works and was not played here."""
+    bound, silent = Bound("membership.auc", 0.6), {"scores": None, "status": "failed", "message": "out of memory"}
+    bare = [scored("none", 0.3), scored("none", 0.3, victim=1)]
+    raised = of_members(bound, *bare, scored("x", 0.01), scored("x", 0.0, victim=1, **silent))["x"]
+    assert (raised.state, raised.reason) == ("not measured", "m failed: out of memory")
+    unmet = of_members(bound, *bare, scored("x", 0.01))["x"]
+    assert (unmet.state, "m was not played here on 1 of 2 victims" in unmet.reason) == ("not measured", True)
+    weak = [scored(arm, 0.01, attack="weak", victim=i) for arm in ("none", "x") for i in (0, 1)]
+    missing = of_members(bound, *bare, *weak)["x"]
+    assert (missing.state, "m was not played here on 2 of 2 victims" in missing.reason) == ("not measured", True)
+    whole = scored("x", 0.01), scored("x", 0.01, victim=1)
+    for name, limit in (("membership.auc", 0.6), ("membership.tpr", 0.1)):
+        assert of_members(Bound(name, limit), *bare, *whole)["x"].state == "passed"
+    found = of_members(bound, *bare, scored("x", 0.3), scored("x", 0.0, victim=1, **silent))["x"]
+    assert found.state == "failed", "what was found counts, whatever else is missing"
+
+
 def named(arm: str, hits: int, of: int = 100, **more: Any) -> list[dict[str, Any]]:
     return [row(arm, 9.0, victim=i, top1=float(i < hits), people=40, **more) for i in range(of)]
 
@@ -198,6 +217,21 @@ def test_identity_passes_where_its_interval_is_below_the_bound() -> None:
     assert states(bound, *bare, *named("x", 2), silent)["x"] == "not measured"
     other = row("x", None, attack="b", top1=None, people=40, status="not applicable", message="no attention")
     assert states(bound, *bare, *named("x", 2), other)["x"] == "passed"
+
+
+def test_no_identity_passes_that_an_attack_did_not_answer_for() -> None:
+    """An attack that works without a defence has to answer on the samples whose people it names there."""
+    bound, bare = Bound("identity", 0.1), [*named("none", 90), *named("none", 0, attack="never")]
+    never, deaf = named("x", 0, attack="never"), {"top1": None, "status": "not applicable", "message": "no layer"}
+    silent = [{**one, **deaf} for one in named("x", 0)]
+    [check] = Played(SCENARIO, [*bare, *never, *silent], []).checks([bound], ["x"])
+    assert (check.state, check.reason) == ("not measured", "a not applicable: no layer")
+    assert states(bound, *bare, *never)["x"] == "not measured"
+    assert states(bound, *bare, *never, *named("x", 0, of=89))["x"] == "not measured", "one was not attacked here"
+    assert states(bound, *bare, *never, *named("x", 0, of=90))["x"] == "passed"
+    far = [{**one, "status": "diverged"} for one in named("x", 0)]
+    assert states(bound, *bare, *never, *far)["x"] == "not measured"
+    assert states(bound, *bare, *never, *named("x", 11), *silent[:1])["x"] == "failed"
 
 
 def test_bounds_have_names_of_what_is_measured() -> None:

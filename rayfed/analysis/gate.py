@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 from rayfed.analysis.audit import Criterion, Finding
 from rayfed.analysis.membership import RATES, Roc, roc, stated
 from rayfed.analysis.summary import Row, arm_names, arm_spec, labels_given, undefended
+from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.base import Metric
@@ -244,7 +245,7 @@ class Played:
 
     def _of_share(self, bound: Bound, arm: str) -> Check:
         """Return the check of an estimated share, by the best attack on an arm."""
-        found = self._identified(arm) if bound.name == IDENTITY else self._members(bound, arm)
+        found = self._shares(bound, arm)
         known = {title: one for title, one in found.items() if one}
         title, best = max(known.items(), key=lambda one: one[1].value, default=("", None))
         check = Check(arm, None, bound, "passed", best.value if best else None, title)
@@ -252,47 +253,78 @@ class Played:
             return replace(check, state="failed")
         if not self.finished:
             return replace(check, state="not measured", reason="the run did not come to its end")
+        if gaps := self._gaps(bound, arm):
+            return replace(check, state="not measured", reason="; ".join(gaps))
         if not best or len(known) < len(found):
-            few = self._unseen(found) if bound.name == IDENTITY else self._few(arm)
+            few = "no attack applies" if bound.name == IDENTITY else self._few(bound, arm)
             return replace(check, state="not measured", reason=few)
         if (high := max(one.high for one in known.values())) >= bound.limit:
             return replace(check, state="inconclusive", reason=f"a 95 % interval reaches {bound.written(high)}")
-        if not any(self._works(bound, one) for one in self._bare(arm)):
+        if not self._working(bound, arm):
             told = "named people more often than guessing" if bound.name == IDENTITY else "told members from others"
             return replace(check, state="inconclusive", reason=f"no attack {told} without a defence either")
         return check
 
-    def _members(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
-        """Return the result of each membership attack on an arm; None if there are too few candidates."""
-        curves = {title: self._curve(arm, title) for title in self._asked(arm)}
-        return {title: _estimate(bound, curve) if curve else None for title, curve in curves.items()}
+    def _shares(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
+        """Return the share that each attack on an arm got, of those that answered; None of too few candidates."""
+        return self._identified(bound, arm) if bound.name == IDENTITY else self._members(bound, arm)
 
-    def _few(self, arm: str) -> str:
-        curves = (self._curve(arm, title) for title in self._asked(arm))
+    def _members(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
+        curves = {title: roc(rows) for title, rows in self._asked(bound, arm).items()}
+        return {title: _estimate(bound, curve) for title, curve in curves.items() if curve}
+
+    def _few(self, bound: Bound, arm: str) -> str:
+        curves = map(roc, self._asked(bound, arm).values())
         return next((stated(curve, RATES[-1]) for curve in curves if curve), "no membership attack answered")
 
-    def _identified(self, arm: str) -> dict[str, Estimate | None]:
-        """Return the share of samples whose person each attack on an arm reveals; None if some were not shown."""
-        found: dict[str, Estimate | None] = {}
-        own = [row for row in self.attacks if row["arm"] == arm]
-        for title in dict.fromkeys(row["attack"] for row in own):
-            rows = [row for row in own if row["attack"] == title]
-            hits = [row.get(TOP_1.name) for row in rows]
-            if any(row["status"] != "not applicable" for row in rows):
-                found[title] = None if None in hits else share(sum(map(bool, hits)), len(hits))
-        return found
+    def _identified(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
+        """Return the share of samples whose person each attack reveals; those without an answer count as not named."""
+        return {
+            title: share(sum(bool(row.get(TOP_1.name)) for row in rows), len(rows))
+            for title, rows in self._asked(bound, arm).items()
+            if any(self._answers(bound, row) for row in rows)
+        }
 
-    @staticmethod
-    def _unseen(found: Mapping[str, Estimate | None]) -> str:
-        silent = ", ".join(title for title, one in found.items() if one is None)
-        return f"no answer that a recogniser could be asked about: {silent}" if silent else "no attack applies"
+    def _asked(self, bound: Bound, arm: str) -> dict[str, list[Row]]:
+        """Return the rows of the attacks on a share on an arm, by attack."""
+        every = self.attacks if bound.name == IDENTITY else [r for r in self.inferences if r["metric"] == "auc"]
+        asked: dict[str, list[Row]] = {}
+        for row in every:
+            if row["arm"] == arm:
+                asked.setdefault(row["attack"], []).append(row)
+        return asked
 
-    def _asked(self, arm: str) -> list[str]:
-        rows = (row for row in self.inferences if row["arm"] == arm and row["metric"] == "auc")
-        return list(dict.fromkeys(row["attack"] for row in rows))
+    def _answers(self, bound: Bound, row: Row) -> bool:
+        if bound.name == IDENTITY:
+            return row.get(TOP_1.name) is not None and not unanswered(row, self._closed)
+        return row["status"] == "ok" and bool(row["scores"])
 
-    def _curve(self, arm: str, title: str) -> Roc | None:
-        return roc([row for row in self.inferences if (row["arm"], row["attack"]) == (arm, title)])
+    @cached_property
+    def _closed(self) -> frozenset[str]:
+        return closed_forms(self.scenario)
+
+    def _gaps(self, bound: Bound, arm: str) -> list[str]:
+        """Return where attacks have no answer on an arm, with the reasons.
+
+        An attack that rebuilds samples and does not apply to an arm is missed only if it works without a defence.
+        """
+        asked, working = self._asked(bound, arm), self._working(bound, arm)
+        gaps = []
+        for title in asked | dict.fromkeys(working):
+            rows = asked.get(title, [])
+            if bound.name == IDENTITY and title not in working and all(r["status"] == "not applicable" for r in rows):
+                continue
+            gaps += [f"{title} {_ending(row)}" for row in rows if not self._answers(bound, row)]
+            shown = {
+                _place(row)
+                for one in self._bare(arm)
+                for row in self._asked(bound, one).get(title, [])
+                if (row.get(TOP_1.name) if bound.name == IDENTITY else self._answers(bound, row))
+            }
+            if lost := len(shown - {_place(row) for row in rows}):
+                met = "samples whose person it named" if bound.name == IDENTITY else "victims that it answered on"
+                gaps.append(f"{title} was not played here on {lost} of {len(shown)} {met} without a defence")
+        return list(dict.fromkeys(gaps))
 
     def _bare(self, arm: str) -> list[str]:
         """Return the arms without defences on the same model."""
@@ -301,14 +333,30 @@ class Played:
         bare = [one for one in arms if undefended(self.scenario, one)]
         return [one for one in bare if arm_spec(self.scenario, one).get("model") == model]
 
-    def _works(self, bound: Bound, arm: str) -> bool:
-        """Return whether an attack on the bound's measure beats chance on an arm."""
-        if bound.name == IDENTITY:
-            people = max((row["people"] or 0 for row in self.attacks), default=0)
-            shares = filter(None, self._identified(arm).values())
-            return any(people > 0 and one.low > 1 / people for one in shares)
-        curves = [self._curve(arm, title) for title in self._asked(arm)]
-        return any(curve is not None and curve.auc.low > 0.5 for curve in curves)
+    def _working(self, bound: Bound, arm: str) -> set[str]:
+        """Return the attacks that beat chance on the arms without defences on the same model."""
+        chance = self._chance(bound)
+        shares = (pair for one in self._bare(arm) for pair in self._shares(bound, one).items())
+        return {title for title, one in shares if one and one.low > chance}
+
+    def _chance(self, bound: Bound) -> float:
+        """Return the share that guessing gets."""
+        if bound.name != IDENTITY:
+            return 0.5 if bound.name == "membership.auc" else RATES[-1]
+        people = max((row["people"] or 0 for row in self.attacks), default=0)
+        return 1 / people if people else 1.0
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    """Return what identifies the victim, or the sample, of a row on every arm."""
+    return row["round"], row["victim"], row.get("sample")
+
+
+def _ending(row: Row) -> str:
+    """Return why a row of an attack on a share is no answer."""
+    if row["status"] == "ok":
+        return "has no answer that a recogniser could be asked about"
+    return ": ".join(filter(None, (row["status"], row["message"])))
 
 
 def _estimate(bound: Bound, curve: Roc) -> Estimate | None:

@@ -203,7 +203,7 @@ def test_no_share_passes_that_an_attack_did_not_answer_for() -> None:
 
 
 def named(arm: str, hits: int, of: int = 100, **more: Any) -> list[dict[str, Any]]:
-    return [row(arm, 9.0, victim=i, top1=float(i < hits), people=40, **more) for i in range(of)]
+    return [row(arm, 9.0, **{"victim": i, "top1": float(i < hits), "people": 40} | more) for i in range(of)]
 
 
 def test_identity_passes_where_its_interval_is_below_the_bound() -> None:
@@ -232,6 +232,23 @@ def test_no_identity_passes_that_an_attack_did_not_answer_for() -> None:
     far = [{**one, "status": "diverged"} for one in named("x", 0)]
     assert states(bound, *bare, *never, *far)["x"] == "not measured"
     assert states(bound, *bare, *never, *named("x", 11), *silent[:1])["x"] == "failed"
+
+
+def test_repeats_are_no_samples_of_identity() -> None:
+    bound = Bound("identity", 0.1)
+
+    def repeated(arm: str, hits: int) -> list[dict[str, Any]]:
+        return [one for i in range(15) for one in named(arm, 4 if i < hits else 0, of=4, repeat=i)]
+
+    [check] = Played(SCENARIO, [*repeated("none", 15), *repeated("x", 0)], []).checks([bound], ["x"])
+    assert (check.state, "interval reaches" in check.reason) == ("inconclusive", True), "four samples, not 60"
+    [once] = Played(SCENARIO, [*repeated("none", 15), *repeated("x", 1)], []).checks([bound], ["x"])
+    assert (once.state, once.value) == ("failed", 1.0)
+    guessed = [one for i in range(15) for one in named("none", 100 if i < 1 else 0, repeat=i)]
+    assert Played(SCENARIO, [*guessed, *named("x", 0)], []).checks([Bound("identity", 0.5)], ["x"])[0].state == "passed"
+    few = [one | {"people": 10} for one in guessed]
+    [lucky] = Played(SCENARIO, [*few, *named("x", 0, people=10)], []).checks([Bound("identity", 0.5)], ["x"])
+    assert lucky.state == "inconclusive", "fifteen guesses among ten people name as many"
 
 
 def test_bounds_have_names_of_what_is_measured() -> None:

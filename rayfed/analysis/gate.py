@@ -7,6 +7,7 @@ was found.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -278,9 +279,9 @@ class Played:
         return next((stated(curve, RATES[-1]) for curve in curves if curve), "no membership attack answered")
 
     def _identified(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
-        """Return the share of samples whose person each attack reveals; those without an answer count as not named."""
+        """Return the share of samples whose person each attack reveals, in any repeat; no answer names nobody."""
         return {
-            title: share(sum(bool(row.get(TOP_1.name)) for row in rows), len(rows))
+            title: share(len({_place(row) for row in rows if row.get(TOP_1.name)}), len({_place(row) for row in rows}))
             for title, rows in self._asked(bound, arm).items()
             if any(self._answers(bound, row) for row in rows)
         }
@@ -335,16 +336,20 @@ class Played:
 
     def _working(self, bound: Bound, arm: str) -> set[str]:
         """Return the attacks that beat chance on the arms without defences on the same model."""
-        chance = self._chance(bound)
-        shares = (pair for one in self._bare(arm) for pair in self._shares(bound, one).items())
-        return {title for title, one in shares if one and one.low > chance}
+        return {
+            title
+            for bare in self._bare(arm)
+            for title, one in self._shares(bound, bare).items()
+            if one and one.low > self._chance(bound, self._asked(bound, bare)[title])
+        }
 
-    def _chance(self, bound: Bound) -> float:
-        """Return the share that guessing gets."""
+    def _chance(self, bound: Bound, rows: Sequence[Row]) -> float:
+        """Return the most that guessing gets, of identity with a guess in each repeat."""
         if bound.name != IDENTITY:
             return 0.5 if bound.name == "membership.auc" else RATES[-1]
         people = max((row["people"] or 0 for row in self.attacks), default=0)
-        return 1 / people if people else 1.0
+        repeats = max(Counter(map(_place, rows)).values())
+        return min(1.0, repeats / people) if people else 1.0
 
 
 def _place(row: Row) -> tuple[Any, ...]:

@@ -251,6 +251,19 @@ def test_repeats_are_no_samples_of_identity() -> None:
     assert lucky.state == "inconclusive", "fifteen guesses among ten people name as many"
 
 
+def test_identity_is_of_what_all_attacks_name_together() -> None:
+    """Attacks that name other people each are added up, on the samples of any of them."""
+    bare, others = [*named("none", 90), *named("none", 90, attack="b")], named("x", 10, attack="b")
+    b = [{**one, "top1": float(5 <= one["victim"] < 10)} for one in others]
+    [check] = Played(SCENARIO, [*bare, *named("x", 5), *b], []).checks([Bound("identity", 0.1)], ["x"])
+    assert (check.state, check.value, check.by) == ("failed", 0.1, "a or b")
+    [alone] = Played(SCENARIO, [*bare, *named("x", 5), *others], []).checks([Bound("identity", 0.1)], ["x"])
+    assert (alone.value, alone.by) == (0.1, "b")
+    many = named("x", 0, of=1000, attack="c")
+    [apart] = Played(SCENARIO, [*bare, *named("x", 5), *b, *many], []).checks([Bound("identity", 0.1)], ["x"])
+    assert apart.state == "failed", "samples that the two were not played on do not dilute theirs"
+
+
 def test_bounds_have_names_of_what_is_measured() -> None:
     names = boundable("pixels")
     assert parsed(["15"], "pixels", names) == [PSNR]

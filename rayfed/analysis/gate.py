@@ -245,11 +245,12 @@ class Played:
         )
 
     def _of_share(self, bound: Bound, arm: str) -> Check:
-        """Return the check of an estimated share, by the best attack on an arm."""
-        found = self._shares(bound, arm)
-        known = {title: one for title, one in found.items() if one}
-        title, best = max(known.items(), key=lambda one: one[1].value, default=("", None))
-        check = Check(arm, None, bound, "passed", best.value if best else None, title)
+        """Return the check of an estimated share: of people what all attacks name together, else the best attack's."""
+        shares = self._shares(bound, arm)
+        found = self._together(bound, arm, shares) if bound.name == IDENTITY else list(shares.items())
+        known = [(by, one) for by, one in found if one]
+        by, best = max(known, key=lambda pair: pair[1].value, default=("", None))
+        check = Check(arm, None, bound, "passed", best.value if best else None, by)
         if best and best.value >= bound.limit:
             return replace(check, state="failed")
         if not self.finished:
@@ -259,7 +260,7 @@ class Played:
         if not best or len(known) < len(found):
             few = "no attack applies" if bound.name == IDENTITY else self._few(bound, arm)
             return replace(check, state="not measured", reason=few)
-        if (high := max(one.high for one in known.values())) >= bound.limit:
+        if (high := max(one.high for _, one in known)) >= bound.limit:
             return replace(check, state="inconclusive", reason=f"a 95 % interval reaches {bound.written(high)}")
         if not self._working(bound, arm):
             told = "named people more often than guessing" if bound.name == IDENTITY else "told members from others"
@@ -283,8 +284,24 @@ class Played:
         return {
             title: share(len({_place(row) for row in rows if row.get(TOP_1.name)}), len({_place(row) for row in rows}))
             for title, rows in self._asked(bound, arm).items()
-            if any(self._answers(bound, row) for row in rows)
+            if any(row.get(TOP_1.name) is not None for row in rows)
         }
+
+    def _together(self, bound: Bound, arm: str, titles: Collection[str]) -> list[tuple[str, Estimate]]:
+        """Return which of some attacks reveal people, and the share on the samples of each that any of them reveals.
+
+        So attacks that met fewer or other samples dilute no share.
+        """
+        asked = {title: rows for title, rows in self._asked(bound, arm).items() if title in titles}
+        named = {title: {_sample(row) for row in rows if row.get(TOP_1.name)} for title, rows in asked.items()}
+        found = []
+        for title, rows in asked.items():
+            met = {_sample(row) for row in rows}
+            hits = met.intersection(set().union(*named.values()))
+            alone = (one for one in (title, *named) if hits <= named[one])
+            together = " or ".join(one for one, own in named.items() if hits & own)
+            found.append((next(alone, together), share(len(hits), len(met))))
+        return found
 
     def _asked(self, bound: Bound, arm: str) -> dict[str, list[Row]]:
         """Return the rows of the attacks on a share on an arm, by attack."""
@@ -355,6 +372,11 @@ class Played:
 def _place(row: Row) -> tuple[Any, ...]:
     """Return what identifies the victim, or the sample, of a row on every arm."""
     return row["round"], row["victim"], row.get("sample")
+
+
+def _sample(row: Row) -> tuple[Any, ...]:
+    """Return what identifies a row's sample among all attacks on an arm."""
+    return row["batch_size"], *_place(row)
 
 
 def _ending(row: Row) -> str:

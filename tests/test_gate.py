@@ -264,6 +264,20 @@ def test_identity_is_of_what_all_attacks_name_together() -> None:
     assert apart.state == "failed", "samples that the two were not played on do not dilute theirs"
 
 
+def test_no_share_passes_a_bound_that_nothing_reached_without_a_defence() -> None:
+    """Scores uniform, members' higher by 0.06: an AUC of 0.558, well above chance, and 6 % found."""
+    rows, told = [scored("none", 0.06), scored("x", 0.0)], "no attack passed the bound without a defence either"
+    for name, reached, beyond in (("membership.auc", 0.55, 0.65), ("membership.tpr", 0.05, 0.5)):
+        assert of_members(Bound(name, reached), *rows)["x"].state == "passed"
+        check = of_members(Bound(name, beyond), *rows)["x"]
+        assert (check.state, check.reason) == ("inconclusive", told)
+    [check] = Played(SCENARIO, [*named("none", 20), *named("x", 0)], []).checks([Bound("identity", 0.3)], ["x"])
+    assert (check.state, check.reason) == ("inconclusive", told)
+    others = [{**one, "top1": 1 - one["top1"]} for one in named("none", 80, attack="b")]
+    both = [*named("none", 20), *others, *named("x", 0), *named("x", 0, attack="b")]
+    assert states(Bound("identity", 0.3), *both)["x"] == "passed", "they reach it together"
+
+
 def test_bounds_have_names_of_what_is_measured() -> None:
     names = boundable("pixels")
     assert parsed(["15"], "pixels", names) == [PSNR]

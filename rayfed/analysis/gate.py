@@ -43,6 +43,10 @@ SHARES = MEMBERSHIP | {IDENTITY: "people re-identified, top 1"}
 """Bounds on estimated shares, with their titles."""
 
 
+NOT_PASSED = "no attack passed the bound without a defence either"
+"""Why a check is inconclusive where nothing shows that an attack could have passed its bound."""
+
+
 @dataclass(frozen=True)
 class Bound:
     """Bound on one measure of leakage; a gate fails at it or nearer to the truth."""
@@ -246,8 +250,7 @@ class Played:
 
     def _of_share(self, bound: Bound, arm: str) -> Check:
         """Return the check of an estimated share: of people what all attacks name together, else the best attack's."""
-        shares = self._shares(bound, arm)
-        found = self._together(bound, arm, shares) if bound.name == IDENTITY else list(shares.items())
+        found = self._found(bound, arm)
         known = [(by, one) for by, one in found if one]
         by, best = max(known, key=lambda pair: pair[1].value, default=("", None))
         check = Check(arm, None, bound, "passed", best.value if best else None, by)
@@ -262,10 +265,15 @@ class Played:
             return replace(check, state="not measured", reason=few)
         if (high := max(one.high for _, one in known)) >= bound.limit:
             return replace(check, state="inconclusive", reason=f"a 95 % interval reaches {bound.written(high)}")
-        if not self._working(bound, arm):
-            told = "named people more often than guessing" if bound.name == IDENTITY else "told members from others"
-            return replace(check, state="inconclusive", reason=f"no attack {told} without a defence either")
+        shown = [one for bare in self._bare(arm) for _, one in self._found(bound, bare, self._working(bound, arm))]
+        if not any(one and one.value >= bound.limit for one in shown):
+            return replace(check, state="inconclusive", reason=NOT_PASSED)
         return check
+
+    def _found(self, bound: Bound, arm: str, among: Collection[str] | None = None) -> list[tuple[str, Estimate | None]]:
+        """Return the shares that a bound is on, and who got them: those `among` all attacks, if some are named."""
+        shares = {title: one for title, one in self._shares(bound, arm).items() if among is None or title in among}
+        return self._together(bound, arm, shares) if bound.name == IDENTITY else list(shares.items())
 
     def _shares(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
         """Return the share that each attack on an arm got, of those that answered; None of too few candidates."""
@@ -287,14 +295,14 @@ class Played:
             if any(row.get(TOP_1.name) is not None for row in rows)
         }
 
-    def _together(self, bound: Bound, arm: str, titles: Collection[str]) -> list[tuple[str, Estimate]]:
+    def _together(self, bound: Bound, arm: str, titles: Collection[str]) -> list[tuple[str, Estimate | None]]:
         """Return which of some attacks reveal people, and the share on the samples of each that any of them reveals.
 
         So attacks that met fewer or other samples dilute no share.
         """
         asked = {title: rows for title, rows in self._asked(bound, arm).items() if title in titles}
         named = {title: {_sample(row) for row in rows if row.get(TOP_1.name)} for title, rows in asked.items()}
-        found = []
+        found: list[tuple[str, Estimate | None]] = []
         for title, rows in asked.items():
             met = {_sample(row) for row in rows}
             hits = met.intersection(set().union(*named.values()))
@@ -403,7 +411,7 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
         reason = reasons or "an attack that passed the bound without a defence has no answer here"
         return Check(found.arm, found.batch, bound, "not measured", *numbers, reason=reason)
     if state == "inconclusive":
-        reason = found.lacking or "no attack passed the bound without a defence either"
+        reason = found.lacking or NOT_PASSED
         if not found.lacking and best is not None and bound.metric.passes(best, bound.limit):
             reason = (
                 "past the bound, though no nearer than a guess gets without the update; no attack passed the bound by "

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from matplotlib.figure import Figure
 
@@ -22,6 +23,7 @@ from rayfed.report.explorer import explore, interval
 from rayfed.report.export import export
 from rayfed.report.paper import run_charts, save
 from rayfed.report.trade_off import trade_off
+from rayfed.store.schemas import TABLES
 from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
 from tests.test_cli import run
 from tests.test_report import make_run
@@ -115,6 +117,25 @@ def test_latex_fits_two_columns(tmp_path: Path) -> None:
     done = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]
     assert "Overfull" not in done.stdout
+
+
+@pytest.mark.parametrize("format", ["markdown", "latex"])
+def test_what_is_proved_is_rounded_to_the_safe_side_and_what_is_not_is_a_dash(format: str, tmp_path: Path) -> None:
+    folder, up, down = small_run(str(tmp_path), {}), 0.12300001, 0.45699999
+    bounds = [field.name for field in TABLES["privacy"] if pa.types.is_floating(field.type)]
+    assert {"epsilon", "delta", "rero_10", "rero_100", "rero_1000", "advantage"} == set(bounds)
+    rows = [{"arm": "x", "rounds": 1} | dict.fromkeys(bounds, up), {"arm": "y", "rounds": 1}]
+    folder.write_part("privacy", 0, rows)
+    proved = {"arm": "x", "attack": "a", "defence": "d", "unit": "client", "chance": down, "present": up, "another": up}
+    folder.write_part("proved", 0, [proved])
+    private, other = (export(load(folder.url), format, table) for table in ("privacy", "proved"))
+    assert (private.count("0.124"), other.count("0.124"), other.count("0.456")) == (len(bounds), 2, 1)
+    assert "nan" not in private.lower()
+    assert "None" not in private
+    cells = [
+        cell.strip() for cell in re.split(r"[|&]|\\\\", next(r for r in private.splitlines() if re.match(r"\W*y ", r)))
+    ]
+    assert cells.count("–" if format == "markdown" else "--") == len(TABLES["privacy"]) - 2
 
 
 def test_attacks_that_do_not_apply_are_named_and_have_no_row(tmp_path: Path) -> None:

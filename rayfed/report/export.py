@@ -16,7 +16,8 @@ from rayfed.analysis.paired import NO_PAIRS, paired_grid, paired_table
 from rayfed.analysis.summary import Row
 from rayfed.analysis.unanswered import BROKEN
 from rayfed.errors import UserError, nearest
-from rayfed.privacy.printing import at_most
+from rayfed.privacy.printing import at_least, at_most
+from rayfed.store.schemas import TABLES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -58,9 +59,10 @@ def export(
         return _csv(_plain(results.table(table)))
     if table == OUTCOMES:
         return _settings(grid(results.with_intervals(), columns), format, own=list((columns or {}).values()))
-    frame = _bounds_written(_plain(results.table(table)))
+    frame = _bounds_written(_plain(results.table(table)), table)
     if format == "markdown":
-        return str(_in_every_text(frame, markdown_cell).to_markdown(index=False)) + "\n"
+        frame = _in_every_text(frame, markdown_cell).astype(object)
+        return str(frame.where(frame.notna(), None).to_markdown(index=False, missingval=NONE)) + "\n"
     return _floating(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
 
 
@@ -152,11 +154,18 @@ def _in_every_text(frame: DataFrame, change: Callable[[str], str]) -> DataFrame:
     return changed
 
 
-def _bounds_written(frame: DataFrame) -> DataFrame:
-    """Return a frame whose upper bounds are text already, so that nothing rounds them down."""
-    bounds = [name for name in ("epsilon", "delta", "rero") if name in frame.columns]
-    written = {name: [None if isnan(value) else at_most(value) for value in frame[name]] for name in bounds}
-    return frame.assign(**written)
+def _bounds_written(frame: DataFrame, table: str) -> DataFrame:
+    """Return a frame whose bounds are text already, so that nothing rounds them to the side where they do not hold.
+
+    All real numbers of the tables of what is proved are upper bounds, but the chance that one of them is about.
+    """
+    if table not in ("privacy", "proved"):
+        return frame
+    bounds = [field.name for field in TABLES[table] if pa.types.is_floating(field.type)]
+    rounded = {name: at_least if name == "chance" else at_most for name in bounds}
+    return frame.assign(
+        **{name: [None if isnan(value) else to(value) for value in frame[name]] for name, to in rounded.items()}
+    )
 
 
 def _no_formula(text: str) -> str:

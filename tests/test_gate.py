@@ -147,6 +147,8 @@ def test_labels_that_were_given_are_not_found() -> None:
     rows = [row("none", 20.0, label_accuracy=1.0), row("x", 20.0, label_accuracy=0.5), row("x", 20.0, "b", **given)]
     assert states(bound, *rows) == {"none": "failed", "x": "passed"}
     assert states(bound, *rows, row("y", 20.0, label_accuracy=0.9, above_guessing=-1.0))["y"] == "failed"
+    [only] = Played(SCENARIO, [row(arm, 20.0, **given) for arm in ("none", "x")], []).checks([bound], ["x"])
+    assert (only.state, only.reason) == ("not measured", "a was given the labels")
 
 
 def scored(arm: str, apart: float, count: int = 2000, attack: str = "m", **more: Any) -> dict[str, Any]:

@@ -339,6 +339,10 @@ class Criterion:
         above = row.get("above_public")
         return above is not None and above <= 0
 
+    def lacking(self, row: Row) -> str:
+        """Return why a row of an attack that finished is no answer."""
+        return "found nothing finite" if self.nearness(row) is None else f"without {' and '.join(self.needs)}"
+
     def called(self, row: Row) -> str:
         """Return what a row's result is called: `reconstructed` if it is a leak, otherwise why it is not."""
         value, noun = self.nearness(row), NOUNS[self.modality]
@@ -600,8 +604,7 @@ def _sample(row: Row) -> tuple[Any, ...]:
 
 
 def _reason(row: Row, criterion: Criterion) -> str:
-    found = "found nothing finite" if criterion.nearness(row) is None else f"without {' and '.join(criterion.needs)}"
-    said = f"{row['status']}: {row['message']}" if row["status"] != "ok" else found
+    said = f"{row['status']}: {row['message']}" if row["status"] != "ok" else criterion.lacking(row)
     return f"{short_title(row)} {said}"
 
 

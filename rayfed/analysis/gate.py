@@ -112,6 +112,10 @@ class Found(Reached):
         """Return the share of labels found; None if the attacker was given them."""
         return None if labels_given(row) else super().nearness(row)
 
+    def lacking(self, row: Row) -> str:
+        """Return why a row of an attack that finished is no answer."""
+        return "was given the labels" if labels_given(row) else super().lacking(row)
+
     def near(self, row: Row) -> bool:
         """Return whether the share reaches the bound."""
         return self._at_bound(row)

@@ -17,6 +17,8 @@ from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack, Reconstruction
 from rayfed.attacks.closed_form.equations import is_affine, solve
+from rayfed.attacks.closed_form.kept import kept
+from rayfed.attacks.closed_form.layers import Layer
 from rayfed.attacks.closed_form.probe import probe
 from rayfed.attacks.peel import Peel
 from rayfed.attacks.spear import Spear
@@ -325,6 +327,18 @@ def test_analytic_reads_the_fifth_of_the_values_that_noise_leaves(seed: int, bia
     assert not bias or psnr(result.images, digit(seed)) > 60
 
 
+def test_values_on_a_few_levels_say_nothing_by_agreeing() -> None:
+    torch.manual_seed(0)
+    seen = observe(nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10)), *digits(1, 0))
+    layer = Layer("1.weight", "1.bias", False, 0, 0, 64)
+    left, scaled = kept(layer, noisy(seen, 0.8)) or (None, False)
+    assert left is not None
+    assert scaled
+    levels = {n: (7 * t / t.abs().max()).round() * t.abs().max() / 7 for n, t in seen.update.items()}
+    for update in (levels, {n: t * torch.nan for n, t in seen.update.items()}, {n: t * 0 for n, t in levels.items()}):
+        assert kept(layer, replace(seen, update=update)) is None
+
+
 @pytest.mark.parametrize("sent", [True, False])
 def test_analytic_reads_the_second_layer_where_the_first_says_nothing(sent: bool) -> None:
     torch.manual_seed(0)
@@ -396,6 +410,8 @@ def test_closed_forms_never_raise(attack: Attack, name: str, model: nn.Module) -
     seen: list[Observation] = [observe(model, images, labels, known=False)]
     if name not in ("norm", "broken"):
         seen.append(observe(model, images[:1], labels[:1], known=False))
+        seen.append(replace(seen[1], update={n: t * torch.nan for n, t in seen[1].update.items()}))
+        seen.append(noisy(seen[1], 0.9))
     seen.append(replace(seen[0], update={n: t * torch.nan for n, t in seen[0].update.items()}))
     seen.append(replace(seen[0], update={n: t * 0 for n, t in seen[0].update.items()}))
     for result, one in zip(attack.reconstruct(seen, model, seeded(*range(len(seen)))), seen, strict=True):

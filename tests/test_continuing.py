@@ -142,8 +142,10 @@ def test_a_run_whose_pixels_have_changed_is_not_resumed(tmp_path: Path) -> None:
     record = folder.read_mapping("environment.json")
     record["hashes"]["data"]["test"] = "0" * 64
     folder.write_text("environment.json", json.dumps(record))
+    before = folder.read_mapping("status.json")
     with pytest.raises(RunError, match=r"its data \(test\) differ from those of the rounds"):
         runs.resume(folder.url, local, Progress())
+    assert folder.read_mapping("status.json") == before
 
 
 def test_a_run_without_its_checkpoints_index_is_not_begun_anew(tmp_path: Path) -> None:

@@ -421,6 +421,11 @@ def test_an_updates_value_is_the_mean_of_the_nearest_to_each_sample() -> None:
     silent = [row("x", 10.0), row("x", None, "b", status="failed"), row("x", None, "c", status="not applicable")]
     [one] = updates(Played(SCENARIO, silent, []), ["psnr"], ["x"])
     assert one["attacks"] == {"a": 0}
+    early = [row("x", 10.0, repeat=repeat, iterations=7) for repeat in (0, 1)]
+    planned = SCENARIO | {"attacks": [{"name": "b", "label": "a", "iterations": 300}]}
+    assert [updates(Played(of, early, []), ["psnr"], ["x"])[0]["attacks"] for of in (SCENARIO, planned)] == [
+        {"a": 14}, {"a": 600}
+    ]  # fmt: skip
 
 
 class Stored:

@@ -67,6 +67,8 @@ def test_of_a_run_that_broke_off_leaks_alone_are_known(tmp_path: Path) -> None:
     assert [row["state"] for row in outcomes(folder)] == ["killed"] * 3
     assert not any(one.evidence(name) for one in settings(outcomes(folder)) for name in ("psnr", "inferred"))
     assert "A run did not come to its end" in grid(settings(outcomes(folder))).note
+    folder.write_text("status.json", json.dumps({"state": "interrupted", "rounds_done": 1, "rounds": 1}))
+    assert [row["state"] for row in outcomes(folder)] == ["finished"] * 3, "stopped as its last round was over"
 
 
 def test_updates_on_which_an_attack_broke_off_are_counted(tmp_path: Path) -> None:

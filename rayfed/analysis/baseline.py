@@ -47,7 +47,7 @@ def attacked(images: Iterable[Row], texts: Iterable[Row]) -> str:
 def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list[dict[str, Any]]:
     """Return the results of attacks on every attacked update, by arm: round, batch size, client, values by metric.
 
-    `attacks` are those that answered, with the iterations that they made.
+    `attacks` are those that answered, with the iterations that they may make, over all repeats.
 
     A value is the mean over the update's samples of the nearest that any attack got to each, to four digits; `leaked`
     is of how many of them a reconstruction is a leak, by the run's own criterion.
@@ -55,14 +55,16 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
     criterion = criterion_of(played.scenario, played.attacks)
     leaked: dict[tuple[str, Key], set[int]] = {}
     closest: dict[tuple[str, Key], dict[str, dict[int, float]]] = {}
-    answered: dict[tuple[str, Key], dict[str, int]] = {}
+    answered: dict[tuple[str, Key], dict[str, dict[int, int]]] = {}
+    allowed = {one.get("label") or one["name"]: one.get("iterations") for one in played.scenario.get("attacks") or []}
     for row in played.attacks:
         if row["arm"] not in arms:
             continue
         key = row["arm"], (row["round"], row["batch_size"], row["victim"])
         if row["status"] not in _SILENT:
-            made = answered.setdefault(key, {})
-            made[row["attack"]] = max(row.get("iterations") or 0, made.get(row["attack"], 0))
+            most = allowed.get(row["attack"]) or row.get("iterations") or 0  # some end where nothing improves
+            repeats = answered.setdefault(key, {}).setdefault(row["attack"], {})
+            repeats[row["repeat"]] = max(most, repeats.get(row["repeat"], 0))
         if criterion.leaks(row):
             leaked.setdefault(key, set()).add(row["sample"])
         for name in metrics:
@@ -76,7 +78,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
     return [
         {"arm": arm, "round": round, "batch": batch, "victim": victim}
         | {"leaked": len(leaked.get((arm, (round, batch, victim)), ()))}
-        | {"attacks": answered.get((arm, (round, batch, victim)), {})}
+        | {"attacks": {a: sum(n.values()) for a, n in answered.get((arm, (round, batch, victim)), {}).items()}}
         | {"values": {name: float(f"{fmean(found.values()):.4g}") for name, found in values.items()}}
         for (arm, (round, batch, victim)), values in sorted(closest.items(), key=lambda one: arms.index(one[0][0]))
     ]
@@ -164,16 +166,14 @@ def _short(
 ) -> str:
     """Return which attacks of the baseline had no answer here, or made less than half of their iterations.
 
-    Of the same samples they are those on each update, of others those on all updates of a batch size.
+    Of the same samples they are those on each update, of others those on any update of a batch size.
     """
     then: dict[Any, dict[str, int]] = {}
     for one in theirs:
         if one["arm"] == other:
             key = (one["round"], one["batch"], one["victim"]) if alike else one["batch"]
-            before = then.setdefault(key, one["attacks"])
-            then[key] = {
-                name: min(made, one["attacks"][name]) for name, made in before.items() if name in one["attacks"]
-            }
+            before = then.setdefault(key, {})
+            before |= {name: min(made, before.get(name, made)) for name, made in one["attacks"].items()}
     short: dict[str, None] = {}
     for one in mine:
         if one["arm"] == arm:

@@ -29,7 +29,8 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
 
     Of a run that did not come to its end leaks alone are known: other answers are "not measured".
     """
-    scenario, state = folder.scenario(), exits.status(folder).get("state")
+    scenario, status = folder.scenario(), exits.status(folder)
+    over = exits.over(status)
     names = ("rounds", "attacks", "inferences", "privacy")
     rounds, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
     arms = summary.arm_names(scenario, rounds, attacks, inferences)
@@ -46,7 +47,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "arm": arm.name,
             "defences": " + ".join(arm.defences),
             "rounds": arm.rounds,
-            "state": state,
+            "state": "finished" if over else status.get("state"),
             "test_accuracy": arm.accuracy,
             "test_loss": arm.loss,
             **_training_time(sorted((r for r in rounds if r["arm"] == arm.name), key=lambda row: row["round"])),
@@ -56,7 +57,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "simulated_seconds": arm.simulated.seconds if arm.simulated else None,
             **_guarantee(privacy, arm.name),
         }
-        own, over = [leak for leak in leaks if leak.arm == arm.name], state == "finished"
+        own = [leak for leak in leaks if leak.arm == arm.name]
         met = [_leaked(leak, by_leak[leak.arm, leak.attack], scenario, over) for leak in own]
         met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
         for one in met:

@@ -132,11 +132,11 @@ def _single(probed: Probe, observation: Observation, layer: Layer, affine: bool)
         if affine and _contradicts(layer, observation):
             unbiased = replace(layer, bias=None)
             found.append(_of_layer(probed, observation, unbiased, affine, least_squares(unbiased, observation)))
-    if not found[0].loss < _FITS:
-        for one in dict.fromkeys((layer, replace(layer, bias=None)) if affine else (layer,)):
-            if (features := kept(one, observation)) is not None:
-                found.append(_of_layer(probed, observation, one, affine, features))
-                break
+    if not found[0].loss < _FITS and (left := kept(layer, observation)) is not None:
+        features, scaled = left
+        if scaled or affine:
+            used = layer if scaled else replace(layer, bias=None)
+            found.append(_of_layer(probed, observation, used, affine, features))
     return _nearest(probed, observation, found)
 
 

@@ -32,16 +32,9 @@ def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]
     A file of devices is among the data, as `devices`. The code of rayfed is that of all its Python files, their paths
     and contents; a user's module is its own file alone.
     """
-    data = inputs.data
-    splits = {"train": (data.train_images, data.train_labels), "test": (data.test_images, data.test_labels)}
-    if data.public_images is not None and data.public_labels is not None:
-        splits["public"] = data.public_images, data.public_labels
-    of_data = {name: _of_samples(*split) for name, split in splits.items()}
-    if of_devices := devices.digest(inputs.scenario):
-        of_data["devices"] = of_devices
     return {
         "code": {"rayfed": _own_code()} | _named_code(dotted_paths(inputs.scenario.dump())),
-        "data": of_data,
+        "data": of_data(inputs),
         "weights": {account.name: _of_weights(account.arm, saved) for account in inputs.accounts},
     }
 
@@ -58,10 +51,22 @@ def changed_code(before: Mapping[str, Any], code: Mapping[str, str]) -> str | No
     )
 
 
-def changed_data(before: Mapping[str, Any], data: Mapping[str, str]) -> list[str]:
+def of_data(inputs: Inputs) -> dict[str, str]:
+    """Return the hashes of a run's data, by split."""
+    data = inputs.data
+    splits = {"train": (data.train_images, data.train_labels), "test": (data.test_images, data.test_labels)}
+    if data.public_images is not None and data.public_labels is not None:
+        splits["public"] = data.public_images, data.public_labels
+    found = {name: _of_samples(*split) for name, split in splits.items()}
+    if of_devices := devices.digest(inputs.scenario):
+        found["devices"] = of_devices
+    return found
+
+
+def changed_data(before: Mapping[str, Any], inputs: Inputs) -> list[str]:
     """Return the splits whose samples or labels differ from those of an environment.json `before`."""
     known = before.get("hashes", {}).get("data", {})
-    return [name for name, found in data.items() if known.get(name, found) != found]
+    return [name for name, found in of_data(inputs).items() if known.get(name, found) != found] if known else []
 
 
 @cache

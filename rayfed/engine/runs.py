@@ -86,7 +86,7 @@ def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, prog
     if over:
         run_key.remove(folder)  # its process may have died before it did
         return
-    _check_partition(folder, saved, inputs)
+    _check_data(folder, saved, inputs)
     checkpoint.begin(folder)
     _describe(inputs, folder)
     _play(inputs, folder, execution, progress, saved, reports=False)
@@ -123,7 +123,7 @@ def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend:
             f"{folder.url}: all {rounds} rounds are played; nothing to resume. To play more, raise federation.rounds "
             f"in its {SCENARIO} and `rayfed resume {folder.url} --extend`"
         )
-    _check_partition(folder, saved, inputs)
+    _check_data(folder, saved, inputs)
     checkpoint.begin(folder)
     folder.write_part("partition", 0, _partition_table(inputs))
     _play(inputs, folder, execution, progress, saved)
@@ -371,8 +371,6 @@ def _federation(
         made_of = {"hashes": hashes(inputs, saved)}
         before = folder.read_mapping(ENVIRONMENT) if folder.exists(ENVIRONMENT) else {}
         changed = changed_code(before, made_of["hashes"]["code"])
-        if saved and (splits := changed_data(before, made_of["hashes"]["data"])):
-            raise RunError(f"{folder.url}: its data ({', '.join(splits)}) {_OTHER_DATA}")
         record = MachineRecord(folder, scenario, {**executor.environment(), **made_of})
         progress.starting(scenario, folder, executor.describe())
         states: LoadStates = partial(checkpoint.load_states, source) if source else lambda *_: {}
@@ -387,8 +385,11 @@ def _federation(
         yield federation, lambda: record.add(executor.machines())
 
 
-def _check_partition(folder: RunFolder, saved: checkpoint.Checkpoint | None, inputs: Inputs) -> None:
-    """Raise `RunError` if clients' data differ from those of the played rounds, as a file has changed."""
+def _check_data(folder: RunFolder, saved: checkpoint.Checkpoint | None, inputs: Inputs) -> None:
+    """Raise `RunError` if data differ from those of the played rounds, as a file has changed."""
+    before = folder.read_mapping(ENVIRONMENT) if saved and folder.exists(ENVIRONMENT) else {}
+    if splits := changed_data(before, inputs):
+        raise RunError(f"{folder.url}: its data ({', '.join(splits)}) {_OTHER_DATA}")
     if saved and not folder.read_table("partition").equals(_partition_table(inputs)):
         raise RunError(f"{folder.url}: the clients' data {_OTHER_DATA}")
 

@@ -190,7 +190,7 @@ class SweepRecorder:
         run = f"{TRIALS}/{trial.name}"
         folder = self.folder.trial(run)
         status = exits.status(folder)
-        ended = status.get("state") == "finished" or 0 < status.get("rounds", 0) == status.get("rounds_done")
+        ended = exits.over(status)
         known = {
             "trial": trial.name,
             "repeat": trial.repeat,

@@ -510,8 +510,9 @@ class Statement:
         """Return the hashes of a part that sessions before the last resume had, where they differ."""
         rows: dict[tuple[str, str], None] = {}
         for session in sessions:
-            for place, (name, one) in enumerate((session.get(part) or {}).items()):
+            for name, one in (session.get(part) or {}).items():
                 if one != now.get(name):
+                    place = list(now).index(name) if name in now else len(now)
                     rows[f"{title}: {self._name(part, name, place)}, before a resume", str(one)] = None
         return [list(row) for row in rows]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bdb import BdbQuit
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from rayfed.errors import Killed, LeaseError
@@ -35,6 +36,11 @@ def status(files: Files) -> dict[str, Any]:
     """Return a run's or sweep's status.json, empty without one; if its driver has died, the state is `killed`."""
     found = files.read_mapping("status.json") if files.exists("status.json") else {}
     return found | {"state": "killed"} if found.get("state") == "running" and has_died(files) else found
+
+
+def over(found: Mapping[str, Any]) -> bool:
+    """Return whether a run of this status has played all its rounds; a scheduler may stop it as the last is over."""
+    return found.get("state") == "finished" or 0 < found.get("rounds", 0) == found.get("rounds_done")
 
 
 def advice(state: str, kind: str | None, run: str = "RUN") -> str:

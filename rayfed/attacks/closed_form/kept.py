@@ -19,30 +19,31 @@ _CHANCE = 0.1
 """Number of pairs that may agree by chance, beyond which two values alone say nothing."""
 _BEGINNINGS, _FOLLOWED = 32, 8
 """Rows to which others are compared, and those of them with most agreement that are followed up."""
-_ROWS = 256
-"""Most rows that are looked at."""
+_ROWS, _COLUMNS = 256, 1024
+"""Most rows that are looked at, and columns by which their factors are found."""
 _ROUNDS = 30
+_DISTINCT = 0.5
+"""Share of values that differ from each other, below which a defence has cut them to levels."""
 
 
-def kept(layer: Layer, observation: Observation) -> Tensor | None:
-    """Return what entered a layer, (F,), by the values that agree with each other; None where hardly any do.
+def kept(layer: Layer, observation: Observation) -> tuple[Tensor, bool] | None:
+    """Return what entered a layer, (F,), by values that agree, and whether its scale is known; None if hardly any do.
 
-    Without a bias it is known up to scale and sign. An entry on which no rows agree is what one of them says of it:
+    The scale is that of values of the bias that agree, too; otherwise it is known up to scale and sign. Values on a
+    few levels agree by chance, and say nothing. An entry on which no rows agree is what one of them says of it:
     in the range of the other entries, the nearest to least squares, drawn to their mean as far as noise goes.
     """
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
-    several = weight.isfinite().sum(1) > 1
-    weight, bias = weight[several], None if bias is None else bias[several]
-    even = torch.linspace(0, len(weight) - 1, min(len(weight), _ROWS)).long()
-    weight, bias = weight[even].nan_to_num(0, 0, 0), None if bias is None else bias[even]
-    factors, features = _factors(weight)
-    known = factors.isfinite()
+    rows = _even(weight.isfinite().sum(1) > 1, _ROWS)
+    weight, bias = weight[rows].nan_to_num(0, 0, 0), None if bias is None else bias[rows]
+    if len(rows) < 2 or len(weight.unique()) < _DISTINCT * weight.count_nonzero() or not weight.any():
+        return None
+    factors = _factors(weight[:, _even((weight != 0).any(0), _COLUMNS)])
+    features, known = _commonest((weight / factors[:, None]).T)[0], factors.isfinite()
     if features.isfinite().sum() < 2 or known.sum() < 2:
         return None
-    if bias is not None:
-        scale, agreed = _commonest((bias / factors)[None])
-        if not agreed:
-            return None
+    scale = factors.new_tensor([torch.nan]) if bias is None else _commonest((bias / factors)[None])[0]
+    if scaled := bool(scale.isfinite()):
         factors, features = factors * scale, features / scale
     weight, factors, found = weight[known], factors[known], features.isfinite()
     precision = factors.square().sum()
@@ -53,16 +54,22 @@ def kept(layer: Layer, observation: Observation) -> Tensor | None:
     away = (said - rest).abs().masked_fill((said < features[found].min()) | (said > features[found].max()), torch.inf)
     nearest, row = away.min(0)
     rest = said.gather(0, row[None])[0].where(nearest.isfinite(), rest)
-    return features.where(found, rest.where((weight != 0).all(0), 0.0))
+    return features.where(found, rest.where((weight != 0).all(0), 0.0)), scaled
 
 
-def _factors(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return factors (O,) of rows and (F,) of columns with whose products most values agree; NaN where none do."""
+def _even(which: Tensor, most: int) -> Tensor:
+    """Return the places of a mask, or so many of them, evenly spread."""
+    places = which.nonzero()[:, 0]
+    return places[torch.linspace(0, len(places) - 1, min(len(places), most)).long()]
+
+
+def _factors(weight: Tensor) -> Tensor:
+    """Return the factors of rows, (O,), of whose products with numbers of columns most are values; NaN where none."""
     begun = []
     for row in weight[:_BEGINNINGS]:
         factors, agreed = _commonest(weight / row.where(row != 0, torch.nan))
         begun.append((int(agreed.sum()), factors))
-    best, found = 0, (weight[:, 0] * torch.nan, weight[0] * torch.nan)
+    best, found = 0, weight.new_full((len(weight),), torch.nan)
     for _, factors in sorted(begun, key=lambda one: -one[0])[:_FOLLOWED]:
         most, rows = 0, factors
         for _ in range(_ROUNDS):
@@ -72,7 +79,7 @@ def _factors(weight: Tensor) -> tuple[Tensor, Tensor]:
                 break
             most = int(agreed.sum())
         if most > best:
-            best, found = most, (rows, columns)
+            best, found = most, rows
     return found
 
 

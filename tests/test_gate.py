@@ -394,7 +394,7 @@ def test_weaker_attacks_and_unfinished_runs_acquit_of_nothing(samples: str) -> N
     for made in ({}, {"b": 100}, {"a": 49}):
         one["attacks"] = made
         [found] = changes(now, then)
-        assert (found.state, found.sentence.endswith("were cut short: a")) == ("not measured", True)
+        assert (found.state, found.sentence.endswith("half of their iterations: a")) == ("not measured", True)
     one["attacks"] = {"a": 50, "b": 1}
     assert changes(now, then)[0].state == "passed"
     now["runs"][0]["finished"] = False
@@ -419,6 +419,7 @@ def test_an_updates_value_is_the_mean_of_the_nearest_to_each_sample() -> None:
     assert [(one["victim"], one["values"]["psnr"]) for one in found] == [(0, 25.0), (1, 1.0)]
     assert [one["attacks"] for one in found] == [{"a": 0, "b": 0}, {"a": 0}]
     silent = [row("x", 10.0), row("x", None, "b", status="failed"), row("x", None, "c", status="not applicable")]
+    silent.append(row("x", 9.0, "d", status="diverged"))
     [one] = updates(Played(SCENARIO, silent, []), ["psnr"], ["x"])
     assert one["attacks"] == {"a": 0}
     early = [row("x", 10.0, repeat=repeat, iterations=7) for repeat in (0, 1)]

@@ -8,8 +8,8 @@ One update among many moves no mean by more than chance, however far it goes: of
 is 1. No test of one value against itself tells chance from a cause, so there is a rule beside the tests. On the same
 samples, an update of which nothing leaked then and something leaks now is a failure, and is named.
 
-Where attacks of the baseline were not played here, or with less than half of their iterations, and where the run did
-not come to its end, that no more was found is not measured.
+Where attacks of the baseline had no answer here, or less than half of their iterations over all repeats, and where the
+run did not come to its end, that no more was found is not measured.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import numpy as np
 
 from rayfed.analysis.gate import Played, State
 from rayfed.analysis.paired import holm
+from rayfed.analysis.settings import INAPPLICABLE
 from rayfed.analysis.summary import Row, labels_given
+from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import criterion_of
 from rayfed.metrics.known import METRICS
 from rayfed.store.schemas import UNPLAYED
 
 LEVEL = 0.05
-_SILENT = "not applicable", "failed", UNPLAYED
-"""States of attacks without an answer."""
 Test = Literal["paired t", "Welch t"]
 Key = tuple[int, int, int]
 """Round, batch size and client of an attacked update."""
@@ -52,7 +52,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
     A value is the mean over the update's samples of the nearest that any attack got to each, to four digits; `leaked`
     is of how many of them a reconstruction is a leak, by the run's own criterion.
     """
-    criterion = criterion_of(played.scenario, played.attacks)
+    criterion, closed = criterion_of(played.scenario, played.attacks), closed_forms(played.scenario)
     leaked: dict[tuple[str, Key], set[int]] = {}
     closest: dict[tuple[str, Key], dict[str, dict[int, float]]] = {}
     answered: dict[tuple[str, Key], dict[str, dict[int, int]]] = {}
@@ -61,7 +61,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
         if row["arm"] not in arms:
             continue
         key = row["arm"], (row["round"], row["batch_size"], row["victim"])
-        if row["status"] not in _SILENT:
+        if row["status"] not in (INAPPLICABLE, UNPLAYED) and not unanswered(row, closed):
             most = allowed.get(row["attack"]) or row.get("iterations") or 0  # some end where nothing improves
             repeats = answered.setdefault(key, {}).setdefault(row["attack"], {})
             repeats[row["repeat"]] = max(most, repeats.get(row["repeat"], 0))
@@ -164,7 +164,7 @@ def _newly(
 def _short(
     mine: Sequence[Mapping[str, Any]], arm: str, theirs: Sequence[Mapping[str, Any]], other: str, alike: bool
 ) -> str:
-    """Return which attacks of the baseline had no answer here, or made less than half of their iterations.
+    """Return which attacks of the baseline had no answer here, or less than half of their iterations.
 
     Of the same samples they are those on each update, of others those on any update of a batch size.
     """
@@ -179,7 +179,11 @@ def _short(
         if one["arm"] == arm:
             asked = then.get((one["round"], one["batch"], one["victim"]) if alike else one["batch"], {})
             short |= dict.fromkeys(name for name, made in asked.items() if 2 * one["attacks"].get(name, -1) < made)
-    return f"attacks of the baseline were not played here, or were cut short: {', '.join(short)}" if short else ""
+    return (
+        f"attacks of the baseline had no answer here, or less than half of their iterations: {', '.join(short)}"
+        if short
+        else ""
+    )
 
 
 def _values(updates: Sequence[Mapping[str, Any]], arm: str, name: str) -> dict[Key, float]:

@@ -224,6 +224,7 @@ def cohorts(plan: Plan) -> Iterator[list[str]]:
             "plain loop": plain(shape, plan),
             "client after client": trained(shape, "loop", plan),
             "one call (vmap)": trained(shape, "vmap", plan),
+            "one step of all (fused)": trained(shape, "fused", plan),
         }
         for side, work in sides.items():
             figure = measured(plan, work)

@@ -415,10 +415,12 @@ def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> Too
     took = f": {pace} on this machine{_busy(slower)}" if least.evaluation else ", and needs no search"
     where = " and ".join("without a defence" if arm == UNDEFENDED else f"behind {arm}" for arm in least.arms)
     size = ", fewer with a smaller --size" if plan.modality == "pixels" else ""
+    one = slower * least.seconds * _MARGIN / _SHARE / len(least.arms) * budget.sets
+    others = f"; each further --defence takes about {duration(one)} more" if len(plan.defences) > 1 else ""
     return TooShort(
         f"{given}: {least.attack} applies, and was tried{took}. The smallest audit "
         f"that says something ({least.attack} on one {noun} at batch {least.batch}, {count}, {where}) takes about "
-        f"{minutes} minute{'s' * (minutes > 1)}{size}",
+        f"{minutes} minute{'s' * (minutes > 1)}{size}{others}",
         {**fewer, "minutes": minutes},
     )
 

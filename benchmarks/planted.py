@@ -200,6 +200,9 @@ def _mistakes() -> Iterator[Plant]:
     yield _defended("the gradient in the last digits of noise", keys.undone(keys.beside_halves), "LastDigits")
     thin = {"name": f"{DEFENCES}:LowRankNoise"}
     yield Plant("noise of rank two", "Dense", keys.beyond_two, {"activation": "ReLU"}, thin)
+    yield _defended("noise on all but the first weight", keys.scaled_row, "NoiseOn", ends=first[:1], but=True)
+    covered = keys.undone(keys.beyond_any_two, keys.scaled_row)
+    yield Plant("noise of rank two, and on all else", "Dense", covered, {"activation": "ReLU"}, {**thin, "rest": 1.0})
     rounded = keys.undone(keys.mirrored_again, keys.least_squares)
     yield _defended("reflected at a known plane, 8 bits", rounded, "Mirrored", steps=255)
     for how in ("shuffled", "negative", "turned", "brightened"):

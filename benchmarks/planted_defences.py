@@ -273,14 +273,15 @@ class LastDigits(OnUpdate):
 
 @component
 class LowRankNoise(OnUpdate):
-    """Noise of rank two on matrices, and none on the rest."""
+    """Noise of rank two on matrices, and of some size on the rest: on biases and the last layer, where there is any."""
 
     rank: int = 2
+    rest: float = 0.0
 
     def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
         """Add the product of two narrow matrices."""
-        if tensor.ndim < 2:
-            return tensor
+        if tensor.ndim < 2 or (self.rest and not name.startswith("first")):
+            return tensor + self.rest * torch.randn(tensor.shape, generator=task.generator)
         sides = (torch.randn(size, self.rank, generator=task.generator) for size in (len(tensor), tensor[0].numel()))
         left, right = sides
         return tensor + (left @ right.T).view_as(tensor)

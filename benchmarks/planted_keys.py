@@ -288,6 +288,18 @@ def beyond_two(seen: Observation, model: Any) -> Tensor:
     return (left / bias[row]).view(1, *seen.sample.shape).float()
 
 
+def beyond_any_two(update: Named, seen: Observation, model: Any) -> Named:
+    """Find the two rows in whose plane most others are, which have no gradient, and take that plane off all."""
+    weight = update["first.weight"].double()
+    rows, planes = weight / weight.norm(dim=1, keepdim=True), []
+    for one in range(len(rows) - 1):
+        plane = torch.linalg.qr(rows[one : one + 2].T).Q
+        planes.append((int(((rows - rows @ plane @ plane.T).norm(dim=1) < 1e-5).sum()), plane))
+    noise = max(planes, key=lambda plane: plane[0])[1]
+    left = torch.stack([row - noise @ least_absolute(noise, row) for row in weight])
+    return {**update, "first.weight": left.float()}
+
+
 def medians(seen: Observation, model: Any) -> Tensor:
     """Take of each pixel the middle one of what the rows say."""
     weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()

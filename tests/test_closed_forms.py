@@ -315,6 +315,22 @@ def test_analytic_reads_what_noise_on_some_values_leaves() -> None:
     assert psnr(result.images, digit(3)) > 60
 
 
+@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_analytic_reads_the_one_product_that_noise_on_all_else_leaves(seed: int, part: bool) -> None:
+    """The first layer's weight as it was, or what is in half of the sums of its rows, which blurs its length."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    seen = noisy(observe(model, digit(seed), torch.tensor([seed]), known=False), 1.0, but="1.weight")
+    if part:
+        sums = torch.linalg.qr(torch.randn(128, 64, generator=seeded(seed)[0])).Q
+        seen = replace(seen, update={**seen.update, "1.weight": sums @ sums.T @ seen.update["1.weight"]})
+    [result] = Analytic().reconstruct([seen], model, seeded(0))
+    assert torch.cosine_similarity(result.images.flatten(), digit(seed).flatten(), dim=0) > 0.999
+    assert psnr(result.images, digit(seed)) > (15 if part else 60)
+    assert result.labels.tolist() == [seed]
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_analytic_reads_the_fifth_of_the_values_that_noise_leaves(seed: int, bias: bool) -> None:

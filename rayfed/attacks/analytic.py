@@ -46,6 +46,8 @@ _NO_SCALE = (
 )
 _RANK_ONE = 0.1
 """Share of a matrix that may be left beside the one product that a single sample gives."""
+_NO_ACCIDENT = 1e-2
+"""The same share below which the matrix is that product, whatever became of all other values."""
 _FITS = 1e-2
 """Sine of the angle between gradients below which nothing better is looked for."""
 _CHANCE = 0.02
@@ -61,8 +63,9 @@ class Analytic:
     """Rows of a linear layer's weight gradient divided by its bias gradient, and what lies in front of it undone.
 
     One sample: all rows in least squares, exact; without a bias, or with one that the weight's gradient contradicts, at
-    the scale at which the model's gradient fits best. Where that does not fit the whole gradient, what most rows say of
-    an entry, whatever a few of them do, the few values that were left as they were, and the layers behind it.
+    the scale at which the model's gradient fits best, of this layer alone where the rest is noise. Where that does not
+    fit the whole gradient, what most rows say of an entry, whatever a few of them do, the few values that were left as
+    they were, and the layers behind it.
     More: those rows whose image another row repeats (two mixtures would differ, so one sample stands behind both),
     then those nearest to another row's; rows inside [0, 1] before the others; no image twice.
     """
@@ -86,6 +89,8 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
             single.append(_single(probed, observation, layer, affine))
             if single[-1].loss < _FITS:
                 break
+            if affine and not _unlabelled(observation) and _contradicts(layer, observation, _NO_ACCIDENT):
+                return _of_one_product(probed, observation, replace(layer, bias=None))
             continue
         if affine and layer.bias:
             return _batch(probed, observation, layer)
@@ -129,7 +134,7 @@ def _single(probed: Probe, observation: Observation, layer: Layer, affine: bool)
         for say in (middle, alike, inside):
             if (features := say(layer, observation)) is not None:
                 found.append(_of_layer(probed, observation, layer, affine, features))
-        if affine and _contradicts(layer, observation):
+        if affine and _contradicts(layer, observation, _RANK_ONE):
             unbiased = replace(layer, bias=None)
             found.append(_of_layer(probed, observation, unbiased, affine, least_squares(unbiased, observation)))
     if not found[0].loss < _FITS and (left := kept(layer, observation)) is not None:
@@ -140,38 +145,73 @@ def _single(probed: Probe, observation: Observation, layer: Layer, affine: bool)
     return _nearest(probed, observation, found)
 
 
-def _contradicts(layer: Layer, observation: Observation) -> bool:
-    """Return whether a weight's gradient has rank one, but not with that of the bias: a defence has changed that."""
+def _contradicts(layer: Layer, observation: Observation, share: float) -> bool:
+    """Return whether a weight's gradient has rank one, but not with that of the bias: a defence has changed that.
+
+    So it has where no more than a `share` of it is left beside one product.
+    """
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     if bias is None or not (weight.isfinite().all() and weight.any()):
         return False
     values = torch.linalg.svdvals(weight)
     left = (weight - bias[:, None] * least_squares(layer, observation)).norm()
-    return bool(values[1:].norm() < _RANK_ONE * values[0] and not left < _RANK_ONE * values[0])
+    return bool(values[1:].norm() < share * values[0] and not left < _RANK_ONE * values[0])
+
+
+def _of_one_product(probed: Probe, observation: Observation, layer: Layer) -> Reconstruction:
+    """Return the sample where noise hides all of a gradient but the one product of this layer's.
+
+    The angle to the model's own gradient of this layer tells label and length. What a defence left of the layer may
+    be a part of it, whose size tells nothing.
+    """
+    alone = replace(observation, update={layer.weight: observation.update[layer.weight]})
+    origin, direction = _line(probed, alone, layer, True, least_squares(layer, alone))
+    if (guesses := probed.hypotheses(observation.classes)) is not None:
+        # of a wrong label all lengths may be equally far
+        longest = best_points(origin, direction, lambda images, _: -(images - origin).flatten(1).norm(dim=1))[0]
+        labels = guesses.split(1)[:_MOST_LABELS]
+        likeliest = min(labels, key=lambda label: distance(probed, alone, longest, label, scaled=False))
+        alone = replace(alone, labels=likeliest)
+    return answer(probed, alone, _scaled(probed, alone, origin, direction, by_angle=True), True)
 
 
 def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: bool, features: Tensor) -> Reconstruction:
     if not features.isfinite().all() or not features.any():
         message = f"no entry of the gradient of '{layer.bias or layer.weight}' is finite and not 0"
         return nothing_found(observation, message)
-    shape = (1, *observation.sample.shape)
-    solution = solve(lambda x: layer.features(probed, x), features.to(probed.dtype)[None], shape, affine)
     if layer.bias is None and _unlabelled(observation):
         return not_applicable(observation, _NO_SCALE.format(layer.weight))
     if layer.bias is None:
-        origin = solve(lambda x: layer.features(probed, x), torch.zeros_like(features)[None], shape, affine).samples
-        return answer(probed, observation, _scaled(probed, observation, origin, solution.samples - origin), True)
+        line = _line(probed, observation, layer, affine, features)
+        return answer(probed, observation, _scaled(probed, observation, *line), True)
+    shape = (1, *observation.sample.shape)
+    solution = solve(lambda x: layer.features(probed, x), features.to(probed.dtype)[None], shape, affine)
     return answer(probed, observation, solution.samples, aligned=True)
 
 
-def _scaled(probed: Probe, observation: Observation, origin: Tensor, direction: Tensor) -> Tensor:
+def _line(
+    probed: Probe, observation: Observation, layer: Layer, affine: bool, features: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return a point and the direction (1, *shape) of the line on which the sample lies, by its features' direction."""
+
+    def before(features: Tensor) -> Tensor:
+        shape = (1, *observation.sample.shape)
+        return solve(lambda x: layer.features(probed, x), features.to(probed.dtype)[None], shape, affine).samples
+
+    origin = before(torch.zeros_like(features))
+    return origin, before(features) - origin
+
+
+def _scaled(
+    probed: Probe, observation: Observation, origin: Tensor, direction: Tensor, by_angle: bool = False
+) -> Tensor:
     """Return the image on a line, inside [0, 1], at which the model's gradient is nearest to the observed one."""
     given = probed.blank(1) if observation.labels is None else observation.labels
     fitted = observation.labels is None and observation.has_numbers
 
     def miss(images: Tensor, _: Tensor) -> Tensor:
         labels = fitted_numbers(probed, observation, images) if fitted else given
-        return images.new_tensor([distance(probed, observation, images, labels)])
+        return images.new_tensor([distance(probed, observation, images, labels, scaled=not by_angle)])
 
     return best_points(origin, direction, miss)[0]
 

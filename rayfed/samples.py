@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed import registry
+
 Modality = Literal["pixels", "tokens", "records"]
 MODALITIES: tuple[Modality, ...] = ("pixels", "tokens", "records")
 MOST_TOKENS = 1 << 16
@@ -35,7 +37,7 @@ def taken(kind: str, target: Any) -> tuple[Modality, ...]:
 
     A user's own module is no component and says nothing: it may take all of them.
     """
-    if kind == "models" and not hasattr(target, "build"):
+    if kind == "models" and not registry.is_builder(target):
         return MODALITIES
     found: tuple[Modality, ...] = getattr(target, "takes", _UNLESS_SAID[kind])
     return found

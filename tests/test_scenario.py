@@ -146,6 +146,13 @@ def test_a_module_of_the_user_that_fails(
     assert f"the module 'failing_net' of model 'failing_net:Net' fails when it is imported: {expected}" in message
 
 
+def test_a_module_of_the_user_may_have_a_method_called_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from torch import nn\nclass Net(nn.Module):\n    def build(self): ...\n"
+    (tmp_path / "building_net.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert scenario.parse(MINIMAL + "model: {name: 'building_net:Net', width: 8}").model.name == "building_net:Net"
+
+
 def test_not_yaml_and_not_a_mapping() -> None:
     assert "not valid YAML" in problems("name: [x")
     assert "not valid YAML: month must be in 1..12" in problems("name: 2024-13-45")

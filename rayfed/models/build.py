@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def build_model(
     target = registry.find("models", name)
     sample = Pixels(*sample) if isinstance(sample, tuple) else sample
     with seeds.global_stream(seed, "model"):
-        if hasattr(target, "build") and is_dataclass(target):
+        if registry.is_builder(target):
             model = _from_component(name, parameters, sample.shape, classes)
         else:
             model = _from_callable(name, target, parameters, sample.shape, classes)

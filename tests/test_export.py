@@ -221,6 +221,18 @@ def test_means_that_are_printed_alike_are_a_tie_and_guessing_is_marked() -> None
     assert "§: its accuracy is that of guessing" in found.note
 
 
+def test_means_are_compared_at_one_rounding_and_not_at_two() -> None:
+    spread = [("clip", 5.447, 0.83), ("quantise", 5.492, 3.3), ("none", 9.0, 1.0)]
+    found = grid(
+        [
+            replace(setting(arm), measures={"train_seconds": Estimate(mean, mean - half, mean + half, 3)})
+            for arm, mean, half in spread
+        ]
+    )
+    assert [row[-1] for row in found.rows] == ["5.45 ± 0.83", "5.5 ± 3.3", "9.0 ± 1.0"]
+    assert found.best == {(0, 2)}, "5.447 is 5.4 to one decimal, and not 5.5 by way of 5.45"
+
+
 @pytest.mark.parametrize(("measure", "expected"), [("psnr", "steps-post"), ("mse", "steps-pre")])
 def test_the_front_has_steps(measure: str, expected: str) -> None:
     found = [setting(str(i), **{measure: 1.0 + i, "test_accuracy": a}) for i, a in enumerate((0.2, 0.5, 0.9))]

@@ -64,7 +64,7 @@ def cell(measure: str, estimate: Estimate | None) -> str:
         return NONE
     if MEASURES[measure].proved:  # the weakest of the repeats, and no mean
         return at_most(estimate.mean)
-    factor = _SCALES.get(MEASURES[measure].unit, ("", 1.0))[1]
+    factor = _factor(measure)
     if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
         return f"≥{PSNR_CEILING:g}"
     mean = estimate.mean * factor
@@ -78,6 +78,11 @@ def cell(measure: str, estimate: Estimate | None) -> str:
     if abs((high - mean) - (mean - low)) > 0.01 * half:
         return f"{mean:.{decimals}f} ({low:.{decimals}f} to {high:.{decimals}f})"
     return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
+
+
+def _factor(measure: str) -> float:
+    """Return how many of a table's unit one of a measure's is."""
+    return _SCALES.get(MEASURES[measure].unit, ("", 1.0))[1]
 
 
 def said(measure: str, value: float) -> str:
@@ -181,21 +186,24 @@ def _best(name: str, settings: Sequence[Setting]) -> set[int]:
     best: set[int] = set()
     for means in by_attack.values():
         leading = (max if MEASURES[name].higher_is_better else min)(means, key=means.__getitem__)
-        printed = {row: _printed(cell(name, settings[row].measures[name])) for row in means}
+        printed = {row: _printed(name, settings[row].measures[name]) for row in means}
         ties = {row for row in means if _alike(printed[row], printed[leading])}
         best |= ties if len(ties) < len(means) else set()
     return best
 
 
-def _printed(text: str) -> tuple[float, int]:
-    """Return the mean that a cell shows, and its number of decimals."""
-    mean = Decimal(text.split()[0].removeprefix("≥"))
-    exponent = mean.as_tuple().exponent
-    return float(mean), -exponent if isinstance(exponent, int) else 0
+def _printed(measure: str, found: Estimate) -> tuple[float, int]:
+    """Return the mean as it is before it is rounded for its cell, and the cell's number of decimals."""
+    text = cell(measure, found).split()[0]
+    exponent = Decimal(text.removeprefix("≥")).as_tuple().exponent
+    decimals = -exponent if isinstance(exponent, int) else 0
+    if MEASURES[measure].proved or text.startswith("≥"):  # a bound, not a rounded mean
+        return float(text.removeprefix("≥")), decimals
+    return found.mean * _factor(measure), decimals
 
 
 def _alike(one: tuple[float, int], other: tuple[float, int]) -> bool:
-    """Return whether two means are equal in the digits that are printed."""
+    """Return whether two means are equal in the digits that both cells have."""
     decimals = min(one[1], other[1])
     return round(one[0], decimals) == round(other[0], decimals)
 

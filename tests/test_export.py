@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import shutil
@@ -24,7 +25,8 @@ from rayfed.report.export import export
 from rayfed.report.paper import run_charts, save
 from rayfed.report.trade_off import trade_off
 from rayfed.store.schemas import TABLES
-from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
+from tests.report_fixtures import make_sweep
+from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep, swept_rows
 from tests.test_cli import run
 from tests.test_report import make_run
 
@@ -231,6 +233,27 @@ def test_means_are_compared_at_one_rounding_and_not_at_two() -> None:
     )
     assert [row[-1] for row in found.rows] == ["5.45 ± 0.83", "5.5 ± 3.3", "9.0 ± 1.0"]
     assert found.best == {(0, 2)}, "5.447 is 5.4 to one decimal, and not 5.5 by way of 5.45"
+
+
+@pytest.mark.parametrize("table", ["outcomes", "paired"])
+def test_an_unfinished_sweep_is_told_and_unlike_seeds_are_not_compared(table: str, tmp_path: Path) -> None:
+    rows = [row for row in swept_rows() if (row["trial"], row["repeat"]) != ("0003", 2)]
+    sweep = small_sweep(tmp_path, rows)
+    sweep.files.write_text("status.json", json.dumps({"state": "interrupted", "trials_done": 11, "trials": 12}))
+    code, output = run("export", sweep.url, "--format", "latex", "--table", table)
+    assert (code, output.startswith("note: 11 of 12 trials ended: unfinished")) == (0, True), output
+    [caption] = re.findall(r"caption{.*}", output)
+    assert "11 of 12 trials ended: unfinished." in caption
+    assert r"\textbf" not in output
+    assert ("not played on the same seeds" in caption) == (table == "outcomes")
+    assert "not played on the same seeds" not in export(load(small_sweep(tmp_path / "whole").url), "latex", table)
+    assert run("export", sweep.url)[1].startswith("note: 11 of 12"), "the rows, too"
+
+
+def test_trials_that_failed_are_told_of_a_finished_sweep(tmp_path: Path) -> None:
+    assert load(make_sweep(str(tmp_path), failed=1, stopped=1).url).unfinished == (
+        "Of 15 trials, 1 failed and 1 stopped: no mean counts them"
+    )
 
 
 @pytest.mark.parametrize(("measure", "expected"), [("psnr", "steps-post"), ("mse", "steps-pre")])

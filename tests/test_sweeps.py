@@ -28,6 +28,7 @@ from rayfed.engine.sweeps import SweepExecution, SweepRecorder
 from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
+from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.tune import trainable
 from tests.run_fixtures import ACTORS
@@ -224,6 +225,8 @@ def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scen
         assert (row["error"] is not None) == failed
         assert (row[NOISE] is not None) == (row["arm"] == "noise")
     assert any("lr" in row["error"] for row in rows if row["error"])
+    status = exits.status(swept.files)
+    assert (status["trials_done"], status["trials"]) == (len(planned(scenario)), len(planned(scenario)))
 
 
 def test_a_trial_comes_to_what_its_scenario_comes_to_alone(

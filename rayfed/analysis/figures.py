@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from math import floor, isinf, log10
 
 from rayfed.analysis.formats import NONE, duration, size
 from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Estimate, Setting, of_attacks
+from rayfed.analysis.settings import UNFINISHED, Estimate, Setting, of_attacks
 from rayfed.analysis.unanswered import BROKEN, MEANING, of_so_many
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
@@ -37,6 +37,7 @@ OF_TWO = "Of two {} both values stand in brackets behind the mean: they are too 
 SINGLE = "Every setting was played once: nothing is known of the spread over seeds."
 CUT = "Intervals are cut at what is possible: shares at 0 and 1, times and sizes at 0."
 TIME = "Training time is of all rounds; the first, in which processes warm up, counts as the mean of the others."
+UNLIKE = "Settings that were not played on the same seeds are not compared: none of theirs is the best value."
 USELESS = "§"
 """Mark of an arm whose model nobody would use."""
 UNPROVEN = "†"
@@ -173,23 +174,35 @@ def _marked(name: str, one: Setting) -> str:
 def _best(name: str, settings: Sequence[Setting]) -> set[int]:
     """Return the rows with the best mean for the data's owner: for leakage by attack, else over all rows.
 
-    Settings that nobody would use, and figures that prove nothing, are not compared; none is best where all are alike.
+    Settings that nobody would use, and figures that prove nothing, are not compared; none is best where all are alike,
+    or where they are of unlike seeds.
     """
+    best: set[int] = set()
+    for means in _compared(name, settings):
+        if _unlike(settings[row].seeds(name) for row in means):
+            continue
+        leading = (max if MEASURES[name].higher_is_better else min)(means, key=means.__getitem__)
+        printed = {row: _printed(name, settings[row].measures[name]) for row in means}
+        ties = {row for row in means if _alike(printed[row], printed[leading])}
+        best |= ties if len(ties) < len(means) else set()
+    return best
+
+
+def _compared(name: str, settings: Sequence[Setting]) -> list[dict[int, float]]:
+    """Return the means that are compared with one another, by row: of leakage those of each attack."""
     if mixed(settings, name):
-        return set()
+        return []
     by_attack: dict[str | None, dict[int, float]] = {}
     for row, one in enumerate(settings):
         broken = of_attacks(name) and one.unanswered[0]
         if not one.useless and not broken and (known := one.evidence(name)):
             attack = one.attack if MEASURES[name].kind == "leakage" else None
             by_attack.setdefault(attack, {})[row] = known.mean
-    best: set[int] = set()
-    for means in by_attack.values():
-        leading = (max if MEASURES[name].higher_is_better else min)(means, key=means.__getitem__)
-        printed = {row: _printed(name, settings[row].measures[name]) for row in means}
-        ties = {row for row in means if _alike(printed[row], printed[leading])}
-        best |= ties if len(ties) < len(means) else set()
-    return best
+    return list(by_attack.values())
+
+
+def _unlike(seeds: Iterable[frozenset[int]]) -> bool:
+    return len(set(seeds)) > 1
 
 
 def _printed(measure: str, found: Estimate) -> tuple[float, int]:
@@ -237,7 +250,11 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
     if any(each.doubted(name) for each in settings for name in shown if name in each.measures):
         notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
     if any(each.unfinished for each in settings):
-        notes.append("A run did not come to its end: attacks may be missing.")
+        notes.append(f"{UNFINISHED}.")
+    if any(
+        _unlike(settings[row].seeds(name) for row in means) for name in shown for means in _compared(name, settings)
+    ):
+        notes.append(UNLIKE)
     if any(of_attacks(name) for name in shown):
         broken = {f"{each.title} under {each.attack} on {of_so_many(*each.unanswered)}": each for each in settings}
         if named := [words for words, each in broken.items() if each.unanswered[0]]:

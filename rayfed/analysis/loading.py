@@ -122,6 +122,11 @@ class Results(ABC):
             raise RunError(f"'{self.url}' has no table '{name}': {nearest(name, self.tables)}")
 
     @property
+    @abstractmethod
+    def unfinished(self) -> str:
+        """What of the run or sweep has not ended, or has failed, as a sentence without its stop; empty for nothing."""
+
+    @property
     def status(self) -> dict[str, Any]:
         """Progress: `state`, `error`, and `rounds_done` of `rounds` or `trials_done`; empty before the start."""
         return exits.status(self.folder)
@@ -167,6 +172,11 @@ class Run(Results):
             else self.folder.read_table(name)
         )
 
+    @property
+    def unfinished(self) -> str:
+        """Sentence on a run that did not come to its end; empty for one that did."""
+        return "" if exits.over(self.status) or not self.status else settings.UNFINISHED
+
     def verdicts(self) -> list[Verdict]:
         """Return the verdict on each arm with its sentence, as in the report and the terminal."""
         finished = self.status.get("state") == "finished"
@@ -210,11 +220,25 @@ class Sweep(Results):
     """Many runs of one scenario with varied fields."""
 
     def __repr__(self) -> str:
+        ended = ", ".join(f"{count} {state}" for state, count in self._ended().items()) or "none is over"
+        return f"Sweep {self.url} over {', '.join(self.fields) or 'seeds'}; trials: {ended}"
+
+    def _ended(self) -> dict[str, int]:
+        """Return the number of trials that have ended, by state."""
         found = self.outcomes().select(["trial", "repeat", "status"]).to_pylist()
         states = {(row["trial"], row["repeat"]): row["status"] for row in found}
-        counts = {state: list(states.values()).count(state) for state in sorted(set(states.values()))}
-        ended = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none is over"
-        return f"Sweep {self.url} over {', '.join(self.fields) or 'seeds'}; trials: {ended}"
+        return {state: list(states.values()).count(state) for state in sorted(set(states.values()))}
+
+    @property
+    def unfinished(self) -> str:
+        """How many trials have ended of a sweep that has not, or how many of one that has are not in its figures."""
+        status, ended = self.status, self._ended()
+        total = sum(ended.values())
+        if status.get("state", "finished") != "finished":
+            of = f"{total} of {status['trials']}" if status.get("trials") else f"{total}"
+            return f"{of} trials ended: unfinished"
+        lost = [f"{count} {state}" for state, count in ended.items() if state != "finished"]
+        return f"Of {total} trials, {' and '.join(lost)}: no mean counts them" if lost else ""
 
     @property
     def tables(self) -> list[str]:

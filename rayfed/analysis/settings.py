@@ -15,6 +15,7 @@ from rayfed.store.schemas import VERSUS
 CONFIDENCE = 0.95
 INAPPLICABLE = "not applicable"
 """Answer of an attack that could be played on no update of an arm."""
+UNFINISHED = "A run did not come to its end: attacks may be missing"
 _ACCURACIES = "test_accuracy", "guessing_accuracy"
 
 
@@ -132,6 +133,11 @@ class Setting:
     def evidence(self, measure: str) -> Estimate | None:
         """Return the figure for a measure; None if it is unknown or no evidence."""
         return None if self.doubted(measure) else self.measures.get(measure)
+
+    def seeds(self, measure: str) -> frozenset[int]:
+        """Return the seeds under which the measure is known; none of a run, whose outcomes have no seed."""
+        known = (row for row in self.rows if row.get(measure) is not None)
+        return frozenset(row["seed"] for row in known if row.get("seed") is not None)
 
     @property
     def identity(self) -> tuple[str, str, str]:

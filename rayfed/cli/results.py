@@ -183,6 +183,8 @@ def export(
             if out is None:
                 return
         text = exported(results, format, table, _headings(columns), against)
+        if results.unfinished:
+            typer.echo(f"note: {results.unfinished}", err=True)
         if table in SAMPLES and not shown([results.scenario]).public:
             typer.echo(f"warning: the table {table} has clients' samples, which are not known to be public", err=True)
         if has_private_states(results):

@@ -147,6 +147,13 @@ class SweepRecorder:
         begun = max((int(name.partition("-")[0]) + 1 for name in names), default=0)
         return search(self.scenario, _tried(self.scenario, self.rows), begun)
 
+    @property
+    def total(self) -> int:
+        """Number of trials with and without a row."""
+        if self.trials is not None:
+            return len(self.trials)
+        return (swept(self.scenario).samples or 0) * swept(self.scenario).repeats
+
     def starting(self, machine: Mapping[str, object], where: str) -> None:
         """Record the machine of the sweep, and announce the start."""
         note_environment(self.folder.files, self.scenario, machine)
@@ -206,7 +213,7 @@ class SweepRecorder:
     def _status(self, state: exits.Exit, error: str | None = None) -> None:
         done = len({row["trial"] for row in self.rows})
         said = {"error": error, "advice": exits.advice(state, "sweep")}
-        status = {"kind": "sweep", "state": state, "trials_done": done, **said}
+        status = {"kind": "sweep", "state": state, "trials_done": done, "trials": self.total, **said}
         self.folder.files.write_text("status.json", json.dumps(status, indent=2))
 
 

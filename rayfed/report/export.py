@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -54,16 +55,22 @@ def export(
         found = paired_grid(results.paired(against))
         if found is None:
             raise UserError(f"'{results.url}' is {NO_PAIRS}")
-        return _settings(found, format)
+        return _settings(_told(found, results.unfinished), format)
     if format == "csv":
         return _csv(_plain(results.table(table)))
     if table == OUTCOMES:
-        return _settings(grid(results.with_intervals(), columns), format, own=list((columns or {}).values()))
+        found = _told(grid(results.with_intervals(), columns), results.unfinished)
+        return _settings(found, format, own=list((columns or {}).values()))
     frame = _bounds_written(_plain(results.table(table)), table)
     if format == "markdown":
         frame = _in_every_text(frame, markdown_cell).astype(object)
         return str(frame.where(frame.notna(), None).to_markdown(index=False, missingval=NONE)) + "\n"
     return _floating(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
+
+
+def _told(found: Grid, sentence: str) -> Grid:
+    """Return a table whose note has a sentence, if there is one that it does not have yet."""
+    return replace(found, note=f"{found.note} {sentence}.".strip()) if sentence not in found.note else found
 
 
 def as_csv(rows: Sequence[Row]) -> str:

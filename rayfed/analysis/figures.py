@@ -41,7 +41,7 @@ UNLIKE = "Settings that were not played on the same seeds are not compared: none
 USELESS = "§"
 """Mark of an arm whose model nobody would use."""
 UNPROVEN = "†"
-"""Mark of a figure of leakage that is no evidence of protection."""
+"""Mark of a figure of leakage that is no evidence of protection; the note says for which reason."""
 _SCALES = {"bytes": ("MB", 1e-6)}
 """Unit in tables, and how many of it one is, by unit."""
 
@@ -247,8 +247,13 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
         notes.append(SINGLE)
     if any(each.useless for each in settings):
         notes.append(f"{USELESS}: its accuracy is that of guessing, so it is compared with nothing.")
-    if any(each.doubted(name) for each in settings for name in shown if name in each.measures):
+    doubted = [(each, name) for each in settings for name in shown if name in each.measures and each.doubted(name)]
+    if any(name not in each.outdone for each, name in doubted):
         notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
+    if less := dict.fromkeys(
+        f"{o.attack} than {o.outdone[name]} on {o.title}" for o, name in doubted if name in o.outdone
+    ):
+        notes.append(f"{UNPROVEN}: an attacker that knew more got less, a failure of that attack: {'; '.join(less)}.")
     if any(each.unfinished for each in settings):
         notes.append(f"{UNFINISHED}.")
     if any(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -80,6 +80,8 @@ class Setting:
     """Estimates by column of `outcomes.MEASURES`, where it was measured."""
     rows: list[Row]
     """Outcomes of the repeats."""
+    outdone: Mapping[str, str] = field(default_factory=dict)
+    """By measure, an attack that knew less and got more: this one failed (`rayfed.analysis.twins`)."""
 
     @property
     def title(self) -> str:
@@ -116,7 +118,8 @@ class Setting:
 
     def doubted(self, measure: str) -> bool:
         """Return whether a low figure of leakage is no evidence of protection."""
-        return (of_rebuilt(measure) and bool(self.unproven)) or (of_attacks(measure) and self.unfinished)
+        unknown = (of_rebuilt(measure) and bool(self.unproven)) or (of_attacks(measure) and self.unfinished)
+        return unknown or measure in self.outdone
 
     @property
     def unanswered(self) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from rayfed.analysis.proved import comparisons, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
+from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import closed_forms, counted, of_so_many
 from rayfed.analysis.verdicts import (
     Verdict,
@@ -96,6 +97,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     nearest = [verdict.closest for verdict in told if verdict.closest]
     shown_alone, states = {key(row) for row in nearest}, {verdict.arm: verdict.state for verdict in told}
     leakage = _leakage(folder, scenario, names, attacks, inferences, samples, shown_alone, states)
+    if status.get("kind") == "attack":  # verdicts of audits are of what any twin got
+        leakage["failures"] = []
     mix = summary.label_mix(folder.read_table("partition"))
     classes, leaks = mix.classes if mix else {}, leakage["leaks"]
     criterion = criterion_of(scenario, attacks)
@@ -184,13 +187,15 @@ def _leakage(
     closed = closed_forms(scenario)
     broken = {met: counted([r for r in attacks if (r["arm"], r["attack"]) == met], closed) for met in map(_met, leaks)}
     of_arms = [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in outcomes(folder)]
-    explorer = explore(answered(settings(of_arms)))
+    met = with_twins(settings(of_arms), scenario)
+    explorer = explore(answered(met))
     leading, groups = summary.leading_metric(attacks), of_victims(victims(attacks, inferences, names, closed))
     scored = sorted((leak for leak in leaks if any(leak.scores.values())), key=lambda leak: _far(leak, leading))
     pairs = _pairs(folder, explorer, attacks, samples, worst)
     return {
         "samples": samples,
         "explorer": explorer,
+        "failures": failures(met),
         "pairs": pairs,
         "hidden": max(sum(leak.images for leak in leaks) - len(pairs), 0),
         "strips": strips(folder, samples, worst),

@@ -16,6 +16,7 @@ from rayfed.analysis.paired import of_seeds, paired, paired_grid
 from rayfed.analysis.settings import Setting, settings
 from rayfed.analysis.summary import Row, Spread, measured, spread
 from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.verdicts import closest, criterion_of
 from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
@@ -56,7 +57,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     """Return everything that the template shows."""
     scenario, fields, rows = sweep.scenario, sweep.fields, sweep.outcomes().to_pylist()
     unfinished = [row for row in rows if row["status"] != "finished"]
-    found = settings(rows, fields)
+    found = with_twins(settings(rows, fields), scenario)
     preferred = [name for name in scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
     explorer = explore(found, unfinished, fields, [*preferred, *PREFERRED])
     arms = summary.arm_names(scenario, rows)
@@ -76,6 +77,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
         "arm_names": arms,
         "verdicts": words.sweep_verdicts(found),
+        "failures": failures(found),
         "statements": words.of_sweep(found, told, criterion, classes if samples.truth else None, arms),
         "secure": words.secure(scenario),
         "warnings": words.short_keys(scenario, _key_lengths(rows, fields))

@@ -18,9 +18,12 @@ from rich.text import Text
 
 from rayfed.analysis import audit, summary
 from rayfed.analysis.formats import NOUNS
+from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
+from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import labels_given, measured, passing, people, success
+from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import BROKEN, MEANING, closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, guess, run_findings, verdicts
 from rayfed.metrics.base import Metric
@@ -272,6 +275,9 @@ class RunView:
         if found.outcomes and not self._quiet:
             self._console.print(_who_stands_whom(found))
         self._say_verdicts()
+        if self._folder and self._attacks:
+            for sentence in failures(with_twins(settings(outcomes(self._folder)), self._scenario)):
+                self.say(sentence)
         self.say(f"report: {report}")
         self._warn_of_samples()
 

@@ -17,6 +17,8 @@ from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.pareto import front
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, settings, strongest
+from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.analysis.twins import failures, with_twins
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
 from rayfed.report.words import sweep_verdicts
@@ -92,7 +94,8 @@ class SweepView:
     def finished(self, rows: Sequence[dict[str, Any]], fields: Sequence[str], report: str) -> None:
         """Print the settings in a table, those first that leak least, and where the report is."""
         self.close()
-        found = sorted(settings(rows, fields), key=lambda s: _mean(s.measures.get("psnr")))
+        scenario = SweepFolder(self._folder).scenario if self._folder else {}
+        found = sorted(with_twins(settings(rows, fields), scenario), key=lambda s: _mean(s.measures.get("psnr")))
         shown = [name for name in _COLUMNS if any(name in s.measures for s in found)]
         attacks = len({setting.attack for setting in found if setting.attack}) > 1
         table = Table("setting", *["attack"] * attacks, *map(heading, shown), box=SIMPLE)
@@ -106,6 +109,8 @@ class SweepView:
         self._front(found)
         for state, sentence in sweep_verdicts(found):
             self._say(f"{state}: {sentence}", markup=False)
+        for sentence in failures(found):
+            self._say(sentence, markup=False)
         if self._failed:
             self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; why stands in outcomes.parquet")
         self._say(f"report: {report}", markup=False)

@@ -1,0 +1,93 @@
+"""Twins: an attacker that knows more and got less has failed, which is no merit of the defence."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from rayfed.analysis.figures import grid
+from rayfed.analysis.loading import load
+from rayfed.analysis.settings import settings
+from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.analysis.twins import failures, with_twins
+from rayfed.report.export import export
+from rayfed.report.sweep import write_sweep_report
+from rayfed.report.terminal_sweep import SweepView
+from rayfed.store.folder import RunFolder
+from tests.result_fixtures import NOON, outcome
+
+KNOWN = {"blind": [], "informed": ["defence", "code"]}
+SCENARIO = {
+    "name": "flips",
+    "seed": 0,
+    "arms": {"none": {"defences": []}, "flip": {"defences": ["prune"]}, "noise": {"defences": ["gaussian"]}},
+    "attacks": [{"name": "dlg", "label": name, "knowledge": known} for name, known in KNOWN.items()],
+    "sweep": {"fields": {}, "repeats": 3},
+}
+TOLD = (
+    "informed got less than blind on flip (PSNR, labels found): an attacker that knows more cannot do worse, so it is "
+    "a failure of that attack; look at the mask of `exposed`, not at the defence."
+)
+
+
+def rows() -> list[dict[str, Any]]:
+    """The informed twin gets less on `flip`, under two of three seeds on `noise`, and knows no more on `none`."""
+    psnr = {
+        ("none", "blind"): (30, 30, 30), ("none", "informed"): (29, 29, 29), ("flip", "blind"): (15, 15, 18),
+        ("flip", "informed"): (11, 12, 14), ("noise", "blind"): (20, 20, 20), ("noise", "informed"): (19, 19, 21),
+    }  # fmt: skip
+    found = []
+    for (arm, attack), values in psnr.items():
+        found_all = arm != "flip" or attack == "blind"
+        for seed, value in enumerate(values):
+            trial = f"{('none', 'flip', 'noise').index(arm):04d}-{seed}"
+            told = {"trial": trial, "run": f"trials/{trial}", "repeat": seed, "seed": seed, "verdict": "leaks"}
+            scores = {"psnr": float(value), "label_accuracy": float(found_all), "knowledge": ",".join(KNOWN[attack])}
+            found.append(outcome(arm, attack) | told | scores)
+    return found
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepFolder:
+    files = RunFolder.create(str(tmp_path), "flips", NOON)
+    files.write_text("scenario.yaml", yaml.safe_dump(SCENARIO, sort_keys=False))
+    files.write_text("status.json", json.dumps({"state": "finished"}))
+    sweep = SweepFolder(files)
+    sweep.write_outcomes(rows())
+    return sweep
+
+
+def test_a_twin_that_knows_more_and_got_less_under_every_seed_is_outdone() -> None:
+    found = with_twins(settings(rows()), SCENARIO)
+    assert {(one.arm, one.attack): set(one.outdone) for one in found if one.outdone} == {
+        ("flip", "informed"): {"psnr", "label_accuracy"}
+    }
+    assert failures(found) == [TOLD]
+    other = {**SCENARIO, "attacks": [{**one, "iterations": i} for i, one in enumerate(SCENARIO["attacks"])]}  # type: ignore[arg-type]
+    assert not failures(with_twins(settings(rows()), other)), "another search is no twin"
+
+
+def test_its_figure_is_marked_and_never_bold(sweep: SweepFolder) -> None:
+    found = grid(load(sweep.url).settings())
+    assert [row[2:] for row in found.rows if row[:2] == ["flip", "informed"]] == [["12.3 ± 3.8†", "0†"]]
+    assert found.best == {(2, 2), (5, 2)}, "best of informed is noise"
+    note = "†: an attacker that knew more got less, a failure of that attack: informed than blind on flip."
+    assert note in found.note
+    assert "verdict is inconclusive" not in found.note
+    assert r"$^\dagger$" in export(load(sweep.url), "latex")
+
+
+def test_page_and_terminal_say_it(sweep: SweepFolder) -> None:
+    page = Path(write_sweep_report(sweep)).read_text()
+    assert TOLD.replace("`", "&#96;") in page or TOLD in page
+    said = StringIO()
+    view = SweepView(Console(file=said, width=400), bar=False)
+    view._folder = sweep.files
+    view.finished(rows(), [], "report.html")
+    assert TOLD in said.getvalue()

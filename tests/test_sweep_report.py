@@ -11,11 +11,14 @@ from typer.testing import CliRunner
 
 from rayfed.analysis.settings import settings
 from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.analysis.verdicts import criterion_of
 from rayfed.cli import app
+from rayfed.report import words
 from rayfed.report.pictures import Pair, within
 from rayfed.report.sweep import IMAGES, write_sweep_report
 from rayfed.report.words import short_keys, sweep_verdicts
 from tests.report_fixtures import BATCH, Page, make_sweep
+from tests.result_fixtures import swept_rows
 
 SIGMA = "arms.noise.defences.gaussian.sigma"
 
@@ -92,7 +95,15 @@ def test_the_summary_names_the_worst_image_and_what_settings_cost(sweep: SweepFo
     assert f"under the setting none at a PSNR of {worst:.1f} dB" in page.text
     noise = [one for one in settings(sweep.outcomes().to_pylist(), [SIGMA]) if one.arm == "noise"]
     low, high = (f(one.measures["test_accuracy"].mean for one in noise) for f in (min, max))
-    assert f"noise, 4 settings: test accuracy {100 * low:.1f} % to {100 * high:.1f} %" in page.text
+    assert f"noise, 4 settings: test accuracy {100 * low:.1f} % to {100 * high:.1f} % (means over seeds)" in page.text
+
+
+def test_a_range_over_attacks_says_that_it_is_of_their_means() -> None:
+    met = settings([row | {"psnr_worst": row["psnr"]} for row in swept_rows() if row["arm"] == "none"])
+    [said] = words.of_sweep(met, None, criterion_of({}, []), None, ["none"])[0].lines
+    assert (
+        "test accuracy 98.1 % (means over seeds); PSNR, worst image 5.0 dB to 40.1 dB (means over seeds of each" in said
+    )
 
 
 def test_every_swept_field_has_a_curve(page: Page) -> None:

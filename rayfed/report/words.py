@@ -11,7 +11,7 @@ from typing import Any
 
 from rayfed.analysis.audit import Criterion
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
-from rayfed.analysis.settings import Setting, by_values
+from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
 from rayfed.analysis.verdicts import WEIGHT, Verdict, closest
 from rayfed.crypto.paillier import SECURE_BITS
@@ -323,14 +323,21 @@ def _cost(arm: ArmSummary, reference: ArmSummary, verdicts: Mapping[str, Verdict
 
 
 def _ranges(arm: str, settings: Sequence[Setting]) -> str:
-    """Return the range of each measure over one arm's settings."""
+    """Return the range of each measure over one arm's settings, and what the figures are means of."""
     count = len({repr(one.fields) for one in settings})
-    said = [
-        f"{MEASURES[name].title} {_from_to(name, values)}"
-        for name in ("test_accuracy", worst_of("psnr"), "train_seconds")
-        if (values := [one.measures[name].mean for one in settings if name in one.measures])
-    ]
+    said = []
+    for name in ("test_accuracy", worst_of("psnr"), "train_seconds"):
+        if known := [one for one in settings if name in one.measures]:
+            range_ = _from_to(name, [one.measures[name].mean for one in known])
+            said.append(f"{MEASURES[name].title} {range_}{_meant(name, known)}")
     return f"{arm}, {count} setting{'s' if count > 1 else ''}: {'; '.join(said)}." if said else ""
+
+
+def _meant(name: str, settings: Sequence[Setting]) -> str:
+    """Return in brackets what a range of figures is of: means over seeds, those of each attack."""
+    of = "means over seeds" if any(one.measures[name].n > 1 for one in settings) else ""
+    each = "of each attack" if of_attacks(name) and len({one.attack for one in settings}) > 1 else ""
+    return f" ({' '.join(filter(None, (of, each)))})" if of or each else ""
 
 
 def _from_to(name: str, values: Sequence[float]) -> str:

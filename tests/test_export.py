@@ -250,6 +250,17 @@ def test_an_unfinished_sweep_is_told_and_unlike_seeds_are_not_compared(table: st
     assert run("export", sweep.url)[1].startswith("note: 11 of 12"), "the rows, too"
 
 
+def test_pairs_have_the_measures_that_are_asked_for_and_an_accuracy_once(tmp_path: Path) -> None:
+    url = small_sweep(tmp_path).url
+    [*rows] = export(load(url), "csv", "paired").splitlines()
+    assert sum("test_accuracy" in row for row in rows) == 3, "the accuracy of one training, under two attacks"
+    text = export(load(url), "markdown", "paired", {"psnr": "PSNR"})
+    cells = [[cell.strip() for cell in line.split("|")[2:4]] for line in text.splitlines() if line.startswith("|")][2:]
+    assert cells == [["dlg", "PSNR"]] * 3 + [["idlg", "PSNR"]] * 3
+    with pytest.raises(UserError, match="did you mean 'psnr'"):
+        export(load(url), "markdown", "paired", {"psrn": None})
+
+
 def test_trials_that_failed_are_told_of_a_finished_sweep(tmp_path: Path) -> None:
     assert load(make_sweep(str(tmp_path), failed=1, stopped=1).url).unfinished == (
         "Of 15 trials, 1 failed and 1 stopped: no mean counts them"

@@ -149,7 +149,7 @@ def test_a_seed_in_which_an_attack_failed_is_in_no_pair(tmp_path: Path) -> None:
     found = load(small_sweep(tmp_path, rows).url).paired()
     [of_psnr, *_] = [one for one in found if one.attack == "dlg" and one.measure == "psnr" and one.arm.endswith("0.01")]
     [of_accuracy] = [
-        one for one in found if one.attack == "dlg" and one.measure == "test_accuracy" and one.arm.endswith("0.01")
+        one for one in found if one.attack is None and one.measure == "test_accuracy" and one.arm.endswith("0.01")
     ]
     assert (of_psnr.pairs, of_psnr.excluded) == (2, 1)
     assert (of_accuracy.pairs, of_accuracy.excluded) == (3, 0)

@@ -126,6 +126,7 @@ def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
     arms = dict.fromkeys(name for group in groups for name in (group.arm, group.title))
     if against is not None and against not in arms:
         raise UserError(f"no arm is called '{against}': {nearest(against, arms)}")
+    groups = [*_of_training(groups), *map(_of_the_attack, groups)]
     base = groups[0].arm if against is None else against
     references = [group for group in groups if base in (group.title, group.arm)]
     found = []
@@ -142,6 +143,20 @@ def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
             if one in met and any(group.values.get(name) for group in met):
                 found += _corrected([_difference(group, one, name) for group in others])
     return found
+
+
+def _of_training(groups: Sequence[Group]) -> list[Group]:
+    """Return a group for each setting, of the measures that are the same whatever attacks it."""
+    found: dict[tuple[str, str], Group] = {}
+    for group in groups:
+        values = {name: known for name, known in group.values.items() if not of_attacks(name)}
+        if values:
+            found.setdefault((group.title, group.shared), replace(group, attack=None, values=values, unanswered=()))
+    return list(found.values())
+
+
+def _of_the_attack(group: Group) -> Group:
+    return replace(group, values={name: known for name, known in group.values.items() if of_attacks(name)})
 
 
 def _difference(group: Group, reference: Group, measure: str) -> Paired:
@@ -194,19 +209,29 @@ def paired_table(found: Sequence[Paired]) -> pa.Table:
     return pa.Table.from_pylist([asdict(one) for one in found], schema=pa.schema(fields))
 
 
-def paired_grid(found: Sequence[Paired]) -> Grid | None:
-    """Return the differences as a text table with its notes; None if no difference has two pairs."""
+def paired_grid(found: Sequence[Paired], measures: Mapping[str, str | None] | None = None) -> Grid | None:
+    """Return the differences as a text table with its notes; None if no difference has two pairs.
+
+    `measures` are what they are called by name, None for the usual heading; by default all are told. Raises `UserError`
+    for one that is not among them.
+    """
     if not any(one.pairs + one.excluded > 1 for one in found):
         return None
+    if measures is not None:
+        known = list(dict.fromkeys(one.measure for one in found))
+        for name in measures:
+            if name not in known:
+                raise UserError(f"no measure of the pairs is called '{name}': {nearest(name, known)}")
+        found = [one for one in found if one.measure in measures]
     headings = ["arm", "attack", "measure", "pairs", "difference", "95 % interval", "p (t)", "p (Wilcoxon)"]
-    return Grid(headings, 3, [_told(one) for one in found], " ".join(_notes(found)))
+    return Grid(headings, 3, [_told(one, (measures or {}).get(one.measure)) for one in found], " ".join(_notes(found)))
 
 
-def _told(one: Paired) -> list[str]:
+def _told(one: Paired, called: str | None) -> list[str]:
     interval = NONE if one.low is None else f"{one.low:+.3g} to {one.high:+.3g}"
     difference = NONE if one.difference is None else f"{one.difference:+.4g}" if one.difference else "0"
     pairs = f"{one.pairs}{BROKEN} of {one.pairs + one.excluded}" if one.excluded else str(one.pairs)
-    words = [one.arm, one.attack or NONE, heading(one.measure), pairs, difference, interval]
+    words = [one.arm, one.attack or NONE, called or heading(one.measure), pairs, difference, interval]
     return words + [NONE if p is None else f"{p:.2g}" for p in (one.t_holm, one.wilcoxon_holm)]
 
 

@@ -150,7 +150,9 @@ def export(
     ] = "outcomes",
     columns: Annotated[
         str | None,
-        typer.Option(metavar="NAME[=HEADING],...", help="Columns of the outcomes as latex or markdown, in this order."),
+        typer.Option(
+            metavar="NAME[=HEADING],...", help="Columns of the outcomes, measures of the pairs, as latex or markdown."
+        ),
     ] = None,
     against: Against = None,
     figures: Annotated[

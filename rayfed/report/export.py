@@ -39,20 +39,21 @@ def export(
     CSV has a table's rows as they are, save that text which a spreadsheet would take for a formula has an apostrophe
     before it. LaTeX (for the packages booktabs and graphicx) and Markdown have the outcomes by setting, with
     the mean and half the 95 % interval over repeats or, of a run, over its victims, and other tables as they are.
-    `columns` of these are headings by name (`rayfed.analysis.figures.grid`); the best figures are bold. The table of
-    differences is to the arm `against`, by default the first. Columns of images are left out.
+    `columns` of these are headings by name (`rayfed.analysis.figures.grid`), of differences their measures; the best
+    figures are bold. The table of differences is to the arm `against`, by default the first. Columns of images are left
+    out.
     Raises `UserError` for an unknown format, table, column or arm, and for what does not go together.
     """
     if format not in FORMATS:
         raise UserError(f"cannot export as '{format}': {nearest(format, (*FORMATS, 'folder'))}")
-    if columns is not None and (format == "csv" or table != OUTCOMES):
-        raise UserError("columns can be chosen of the outcomes as latex or markdown; other tables have all of theirs")
+    if columns is not None and (format == "csv" or table not in (OUTCOMES, PAIRED)):
+        raise UserError("columns can be chosen of the outcomes and pairs as latex or markdown; other tables have all")
     if against is not None and table != PAIRED:
         raise UserError("an arm that others are set against goes with the table of differences: --table paired")
     if table == PAIRED and format == "csv":
         return _csv(_plain(paired_table(results.paired(against))))
     if table == PAIRED:
-        found = paired_grid(results.paired(against))
+        found = paired_grid(results.paired(against), columns)
         if found is None:
             raise UserError(f"'{results.url}' is {NO_PAIRS}")
         return _settings(_told(found, results.unfinished), format)

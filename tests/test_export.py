@@ -261,6 +261,18 @@ def test_pairs_have_the_measures_that_are_asked_for_and_an_accuracy_once(tmp_pat
         export(load(url), "markdown", "paired", {"psrn": None})
 
 
+def test_a_caption_says_what_was_played_and_has_a_label(tmp_path: Path) -> None:
+    attack = {"name": "dlg", "label": "informed", "iterations": 60, "victims": 2, "observes": "gradient"}
+    attack |= {"batch_size": 1, "knowledge": ["defence", "code"]}
+    played = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "federation": {"clients": 8, "rounds": 4}}
+    url = small_run(str(tmp_path), {**played, "attacks": [attack]}, name="my_run").url
+    said = "Model mlp on data digits, 8 clients, 4 rounds; informed: dlg, 60 iterations, 2 victims a round"
+    for table, label in (("outcomes", "tab:my-run"), ("rounds", "tab:my-run-rounds")):
+        text = export(load(url), "latex", table)
+        assert f"\\caption{{{said}, a gradient of 1, given defence and code." in text
+        assert f"\\label{{{label}}}" in text
+
+
 def test_trials_that_failed_are_told_of_a_finished_sweep(tmp_path: Path) -> None:
     assert load(make_sweep(str(tmp_path), failed=1, stopped=1).url).unfinished == (
         "Of 15 trials, 1 failed and 1 stopped: no mean counts them"

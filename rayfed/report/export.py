@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from rayfed.analysis.summary import Row
 from rayfed.analysis.unanswered import BROKEN
 from rayfed.errors import UserError, nearest
 from rayfed.privacy.printing import at_least, at_most
+from rayfed.report.caption import label, played
 from rayfed.store.schemas import TABLES
 
 if TYPE_CHECKING:
@@ -56,17 +57,18 @@ def export(
         found = paired_grid(results.paired(against), columns)
         if found is None:
             raise UserError(f"'{results.url}' is {NO_PAIRS}")
-        return _settings(_told(found, results.unfinished), format)
+        return _settings(_told(found, results.unfinished), format, results.scenario, table)
     if format == "csv":
         return _csv(_plain(results.table(table)))
     if table == OUTCOMES:
         found = _told(grid(results.with_intervals(), columns), results.unfinished)
-        return _settings(found, format, own=list((columns or {}).values()))
+        return _settings(found, format, results.scenario, own=list((columns or {}).values()))
     frame = _bounds_written(_plain(results.table(table)), table)
     if format == "markdown":
         frame = _in_every_text(frame, markdown_cell).astype(object)
         return str(frame.where(frame.notna(), None).to_markdown(index=False, missingval=NONE)) + "\n"
-    return _floating(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
+    text = frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g")
+    return _floating(text, _latex(played(results.scenario)), label(results.scenario, table))
 
 
 def _told(found: Grid, sentence: str) -> Grid:
@@ -85,7 +87,9 @@ def _csv(frame: DataFrame) -> str:
     return str(_in_every_text(frame, _no_formula).to_csv(index=False))
 
 
-def _settings(found: Grid, format: str, own: Sequence[str | None] = ()) -> str:
+def _settings(
+    found: Grid, format: str, scenario: Mapping[str, Any], table: str = "", own: Sequence[str | None] = ()
+) -> str:
     """Return a table of text; headings that are the user's `own` may hold LaTeX or Markdown."""
     from pandas import DataFrame
 
@@ -101,10 +105,14 @@ def _settings(found: Grid, format: str, own: Sequence[str | None] = ()) -> str:
         aligned = ["left"] * found.words + ["right"] * figures
         return f"{frame.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n\n{note}\n"
     columns = "l" * found.words + "r" * figures
-    return _floating(frame.to_latex(index=False, escape=False, column_format=columns), _latex(note))
+    return _floating(
+        frame.to_latex(index=False, escape=False, column_format=columns),
+        _latex(f"{played(scenario)} {note}".strip()),
+        label(scenario, table),
+    )
 
 
-def _floating(tabular: str, caption: str = "") -> str:
+def _floating(tabular: str, caption: str, label: str) -> str:
     """Return a LaTeX table as a float that no column of text is too narrow for.
 
     It is shrunk to the width that there is where it needs more, and goes over both columns of a document where one
@@ -118,7 +126,9 @@ def _floating(tabular: str, caption: str = "") -> str:
             r"% needs \usepackage{booktabs,graphicx}",
             rf"\begin{{{float_}}}",
             r"\centering",
-            *([r"\setlength{\belowcaptionskip}{1ex}", rf"\caption{{{caption}}}"] if caption else []),
+            r"\setlength{\belowcaptionskip}{1ex}",
+            rf"\caption{{{caption}}}",
+            rf"\label{{{label}}}",
             r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             *lines[:-1],
             f"{lines[-1]}}}",

@@ -25,6 +25,7 @@ from rayfed.analysis.baseline import Change, changes, updates
 from rayfed.analysis.gate import MEMBERSHIP, Bound, Check, Played, boundable, parsed
 from rayfed.cli import app
 from rayfed.errors import UserError
+from rayfed.metrics.known import default_names
 from rayfed.report.gate import Gated, Ruling, read_document, schema
 from tests.conftest import REPOSITORY
 from tests.test_cli import run
@@ -82,6 +83,24 @@ def test_what_is_past_the_bound_by_a_guess_is_told_as_such() -> None:
     assert "by more than a guess without a defence either" in check.reason
     [far] = Played(SCENARIO, [row("none", 9.0), row("x", 9.0)], []).checks([PSNR], ["x"])
     assert far.reason == "no attack passed the bound without a defence either"
+
+
+def test_a_bare_number_bounds_what_samples_of_a_table_are_ranked_by() -> None:
+    """PSNR is measured of records, too; where no attack answered, rows measure nothing at all."""
+    scenario = SCENARIO | {"metrics": {"names": default_names("records")}}
+    silent = row("none", status="failed", message="raised")
+    for rows in ([row("none", 40.0, feature_accuracy=1.0)], [silent], []):
+        played = Played(scenario, rows, [])
+        assert parsed(["0.9"], played.modality, played.measured) == [Bound("feature_accuracy", 0.9)]
+        assert parsed(["features=0.9"], played.modality, played.measured) == [Bound("feature_accuracy", 0.9)]
+
+
+def test_the_line_of_a_figure_past_the_bound_that_passes_begins_with_why() -> None:
+    rows = [row("none", 40.0), row("x", 16.0, above_guessing=-1.0)]
+    [check] = Played(SCENARIO, rows, []).checks([PSNR], ["x"])
+    why = "past the bound, though no nearer than a guess gets without the update"
+    assert (check.state, check.reason) == ("passed", why)
+    assert check.sentence == f"{why}: x, batch 1, PSNR below 15.0 dB: PASSED: 16.0 dB (a, blind)"
 
 
 def test_an_undefended_arm_that_was_not_measured_says_what_passed_the_bound_behind_a_defence() -> None:

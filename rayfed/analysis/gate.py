@@ -21,7 +21,7 @@ from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.base import Metric
-from rayfed.metrics.known import METRICS, leading, metrics_of
+from rayfed.metrics.known import METRICS, leading, metrics_of, modality_by
 from rayfed.metrics.measures import JUDGED
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
@@ -45,6 +45,8 @@ SHARES = MEMBERSHIP | {IDENTITY: "people re-identified, top 1"}
 
 NOT_PASSED = "no attack passed the bound without a defence either"
 """Why a check is inconclusive where nothing shows that an attack could have passed its bound."""
+GUESSED = "past the bound, though no nearer than a guess gets without the update"
+"""What the line of a passed check begins with whose value is past the bound."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,11 @@ class Check:
         where = f"{self.arm}, batch {self.batch}" if self.batch else self.arm
         value = "" if self.value is None else f"{self.bound.written(self.value)}" + (f" ({self.by})" if self.by else "")
         over = f", {self.reached} of {self.samples} samples" if self.state == "failed" and self.samples else ""
-        told = [part for part in (f"{value}{over}", self.reason) if part]
-        return f"{where}, {self.bound.sentence}: {self.state.upper()}" + (f": {'; '.join(told)}" if told else "")
+        guessed = self.state == "passed" and self.reason.startswith(GUESSED)
+        reason = self.reason.removeprefix(GUESSED).removeprefix("; ") if guessed else self.reason
+        told = "; ".join(filter(None, (f"{value}{over}", reason)))
+        first = f"{GUESSED}: " * guessed
+        return f"{first}{where}, {self.bound.sentence}: {self.state.upper()}" + (f": {told}" if told else "")
 
 
 def parsed(texts: Iterable[str], modality: Modality, measured: Collection[str]) -> list[Bound]:
@@ -195,9 +200,8 @@ class Played:
 
     @cached_property
     def modality(self) -> Modality:
-        """Modality of the samples, inferred from the scenario's metrics."""
-        names = self.scenario["metrics"]["names"]
-        return next((form for form in MODALITIES if leading(form).name in names), "pixels")
+        """Modality of the samples, by the scenario's metrics: of attacks without an answer the rows measure nothing."""
+        return modality_by(self.scenario["metrics"]["names"])
 
     @property
     def measured(self) -> list[str]:
@@ -417,10 +421,7 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
     if state == "inconclusive":
         reason = found.lacking or NOT_PASSED
         if not found.lacking and best is not None and bound.metric.passes(best, bound.limit):
-            reason = (
-                "past the bound, though no nearer than a guess gets without the update; no attack passed the bound by "
-                "more than a guess without a defence either"
-            )
+            reason = f"{GUESSED}; no attack passed the bound by more than a guess without a defence either"
         return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
     guessed = {leading(form).name for form in MODALITIES}  # by which guesses are compared
     if best is not None and bound.name not in guessed and bound.metric.passes(best, bound.limit):
@@ -433,7 +434,7 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
         return Check(found.arm, found.batch, bound, "not measured", *numbers, reason=reasons)
     said = [f"no answer: {reasons}"] if reasons else []
     if best is not None and bound.metric.passes(best, bound.limit):
-        said.insert(0, "no nearer than a guess gets without the update")
+        said.insert(0, GUESSED)
     if found.shown not in (None, found.samples):
         said.append(
             f"shown on {found.shown} of {found.samples} samples: the others do not leak without a defence either, and "

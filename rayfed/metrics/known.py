@@ -9,6 +9,8 @@ from rayfed.errors import UserError
 from rayfed.metrics.base import Metric
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from rayfed.samples import Modality
 
 
@@ -43,3 +45,9 @@ def default_success(modality: Modality) -> dict[str, float]:
 def leading(modality: Modality) -> Metric:
     """Return the metric by which samples of a modality are ranked."""
     return next(metric for metric in METRICS.values() if metric.leads and metric.modalities[0] == modality)
+
+
+def modality_by(names: Collection[str]) -> Modality:
+    """Return the modality of samples of which these metrics are measured; that of images leads for no others."""
+    led = (metric for metric in METRICS.values() if metric.leads and metric.modalities[0] != "pixels")
+    return next((metric.modalities[0] for metric in led if metric.name in names), "pixels")

@@ -449,7 +449,7 @@ def _finding(
         closest[twin] = max(value, closest.get(twin, value))
     messages = (row.get("message") or "" for _, row in finite if row["status"] == "ok")
     lacking = next((message for message in messages if UNREHEARSED in message), "")
-    if any(criterion.near(row) for _, row in finite):
+    if not leaks and any(criterion.near(row) for _, row in finite):
         alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
         than = "a public sample is" if alike else "to another sample"
         near = f"a reconstruction is near, though no nearer than {than}"
@@ -460,7 +460,7 @@ def _finding(
     told = {(row["attack"], *_sample(row)) for row in rows} - {(row["attack"], *_sample(row)) for row in silent}
     unplayed = [row for row in rows if row["status"] == UNPLAYED]
     broken = any(row["status"] != "not applicable" and (bare or row["status"] != "ok") for row in silent)
-    if bare and not changed:
+    if bare and not changed and not leaks:
         lacking = lacking or _unexplained([row for _, row in finite])
     if not finite or not answered or not leaking <= told or broken:
         state: State = "not measured"

@@ -456,7 +456,8 @@ class Statement:
         found = []
         for cell in self._findings:
             if cell.state in ("not measured", "inconclusive", "nothing to attack") or cell.unplayed:
-                why = "; ".join([*filter(None, [cell.lacking]), *cell.unplayed, *cell.reasons])
+                short = f"no time for {', '.join(cell.unplayed)}" if cell.unplayed else ""
+                why = "; ".join([*filter(None, [cell.lacking, short]), *cell.reasons])
                 why = why or "the attacks found nothing without a defence either"
                 found.append(f"{cell.arm}, batch {cell.batch}: {cell.state}: {why}")
         silent: dict[tuple[str, str, str], dict[str, int]] = {}

@@ -76,7 +76,7 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
     assert headline(SCENARIO, told) == [
         "1 of 3 arms was not measured: masks.",
         "1 of 3 arms was not measured, for the attacks have not shown that they work here: noise.",
-        "1 of 3 arms gave these attacks nothing within this budget: bare (no defence).",
+        "1 of 3 arms had no sample rebuilt by these attacks within this budget: bare (no defence).",
     ]
     assert "Give the searches more time" in next_step(SCENARIO, found, told)
     late = [row("bare", 30.0), row("noise", None, status=UNPLAYED, message=WANT_OF_TIME)]
@@ -87,6 +87,48 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
     pair = [one | {"sample": sample, "batch_size": 2} for one in late for sample in (0, 1)]
     assert next_step(SCENARIO, pair, told).endswith("(more minutes)."), "a batch has all its samples"
     assert next_step(SCENARIO, [], []) == ""
+
+
+def labelled(arm: str, psnr: float, *found: float) -> list[dict[str, Any]]:
+    """One batch of each client, of two classes, and the share of its labels that were found."""
+    return [row(arm, psnr, victim=i, true_label=i % 2, label_accuracy=share) for i, share in enumerate(found)]
+
+
+def test_an_arm_whose_labels_are_read_off_is_never_one_that_gives_nothing_away() -> None:
+    scenario = {"arms": {"bare": [], "noise": ARMS["noise"], "prune": ["prune"]}}
+    rows = [*labelled("bare", 30.0, 1, 1), *labelled("noise", 9.0, 1, 1), *labelled("prune", 9.0, 0, 1)]
+    told = verdicts(scenario, rows, [])
+    figures = "100% at batch 2 (naming the commonest label each time: 50%)"
+    assert [verdict.labels for verdict in told] == [figures, figures, ""], "half is what the commonest label finds"
+    read = f"Labels were read off better than by guessing, though no sample is known to be rebuilt: noise, {figures}."
+    assert headline(scenario, told) == [
+        "1 of 3 arms leaks: bare (no defence).",
+        "2 of 3 arms had no sample rebuilt by these attacks within this budget: noise, prune.",
+        read,
+    ]
+    assert next_step(scenario, rows, told).endswith("with more time; where the label is secret, noise leaks, too.")
+    by_arm, arms = {verdict.arm: verdict for verdict in told}, arms_of("bare", "noise", "prune")
+    said = words.of_run(arms, by_arm, criterion_of(scenario, rows), [], {}, False)
+    assert next(one.lines for one in said if one.heading == "Labels") == [read]
+    assert words.leakage(by_arm["noise"]) == f"not reconstructed, closest image 9.0 dB, labels found: {figures}"
+    assert words.leakage(by_arm["prune"]) == "not reconstructed, closest image 9.0 dB"
+
+
+def test_targets_read_off_nearer_than_the_median_are_told_as_labels_are() -> None:
+    sought = {"label_accuracy": None, "target_guess_error": 0.5}
+    rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.1, **sought)]
+    told = verdicts(SCENARIO, rows, [])
+    assert "noise, targets with a mean error of 0.1 at batch 2 (naming the median" in headline(SCENARIO, told)[-1]
+    none = verdicts(SCENARIO, [row("bare", 30.0), row("noise", 9.0, target_error=0.6, **sought)], [])
+    assert not any("Labels were" in line for line in headline(SCENARIO, none))
+
+
+def test_the_card_of_an_arm_says_which_labels_were_read_off(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"bare": [], "noise": ARMS["noise"]}})
+    folder.write_part("attacks", 0, [*labelled("bare", 30.0, 1, 1), *labelled("noise", 9.0, 1, 1)])
+    write_report(folder)
+    cards = folder.read_text("report.html").partition('id="overview"')[2].partition("</section>")[0]
+    assert cards.count("<dt>Labels found</dt>") == 2
 
 
 def test_of_a_record_the_error_is_told_in_times() -> None:

@@ -714,6 +714,18 @@ def _unsaid(group: Sequence[Finding], earlier: Sequence[Finding], told: Callable
     return ", ".join([*parts, *(f"as on {arm} at batch {', '.join(batches)}" for arm, batches in as_on.items())])
 
 
+def labels_beyond(found: Sequence[Finding]) -> str:
+    """Return the labels or targets that attackers read off better than by guessing, with figures; empty if none."""
+    labels = [_labels_of(one) for one in found if one.labels is not None and one.labels > one.commonest]
+    targets = [
+        _targets_of(one)
+        for one in found
+        if one.targets is not None and one.guessed is not None and one.targets < one.guessed
+    ]
+    with_error = f"targets with a mean error of {', '.join(targets)}" if targets else ""
+    return "; ".join(filter(None, (", ".join(labels), with_error)))
+
+
 def _labels_of(finding: Finding) -> str:
     if finding.labels is None:
         return ""

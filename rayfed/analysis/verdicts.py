@@ -16,6 +16,7 @@ from rayfed.analysis.audit import (
     Finding,
     State,
     findings,
+    labels_beyond,
     modality_of,
     sentence,
 )
@@ -42,6 +43,8 @@ class Verdict:
     sentence: str
     closest: Row | None = None
     """Row of the reconstruction that came closest: of those that are leaks, or of all where none is."""
+    labels: str = ""
+    """Labels that attackers read off better than by guessing, with figures; empty if none are."""
 
     @property
     def answered(self) -> bool:
@@ -112,12 +115,12 @@ def verdicts(
             words = [f"{arm}: NOT MEASURED, for {NOTHING_REBUILT if finished else UNFINISHED}"]
         words += [claimed(claim) for claim in inferred if claim.arm == arm]
         nearest = closest([row for row in attacks if row["arm"] == arm], criterion)
-        told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest))
+        told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest, labels_beyond(own)))
     return told
 
 
 def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
-    """Return a summary sentence: how many arms leak, which, and how many are not known."""
+    """Return sentences that sum up: how many arms leak, which, how many are not known, and whose labels leak alone."""
     lines = []
     for states, one, many in _ANSWERS:
         arms = [
@@ -129,7 +132,17 @@ def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
             of = f"{len(arms)} of {len(told)} arms {one if len(arms) == 1 else many}"
             more = f" and {len(arms) - MOST} more" if len(arms) > MOST else ""
             lines.append(f"{of}: {', '.join(arms[:MOST])}{more}.")
-    return lines
+    return [*lines, *labels_alone(told)]
+
+
+def labels_alone(told: Sequence[Verdict]) -> list[str]:
+    """Return a sentence on the arms of which labels leak, and no sample is known to; none if there are none."""
+    read = [verdict for verdict in told if verdict.labels and verdict.state != "leaks"]
+    if not read:
+        return []
+    shown = "; ".join(f"{verdict.arm}, {verdict.labels}" for verdict in read[:MOST])
+    more = f"; and {len(read) - MOST} more" if len(read) > MOST else ""
+    return [f"Labels were read off better than by guessing, though no sample is known to be rebuilt: {shown}{more}."]
 
 
 _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
@@ -142,8 +155,8 @@ _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
     ),
     (
         ("not reconstructed",),
-        "gave these attacks nothing within this budget",
-        "gave these attacks nothing within this budget",
+        "had no sample rebuilt by these attacks within this budget",
+        "had no sample rebuilt by these attacks within this budget",
     ),
     (("nothing to attack",), "sends nothing to attack", "send nothing to attack"),
 )
@@ -176,7 +189,12 @@ def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequenc
         return "Next: see under Leakage why attacks did not answer."
     if states == {"leaks"}:
         return "Next: every arm leaks. Try stronger or other defences."
-    return "Next: choose among the arms that do not leak, and attack them with more time." if "leaks" in states else ""
+    if "leaks" not in states:
+        return ""
+    read = [verdict.arm for verdict in told if verdict.labels and verdict.state == "not reconstructed"]
+    leak = "leak" if len(read) > 1 else "leaks"
+    unless = f"; where the label is secret, {', '.join(read)} {leak}, too" if read else ""
+    return f"Next: choose among the arms of which no sample was rebuilt, and attack them with more time{unless}."
 
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:

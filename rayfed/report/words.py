@@ -13,7 +13,7 @@ from rayfed.analysis.audit import Criterion
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
 from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
-from rayfed.analysis.verdicts import WEIGHT, Verdict, closest
+from rayfed.analysis.verdicts import WEIGHT, Verdict, closest, labels_alone
 from rayfed.crypto.paillier import SECURE_BITS
 from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most, share_at_most
@@ -53,6 +53,8 @@ def of_run(
         told = closest_sample(worst, criterion, where, classes)
         if unknown := sum(not verdict.answered for verdict in verdicts.values()):
             told[0].lines.append(f"Not measured: {unknown} of {len(verdicts)} arms.")
+    if read := labels_alone(list(verdicts.values())):
+        told.append(Statement("Labels", read))
     trained = any(arm.rounds for arm in arms)
     if len(arms) > 1:
         costs = effects(arms, verdicts, MOST)
@@ -91,12 +93,15 @@ def effects(arms: Sequence[ArmSummary], verdicts: Mapping[str, Verdict], most: i
 
 def leakage(verdict: Verdict | None) -> str:
     """Return in a few words what attacks got on an arm, or that it was not measured."""
-    if verdict is None or not verdict.answered:
+    if verdict is None:
         return "not measured"
+    labels = [f"labels found: {verdict.labels}"] if verdict.labels else []
+    if not verdict.answered:
+        return ", ".join(["not measured", *labels])
     if verdict.closest is None:
-        return verdict.state
+        return ", ".join([verdict.state, *labels])
     how = f"{'worst' if verdict.state == 'leaks' else 'closest'} {called(verdict.closest)} {near(verdict.closest)}"
-    return f"{verdict.state}, {how}"
+    return ", ".join([verdict.state, how, *labels])
 
 
 def prices(arms: Sequence[ArmSummary], privacy: Sequence[Row], distortions: Mapping[str, float]) -> dict[str, str]:
@@ -317,7 +322,7 @@ def _cost(arm: ArmSummary, reference: ArmSummary, verdicts: Mapping[str, Verdict
         parts.append(f"{own} sent by clients a round (against {other})")
     if verdicts:
         own, other = (leakage(verdicts.get(one.name)) for one in (arm, reference))
-        told = f"leakage {own}" if own == "not measured" else own
+        told = f"leakage {own}" if own.startswith("not measured") else own
         parts.append(f"{told} ({reference.name}: {'the same' if own == other else other})")
     return "; ".join(parts) or "nothing was measured"
 

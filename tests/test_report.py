@@ -19,12 +19,14 @@ from rayfed.analysis.outcomes import outcomes
 from rayfed.errors import RunError
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report import plots, words
+from rayfed.report.page import code
 from rayfed.report.pictures import SHOWN, STRIPS
 from rayfed.report.run import write_report
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
 from rayfed.store.schemas import TABLES
 from tests.report_fixtures import ARMS, ATTACKS, BATCH, ROUNDS, Page, make_run
+from tests.result_fixtures import attacked, small_run
 
 PRIVATE = {
     "rounds": 5,
@@ -38,6 +40,16 @@ PRIVATE = {
     "accountant": "pld",
     "conversion": "exact",
 }
+
+
+def test_what_is_in_backticks_is_code_on_the_page_and_nothing_else_is_markup(tmp_path: Path) -> None:
+    assert code("`a` <b> `c`") == "<code>a</code> &lt;b&gt; <code>c</code>"
+    page = html(small_run(str(tmp_path), {"arms": {"none": []}}))
+    assert "`" not in Page(page).text.partition("Scenario")[0]
+    folder = small_run(str(tmp_path), {"arms": {"none": []}}, name="attacked")
+    folder.remove("rounds/part-00000.parquet")
+    folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0)])
+    assert "<code>dp_sgd</code>, states it" in html(folder)
 
 
 @pytest.mark.engine

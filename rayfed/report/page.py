@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
+from re import compile
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from rayfed.analysis.formats import FILTERS
@@ -25,6 +27,7 @@ from rayfed.store.folder import RunFolder
 from rayfed.version import __version__
 
 REPORT = "report.html"
+_BACKTICKS = compile("`([^`]+)`")
 UNFOLDED = 12
 """Most pairs of an arm and an attack whose charts are not folded: each has a line of its own there."""
 
@@ -86,8 +89,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FILTERS
+    environment.filters |= FILTERS | {"code": code}
     return environment
+
+
+def code(text: str) -> Markup:
+    """Return a text for a page, with what is between backticks as code."""
+    return Markup(_BACKTICKS.sub(r"<code>\1</code>", str(escape(text))))
 
 
 @lru_cache

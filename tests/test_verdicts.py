@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -268,6 +269,35 @@ def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:
         assert verdict.sentence in page
         assert f"\n{verdict.sentence}\n" in printed
     assert [one["verdict"] for one in outcomes(folder)] == ["leaks", "not reconstructed", "nothing to attack"]
+
+
+def test_what_leaked_before_an_interruption_is_said_in_the_terminal(tmp_path: Path) -> None:
+    """Rows that no round has handed to the view yet are in the folder; nothing but a leak is said of them."""
+    rows = [row("bare", 30.0), row("noise", 9.0)]
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, rows)
+    view = RunView(Console(file=StringIO(), width=200))
+    view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
+    view._scenario = folder.scenario()
+    view.interrupted()
+    printed = view._console.file.getvalue()  # type: ignore[attr-defined]
+    for verdict in of(*rows, finished=False).values():
+        assert f"\n{verdict.sentence}\n" in printed
+    assert "not reconstructed" not in printed
+
+
+@pytest.mark.parametrize(("kind", "rounds", "next"), [
+    ("attack", 0, "give the command again, for it cannot be resumed"), ("training", 9, "rayfed resume"),
+])  # fmt: skip
+def test_the_next_step_of_what_was_interrupted_is_to_go_on(tmp_path: Path, kind: str, rounds: int, next: str) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0)])
+    status = {"kind": kind, "state": "interrupted", "rounds_done": 0, "rounds": rounds, "error": "interrupted"}
+    folder.write_text("status.json", json.dumps(status))
+    page = Page(Path(write_report(folder)).read_text(encoding="utf-8")).text
+    assert next in page.partition("Next: ")[2].partition("\n")[0]
+    assert "why attacks did not answer" not in page
+    assert ("after 0 complete rounds" in page) == (rounds > 0)
 
 
 def test_trials_of_one_arm_find_their_reference_in_others() -> None:

@@ -235,9 +235,13 @@ class RunView:
         return self._folder
 
     def interrupted(self) -> None:
-        """Print the path of an interrupted run's report."""
+        """Print what leaked until an interruption, and the path of the report."""
         self.close()
         if self._folder:
+            self._attacks, self._inferences = (
+                self._folder.read_table(name).to_pylist() for name in ("attacks", "inferences")
+            )
+            self._say_verdicts(finished=False)
             self.note(f"{self._folder.url}/report.html shows what there is")
 
     def note(self, message: str) -> None:
@@ -304,10 +308,10 @@ class RunView:
             for line in words.effects(compared, {verdict.arm: verdict for verdict in found}):
                 self.say(f"  {line}")
 
-    def _say_verdicts(self) -> None:
+    def _say_verdicts(self, finished: bool = True) -> None:
         """Print the verdict on each arm, as at the top of the report, if anything was attacked."""
         if self._attacks or self._inferences:
-            for verdict in verdicts(self._scenario, self._attacks, self._inferences):
+            for verdict in verdicts(self._scenario, self._attacks, self._inferences, finished):
                 self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
         if any(measured(row.get("above_guessing")) for row in self._attacks):
             self.say(guess(self._scenario, self._attacks))

@@ -47,7 +47,7 @@ def advice(state: str, kind: str | None, run: str = "RUN") -> str:
     """Return advice on a run or sweep in this state; `run` is its name in commands."""
     again = f"`rayfed resume {run}` goes on after what is complete"
     if kind == "attack":
-        again = "it cannot be resumed: attack again with `rayfed attack`, or audit again with `rayfed audit`"
+        again = "give the command again, for it cannot be resumed"
     return {
         "running": f"wait for its end; if its driver is gone, {again}",
         "finished": "nothing is left to do: read report.html",

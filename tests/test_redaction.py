@@ -19,10 +19,11 @@ from rayfed.data.sets.digits import Digits
 from rayfed.report import samples
 from rayfed.report.redaction import REDACTED, write_redacted
 from rayfed.report.run import write_report
-from rayfed.report.share import sharing
+from rayfed.report.share import LEFT_OUT, sharing
 from rayfed.report.sweep import write_sweep_report
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
+from rayfed.store.schemas import WANT_OF_TIME
 from tests.report_fixtures import Page, make_run, make_sweep
 from tests.test_cli import run
 
@@ -197,6 +198,15 @@ def test_a_sweep_over_data_is_as_private_as_one_of_its_trials(tmp_path: Path) ->
     trial.write_text("scenario.yaml", yaml.safe_dump({**trial.scenario(), "data": {"name": "table", "path": "x"}}))
     assert not samples.of_sweep(SweepFolder(sweep.files)).truth
     assert samples.warning(sweep.files) is not None
+
+
+@pytest.mark.parametrize("took", ["", " (about 2 s)", " (about 3 min 05 s)", " (about 2 h 10 min)", " (about 1e-05 s)"])
+def test_how_long_an_attack_would_take_stays_and_nothing_that_only_begins_so(tmp_path: Path, took: str) -> None:
+    folder, late = make_run(str(tmp_path), {"none": []}, {}), KEY | {"status": "not played", "batch_size": 1}
+    said = [f"{WANT_OF_TIME}{took}", f"{WANT_OF_TIME}{took} {SECRET}"]
+    folder.write_part("attacks", 7, [late | {"victim": i, "message": text} for i, text in enumerate(said)])
+    with sharing(load(folder.url), str(tmp_path / "copy")) as copy:
+        assert copy.read_table("attacks")["message"].to_pylist() == [said[0], LEFT_OUT]
 
 
 def test_no_message_of_an_attack_leaves_with_a_copy(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rayfed.analysis.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
 from rayfed.errors import RunError, UserError
 from rayfed.store import client_states
 from rayfed.store.folder import SCENARIO, RunFolder
-from rayfed.store.schemas import TABLES
+from rayfed.store.schemas import TABLES, WANT_OF_TIME
 from rayfed.update import UNREHEARSED, Encrypted, Masked
 
 SAMPLES = ("images", "texts", "snapshots")
@@ -31,6 +31,8 @@ LEFT_OUT = "left out of this copy"
 """What a copy has for the message of an error."""
 _OURS = (Encrypted.unreadable, Masked.unreadable, UNREHEARSED)
 """Messages of attacks that quote nobody, and that verdicts read."""
+_NO_TIME = re.compile(rf"{WANT_OF_TIME}( \(about [\d.e-]+ (s|min \d\d s|h \d\d min)\))?")
+"""Another one: that there was no time for an attack, and how long it takes."""
 _RAISED = re.compile(r"(raised \w+): .*( \([^()]*, line \d+\))", re.DOTALL)
 """Status of a client that raised something: what and where, and its message between them."""
 
@@ -93,7 +95,9 @@ def _without_message(status: str) -> str:
 
 
 def _ours(message: str) -> str:
-    """Return an attack's message as far as it is one of `_OURS`."""
+    """Return an attack's message as far as it is one of `_OURS`, or `_NO_TIME`."""
+    if _NO_TIME.fullmatch(message):
+        return message
     return next((ours for ours in _OURS if ours in message), LEFT_OUT) if message else message
 
 

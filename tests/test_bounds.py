@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from scipy.stats import norm
 from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.proved import BoundPassed, comparisons, uncovered
+from rayfed.analysis.proved import BoundPassed, Comparison, comparisons, nearest_to_bounds, telling, uncovered
 from rayfed.analysis.recommend import bound, recommend
 from rayfed.analysis.settings import settings
 from rayfed.cli import app
@@ -28,8 +29,10 @@ from rayfed.privacy.printing import share_at_most
 from rayfed.privacy.tradeoff import TradeOff
 from rayfed.registry import component
 from rayfed.report import words
+from rayfed.report.run import write_report
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
+from tests.result_fixtures import attacked, small_run
 
 ACCOUNTS = """
 name: x
@@ -169,6 +172,33 @@ def test_a_setting_is_recommended_by_its_proved_bound() -> None:
         recommend(settings(rows), [bound("epsilon<=5")])
     with pytest.raises(UserError, match="leave out the bound on rero"):
         recommend(settings([row | {"rero": None} for row in rows]), [bound("rero<=0.05")])
+
+
+def test_a_bound_that_nothing_could_pass_is_compared_with_nothing() -> None:
+    """Of few samples all is possible: a row beside a bound of 100 % would read as if something were proved."""
+    few, chance = share(0, 4, 1e-4), share(0, 4, 1e-4)
+    vacuous = Comparison("x", "a", "samples told apart:", 0, 4, few, chance, 1.0)
+    telling_one, passed = replace(vacuous, bound=0.4), replace(vacuous, share=share(4000, 4000, 1e-4), bound=0.995)
+    assert telling([vacuous, telling_one, passed]) == [telling_one, passed]
+    assert nearest_to_bounds([vacuous]) == []
+
+
+def test_the_page_has_no_section_on_bounds_that_prove_nothing(tmp_path: Path) -> None:
+    scores = {"psnr": 9.0, "told_apart": 0.0, "decoy_told_apart": 0.0}
+    for present, there in ((1.0, False), (0.4, True)):
+        folder = small_run(str(tmp_path / str(there)), {"arms": {"dp": ["dp_sgd"]}})
+        folder.write_part("attacks", 0, [attacked("dp", "a", i, **scores) for i in range(4)])
+        curve = {
+            "arm": "dp",
+            "attack": "a",
+            "defence": "dp_sgd",
+            "unit": "sample",
+            "chance": 1.0,
+            "present": 1.0,
+            "another": present,
+        }
+        folder.write_part("proved", 0, [curve])
+        assert ("Measured beside proved" in Path(write_report(folder)).read_text()) == there
 
 
 @component

@@ -77,10 +77,15 @@ def comparisons(proved: Sequence[Row], attacks: Sequence[Row], inferences: Seque
     return found
 
 
+def telling(found: Sequence[Comparison]) -> list[Comparison]:
+    """Return the measurements whose bound could be passed, and those that passed theirs."""
+    return [one for one in found if one.bound < _TELLING or one.passed]
+
+
 def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
     """Return the measurement nearest to its bound for every arm and attack, unless the bound is trivial."""
     nearest: dict[tuple[str, str], Comparison] = {}
-    for one in (one for one in found if one.bound < _TELLING):
+    for one in telling(found):
         other = nearest.get((one.arm, one.attack))
         if other is None or one.share.value / one.bound > other.share.value / other.bound:
             nearest[one.arm, one.attack] = one

@@ -18,7 +18,7 @@ from rayfed.analysis.formats import share
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.paired import of_victims, paired, paired_grid
-from rayfed.analysis.proved import comparisons, uncovered
+from rayfed.analysis.proved import comparisons, telling, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
@@ -104,7 +104,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     criterion = criterion_of(scenario, attacks)
     worst, worst_pairs = closest(nearest, criterion), pictures(folder, nearest, samples)
     proved = folder.read_table("proved").to_pylist()
-    compared = comparisons(proved, attacks, inferences)
+    compared = telling(comparisons(proved, attacks, inferences))
     secure = bool((scenario.get("privacy") or {}).get("secure"))
     return leakage | {
         "name": str(scenario.get("name", folder.name)),

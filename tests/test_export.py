@@ -60,6 +60,15 @@ def test_markdown_has_a_row_a_setting_with_its_interval(tmp_path: Path) -> None:
     assert lines[-1].startswith("Mean and half the 95 % interval (Student's t) over 3 repeats. A figure alone")
 
 
+def test_one_value_has_no_interval_but_one_over_its_rounds() -> None:
+    row = outcome(psnr=20.0, train_seconds=3.7, train_seconds_half=1.6, epsilon=11.5)
+    [one] = settings([row])
+    told = {name: interval(name, one.measures[name]) for name in ("psnr", "train_seconds", "epsilon")}
+    assert told == {"psnr": "20.0 dB", "train_seconds": "3.7 s (2.1 s to 5.3 s over its rounds)", "epsilon": "11.5"}
+    page = explore([one], preferred=["psnr"])
+    assert page.ends("train_seconds", one.measures["train_seconds"]) == "2.1 s to 5.3 s over its rounds"
+
+
 def test_two_values_stand_in_place_of_an_interval_of_one_degree_of_freedom() -> None:
     [two] = settings([outcome(psnr=value, test_accuracy=0.5, repeat=place) for place, value in enumerate((33.4, 62.2))])
     told = grid([two])

@@ -82,6 +82,10 @@ class Explorer:
     y: str | None
     """Measure of utility or cost on the other axis."""
 
+    def ends(self, name: str, value: Estimate) -> str:
+        """Return what a cell says under its figure."""
+        return ends(name, value)
+
     @property
     def folded(self) -> list[str]:
         """Measures that the page shows when it is asked to: a table of all is wider than a screen."""
@@ -194,12 +198,18 @@ def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
 
 def interval(name: str, value: Estimate) -> str:
     """Return an estimate in words: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both of two values."""
-    said = in_words(name, value.mean)
-    if value.low is None or value.high is None:
-        return said
+    said, between = in_words(name, value.mean), ends(name, value)
+    return f"{said} ({between})" if between else said
+
+
+def ends(name: str, value: Estimate) -> str:
+    """Return what an estimate lies between, in words, and of how many values; empty for one value."""
+    if value.low is None or value.high is None or (value.n == 1 and value.over == "repeats"):
+        return ""
     if value.pair:
-        return f"{said} ({in_words(name, value.pair[0])}, {in_words(name, value.pair[1])})"
-    return f"{said} ({in_words(name, value.low)} to {in_words(name, value.high)}, n = {value.n})"
+        return f"{in_words(name, value.pair[0])}, {in_words(name, value.pair[1])}"
+    of = f", n = {value.n}" if value.over == "repeats" else f" over its {value.over}"
+    return f"{in_words(name, value.low)} to {in_words(name, value.high)}{of}"
 
 
 def _alone(row: Row, fields: Sequence[str]) -> Setting:

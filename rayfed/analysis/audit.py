@@ -715,8 +715,11 @@ def _unsaid(group: Sequence[Finding], earlier: Sequence[Finding], told: Callable
 
 
 def labels_beyond(found: Sequence[Finding]) -> str:
-    """Return the labels or targets that attackers read off better than by guessing, with figures; empty if none."""
-    labels = [_labels_of(one) for one in found if one.labels is not None and one.labels > one.commonest]
+    """Return the labels or targets that attackers read off better than by guessing, with figures; empty if none.
+
+    Where no true label is known, the commonest label finds 0, and nothing is known of a guess.
+    """
+    labels = [_labels_of(one) for one in found if 0 < one.commonest < (one.labels or 0)]
     targets = [
         _targets_of(one)
         for one in found

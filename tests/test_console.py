@@ -121,7 +121,8 @@ def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: Ru
     view.ready(0)
     view.round_done([trained()], [attacked(20), attacked(15), attacked(9)], [])
     view.finished("report.html")
-    assert "PoRS, the share reconstructed: psnr ≥ 15" in " ".join(re.sub(r"\x1b\[[\d;]*m", "", printed(view)).split())
+    terms = "PoRS, the share at the threshold, guesses among them: psnr ≥ 15"
+    assert terms in " ".join(re.sub(r"\x1b\[[\d;]*m", "", printed(view)).split())
     assert "67%" in printed(view)
 
 
@@ -132,7 +133,7 @@ def test_each_share_reconstructed_has_a_heading_of_its_own(view: RunView) -> Non
     view.round_done([trained()], [{**attacked(20), "ssim": 0.9}], [])
     view.finished("report.html")
     told = " ".join(re.sub(r"\x1b\[[\d;]*m", "", printed(view)).split())
-    assert "PoRS, the share reconstructed: psnr ≥ 15, ssim ≥ 0.5" in told
+    assert "PoRS, the share at the threshold, guesses among them: psnr ≥ 15, ssim ≥ 0.5" in told
     assert "PoRS PSNR PoRS SSIM" in told
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from rayfed import scenario as scenarios
@@ -19,6 +20,7 @@ from rayfed.analysis.verdicts import closest, criterion_of, headline, next_step,
 from rayfed.report import words
 from rayfed.report.run import write_report
 from rayfed.report.terminal_run import RunView
+from rayfed.store.images import encode_png
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 from rayfed.update import UNREHEARSED, Masked
 from tests.report_fixtures import Page
@@ -269,6 +271,21 @@ def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:
         assert verdict.sentence in page
         assert f"\n{verdict.sentence}\n" in printed
     assert [one["verdict"] for one in outcomes(folder)] == ["leaks", "not reconstructed", "nothing to attack"]
+
+
+def test_how_many_at_the_threshold_are_beyond_a_guess_stands_beside_their_share(tmp_path: Path) -> None:
+    scenario = SCENARIO | {"metrics": {"names": ["psnr"], "success": {"psnr": 15.0}}, "data": {"name": "image_folder"}}
+    folder = small_run(str(tmp_path), scenario)
+    rows = [(20.0, 3.0), (18.0, 1.0), (16.0, -1.0), (9.0, -3.0)]
+    folder.write_part(
+        "attacks", 0, [row("bare", psnr, sample=i, above_guessing=gain) for i, (psnr, gain) in enumerate(rows)]
+    )
+    key = {"arm": "bare", "round": 0, "attack": "dlg", "victim": 1, "repeat": 0, "sample": 0}
+    image = encode_png(torch.zeros(1, 8, 8))
+    folder.write_part("images", 0, [key | {"true": image, "reconstructed": image}])
+    page = Path(write_report(folder)).read_text(encoding="utf-8")
+    assert "75.0 %<small>2 beyond a guess</small>" in page
+    assert "<code>--set output.images=all</code>" in page
 
 
 def test_what_leaked_before_an_interruption_is_said_in_the_terminal(tmp_path: Path) -> None:

@@ -212,6 +212,7 @@ def _leakage(
         "silences": silences(guesses, names),
         "columns": _columns(leaks, (scenario.get("metrics") or {}).get("names", ())),
         "chances": _chances(leaks),
+        "beyond": _beyond(attacks, thresholds),
         "success": success_rates(attacks, names, thresholds),
         "passing": {
             metric: summary.passing(metric, threshold)
@@ -219,6 +220,18 @@ def _leakage(
             if any(leak.success[metric] is not None for leak in leaks)
         },
     }
+
+
+def _beyond(attacks: Sequence[Row], thresholds: Mapping[str, float]) -> dict[tuple[str, str, str], int]:
+    """Return how many samples at a threshold are nearer than any guess, by arm, attack and metric, if known."""
+    found: dict[tuple[str, str, str], int] = {}
+    for row in attacks:
+        for metric, threshold in thresholds.items():
+            if summary.measured(row.get(metric)) and row.get("above_guessing") is not None:
+                met = row["arm"], row["attack"], metric
+                passed = METRICS[metric].passes(row[metric], threshold) and row["above_guessing"] > 0
+                found[met] = found.get(met, 0) + passed
+    return found
 
 
 def _far(leak: Leak, leading: str) -> float:

@@ -347,7 +347,8 @@ class RunView:
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
         terms = [_TERMS[form]]
         if pors:
-            terms.append(f"PoRS, the share reconstructed: {', '.join(passing(*each) for each in pors.items())}")
+            limits = ", ".join(passing(*each) for each in pors.items())
+            terms.append(f"PoRS, the share at the threshold, guesses among them: {limits}")
         if known := people(self._attacks):
             top = [metric for metric in others if metric.name in TOP]
             terms += [f"{metric.short_name} by chance: {chance(metric.name, known):.1%}" for metric in top]

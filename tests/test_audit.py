@@ -358,10 +358,10 @@ def test_two_arms_have_searches_that_find_something_before_many_have_any() -> No
         fitted = auditing.fit(planned, trials, Pace(), arms, seconds, **given)
         return fitted.iterations, {u.arm for u in fitted.played if u.batch == 1 and u.method.name.startswith("inv")}
 
-    (few, everybody), (enough, some) = played(5.0), played(10.0)
+    (few, more), (enough, some) = played(4.0), played(5.0)
     assert few["inverting_gradients batch 1"] == audit.FEWEST
     assert enough["inverting_gradients batch 1"] >= audit.USEFUL
-    assert {"none", "a"} <= some < everybody
+    assert {"none", "a"} == some < more
     assert enough["inverting_gradients batch 2"] < audit.USEFUL
     assert played(10.0, given=60)[0] == {
         "inverting_gradients batch 1": 60,
@@ -660,7 +660,10 @@ def test_a_budget_has_bounds_and_iterations_two_digits() -> None:
     assert all(str(count)[2:].strip("0") == "" for count in some.values())
 
 
-def test_what_does_not_fit_is_left_out_attack_by_attack_and_large_batches_first() -> None:
+def test_what_does_not_fit_is_left_out_attack_by_attack_and_large_batches_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auditing, "_CHEAP", 0.0)
     planned, needed = plan(batches=[1, 2]), Pace({(arm, twin): 0.5 for arm in ARMS for twin in audit.TWINS})
     trials = trials_of(planned, each=0.01, start=0.1)
     whole = fitted(planned, trials, 1e6, needed)
@@ -673,9 +676,9 @@ def test_what_does_not_fit_is_left_out_attack_by_attack_and_large_batches_first(
         counts = {batch: sum(unit.batch == batch for unit in found.played) for batch in planned.batches}
         assert counts[1] >= counts[2], "small batches first"
         for first in (True, False):
-            methods = [u.method for u in found.played if u.batch == 1 and (u.arm in list(ARMS)[:2]) == first]
+            needed_of = [u for u in found.played if u.batch == 1 and not u.beyond]
+            methods = [u.method for u in needed_of if (u.arm in list(ARMS)[:2]) == first]
             assert methods == sorted(methods, key=audit.METHODS.index), "an attack is whole before the next one"
-        assert {unit.arm for unit in found.played} == set(ARMS), "every arm has its share of a short time"
     least = min(unit.seconds or 0.0 for unit in whole.played)
     assert not fitted(planned, trials, 0.99 * least, needed).says_anything
     assert fitted(planned, trials, 1.01 * least, needed).says_anything
@@ -685,9 +688,7 @@ def test_attacks_without_time_have_a_line_for_all_that_are_alike() -> None:
     planned, slow = plan(batches=[1]), Pace({(arm, twin): 1.0 for arm in ARMS for twin in audit.TWINS})
     trials = trials_of(planned, each=0.01, start=0.1)
     late = [replace(t, tried=False) if t.title.startswith("idlg") else t for t in trials]
-    whole = fitted(planned, late, 1e6, slow).played
-    first = sum(unit.seconds or 0.0 for unit in whole if unit.method.name == "analytic")
-    left_out = fitted(planned, late, first, slow).left_out
+    left_out = fitted(planned, late, 0.0, slow).left_out
     timed = [unit for unit in left_out if unit.seconds is not None]
     total = 2 * sum(unit.seconds or 0.0 for unit in timed)
     names = ", ".join(dict.fromkeys(unit.method.name for unit in timed))
@@ -696,6 +697,69 @@ def test_attacks_without_time_have_a_line_for_all_that_are_alike() -> None:
         f"NOT MEASURED for want of time: {names} at batch 1 on all arms (about {duration(total)} in all)",
         "NOT MEASURED for want of time: idlg at batch 1 on all arms (not even tried)",
     ]
+    some = [unit for unit in timed if unit.method.name == "peel" and (unit.beyond or unit.arm == "a")]
+    assert (
+        "peel at batch 1 on none (“informed” and “informed, with labels”), a (about"
+        in _not_measured(some, list(ARMS), 2.0)[0]
+    )
+
+
+def test_time_goes_to_the_defences_before_what_is_answered_already() -> None:
+    """A closed form leaked in its trial: that shows what a defence is measured against, and searches come behind it."""
+    planned = plan(batches=[1])
+    trials = trials_of(planned, each=0.01)
+    leaking = [f"analytic batch 1, {twin}" for twin in audit.TWINS]
+    first = 40 * 0.01 * 3 + 2 * 0.01 * 3  # both searches behind one defence
+    for share, arms in ((1.1, {"a"}), (2.1, {"a", "b"})):
+        found = auditing.fit(planned, trials, Pace(), ARMS, share * first, leaking=leaking)
+        assert {u.arm for u in found.played if u.method.name == "inverting_gradients"} == arms
+        assert found.iterations["inverting_gradients batch 1"] == audit.FEWEST
+        assert found.compares
+    bare = [u for u in found.left_out if u.arm == "none"]
+    assert {u.method.name for u in bare} == {"inverting_gradients"}
+    assert found.left_out[-len(bare) :] == bare, "what is left goes to them last"
+    unknown = auditing.fit(planned, trials, Pace(), ARMS, 1.7 * first)
+    searched = [(u.arm, u.titles) for u in unknown.played if u.method.name == "inverting_gradients"]
+    assert [arm for arm, _ in searched] == ["none", "a"], "without a leak each search is played without a defence, too"
+    assert searched[0][1] == ("inverting_gradients batch 1, blind",)
+
+
+def test_no_time_goes_to_longer_searches_while_a_defence_waits_for_it() -> None:
+    planned, arms = plan(batches=[1]), {"none": True, "a": True}
+    trials = trials_of(planned, each=0.01)
+    needed = 40 * 0.01 * 4 + 2 * 0.01 * 4
+    waits = auditing.fit(planned, trials, Pace(), arms, 0.9 * needed)
+    assert "a" in {u.arm for u in waits.left_out if u.method.name == "inverting_gradients"}
+    assert waits.iterations["inverting_gradients batch 1"] == audit.FEWEST
+    assert not [u for u in waits.played if u.beyond and u.method.name == "inverting_gradients"]
+    hopeless = auditing.fit(planned, trials, Pace(), arms, 0.5 * needed)
+    assert hopeless.iterations["inverting_gradients batch 1"] > audit.FEWEST, "what would not suffice for it is used"
+
+
+def test_what_was_not_played_without_a_defence_has_to_answer_behind_it() -> None:
+    bare = [row("none", 1, 40.0, "analytic"), row("none", 1, None, "april", status=UNPLAYED, message=WANT_OF_TIME)]
+    defended = row("x", 1, 8.0, "analytic")
+    assert states(*bare, defended, row("x", 1, 8.0, "april"))["x", 1] == "not reconstructed"
+    assert states(*bare, defended, row("x", 1, None, "april"))["x", 1] == "not measured", "it may leak without"
+
+
+def test_attacks_are_played_in_the_order_in_which_they_were_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("april")))
+    planned = plan(batches=[1], samples=1, defences={"x": [{"name": "gaussian", "sigma": 1.0}]})
+    loaded = scenario.parse(planned.scenario_text({}))
+    order = [(arm, a.title) for arm in ("x", "none") for a in reversed(loaded.attacks)]
+    played: list[tuple[str, str]] = []
+    run_attackers = LocalExecutor.run_attackers
+
+    def noted(self: LocalExecutor, calls: Any, hear: Any = None) -> Any:
+        played.extend((call.args[1].name, call.args[0].title) for call in calls)
+        return run_attackers(self, calls, hear)
+
+    monkeypatch.setattr(LocalExecutor, "run_attackers", noted)
+    runs.attack(loaded, None, str(tmp_path / "run"), local, Progress(), None, Allowance(600, order=order))
+    assert played == order
 
 
 def test_what_does_not_apply_takes_no_time_from_what_does() -> None:

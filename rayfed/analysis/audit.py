@@ -391,16 +391,19 @@ def findings(
     for row in attacks:
         cells.setdefault((row["arm"], row["batch_size"]), []).append(row)
     leaking: dict[int, set[tuple[Any, ...]]] = {}
+    untried: dict[int, set[tuple[Any, ...]]] = {}
     for row in attacks:
-        if row["arm"] in undefended and criterion.leaks(row):
-            leaking.setdefault(row["batch_size"], set()).add((row["attack"], *_sample(row)))
+        if row["arm"] in undefended and (row["status"] == UNPLAYED or criterion.leaks(row)):
+            seen = untried if row["status"] == UNPLAYED else leaking
+            seen.setdefault(row["batch_size"], set()).add((row["attack"], *_sample(row)))
     arms = list(dict.fromkeys(arm for arm, _ in cells))
     ordered = sorted(cells, key=lambda cell: (arms.index(cell[0]), cell[1]))
     found = []
     for arm, batch in ordered:
         compared = any((one, batch) in cells for one in undefended)
         bare = arm in undefended
-        one = _finding(cells[arm, batch], criterion, leaking.get(batch, set()), untimed, bare, closed, changed)
+        known = leaking.get(batch, set()), set() if bare else untried.get(batch, set())
+        one = _finding(cells[arm, batch], criterion, *known, untimed, bare, closed, changed)
         if one.state == "inconclusive" and not compared:
             one = replace(one, lacking=one.lacking or "nothing was attacked without a defence")
         if one.state != "leaks" and not finished:
@@ -435,12 +438,17 @@ def _finding(
     rows: Sequence[Row],
     criterion: Criterion,
     leaking: set[tuple[Any, ...]],
+    untried: set[tuple[Any, ...]],
     untimed: Collection[str],
     bare: bool,
     closed: Collection[str],
     changed: bool,
 ) -> Finding:
-    """Return what was found in one cell; `leaking` are attacks and the samples that leak to them without a defence."""
+    """Return what was found in one cell.
+
+    `leaking` are attacks and the samples that leak to them without a defence, `untried` those for which there was no
+    time there: as these might leak as well, they have to answer here, too.
+    """
     finite = [(value, row) for row in rows if (value := criterion.nearness(row)) is not None]
     leaks = [(value, row) for value, row in finite if criterion.leaks(row)]
     closest: dict[str, float] = {}
@@ -462,7 +470,7 @@ def _finding(
     broken = any(row["status"] != "not applicable" and (bare or row["status"] != "ok") for row in silent)
     if bare and not changed and not leaks:
         lacking = lacking or _unexplained([row for _, row in finite])
-    if not finite or not answered or not leaking <= told or broken:
+    if not finite or not answered or not leaking | untried <= told or broken:
         state: State = "not measured"
     else:
         state = "not reconstructed" if bare or leaking else "inconclusive"

@@ -82,6 +82,8 @@ class Allowance:
     """About how many of them the scores of all calls take."""
     calls: Mapping[str, float] = field(default_factory=dict)
     """About how many seconds a call of each attack takes, by its title."""
+    order: Sequence[tuple[str, str]] = ()
+    """Arms and titles in the order of play; what is not named comes first."""
     left_out: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     """What is not begun with the others, by arm and title, with the status and the message of its rows."""
     spare: Sequence[Spare] = ()
@@ -184,14 +186,13 @@ class Attacks:
             self.progress.observations_done(play.round, made, len(indices))
 
     def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[int]:
-        """Return the calls in the order of play.
-
-        Where time is short, small batches are first, each attack on all arms before the next one, so that what was
-        played tells something of every arm.
-        """
+        """Return the calls in the order of play: where time is short that of the allowance, small batches first."""
         if self.allowance.seconds == inf:
             return playing
-        return sorted(playing, key=lambda i: (due[i].attack.batch_size, i))
+        place = {named: number for number, named in enumerate(self.allowance.order)}
+        return sorted(
+            playing, key=lambda i: (place.get((due[i].arm.name, due[i].attack.title), -1), due[i].attack.batch_size)
+        )
 
     def _attack(self, play: _Play, indices: Sequence[int]) -> None:
         """Run calls that were observed, and add their results to `play`; raises `_TimeIsUp` at the time limit.

@@ -17,11 +17,11 @@ from typing import Any
 import yaml
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.audit import FEWEST, UNDEFENDED, Criterion, Defences, Plan, called, data_section, title
+from rayfed.analysis.audit import FEWEST, TWINS, UNDEFENDED, Criterion, Defences, Plan, called, data_section, title
 from rayfed.analysis.formats import NOUNS, duration
 from rayfed.engine import runs
 from rayfed.engine.attacking import Allowance, Spare
-from rayfed.engine.auditing import Fitted, Pace, Rehearsal, Trial, Unit, fit, of_calls, of_one_sample, untimed
+from rayfed.engine.auditing import SHARE, Fitted, Pace, Rehearsal, Trial, Unit, fit, of_calls, of_one_sample, untimed
 from rayfed.engine.executor import Execution
 from rayfed.engine.finding import dotted, loss_section, search_where
 from rayfed.engine.inputs import prepare
@@ -35,8 +35,6 @@ from rayfed.store.folder import SCENARIO, RunFolder
 
 BATCHES = 1, 4, 16
 """Batch sizes where none are given."""
-_SHARE = 0.75
-"""Share of the time that is planned: some searches take longer behind a defence than on the undefended gradient."""
 _MARGIN = 1.25
 """Times as long as estimated is what minutes that are said to be enough have room for."""
 Watch = Callable[[], AbstractContextManager[AuditProgress]]
@@ -283,13 +281,13 @@ def rehearsed(
     left = budget.left
     forms = {account.name: repr(account.arm.model) for account in inputs.accounts}
     alike = {arm: forms[arm] == forms[UNDEFENDED] for arm in arms}
-    choose = partial(fit, pace=pace, arms=alike, seconds=_SHARE * left / slower, given=budget.iterations)
+    choose = partial(fit, pace=pace, arms=alike, seconds=SHARE * left / slower, given=budget.iterations)
     fitted = choose(plan, trials, leaking=leaking)
     asked, offered = plan, fitted
-    if not fitted.says_anything and plan.samples > 1:
+    if not fitted.compares and plan.samples > 1:
         one, alone = of_one_sample(plan, trials)
-        fewer = choose(one, alone)
-        if fewer.says_anything:
+        fewer = choose(one, alone, leaking=leaking)
+        if fewer.compares or (fewer.says_anything and not fitted.says_anything):
             say(f"--batch {one.batches[0]} --images 1: there is no time for more, which is NOT MEASURED")
             plan, trials, fitted = one, alone, fewer
     if not fitted.says_anything:
@@ -323,7 +321,8 @@ def rehearsed(
         for unit in short
         if unit.seconds is not None
     ]
-    allowance = Allowance(left, slower * fitted.scoring, calls, left_out, spare)
+    order = [(unit.arm, name) for unit in fitted.played for name in unit.titles]
+    allowance = Allowance(left, slower * fitted.scoring, calls, order, left_out, spare)
     return _scenario(plan, fitted.iterations, changes), allowance, inputs.remarks
 
 
@@ -347,18 +346,29 @@ def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> 
     cells: dict[tuple[int, str], list[Unit]] = {}
     for unit in units:
         cells.setdefault((unit.batch, unit.method.name), []).append(unit)
-    alike: dict[tuple[int, tuple[str, ...], bool], list[Unit]] = {}
+    alike: dict[tuple[int, str, bool], list[Unit]] = {}
     for (batch, _), own in cells.items():
         known = all(unit.seconds is not None for unit in own)
-        alike.setdefault((batch, tuple(unit.arm for unit in own), known), []).extend(own)
+        alike.setdefault((batch, _where(own, arms), known), []).extend(own)
     lines = []
-    for (batch, on, known), own in alike.items():
+    for (batch, where, known), own in alike.items():
         names = ", ".join(dict.fromkeys(unit.method.name for unit in own))
-        where = "all arms" if len(on) == len(arms) else ", ".join(on)
         took = sum(unit.seconds or 0.0 for unit in own)
         needs = f"about {duration(slower * took)} in all" if known else "not even tried"
         lines.append(f"NOT MEASURED for want of time: {names} at batch {batch} on {where} ({needs})")
     return lines
+
+
+def _where(units: Sequence[Unit], arms: Sequence[str]) -> str:
+    """Return the arms of an attack's units, in their order, with the attackers where it is not all of them."""
+    twins: dict[str, list[str]] = {arm: [] for arm in arms}
+    for unit in units:
+        twins[unit.arm] += [name.partition(", ")[2] for name in unit.titles]
+    some = {arm: own for arm, own in twins.items() if own}
+    if all(len(own) == len(TWINS) for own in twins.values()):
+        return "all arms"
+    told = (f" ({' and '.join(f'“{twin}”' for twin in own)})" * (len(own) < len(TWINS)) for own in some.values())
+    return ", ".join(arm + note for arm, note in zip(some, told, strict=True))
 
 
 def _takes(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bool) -> str:
@@ -379,7 +389,7 @@ def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> int:
     Where not all could be `tried`, trials take half of any time that is given, and what defences take is measured
     for a fourth of the time that is gone.
     """
-    spent, needed = budget.seconds - budget.left * budget.sets, _MARGIN * slower * seconds / _SHARE * budget.sets
+    spent, needed = budget.seconds - budget.left * budget.sets, _MARGIN * slower * seconds / SHARE * budget.sets
     return ceil((max(spent + needed, 2 * spent) if tried else 2 * needed + spent / 2) / 60)
 
 
@@ -408,14 +418,14 @@ def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> Too
     if len(plan.defences) > 1:
         name = least.arms[1]
         fewer["defence"] = plan.defences[name]
-    needed = slower * (least.seconds * _MARGIN / _SHARE + least.untried) * budget.sets
+    needed = slower * (least.seconds * _MARGIN / SHARE + least.untried) * budget.sets
     minutes = ceil((budget.seconds - budget.left * budget.sets + needed) / 60)
     noun, count = NOUNS[plan.modality], "closed form" if not least.evaluation else f"{FEWEST} evaluations"
     pace = f"one evaluation takes about {duration(slower * least.evaluation)} for one {noun}"
     took = f": {pace} on this machine{_busy(slower)}" if least.evaluation else ", and needs no search"
     where = " and ".join("without a defence" if arm == UNDEFENDED else f"behind {arm}" for arm in least.arms)
     size = ", fewer with a smaller --size" if plan.modality == "pixels" else ""
-    one = slower * least.seconds * _MARGIN / _SHARE / len(least.arms) * budget.sets
+    one = slower * least.seconds * _MARGIN / SHARE / len(least.arms) * budget.sets
     others = f"; each further --defence takes about {duration(one)} more" if len(plan.defences) > 1 else ""
     return TooShort(
         f"{given}: {least.attack} applies, and was tried{took}. The smallest audit "

@@ -45,6 +45,8 @@ _UNKNOWN = 1.5
 """Steps of an attack's searches for each iteration that it is given, where none came to its end."""
 _CHEAP = 0.01
 """Share of the time that an attack on an arm may take to come before the others."""
+SHARE = 0.75
+"""Share of the time that is planned: some searches take longer behind a defence than on the undefended gradient."""
 _LOADING = 0.5
 """Seconds from which on the first start of an attack may be the loading of what it needs, which later ones find."""
 Shown = Callable[[str, int, int, Standing | None], None]
@@ -329,7 +331,11 @@ def _evaluations(attack: AttackSpec) -> int:
 
 @dataclass(frozen=True)
 class Unit:
-    """An attack with all its variants on one arm at one batch size, played as a whole or not at all."""
+    """An attack on one arm at one batch size, played as a whole or not at all.
+
+    Behind a defence it has all its variants, for a verdict needs them. On the undefended arm the blind attacker is one
+    unit, and those who know more are another.
+    """
 
     arm: str
     method: Method
@@ -342,6 +348,8 @@ class Unit:
     """Why it does not apply, on the undefended model and so on others of the same form; empty where it may."""
     scoring: float = 0.0
     """Seconds of its scores."""
+    beyond: bool = False
+    """Whether these are the attackers of the undefended arm who know more, whom no verdict on a defence waits for."""
 
     def unplayed(self, slower: float) -> tuple[str, str]:
         """Return status and message of its rows if it is left out; clock time is `slower` than its seconds."""
@@ -383,6 +391,8 @@ class Fitted:
     """Seconds of everything with the fewest iterations."""
     first_batch: float
     """Seconds of everything at the smallest batch size."""
+    compares: bool
+    """Whether an attack that applies is played at the smallest batch size on each of the first two arms."""
 
     @property
     def says_anything(self) -> bool:
@@ -399,27 +409,28 @@ def fit(
     given: int | None = None,
     leaking: Collection[str] = (),
 ) -> Fitted:
-    """Choose the attacks for about this many seconds: small batches first, each attack on all arms before the next.
+    """Choose the attacks for about this many seconds, in the order of `_selected`.
 
-    What takes next to nothing comes before all else, as closed forms on large batches do, and then what was seen
-    `leaking` in its trial, by title.
-    At the smallest batch size searches have at least `USEFUL` evaluations, if everything that applies to the first two
-    arms then fits, which comes first there: many arms that nothing was found on say less than two. Otherwise, and on
-    larger batches, they have `FEWEST`.
+    At the smallest batch size searches have at least `USEFUL` evaluations, if what a verdict on the first defence needs
+    then fits: many arms that nothing was found on say less than two. Otherwise, and on larger batches, they have
+    `FEWEST`.
     `arms` says of each whether its model has the form of the undefended one; what does not apply to that is not played
     there, for its trial said why. What does not fit is left out. The time that is left goes to the searches, by the
-    `share` of each method on each batch size; two digits of its iterations count, so that a repeated audit often has
-    the same. `given` are evaluations that every search makes, whatever the time.
+    `share` of each method on each batch size, unless it is kept for a defence (`_waits`); two digits of their
+    iterations count, so that a repeated audit often has the same. `given` are evaluations that every search makes,
+    whatever the time.
     """
     least = {title(m, b): fewest(m, FEWEST if given is None else given) for m, b in plan.searches}
     every = _units(plan, trials, pace, arms, least)
-    units, played = _selected(every, every, seconds, leaking)
+    units, played = _selected(every, seconds, leaking)
+    smallest, two = min(plan.batches), list(arms)[:2]
     if given is None:
         useful = least | _useful(plan, trials)
         richer = _units(plan, trials, pace, arms, useful)
-        first = [u for u in richer if u.batch == min(plan.batches) and u.arm in list(arms)[:2] and not u.obstacle]
-        first_units, first_played = _selected(richer, first, seconds, leaking)
-        if all(unit in first_played for unit in first):
+        first_units, first_played = _selected(richer, seconds, leaking)
+        later = _later(richer, leaking)
+        first = [u for u in richer if u.batch == smallest and u.arm in two and not u.obstacle]
+        if all(unit in first_played for unit in first if unit not in later):
             least, units, played = useful, first_units, first_played
     known = [(unit, unit.seconds) for unit in units if unit.seconds is not None and not unit.obstacle]
     spent = sum(unit.seconds or 0.0 for unit in played)
@@ -429,7 +440,7 @@ def fit(
         name = title(unit.method, unit.batch)
         steps[name] = steps.get(name, 0.0) + _step(plan, trials, unit)
     searches = {title(*search): search[0] for search in plan.searches if steps.get(title(*search))}
-    if given is None and searches and seconds < inf:
+    if given is None and searches and seconds < inf and not _waits(units, played, seconds / SHARE - spent):
         weights = sum(method.share for method in searches.values())
         each = (seconds - spent) / weights
         for name, method in searches.items():
@@ -452,7 +463,8 @@ def fit(
         scoring=sum(unit.scoring for unit in played),
         smallest=_smallest(plan, trials, pace, arms, FEWEST if given is None else given),
         whole=sum(needed for _, needed in known),
-        first_batch=sum(needed for unit, needed in known if unit.batch == min(plan.batches)),
+        first_batch=sum(needed for unit, needed in known if unit.batch == smallest),
+        compares=set(two) <= {unit.arm for unit in played if unit.applies and unit.batch == smallest},
     )
 
 
@@ -465,20 +477,46 @@ def _useful(plan: Plan, trials: Sequence[Trial]) -> dict[str, int]:
     }
 
 
-def _selected(
-    every: Sequence[Unit], first: Sequence[Unit], seconds: float, leaking: Collection[str]
-) -> tuple[list[Unit], list[Unit]]:
-    """Return units in the order in which they are chosen, `first` before others that are as urgent, and the chosen."""
-    cheap = _CHEAP * seconds
+def _selected(every: Sequence[Unit], seconds: float, leaking: Collection[str]) -> tuple[list[Unit], list[Unit]]:
+    """Return units in the order in which they are chosen, and the chosen.
+
+    What takes next to nothing comes before all else, as closed forms on large batches do. Then come one attack on the
+    undefended model that was seen `leaking` in its trial (by title), and the same attack behind the defences; then
+    what the defences still wait for; and at the end what no verdict on a defence needs (`_later`).
+    """
+    cheap, later = _CHEAP * seconds, _later(every, leaking)
     units = sorted(
-        every, key=lambda u: (u.seconds is None or u.seconds > cheap, not set(leaking) & set(u.titles), u not in first)
+        every, key=lambda u: (u.seconds is None or u.seconds > cheap, u in later, not set(leaking) & set(u.titles))
     )
-    spent, played = 0.0, []
+    spent, played = 0.0, list[Unit]()
     for unit in units:
-        if unit.seconds is not None and not unit.obstacle and spent + unit.seconds <= seconds:
+        if unit.seconds is None or unit.obstacle or spent + unit.seconds > seconds:
+            continue
+        if unit.seconds <= cheap or unit not in later or not _waits(units, played, seconds / SHARE - spent):
             spent += unit.seconds
             played.append(unit)
     return units, played
+
+
+def _waits(units: Sequence[Unit], played: Sequence[Unit], spare: float) -> bool:
+    """Return whether an attack on a defence at the smallest batch size is left out that `spare` seconds suffice for.
+
+    It is played at the end of all that was planned, in the time that was not.
+    """
+    smallest = min(unit.batch for unit in units)
+    waiting = [u for u in units if u.arm != UNDEFENDED and u.batch == smallest and u.applies and u not in played]
+    return any(unit.seconds is not None and unit.seconds <= spare for unit in waiting)
+
+
+def _later(every: Sequence[Unit], leaking: Collection[str]) -> list[Unit]:
+    """Return the units of the undefended arm that no verdict on a defence needs.
+
+    One leak at a batch size shows that attacks work there; where no trial leaked, each attack's blind attacker may.
+    """
+    bare = [unit for unit in every if unit.arm == UNDEFENDED]
+    leaked = [unit for unit in bare if set(leaking) & set(unit.titles)]
+    shown = {unit.batch: unit for unit in sorted(leaked, key=lambda u: u.seconds or 0.0, reverse=True)}
+    return [unit for unit in bare if unit != shown.get(unit.batch) and (unit.beyond or unit.batch in shown)]
 
 
 def _smallest(
@@ -489,7 +527,7 @@ def _smallest(
     one, alone = of_one_sample(plan, trials)
     costs: dict[str, float] = {}
     for unit in _units(one, alone, pace, two, {title(m, b): fewest(m, evaluations) for m, b in one.searches}):
-        if unit.applies and unit.seconds is not None:
+        if unit.applies and unit.seconds is not None and not unit.beyond:
             costs[unit.method.name] = costs.get(unit.method.name, 0.0) + unit.seconds
     if not costs:
         return None
@@ -517,22 +555,31 @@ def of_one_sample(plan: Plan, trials: Sequence[Trial]) -> tuple[Plan, list[Trial
 def _units(
     plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], iterations: Mapping[str, int]
 ) -> list[Unit]:
-    """Return all units in order of priority; `iterations` of searches are by title."""
-    found = []
+    """Return all units in order of priority; `iterations` of searches are by title.
+
+    Small batches come first. At each one every attack is on the undefended model and behind the first defence, then
+    behind each other defence, in their order; the undefended arm's attackers who know more are last.
+    """
+    found, blind = [], list(TWINS)[:1]
+    beyond = [twin for twin in TWINS if twin not in blind]
     for batch in plan.batches:
         methods = [method for method in METHODS if method.takes(plan.modality, batch)]
-        for method, arm in product(methods, arms):
+        groups = [(m, arm, blind if arm == UNDEFENDED else [*TWINS]) for m, arm in product(methods, list(arms)[:2])]
+        groups += [(m, arm, [*TWINS]) for arm in list(arms)[2:] for m in methods]
+        groups += [(m, UNDEFENDED, beyond) for m in methods]
+        for method, arm, twins in groups:
             name, victims = title(method, batch), _victims(plan, batch)
-            twins = _twins(trials, name)
-            took = _seconds(twins, iterations.get(name, 0)) * _calls(plan, batch)
-            beside = sum(pace.observing.get((arm, twin), 0.0) + pace.scoring for twin in TWINS) * victims
-            titles = tuple(f"{name}, {twin}" for twin in TWINS)
-            needed = took + beside if all(trial.tried for trial in twins) else None
-            obstacles = dict.fromkeys(trial.obstacle for trial in twins)
-            never = arms[arm] and all(trial.never for trial in twins)
+            titles = tuple(f"{name}, {twin}" for twin in twins)
+            own = [trial for trial in _twins(trials, name) if trial.title in titles]
+            took = _seconds(own, iterations.get(name, 0)) * _calls(plan, batch)
+            beside = sum(pace.observing.get((arm, twin), 0.0) + pace.scoring for twin in twins) * victims
+            needed = took + beside if all(trial.tried for trial in own) else None
+            obstacles = dict.fromkeys(trial.obstacle for trial in own)
+            never = arms[arm] and all(trial.never for trial in own)
             obstacle = "; ".join(obstacles) if never else ""
             scoring = pace.scoring * len(titles) * victims
-            found.append(Unit(arm, method, batch, titles, needed, "" in obstacles, obstacle, scoring))
+            applies, more = "" in obstacles, twins == beyond
+            found.append(Unit(arm, method, batch, titles, needed, applies, obstacle, scoring, more))
     return found
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
-from time import monotonic, process_time
+from time import monotonic, process_time, sleep
 from typing import Any
 
 import pytest
@@ -23,16 +25,17 @@ from rayfed.analysis.formats import duration
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.fit import with_fit
 from rayfed.cli.options import of_fields
+from rayfed.engine import audit as engine
 from rayfed.engine import auditing, runs
 from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.audit import Budget, TooShort, _limit, _not_measured, pipelines
 from rayfed.engine.audit import rehearsed as rehearse
 from rayfed.engine.auditing import Fitted, Pace, Trial
 from rayfed.engine.executor import Done
-from rayfed.engine.inputs import prepare
+from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.local import LocalExecutor, local
-from rayfed.engine.progress import Progress
-from rayfed.errors import ClientError, UserError
+from rayfed.engine.progress import AuditProgress, Progress
+from rayfed.errors import ClientError, ResourceError, UserError
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
 from rayfed.report.terminal_run import RunView
@@ -592,6 +595,41 @@ def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: py
     assert re.search(r"analytic batch 1: LEAKS, the closest at >100 dB", found)
     assert re.search(r"inverting_gradients batch 1: (LEAKS|a search cut short, which says nothing)", found)
     assert "not reconstructed" not in found
+
+
+def test_what_attacks_need_starts_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing.Rehearsal, "trials", lambda *_: pytest.fail("tried for nothing"))
+
+    @contextmanager
+    def fails(inputs: Inputs, progress: Progress) -> Iterator[Any]:
+        raise ResourceError("Ray did not start")
+        yield
+
+    with pytest.raises(ResourceError, match="Ray did not start"):
+        engine.audit(plan(batches=[1]), Budget(monotonic(), 60.0), fails, partial(nullcontext, AuditProgress()))
+
+
+def test_starting_takes_none_of_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[float] = []
+    monkeypatch.setattr(auditing.Rehearsal, "trials", lambda self, until, shown: ends.append(until) or [])
+    began = monotonic()
+    engine.rehearsed(plan(batches=[1]), [], Budget(began, 1.0), AuditProgress(), True, lambda _: sleep(0.3))
+    assert ends[0] >= began + 0.5 + 0.3
+
+
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt, ClientError])
+def test_what_trials_found_is_told_where_no_attack_is_played(
+    stopped: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pace(self: Any, until: float) -> Pace:
+        raise stopped
+
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
+    monkeypatch.setattr(auditing.Rehearsal, "pace", pace)
+    said: list[str] = []
+    with pytest.raises(stopped):
+        rehearsed(plan(batches=[1]), said)
+    assert "  analytic batch 1: LEAKS, the closest at >100 dB" in said
 
 
 def test_searches_are_counted_in_evaluations_alone() -> None:

@@ -6,7 +6,7 @@ For users who have a model and data and no scenario yet; `rayfed audit` and `ray
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf
@@ -24,8 +24,8 @@ from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.auditing import SHARE, Fitted, Pace, Rehearsal, Trial, Unit, fit, of_calls, of_one_sample, untimed
 from rayfed.engine.executor import Execution
 from rayfed.engine.finding import dotted, loss_section, search_where
-from rayfed.engine.inputs import prepare
-from rayfed.engine.progress import AuditProgress
+from rayfed.engine.inputs import Inputs, prepare
+from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.errors import ClientError, UserError
 from rayfed.models.describe import described
 from rayfed.scenario import Scenario, resolve
@@ -77,22 +77,25 @@ def audit(
     """Play all applicable attacks within the budget, and return a folder for each set of weights, possibly none.
 
     Weights are the untrained ones and, where a `run` is named, those that its `arm` has learnt. With `shrink` batches
-    are no larger than what clients have. Raises `UserError` for the user's mistakes, too little time among them.
+    are no larger than what clients have. What attacks need, such as Ray, starts before the trials, for it may fail.
+    Raises `UserError` for the user's mistakes, too little time among them.
     """
-    with watch() as progress:
-        found = rehearsed(plan, changes, budget, progress, shrink)
-    if found is None:
-        return []
-    loaded, allowance, noted = found
-    attacks: list[tuple[str, str | None, str | None]] = [("untrained weights", None, None)]
-    attacks += [(f"weights of {run}", run, arm)] if run else []
-    audited = []
-    for weights, source, learnt in attacks:
+    audited: list[Audited] = []
+    with ExitStack() as started:
         with watch() as progress:
-            progress.seconds, progress.noted = allowance.calls, noted
-            folder = runs.attack(loaded, source, out, execution, progress, learnt, allowance)
-            progress.audited(weights, f"{folder.url}/report.html")
-        audited.append(Audited(folder, weights, arms))
+            start = lambda inputs: started.enter_context(execution(inputs, Progress()))  # noqa: E731
+            found = rehearsed(plan, changes, budget, progress, shrink, start)
+        if found is None:
+            return audited
+        loaded, allowance, noted = found
+        attacks: list[tuple[str, str | None, str | None]] = [("untrained weights", None, None)]
+        attacks += [(f"weights of {run}", run, arm)] if run else []
+        for weights, source, learnt in attacks:
+            with watch() as progress:
+                progress.seconds, progress.noted = allowance.calls, noted
+                folder = runs.attack(loaded, source, out, execution, progress, learnt, allowance)
+                progress.audited(weights, f"{folder.url}/report.html")
+            audited.append(Audited(folder, weights, arms))
     return audited
 
 
@@ -220,11 +223,17 @@ class Trained:
 
 
 def rehearsed(
-    plan: Plan, changes: Sequence[str], budget: Budget, progress: AuditProgress, shrink: bool
+    plan: Plan,
+    changes: Sequence[str],
+    budget: Budget,
+    progress: AuditProgress,
+    shrink: bool,
+    start: Callable[[Inputs], Any] = lambda _: None,
 ) -> tuple[Scenario, Allowance, Sequence[str]] | None:
     """Inspect the model and try all attacks; return the audit's scenario, the part that fits into the time, and notes.
 
-    The notes are on data and models, and are told before anything is tried. Returns None where no attack applies;
+    The notes are on data and models, and are told before anything is tried. Then `start` starts what the attacks need,
+    which takes none of the budget. Returns None where no attack applies;
     raises `UserError` where there is no time for any that does. With `shrink` batches are no larger than what clients
     have, and those that the model does not take are left out.
     """
@@ -255,6 +264,9 @@ def rehearsed(
     say(f"model {loaded.model.title}, loss {loaded.loss.name}:")
     for line in described(inputs.accounts[0].arm.model, inputs.data.sample):
         say(f"  {line}")
+    clock = monotonic()
+    start(inputs)
+    budget = replace(budget, began=budget.began + monotonic() - clock)
     say("attacks, tried on the undefended model:")
     rehearsal, arms = Rehearsal(inputs), list(loaded.played)
     clock, work = monotonic(), process_time()
@@ -276,7 +288,11 @@ def rehearsed(
         return None
     answered = any(not trial.obstacle for trial in trials)
     # where nothing is to be played, nothing more is measured
-    pace = rehearsal.pace(budget.pace_end) if answered else Pace()
+    try:
+        pace = rehearsal.pace(budget.pace_end) if answered else Pace()
+    except (KeyboardInterrupt, UserError):  # nothing is written yet
+        _tell_found(rehearsal.found(criterion), say)
+        raise
     slower = max((monotonic() - clock) / max(process_time() - work, 1e-9), 1.0)
     left = budget.left
     forms = {account.name: repr(account.arm.model) for account in inputs.accounts}

@@ -169,7 +169,7 @@ def test_a_step_without_samples_is_noise_alone(digits: Batch) -> None:
 
 def test_batch_norm_is_refused_with_its_replacement() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
-    with pytest.raises(UserError, match=r"`norm: group`.*batch_norm: eval"):
+    with pytest.raises(UserError, match=r"`norm: group`.*`nn.GroupNorm`.*batch_norm: eval.*undefended one too"):
         DpSgd(noise_multiplier=1).check(model)
     DpSgd(noise_multiplier=1).check(model.eval())
 

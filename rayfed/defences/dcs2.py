@@ -77,8 +77,9 @@ class Dcs2(Defence):
         if uses_batch_statistics(model):
             raise UserError(
                 "dcs2 imitates every sample's own gradient, and batch norm mixes the samples of a batch: replace it by "
-                "group norm (`norm: group` of convnet and the resnets), or fix its statistics with "
-                "`model.batch_norm: eval`"
+                "group norm (`norm: group` of convnet and the resnets, `nn.GroupNorm` in a module of your own), or fix "
+                "its statistics with `model.batch_norm: eval`, which changes the model of all arms, the undefended one "
+                "too"
             )
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:

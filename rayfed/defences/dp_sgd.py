@@ -46,8 +46,9 @@ class DpSgd(Private):
         if uses_batch_statistics(model):
             raise UserError(
                 "dp_sgd and fed_cdp clip every sample's own gradient, and batch norm mixes the samples of a batch: "
-                "replace it by group norm (`norm: group` of convnet and the resnets), or fix its statistics with "
-                "`model.batch_norm: eval`"
+                "replace it by group norm (`norm: group` of convnet and the resnets, `nn.GroupNorm` in a module of "
+                "your own), or fix its statistics with `model.batch_norm: eval`, which changes the model of all arms, "
+                "the undefended one too"
             )
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from io import StringIO
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,17 @@ def test_what_nothing_is_heard_of_is_said_to_go_on(monkeypatch: pytest.MonkeyPat
         "round 1/0: 2 of 3 clients, 0.1 clients/s",
         "round 1/0, 2 of 3; it goes on, nothing new for 2:00",
     ]
+
+
+def test_time_left_is_no_longer_than_the_attacks_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal_run, "monotonic", lambda: 10.0)
+    view = RunView(Console(file=StringIO(), width=200))
+    view.seconds, view.limit = {"a": 1000.0}, 65.0
+    view.ready(0)
+    view.attacks_done(0, [], ["a", "a"])
+    assert view._time_for_attacks() == "about 1:05 left"
+    view.limit = inf
+    assert view._time_for_attacks() == "about 33:20 left"
 
 
 def test_time_left_follows_from_what_was_measured() -> None:

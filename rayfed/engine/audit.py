@@ -93,6 +93,7 @@ def audit(
         for weights, source, learnt in attacks:
             with watch() as progress:
                 progress.seconds, progress.noted = allowance.calls, noted
+                progress.limit = allowance.seconds - allowance.scoring
                 folder = runs.attack(loaded, source, out, execution, progress, learnt, allowance)
                 progress.audited(weights, f"{folder.url}/report.html")
             audited.append(Audited(folder, weights, arms))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -74,6 +75,8 @@ class AuditProgress(Progress):
 
     seconds: Mapping[str, float] = MappingProxyType({})
     """About how many seconds one call of each attack takes, by title, where that is known."""
+    limit: float = inf
+    """Seconds that a run's attacks may take in all, after which they are stopped."""
     noted: Collection[str] = ()
     """Notes that the audit has told before its runs, which tell them, too."""
 

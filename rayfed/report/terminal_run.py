@@ -78,6 +78,8 @@ class RunView:
         self._over = 0
         self.seconds: Mapping[str, float] = {}
         """About how many seconds one call of each attack takes, by title, where that is known."""
+        self.limit = inf
+        """Seconds that all attacks may take, after which they are stopped."""
         self.noted: Collection[str] = ()
         """Notes that were printed before the run, and are not printed again."""
         self._last: dict[str, dict[str, Any]] = {}
@@ -174,8 +176,11 @@ class RunView:
         self._task = None
 
     def _time_for_attacks(self) -> str:
-        """Return in words how long the attacks still take."""
+        """Return in words how long the attacks still take, no longer than they may."""
         left = self._left.left(self._waiting, monotonic())
+        most = max(self._began + self.limit - monotonic(), 0.0)
+        if left.seconds >= most:
+            return f"about {_minutes(most)} left"
         if not left.all_known and not left.seconds:
             return "time left not known yet"
         return f"{'about' if left.all_known else 'at least'} {_minutes(left.seconds)} left"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -595,6 +595,23 @@ def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: py
     assert re.search(r"analytic batch 1: LEAKS, the closest at >100 dB", found)
     assert re.search(r"inverting_gradients batch 1: (LEAKS|a search cut short, which says nothing)", found)
     assert "not reconstructed" not in found
+
+
+def test_how_long_searches_take_at_least_is_told_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing.Rehearsal, "gradient", lambda self: 0.5)
+    monkeypatch.setattr(auditing.Rehearsal, "trials", lambda *_: [])
+
+    def told(seconds: float, iterations: int | None = None, **changes: Any) -> list[str]:
+        said: list[str] = []
+        with suppress(UserError):
+            rehearsed(plan(batches=[1], **changes), said, seconds=seconds, iterations=iterations)
+        return [line for line in said if line.startswith("searches: ")]
+
+    [long], [alone] = told(60.0), told(60.0, defences={})
+    assert "one gradient takes about 0.5 s at batch 1" in long
+    assert "behind one take at least about 1 min 20 s, more than --minutes 1" in long
+    assert alone.endswith("40 for one image without a defence take at least about 20 s")
+    assert told(3600.0) == told(60.0, iterations=40) == []
 
 
 def test_what_attacks_need_starts_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:

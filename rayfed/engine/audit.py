@@ -268,6 +268,8 @@ def rehearsed(
     clock = monotonic()
     start(inputs)
     budget = replace(budget, began=budget.began + monotonic() - clock)
+    if line := _at_least(plan, Rehearsal(inputs).gradient(), budget):
+        say(line)
     say("attacks, tried on the undefended model:")
     rehearsal, arms = Rehearsal(inputs), list(loaded.played)
     clock, work = monotonic(), process_time()
@@ -341,6 +343,21 @@ def rehearsed(
     order = [(unit.arm, name) for unit in fitted.played for name in unit.titles]
     allowance = Allowance(left, slower * fitted.scoring, calls, order, left_out, spare)
     return _scenario(plan, fitted.iterations, changes), allowance, inputs.remarks
+
+
+def _at_least(plan: Plan, gradient: float, budget: Budget) -> str:
+    """Return how long searches on one sample take at least, where a gradient takes this many seconds.
+
+    Empty where it is next to nothing of the budget, or there are no searches or no minutes.
+    """
+    least = FEWEST * (1 + len(TWINS) * bool(plan.defences)) * gradient
+    if budget.iterations is not None or not plan.searches or least < budget.seconds / 10:
+        return ""
+    where = "without a defence" + " and by three attackers behind one" * bool(plan.defences)
+    over = f", more than --minutes {budget.seconds / 60:g}" * (least > budget.seconds)
+    pace = f"one gradient takes about {duration(gradient)} at batch {min(plan.batches)}, and an evaluation more"
+    count = f"{FEWEST} for one {NOUNS[plan.modality]} {where}"
+    return f"searches: {pace}: {count} take at least about {duration(least)}{over}"
 
 
 def _limit(budget: Budget, spare: bool) -> str:

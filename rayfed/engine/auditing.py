@@ -140,6 +140,14 @@ class Rehearsal:
                 continue
         return found
 
+    def gradient(self) -> float:
+        """Return the seconds, by the clock, of one observation of the smallest batch without a defence."""
+        first = min(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
+        began = monotonic()
+        with suppress(Exception):  # the attacks' own trials meet it again, and tell
+            self._observe(UNDEFENDED, first, most=1)
+        return monotonic() - began
+
     def trials(self, until: float = inf, shown: Shown = lambda *_: None) -> Iterator[Trial]:
         """Yield a trial of each attack, small batches first; for searches, the first applicable one is timed.
 

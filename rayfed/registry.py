@@ -216,11 +216,6 @@ def build(kind: str, name: str, parameters: Mapping[str, Any]) -> Any:
     return TypeAdapter(find(kind, name)).validate_python(dict(parameters))
 
 
-def is_builder(target: Any) -> bool:
-    """Return whether a component builds a model, as those of the package do; a module of a user's own is none."""
-    return is_dataclass(target) and hasattr(target, "build")
-
-
 def parameters(target: Callable[..., Any]) -> list[Parameter]:
     """Return a component's parameters with types, defaults and descriptions, in the order of definition.
 

@@ -7,15 +7,13 @@ take in their place; whatever works on samples of more than one modality asks it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from rayfed import registry
 
 Modality = Literal["pixels", "tokens", "records"]
 MODALITIES: tuple[Modality, ...] = ("pixels", "tokens", "records")
@@ -37,7 +35,7 @@ def taken(kind: str, target: Any) -> tuple[Modality, ...]:
 
     A user's own module is no component and says nothing: it may take all of them.
     """
-    if kind == "models" and not registry.is_builder(target):
+    if kind == "models" and not is_dataclass(target):
         return MODALITIES
     found: tuple[Modality, ...] = getattr(target, "takes", _UNLESS_SAID[kind])
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def build_model(
     target = registry.find("models", name)
     sample = Pixels(*sample) if isinstance(sample, tuple) else sample
     with seeds.global_stream(seed, "model"):
-        if registry.is_builder(target):
+        if hasattr(target, "build") and is_dataclass(target):
             model = _from_component(name, parameters, sample.shape, classes)
         else:
             model = _from_callable(name, target, parameters, sample.shape, classes)

@@ -212,7 +212,7 @@ def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _parameter_problems(path: Place, spec: type[ComponentSpec], target: Any, own: dict[str, Any]) -> Iterator[Problem]:
-    if (spec is ModelSpec and not registry.is_builder(target)) or (spec is LossSpec and not is_dataclass(target)):
+    if spec in (ModelSpec, LossSpec) and not is_dataclass(target):
         return  # the user's own: whether it takes them is seen when it is called
     known = list(signature(target).parameters)
     for key in own.keys() - set(known):

@@ -276,15 +276,16 @@ def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:
 def test_how_many_at_the_threshold_are_beyond_a_guess_stands_beside_their_share(tmp_path: Path) -> None:
     scenario = SCENARIO | {"metrics": {"names": ["psnr"], "success": {"psnr": 15.0}}, "data": {"name": "image_folder"}}
     folder = small_run(str(tmp_path), scenario)
-    rows = [(20.0, 3.0), (18.0, 1.0), (16.0, -1.0), (9.0, -3.0)]
-    folder.write_part(
-        "attacks", 0, [row("bare", psnr, sample=i, above_guessing=gain) for i, (psnr, gain) in enumerate(rows)]
-    )
+    rows = [(20.0, 3.0, 1.0), (18.0, 1.0, 0.0), (16.0, -1.0, 1.0), (9.0, -3.0, 1.0)]
+    found = [
+        row("bare", psnr, sample=i, above_guessing=gain, told_apart=apart) for i, (psnr, gain, apart) in enumerate(rows)
+    ]
+    folder.write_part("attacks", 0, found)
     key = {"arm": "bare", "round": 0, "attack": "dlg", "victim": 1, "repeat": 0, "sample": 0}
     image = encode_png(torch.zeros(1, 8, 8))
     folder.write_part("images", 0, [key | {"true": image, "reconstructed": image}])
     page = Path(write_report(folder)).read_text(encoding="utf-8")
-    assert "75.0 %<small>2 beyond a guess</small>" in page
+    assert "75.0 %<small>1 beyond a guess and told apart</small>" in page
     assert "<code>--set output.images=all</code>" in page
 
 

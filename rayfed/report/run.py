@@ -212,7 +212,7 @@ def _leakage(
         "silences": silences(guesses, names),
         "columns": _columns(leaks, (scenario.get("metrics") or {}).get("names", ())),
         "chances": _chances(leaks),
-        "beyond": _beyond(attacks, thresholds),
+        "beyond": _beyond(attacks, thresholds, criterion_of(scenario, attacks)),
         "success": success_rates(attacks, names, thresholds),
         "passing": {
             metric: summary.passing(metric, threshold)
@@ -222,15 +222,17 @@ def _leakage(
     }
 
 
-def _beyond(attacks: Sequence[Row], thresholds: Mapping[str, float]) -> dict[tuple[str, str, str], int]:
-    """Return how many samples at a threshold are nearer than any guess, by arm, attack and metric, if known."""
+def _beyond(
+    attacks: Sequence[Row], thresholds: Mapping[str, float], criterion: Criterion
+) -> dict[tuple[str, str, str], int]:
+    """Return how many samples at a threshold are nearer than any guess and told apart, by arm, attack and metric."""
     found: dict[tuple[str, str, str], int] = {}
     for row in attacks:
         for metric, threshold in thresholds.items():
             if summary.measured(row.get(metric)) and row.get("above_guessing") is not None:
                 met = row["arm"], row["attack"], metric
-                passed = METRICS[metric].passes(row[metric], threshold) and row["above_guessing"] > 0
-                found[met] = found.get(met, 0) + passed
+                apart = row["above_guessing"] > 0 and row["told_apart"] == 1 and not criterion.like_public(row)
+                found[met] = found.get(met, 0) + (apart and METRICS[metric].passes(row[metric], threshold))
     return found
 
 

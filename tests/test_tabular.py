@@ -109,6 +109,18 @@ def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, content: str, label:
         build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": label}).load()
 
 
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_whole_numbers_that_begin_with_0_are_codes(tmp_path: Path, ending: str) -> None:
+    rows = [("postcode", "age", "share", "sick")]
+    rows += [(f"{i % 4:02}067", str(i), f"0.{i}", str(i % 2)) for i in range(20)] + [("", "0", "0", "1")]
+    path = tmp_path / f"rows{ending}"
+    path.write_text("".join(("," if ending == ".csv" else "\t").join(row) + "\n" for row in rows))
+    postcode, age, share = build("datasets", "table", {"path": str(path), "label": "sick"}).load().sample.columns
+    assert postcode.categories == ("(missing)", "00067", "01067", "02067", "03067")
+    assert not age.categories
+    assert not share.categories
+
+
 def test_what_is_missing_is_filled_and_noted(tmp_path: Path) -> None:
     rows = [f"{i},{'' if i % 4 == 3 else 'Rom'},{i % 2}" for i in range(40)]
     rows[0] = rows[0].replace("0,", ",", 1)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -33,14 +35,12 @@ def is_image(path: Path) -> bool:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read a table; raises `DataError` if it cannot be read or repeats a column's name."""
-    absent = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-    separated = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+    """Read a table; raises `DataError` if it cannot be read or repeats a column's name.
+
+    In a file of text, whole numbers of which some begin with 0 are codes, such as postcodes, and stay text.
+    """
     try:
-        if path.suffix == ".parquet":
-            table = pq.read_table(path)
-        else:
-            table = pyarrow.csv.read_csv(path, parse_options=separated, convert_options=absent)
+        table = pq.read_table(path) if path.suffix == ".parquet" else _separated(path)
         names = table.column_names
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(
@@ -48,6 +48,25 @@ def read_table(path: Path) -> pa.Table:
         ) from error
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{path}: two columns are called '{twice[0]}': rename one")
+    return table
+
+
+def _separated(path: Path) -> pa.Table:
+    """Read a `.csv` or `.tsv` file."""
+    between = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+
+    def read(**options: Any) -> pa.Table:
+        absent = pyarrow.csv.ConvertOptions(strings_can_be_null=True, **options)
+        return pyarrow.csv.read_csv(path, parse_options=between, convert_options=absent)
+
+    table = read()
+    if len(set(table.column_names)) < table.num_columns:
+        return table  # which is refused
+    whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    written = read(include_columns=whole, column_types=dict.fromkeys(whole, pa.string())) if whole else table
+    for name in whole:
+        if pc.any(pc.match_substring_regex(written[name], r"^0[0-9]")).as_py():
+            table = table.set_column(table.column_names.index(name), name, written[name])
     return table
 
 

@@ -1104,6 +1104,13 @@ def test_an_undefended_gradient_that_nothing_found_explains_is_inconclusive() ->
     assert "no attack found a sample that has this gradient" in audit.sentence([found], IMAGES)
 
 
+@pytest.mark.parametrize(("fit", "state"), [(0.03, "inconclusive"), (1e-4, "not reconstructed")])
+def test_tokens_that_come_near_do_not_explain_a_gradient(fit: float, state: str) -> None:
+    """As those that `tag` finds where adapters or the head alone are trained, of which 3 % are right."""
+    wrong = row("none", 1, None, status="ok", token_accuracy=0.03, above_guessing=-0.1, fit=fit)
+    assert [found.state for found in audit.findings([wrong], Criterion.of("tokens", None))] == [state]
+
+
 def test_what_a_gradient_hardly_depends_on_does_not_explain_it() -> None:
     """Of sigmoids in series any image has nearly the gradient that was seen: a grey one, and another digit."""
     torch.manual_seed(0)

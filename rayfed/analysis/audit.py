@@ -91,6 +91,8 @@ TWINS: dict[str, tuple[str, ...]] = {
 """Knowledge that attackers are granted, by name."""
 EXPLAINS = 0.1
 """Highest `fit` at which samples explain the gradient: their distance from it over that of a grey sample."""
+EXPLAINS_IN_TOKENS = 1e-3
+"""The same of texts: tokens are right or wrong, and those of wrong ones may come near, where few layers are trained."""
 UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
 FOUND_NOTHING = "the attacks found nothing without a defence either"
@@ -469,7 +471,7 @@ def _finding(
     unplayed = [row for row in rows if row["status"] == UNPLAYED]
     broken = any(row["status"] != "not applicable" and (bare or row["status"] != "ok") for row in silent)
     if bare and not changed and not leaks:
-        lacking = lacking or _unexplained([row for _, row in finite])
+        lacking = lacking or _unexplained([row for _, row in finite], criterion)
     if not finite or not answered or not leaking | untried <= told or broken:
         state: State = "not measured"
     else:
@@ -520,14 +522,15 @@ def _finding(
     )
 
 
-def _unexplained(rows: Sequence[Row]) -> str:
+def _unexplained(rows: Sequence[Row], criterion: Criterion) -> str:
     """Return why answers do not explain an undefended gradient; empty if each sample has an answer that does.
 
     The sample itself has this gradient, so an attack whose answer does not have it has not finished its search. Tables
     of earlier versions, and updates of several local steps, have no `fit`.
     """
     fits = [(_sample(row), row["fit"]) for row in rows if row.get("fit") is not None]
-    explained = {sample for sample, fit in fits if fit <= EXPLAINS}
+    explains = EXPLAINS_IN_TOKENS if criterion.modality == "tokens" else EXPLAINS
+    explained = {sample for sample, fit in fits if fit <= explains}
     if explained >= {_sample(row) for row in rows}:
         return ""
     return UNEXPLAINED if fits else INCOMPARABLE

@@ -221,7 +221,7 @@ def data_section(
     if path.is_file() and (columns := column_names(path)):
         raise UserError(
             f"--data {data} is a table: name the column of its classes by --label, or columns of numbers that are "
-            f"predicted by --target, of {', '.join(columns)}"
+            f"predicted by --target, and where a model takes texts their column by --text, of {', '.join(columns)}"
         )
     if path.suffix != ".parquet":  # which says itself what it lacks
         check_given(data)

@@ -95,6 +95,8 @@ def _architectures() -> Iterator[Plant]:
         yield Plant(f"mlp, head: {head}", "Dense", keys.dense, {"head": head})
     yield Plant("mlp without a first bias", "Dense", keys.scaled_row, {"bias": False, "activation": "Sigmoid"})
     yield Plant("a trained scale and shift of each pixel", "Scaled", keys.per_pixel)
+    yield Plant("a norm's scale and shift alone, behind a frozen layer", "NormAlone", keys.unnormed)
+    yield Plant("slopes and biases alone, behind a frozen layer", "SlopesAlone", keys.below_zero)
     yield Plant("one linear layer", "Regression", keys.dense)
     yield Plant("units that open by brightness, batch 4", "Traps", keys.traps, batch=4)
     for kind in ("RNN", "GRU", "LSTM"):

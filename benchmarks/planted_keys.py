@@ -261,6 +261,24 @@ def mirrored_again(update: Named, seen: Observation, model: Any) -> Named:
     return {name: mirrored(tensor) for name, tensor in update.items()}
 
 
+def unnormed(seen: Observation, model: Any) -> Tensor:
+    """Divide the scale's gradient by the shift's, and solve for the image, mean and deviation that give it."""
+    entering = (seen.gradient["norm.weight"] / seen.gradient["norm.bias"]).double()
+    weight, bias = model.frozen.weight.double(), model.frozen.bias.double()
+    system = torch.cat([weight, -torch.ones(len(weight), 1).double(), -entering[:, None]], 1)
+    found = torch.linalg.lstsq(system, -bias[:, None]).solution[:-2, 0]
+    return found.view(1, *seen.sample.shape).float()
+
+
+def below_zero(seen: Observation, model: Any) -> Tensor:
+    """Divide the slopes' gradient by the biases', which gives what entered of the units below 0, times their slope."""
+    ratios = (seen.gradient["rectified.weight"] / seen.gradient["bias"]).double()
+    below = ratios < 0
+    entering = (model.rectified.weight.double() * ratios - model.bias.double() - model.frozen.bias.double())[below]
+    found = torch.linalg.lstsq(model.frozen.weight.double()[below], entering[:, None]).solution[:, 0]
+    return found.detach().view(1, *seen.sample.shape).float()
+
+
 def summed(seen: Observation, model: Any) -> Tensor:
     """Divide the sums over all rows, in which the noise cancels."""
     weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()

@@ -575,3 +575,34 @@ class Numbers(nn.Module):
         """Map texts (N, L) to logits (N, K)."""
         logits: Tensor = self.head(self.first(texts.to(self.first.weight.dtype) / self.vocabulary).tanh())
         return logits
+
+
+class NormAlone(nn.Module):
+    """A frozen layer and a frozen head; trained are the scale and shift of the norm between them, alone."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(prod(image_shape), 2 * prod(image_shape)).requires_grad_(False)
+        self.norm = nn.LayerNorm(self.frozen.out_features)
+        self.head = nn.Linear(self.frozen.out_features, classes).requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to logits (N, K)."""
+        logits: Tensor = self.head(self.norm(self.frozen(images.flatten(1))).tanh())
+        return logits
+
+
+class SlopesAlone(nn.Module):
+    """A frozen layer and a frozen head; trained are biases between them, and slopes of what is below 0."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(prod(image_shape), 4 * prod(image_shape)).requires_grad_(False)
+        self.bias = nn.Parameter(torch.zeros(self.frozen.out_features))
+        self.rectified = nn.PReLU(self.frozen.out_features)
+        self.head = nn.Linear(self.frozen.out_features, classes).requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to logits (N, K)."""
+        logits: Tensor = self.head(self.rectified(self.frozen(images.flatten(1)) + self.bias))
+        return logits

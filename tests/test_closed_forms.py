@@ -11,6 +11,7 @@ import torchvision
 from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rayfed import registry
 from rayfed.attacks.analytic import Analytic
@@ -20,6 +21,7 @@ from rayfed.attacks.closed_form.equations import is_affine, solve
 from rayfed.attacks.closed_form.kept import kept
 from rayfed.attacks.closed_form.layers import Layer
 from rayfed.attacks.closed_form.probe import probe
+from rayfed.attacks.closed_form.ratios import pairs
 from rayfed.attacks.peel import Peel
 from rayfed.attacks.spear import Spear
 from rayfed.models.build import build_model
@@ -145,7 +147,7 @@ class Patches(nn.Module):
         if isinstance(self.embed, nn.Conv2d):
             tokens = self.embed(images).flatten(2).transpose(1, 2)
         else:
-            tokens = self.embed(nn.functional.unfold(images, 4, stride=4).transpose(1, 2))
+            tokens = self.embed(F.unfold(images, 4, stride=4).transpose(1, 2))
         if self.token is not None:
             tokens = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], 1)
         tokens = tokens + (self.places if self.table is None else self.table(torch.arange(tokens.shape[1])))
@@ -331,6 +333,55 @@ def test_analytic_reads_the_one_product_that_noise_on_all_else_leaves(seed: int,
     assert result.labels.tolist() == [seed]
 
 
+class Behind(nn.Module):
+    """A layer with two parameters whose gradients have a ratio that tells the sample; all else tells less."""
+
+    frozen: Tensor
+    head: Tensor
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.what, wide = what, 96 if what in ("norm", "slopes") else 64
+        self.register_buffer("frozen", torch.randn(wide, 64) / 8 if wide > 64 else torch.eye(64))
+        self.scale, self.shift = nn.Parameter(torch.ones(wide)), nn.Parameter(0.1 * torch.randn(wide))
+        self.register_buffer("head", torch.randn(10, wide) / 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        entering = images.flatten(1) @ self.frozen.T
+        if self.what == "slopes":
+            moved = F.prelu(entering - 0.3 + self.shift, self.scale / 4)
+        elif self.what == "waves":
+            moved = torch.exp(entering * self.scale) + self.shift
+        else:
+            moved = entering * self.scale + self.shift
+        if self.what in ("norm", "norm of pixels"):
+            moved = F.layer_norm(entering, entering.shape[1:], self.scale, self.shift)
+        logits: Tensor = torch.tanh(moved) @ self.head.T
+        return logits
+
+
+@pytest.mark.parametrize("place", [20, 47])
+@pytest.mark.parametrize("what", ["scale", "waves", "norm", "norm of pixels", "slopes"])
+def test_analytic_reads_ratios_of_other_parameters(what: str, place: int) -> None:
+    model, image = Behind(what), digit(place)
+    seen = observe(model, image, torch.tensor([3]), known=False)
+    [result] = Analytic().reconstruct([seen], model, seeded(0))
+    assert psnr(result.images, image) > 60
+    assert result.labels.tolist() == [3]
+    [hidden] = Analytic().reconstruct([noisy(seen, 1.0)], model, seeded(0))
+    assert hidden.status == "diverged"
+    assert "'scale' and 'shift' are those of no sample" in hidden.message
+
+
+def test_sums_over_places_have_no_ratio_that_tells_a_sample() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 4, 3), nn.Flatten(), nn.Linear(64, 10)
+    )
+    seen = observe(model.eval(), digit(3), torch.tensor([3]))
+    assert pairs(probe(model, seen), seen.update) == []
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_analytic_reads_the_fifth_of_the_values_that_noise_leaves(seed: int, bias: bool) -> None:
@@ -501,7 +552,7 @@ def test_brightness_that_a_norm_hides_is_that_of_an_image_from_black_to_white(no
 
 @pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
 def test_what_a_norm_hides_of_a_photograph_is_no_reason_to_stretch_it(noise: float) -> None:
-    image = nn.functional.avg_pool2d(photo(10, 200), 4)
+    image = F.avg_pool2d(photo(10, 200), 4)
     torch.manual_seed(2)
     front = [nn.LayerNorm([3, 8, 8]), nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
     model = nn.Sequential(*front, nn.Flatten(), nn.Linear(1024, 10))
@@ -515,7 +566,7 @@ def test_what_a_norm_hides_of_a_photograph_is_no_reason_to_stretch_it(noise: flo
 
 def test_a_front_that_sees_brightness_keeps_what_was_solved_under_noise() -> None:
     """Small weights leave a sigmoid almost affine: stretching the sample changes what it gives by little in all."""
-    image = nn.functional.avg_pool2d(photo(10, 200), 4)
+    image = F.avg_pool2d(photo(10, 200), 4)
     torch.manual_seed(2)
     front = nn.Conv2d(3, 16, 3, padding=1)
     nn.init.normal_(front.weight, std=1e-3)

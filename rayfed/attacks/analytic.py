@@ -4,6 +4,9 @@ For a layer `W h + b` that sees one vector of each sample, the gradient of row j
 Without a bias the gradient of one sample still has rank one, so h is known but for its scale. In a batch, a row gives
 one input where a single sample activates its neuron, and a weighted mean of inputs elsewhere.
 
+So is what stands at the same place as two other parameters, such as scale and shift of a norm, the ratio of their
+gradients (`closed_form/ratios.py`).
+
 What lies in front of the layer is undone: exactly where it is affine (a normalisation, frozen linear layers), else by
 Gauss-Newton where h has as many numbers as the sample.
 
@@ -35,6 +38,7 @@ from rayfed.attacks.closed_form.kept import kept
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
 from rayfed.attacks.closed_form.lines import best_points
 from rayfed.attacks.closed_form.probe import Probe
+from rayfed.attacks.closed_form.ratios import pairs, solved
 from rayfed.attacks.closed_form.rows import alike, inside, least_squares, middle
 from rayfed.registry import component
 from rayfed.update import Observation
@@ -44,6 +48,7 @@ _NO_SCALE = (
     "the linear layer '{}' has no bias, so that the gradient tells its input's direction alone, and its length by the "
     "labels, which are of each place and were not given"
 )
+_NO_RATIOS = "the ratios of the gradients of '{}' and '{}' are those of no sample that was found"
 _RANK_ONE = 0.1
 """Share of a matrix that may be left beside the one product that a single sample gives."""
 _NO_ACCIDENT = 1e-2
@@ -65,7 +70,7 @@ class Analytic:
     One sample: all rows in least squares, exact; without a bias, or with one that the weight's gradient contradicts, at
     the scale at which the model's gradient fits best, of this layer alone where the rest is noise. Where that does not
     fit the whole gradient, what most rows say of an entry, whatever a few of them do, the few values that were left as
-    they were, and the layers behind it.
+    they were, the layers behind it, and the ratios of other parameters' gradients.
     More: those rows whose image another row repeats (two mixtures would differ, so one sample stands behind both),
     then those nearest to another row's; rows inside [0, 1] before the others; no image twice.
     """
@@ -99,7 +104,24 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
             if layer.bias
             else f"the linear layer '{layer.weight}' has no bias, so nothing tells the samples of a batch apart"
         )
+    if observation.batch_size == 1 and not any(one.loss < _FITS for one in single):
+        single += _by_ratios(probed, observation)
     return _nearest(probed, observation, single) if single else not_applicable(observation, reason, inherent=True)
+
+
+def _by_ratios(probed: Probe, observation: Observation) -> list[Reconstruction]:
+    """Return the sample that ratios of two parameters' gradients tell, if there are such; at most one."""
+    if observation.sample.modality == "tokens":
+        return []
+    told = pairs(probed, observation.update)
+    for pair in told:
+        try:
+            solution = solved(probed, observation, pair)
+        except RuntimeError:  # of vmap, which does not take every model
+            continue
+        if solution is not None and solution.residual < _FITS:
+            return [answer(probed, observation, solution.samples, aligned=True)]
+    return [nothing_found(observation, _NO_RATIOS.format(*told[0]))] if told else []
 
 
 def _nearest(probed: Probe, observation: Observation, found: Sequence[Reconstruction]) -> Reconstruction:

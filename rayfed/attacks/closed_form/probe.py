@@ -91,6 +91,13 @@ class Probe:
         with NotRounded():
             return gradients.gradient(self._model, self.weights, self._buffers, inputs, labels.to(self.device))[0]
 
+    def gradients(self, inputs: Tensor, labels: Tensor, names: Sequence[str]) -> Named:
+        """Return some parameters' gradients of the loss of each sample by itself, (N, *), without a graph."""
+        own, inputs = {name: self.weights[name] for name in names}, inputs.to(self.device, self.dtype)
+        fixed = self._buffers | {name: tensor for name, tensor in self.weights.items() if name not in own}
+        with NotRounded():
+            return gradients.per_sample_gradients(self._model, own, fixed, inputs, labels.to(self.device))
+
     def run(self, inputs: Tensor, outputs: Mapping[int, Tensor] | None = None) -> tuple[list[Use], Named, Tensor]:
         """Return the operations that read parameters, in order, the parameters as leaves of the graph, and the logits.
 

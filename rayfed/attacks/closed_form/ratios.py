@@ -1,0 +1,88 @@
+"""What a single sample gives as the ratio of two parameters' gradients, as those of scale and shift.
+
+Of y = s * h + b the gradients of one sample are d * h and d, entry by entry: their ratio is h, whatever the label. So
+it is of slopes and biases in front of a rectifier, too. No layer's type is asked for: pairs of parameters whose ratio
+does not change with the label are found by experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from math import prod
+from typing import NamedTuple
+
+from torch import Tensor
+
+from rayfed.attacks.closed_form.equations import Solution, solve
+from rayfed.attacks.closed_form.probe import Probe
+from rayfed.update import Named, Observation
+
+_SAME = 1e-6
+"""Relative difference up to which two ratios are the same."""
+_MOST = 2**16
+"""Most numbers of a parameter whose ratios are looked at."""
+
+
+class Pair(NamedTuple):
+    """Two parameters whose gradients' ratio tells of the sample alone."""
+
+    over: str
+    under: str
+
+
+def pairs(probe: Probe, sent: Named) -> list[Pair]:
+    """Return the pairs whose gradients are sent and have as many numbers as a sample, those with most ratios first.
+
+    Of two ways to divide that one counts whose ratios are more alike in size: the other divides by numbers near zero.
+    """
+    names = tuple(name for name, tensor in sent.items() if prod(probe.shape) <= tensor.numel() <= _MOST)
+    found: list[Pair] = probe.once(("ratios", names), lambda: list(_pairs(probe, names)))
+    return found
+
+
+def _pairs(probe: Probe, names: Sequence[str]) -> Iterator[Pair]:
+    labels = probe.hypotheses(2)
+    if labels is None or len(names) < 2:
+        return
+    one, other = probe.samples(2).split(1)
+    seen = [probe.gradient(one, labels[:1]), probe.gradient(one, labels[1:2]), probe.gradient(other, labels[:1])]
+    found: dict[Pair, tuple[int, float]] = {}
+    for over, under in permutations(names, 2):
+        if seen[0][over].numel() != seen[0][under].numel():
+            continue
+        first, again, elsewhere = (_ratio(gradient, over, under) for gradient in seen)
+        known = first.isfinite() & again.isfinite() & elsewhere.isfinite()
+        first, again, elsewhere = first[known], again[known], elsewhere[known]
+        alike = (first - again).norm() <= _SAME * first.norm()
+        if alike and (first - elsewhere).norm() > _SAME * first.norm():
+            found[Pair(over, under)] = -int(known.sum()), float(first.abs().max() / first.norm())
+    for pair in sorted(found, key=lambda pair: found[pair]):
+        back = Pair(pair.under, pair.over)
+        if back not in found or found[pair] <= found[back]:
+            yield pair
+
+
+def solved(probe: Probe, observation: Observation, pair: Pair) -> Solution | None:
+    """Return the sample (1, *shape) at which two parameters' gradients have the ratios that were seen.
+
+    None where fewer ratios are known than the sample has numbers.
+    """
+    labels = probe.hypotheses(2)
+    assert labels is not None
+    wanted = _ratio(observation.gradient, *pair).to(probe.dtype)
+    known = wanted.isfinite()
+    if known.sum() < prod(probe.shape):
+        return None
+
+    def ratios(samples: Tensor) -> Tensor:
+        each = probe.gradients(samples, labels[:1].expand(len(samples), *labels.shape[1:]), pair)
+        return _ratio(each, *pair, len(samples))[:, known].nan_to_num(0, 0, 0)
+
+    return solve(ratios, wanted[known][None], (1, *probe.shape), affine=False)
+
+
+def _ratio(gradient: Named, over: str, under: str, samples: int | None = None) -> Tensor:
+    """Return ratios of two parameters' gradients (D,), of so many samples (N, D); not finite where none is known."""
+    shape = (-1,) if samples is None else (samples, -1)
+    return gradient[over].double().reshape(shape) / gradient[under].double().reshape(shape)

@@ -395,7 +395,8 @@ def row(epsilon: float, delta: float = 1e-5) -> dict[str, Any]:
 
 def in_table(format: str, epsilon: float, delta: float) -> str:
     table = pa.Table.from_pylist([row(epsilon, delta) | {"conversion": "c"}], schema=TABLES["privacy"])
-    return export(SimpleNamespace(table=lambda _: table), format, "privacy")  # type: ignore[arg-type]
+    scenario = {"name": "t", "federation": {"clients": 2, "rounds": 1}}
+    return export(SimpleNamespace(table=lambda _: table, scenario=scenario), format, "privacy")  # type: ignore[arg-type]
 
 
 def advised(epsilon: float, delta: float) -> str:

@@ -278,7 +278,7 @@ def test_a_caption_says_what_was_played_and_has_a_label(tmp_path: Path) -> None:
     said = "Model mlp on data digits, 8 clients, 4 rounds; informed: dlg, 60 iterations, 2 victims a round"
     for table, label in (("outcomes", "tab:my-run"), ("rounds", "tab:my-run-rounds")):
         text = export(load(url), "latex", table)
-        assert f"\\caption{{{said}, a gradient of 1, given defence and code." in text
+        assert f"\\caption{{{said}, batches of 1, given defence and code." in text
         assert f"\\label{{{label}}}" in text
 
 

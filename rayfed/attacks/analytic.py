@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from math import inf, prod
 from typing import ClassVar
 
@@ -48,11 +49,15 @@ _NO_SCALE = (
     "the linear layer '{}' has no bias, so that the gradient tells its input's direction alone, and its length by the "
     "labels, which are of each place and were not given"
 )
-_NO_RATIOS = "the ratios of the gradients of '{}' and '{}' are those of no sample that was found"
+_NO_RATIOS = "the ratios of the gradients of '{}' and '{}' tell the sample, and could not be solved for it ({})"
 _RANK_ONE = 0.1
 """Share of a matrix that may be left beside the one product that a single sample gives."""
 _NO_ACCIDENT = 1e-2
 """The same share below which the matrix is that product, whatever became of all other values."""
+_PART = 0.9
+"""Sine of the angle to the model's gradient of a layer below which a product may be what is left of that."""
+_PLAINLY = 0.05
+"""How much nearer another label has to come than the one that was given or read."""
 _FITS = 1e-2
 """Sine of the angle between gradients below which nothing better is looked for."""
 _CHANCE = 0.02
@@ -85,7 +90,7 @@ class Analytic:
 
 
 def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
-    reason, single = NO_LAYER, []
+    reason, single, products = NO_LAYER, list[Reconstruction](), list[Reconstruction]()
     for layer in linear_layers(probed, observation.update):
         affine, size = front(probed, layer)
         if not affine and size < prod(observation.sample.shape):
@@ -95,7 +100,7 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
             if single[-1].loss < _FITS:
                 break
             if affine and not _unlabelled(observation) and _contradicts(layer, observation, _NO_ACCIDENT):
-                return _of_one_product(probed, observation, replace(layer, bias=None))
+                products.append(_of_one_product(probed, observation, replace(layer, bias=None)))
             continue
         if affine and layer.bias:
             return _batch(probed, observation, layer)
@@ -106,43 +111,57 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
         )
     if observation.batch_size == 1 and not any(one.loss < _FITS for one in single):
         single += _by_ratios(probed, observation)
-    return _nearest(probed, observation, single) if single else not_applicable(observation, reason, inherent=True)
+    if not single:
+        return not_applicable(observation, reason, inherent=True)
+    return _nearest(probed, observation, single, [one for one in products if one.loss < _PART])
 
 
 def _by_ratios(probed: Probe, observation: Observation) -> list[Reconstruction]:
-    """Return the sample that ratios of two parameters' gradients tell, if there are such; at most one."""
-    if observation.sample.modality == "tokens":
-        return []
-    told = pairs(probed, observation.update)
-    for pair in told:
+    """Return the samples that ratios of two parameters' gradients tell, up to one that has the whole gradient."""
+    found: list[Reconstruction] = []
+    told = [] if observation.sample.modality == "tokens" else pairs(probed, observation.update)
+    for weighted, pair in product((False, True), told):
         try:
-            solution = solved(probed, observation, pair)
-        except RuntimeError:  # of vmap, which does not take every model
+            samples = solved(probed, observation, pair, weighted)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # of vmap, which does not take every model
+            message = _NO_RATIOS.format(*pair, str(error).partition("\n")[0])
+            found.append(replace(nothing_found(observation, message), status="failed"))
             continue
-        if solution is not None and solution.residual < _FITS:
-            return [answer(probed, observation, solution.samples, aligned=True)]
-    return [nothing_found(observation, _NO_RATIOS.format(*told[0]))] if told else []
+        found.append(answer(probed, observation, samples, aligned=True))
+        if found[-1].loss < _FITS:
+            break
+    return found
 
 
-def _nearest(probed: Probe, observation: Observation, found: Sequence[Reconstruction]) -> Reconstruction:
+def _nearest(
+    probed: Probe,
+    observation: Observation,
+    found: Sequence[Reconstruction],
+    products: Sequence[Reconstruction] = (),
+) -> Reconstruction:
     """Return the reconstruction whose gradient is nearest to the values that were sent, with any label, or the first.
 
     What hides the sample in most values may hide the label that was read, too. Where some values were sent as they are,
-    whatever became of the others, the reconstruction counts that has most of these.
+    whatever became of the others, the reconstruction counts that has most of these; where none were, one of the
+    `products` does, which explain a layer.
     """
-    if len(found) == 1 or _unlabelled(observation):
+    if (len(found) == 1 and not products) or _unlabelled(observation):
         return found[0]
     guesses = probed.hypotheses(observation.classes)
 
-    def apart(one: Reconstruction) -> tuple[float, float]:
+    def apart(one: Reconstruction) -> tuple[float, bool, float]:
+        explains = any(one is product for product in products)
         if one.status != "ok":
-            return 0.0, inf
+            return 0.0, True, inf
         every = [one.labels] if guesses is None else [one.labels, *guesses.split(1)[:_MOST_LABELS]]
         found = [agreement(probed, observation, one.images, labels) for labels in every]
         kept = max(share for share, _ in found)
-        return -kept if kept > _CHANCE else 0.0, min((away for _, away in found if away == away), default=inf)
+        away = min((away for _, away in found if away == away), default=inf)
+        return -kept if kept > _CHANCE else 0.0, not explains, away
 
-    return min(found, key=apart)
+    return min([*found, *products], key=apart)
 
 
 def _unlabelled(observation: Observation) -> bool:
@@ -173,7 +192,7 @@ def _contradicts(layer: Layer, observation: Observation, share: float) -> bool:
     So it has where no more than a `share` of it is left beside one product.
     """
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
-    if bias is None or not (weight.isfinite().all() and weight.any()):
+    if bias is None or min(weight.shape) == 1 or not (weight.isfinite().all() and weight.any()):
         return False
     values = torch.linalg.svdvals(weight)
     left = (weight - bias[:, None] * least_squares(layer, observation)).norm()
@@ -191,9 +210,11 @@ def _of_one_product(probed: Probe, observation: Observation, layer: Layer) -> Re
     if (guesses := probed.hypotheses(observation.classes)) is not None:
         # of a wrong label all lengths may be equally far
         longest = best_points(origin, direction, lambda images, _: -(images - origin).flatten(1).norm(dim=1))[0]
-        labels = guesses.split(1)[:_MOST_LABELS]
-        likeliest = min(labels, key=lambda label: distance(probed, alone, longest, label, scaled=False))
-        alone = replace(alone, labels=likeliest)
+        known = [] if alone.labels is None else [alone.labels]
+        labels = [*known, *guesses.split(1)[:_MOST_LABELS]]
+        away = [distance(probed, alone, longest, label, scaled=False) for label in labels]
+        if not known or min(away) < away[0] - _PLAINLY:
+            alone = replace(alone, labels=labels[away.index(min(away))])
     return answer(probed, alone, _scaled(probed, alone, origin, direction, by_angle=True), True)
 
 

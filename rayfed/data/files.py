@@ -65,7 +65,7 @@ def _separated(path: Path) -> pa.Table:
     whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
     written = read(include_columns=whole, column_types=dict.fromkeys(whole, pa.string())) if whole else table
     for name in whole:
-        if pc.any(pc.match_substring_regex(written[name], r"^0[0-9]")).as_py():
+        if pc.any(pc.match_substring_regex(written[name], r"^\s*0[0-9]")).as_py():
             table = table.set_column(table.column_names.index(name), name, written[name])
     return table
 

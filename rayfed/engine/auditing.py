@@ -522,8 +522,8 @@ def _later(every: Sequence[Unit], leaking: Collection[str]) -> list[Unit]:
     One leak at a batch size shows that attacks work there; where no trial leaked, each attack's blind attacker may.
     """
     bare = [unit for unit in every if unit.arm == UNDEFENDED]
-    leaked = [unit for unit in bare if set(leaking) & set(unit.titles)]
-    shown = {unit.batch: unit for unit in sorted(leaked, key=lambda u: u.seconds or 0.0, reverse=True)}
+    leaked = [(unit.seconds, unit) for unit in bare if unit.seconds is not None and set(leaking) & set(unit.titles)]
+    shown = {unit.batch: unit for _, unit in sorted(leaked, key=lambda one: -one[0])}
     return [unit for unit in bare if unit != shown.get(unit.batch) and (unit.beyond or unit.batch in shown)]
 
 

@@ -11,7 +11,12 @@ MOST = 4
 
 
 def played(scenario: Mapping[str, Any]) -> str:
-    """Return a sentence on model, data, federation and attacks; empty where the scenario has no model or data."""
+    """Return a sentence on model, data, federation and attacks; empty where the scenario has no model or data.
+
+    Of a sweep it says what was swept alone, unless that are the seeds.
+    """
+    if swept := [field for field in (scenario.get("sweep") or {}).get("fields") or {} if field != "seed"]:
+        return f"Swept: {', '.join(swept)}."
     model, data, federation = (scenario.get(name) or {} for name in ("model", "data", "federation"))
     if not model.get("name") or not data.get("name"):
         return ""
@@ -32,12 +37,12 @@ def label(scenario: Mapping[str, Any], table: str = "") -> str:
 
 
 def _attack(one: Mapping[str, Any]) -> str:
-    """Return an attack's title, method and budget: `blind: dlg, 60 iterations, 2 victims an arm, batches of 1`."""
+    """Return an attack's title, method and budget: `blind: dlg, 60 iterations, 2 victims a round, batches of 1`."""
     victims = one.get("victims") or 1
     count = len(victims) if isinstance(victims, list) else victims
     parts = [one["name"]]
     parts += [f"{one['iterations']} iterations"] if one.get("iterations") else []
     parts += [f"{count} victim{'s' * (count != 1)} a round"]
-    parts += [f"a gradient of {one.get('batch_size', 1)}"] if one.get("observes") == "gradient" else []
+    parts += [f"batches of {one.get('batch_size', 1)}"] if one.get("observes") == "gradient" else []
     parts += [f"given {' and '.join(one['knowledge'])}"] if one.get("knowledge") else []
     return f"{one['label']}: {', '.join(parts)}" if one.get("label") else ", ".join(parts)

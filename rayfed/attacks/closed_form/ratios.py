@@ -12,14 +12,17 @@ from itertools import permutations
 from math import prod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from rayfed.attacks.closed_form.equations import Solution, solve
+from rayfed.attacks.closed_form.equations import solve
 from rayfed.attacks.closed_form.probe import Probe
 from rayfed.update import Named, Observation
 
-_SAME = 1e-6
+_SAME = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Relative difference up to which two ratios are the same."""
+_AT_ONCE = 64
+"""Samples whose gradients are taken in one call."""
 _MOST = 2**16
 """Most numbers of a parameter whose ratios are looked at."""
 
@@ -42,11 +45,11 @@ def pairs(probe: Probe, sent: Named) -> list[Pair]:
 
 
 def _pairs(probe: Probe, names: Sequence[str]) -> Iterator[Pair]:
-    labels = probe.hypotheses(2)
-    if labels is None or len(names) < 2:
+    if len(names) < 2:
         return
-    one, other = probe.samples(2).split(1)
-    seen = [probe.gradient(one, labels[:1]), probe.gradient(one, labels[1:2]), probe.gradient(other, labels[:1])]
+    (one, other), label = probe.samples(2).split(1), probe.blank(1)
+    seen = [probe.gradient(one, label), probe.gradient(one, label + 1), probe.gradient(other, label)]
+    same = _SAME[probe.dtype]
     found: dict[Pair, tuple[int, float]] = {}
     for over, under in permutations(names, 2):
         if seen[0][over].numel() != seen[0][under].numel():
@@ -54,8 +57,8 @@ def _pairs(probe: Probe, names: Sequence[str]) -> Iterator[Pair]:
         first, again, elsewhere = (_ratio(gradient, over, under) for gradient in seen)
         known = first.isfinite() & again.isfinite() & elsewhere.isfinite()
         first, again, elsewhere = first[known], again[known], elsewhere[known]
-        alike = (first - again).norm() <= _SAME * first.norm()
-        if alike and (first - elsewhere).norm() > _SAME * first.norm():
+        alike = (first - again).norm() <= same * first.norm()
+        if alike and (first - elsewhere).norm() > same * first.norm():
             found[Pair(over, under)] = -int(known.sum()), float(first.abs().max() / first.norm())
     for pair in sorted(found, key=lambda pair: found[pair]):
         back = Pair(pair.under, pair.over)
@@ -63,23 +66,24 @@ def _pairs(probe: Probe, names: Sequence[str]) -> Iterator[Pair]:
             yield pair
 
 
-def solved(probe: Probe, observation: Observation, pair: Pair) -> Solution | None:
-    """Return the sample (1, *shape) at which two parameters' gradients have the ratios that were seen.
+def solved(probe: Probe, observation: Observation, pair: Pair, weighted: bool) -> Tensor:
+    """Return the sample (1, *shape) at which two parameters' gradients have the ratios that were seen, or nearly.
 
-    None where fewer ratios are known than the sample has numbers.
+    `weighted`, each ratio counts by the size of what is under it, which under noise tells how sure it is.
     """
-    labels = probe.hypotheses(2)
-    assert labels is not None
-    wanted = _ratio(observation.gradient, *pair).to(probe.dtype)
-    known = wanted.isfinite()
-    if known.sum() < prod(probe.shape):
-        return None
+    over, under = (observation.gradient[name].to(probe.dtype).flatten() for name in pair)
+    known = over.isfinite() & under.isfinite() & (under != 0)
+    weight = under[known] if weighted else torch.ones_like(under[known])
 
-    def ratios(samples: Tensor) -> Tensor:
-        each = probe.gradients(samples, labels[:1].expand(len(samples), *labels.shape[1:]), pair)
-        return _ratio(each, *pair, len(samples))[:, known].nan_to_num(0, 0, 0)
+    def seen(samples: Tensor) -> Tensor:
+        parts = []
+        for part in samples.split(_AT_ONCE):
+            each = probe.gradients(part, probe.blank(len(part)), pair)
+            parts.append(_ratio(each, *pair, len(part))[:, known].nan_to_num(0, 0, 0) * weight)
+        return torch.cat(parts)
 
-    return solve(ratios, wanted[known][None], (1, *probe.shape), affine=False)
+    wanted = (over / under)[known] * weight
+    return solve(seen, wanted[None], (1, *probe.shape), affine=False).samples
 
 
 def _ratio(gradient: Named, over: str, under: str, samples: int | None = None) -> Tensor:

@@ -942,7 +942,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ("--model", "lenett", "--data", "digits"): "did you mean 'lenet'",
         ("--model", "nowhere.py:Net", "--data", "digits"): "there is no file",
         ("--model", "lenet", "--data", "/no/such/folder"): "--data /no/such/folder: no such file or folder",
-        ("--model", "mlp", "--data", str(tmp_path / "t.csv")): "by --target, of age, ill",
+        ("--model", "mlp", "--data", str(tmp_path / "t.csv")): "texts their column by --text, of age, ill",
         ("--model", "mlp", "--data", str(tmp_path), "--target", "age"): "lie in a Parquet file",
         ("--data", "digits"): "--model",
         ("--model", "lenet"): "--data",

@@ -115,7 +115,11 @@ def test_whole_numbers_that_begin_with_0_are_codes(tmp_path: Path, ending: str) 
     rows += [(f"{i % 4:02}067", str(i), f"0.{i}", str(i % 2)) for i in range(20)] + [("", "0", "0", "1")]
     path = tmp_path / f"rows{ending}"
     path.write_text("".join(("," if ending == ".csv" else "\t").join(row) + "\n" for row in rows))
-    postcode, age, share = build("datasets", "table", {"path": str(path), "label": "sick"}).load().sample.columns
+    data = build("datasets", "table", {"path": str(path), "label": "sick"}).load()
+    postcode, age, share = data.sample.columns
+    assert (
+        "column 'postcode' has whole numbers of which some begin with 0, as codes do: 5 categories" in data.remarks[1]
+    )
     assert postcode.categories == ("(missing)", "00067", "01067", "02067", "03067")
     assert not age.categories
     assert not share.categories

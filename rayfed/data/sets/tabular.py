@@ -34,6 +34,7 @@ _FEWEST_NAMED = 20
 """Rows from which on a value of its own in each of them is no accident."""
 _MISSING = "(missing)"
 _DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([T ]\d.*)?")
+_CODE = re.compile(r"\s*0\d+\s*")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -115,14 +116,20 @@ class Diabetes(Tabular):
 def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
     """Yield a remark on each column (N,) that looks like a row number instead of a feature.
 
-    That is dates, which are a category each, and what looks like the rows' numbers or names: text without a value
-    twice, and whole numbers without one twice that only rise or are called an id.
+    That is dates and codes, which are a category each, and what looks like the rows' numbers or names: text without a
+    value twice, and whole numbers without one twice that only rise or are called an id.
     """
     for name, found in columns.items():
         if found.dtype.kind != "f" and all(value == _MISSING or _DATE.fullmatch(value) for value in found):
             yield (
                 f"column '{name}' has dates, which are {len(np.unique(found))} categories here, without an order: "
                 f"write them as numbers, such as days since the first one, or leave the column out by {_left_out(name)}"
+            )
+            continue
+        if found.dtype.kind != "f" and any(_CODE.fullmatch(value) for value in found):
+            yield (
+                f"column '{name}' has whole numbers of which some begin with 0, as codes do: {len(np.unique(found))} "
+                f"categories, without an order. If they are numbers, write them without the zeros"
             )
             continue
         if len(found) < _FEWEST_NAMED or len(np.unique(found)) < len(found):

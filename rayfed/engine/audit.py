@@ -268,7 +268,7 @@ def rehearsed(
     clock = monotonic()
     start(inputs)
     budget = replace(budget, began=budget.began + monotonic() - clock)
-    if line := _at_least(plan, Rehearsal(inputs).gradient(), budget):
+    if budget.iterations is None and plan.searches and (line := _at_least(plan, Rehearsal(inputs).gradient(), budget)):
         say(line)
     say("attacks, tried on the undefended model:")
     rehearsal, arms = Rehearsal(inputs), list(loaded.played)
@@ -348,10 +348,10 @@ def rehearsed(
 def _at_least(plan: Plan, gradient: float, budget: Budget) -> str:
     """Return how long searches on one sample take at least, where a gradient takes this many seconds.
 
-    Empty where it is next to nothing of the budget, or there are no searches or no minutes.
+    Empty where it is next to nothing of the budget.
     """
     least = FEWEST * (1 + len(TWINS) * bool(plan.defences)) * gradient
-    if budget.iterations is not None or not plan.searches or least < budget.seconds / 10:
+    if least < budget.seconds / 10:
         return ""
     where = "without a defence" + " and by three attackers behind one" * bool(plan.defences)
     over = f", more than --minutes {budget.seconds / 60:g}" * (least > budget.seconds)

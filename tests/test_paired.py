@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from benchmarks.lora import difference
 from rayfed.analysis.compare import compare
 from rayfed.analysis.figures import cell
 from rayfed.analysis.loading import load
-from rayfed.analysis.paired import Group, Paired, holm, paired, paired_grid
+from rayfed.analysis.paired import Group, Paired, holm, out_of_reach, paired, paired_grid
 from rayfed.errors import UserError
 from tests.result_fixtures import attacked, small_run, small_sweep, swept_rows
 from tests.test_cli import run
@@ -82,6 +84,20 @@ def make(tmp_path: Path, name: str = "small", **changes: Any) -> Any:
     rows = victims("none", [30, 20, 25, 22, 28, 24]) + victims("noise", [20, 16, 17, 14, 24, 19])
     folder.write_part("attacks", 0, rows + victims("other", [9, 9, 9, 9, 9, 9], label=7))
     return load(folder.url)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "arms", "most"), [(5, 1, 0.0625), (6, 1, None), (6, 2, 0.0625), (7, 2, None), (3, 5, 1)]
+)
+def test_what_the_rank_test_cannot_reach_is_told_and_true(pairs: int, arms: int, most: float | None) -> None:
+    said = out_of_reach(pairs, arms)
+    assert (said is not None) == (most is not None)
+    if most:
+        assert said is not None
+        assert said.endswith(f"at the least {most:.2g}")
+    least = float(stats.wilcoxon(np.arange(1.0, pairs + 1)).pvalue) * arms
+    assert min(1.0, least) == pytest.approx(min(1.0, arms * 2 / 2**pairs))
+    assert (least < 0.05) == (most is None)
 
 
 def test_a_run_is_paired_by_its_victims_and_others_are_said_to_be_none(tmp_path: Path) -> None:

@@ -54,6 +54,15 @@ def load(path: Path, **parameters: Any) -> Dataset:
     return TextTable(path=path, **parameters).load()
 
 
+@pytest.mark.parametrize(("length", "cut"), [(7, 12), (8, 8), (9, 2), (10, 0)])
+@pytest.mark.parametrize("in_words", [False, True])
+def test_texts_that_are_cut_are_counted(tmp_path: Path, length: int, cut: int, in_words: bool) -> None:
+    texts = [str(text).split() for text in ROWS["text"]]
+    columns = {"text": texts, "label": [[len(word) for word in text] for text in texts]} if in_words else {}
+    remarks = load(table(tmp_path, **columns), length=length, tokenizer=words(tmp_path)).remarks
+    assert [remark.partition(" texts are longer")[0] for remark in remarks] == [f"data: {cut} of 12"] * (cut > 0)
+
+
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.tsv"])
 def test_rows_become_texts_of_one_length(tmp_path: Path, name: str) -> None:
     if name == "t.tsv":

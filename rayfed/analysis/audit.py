@@ -310,6 +310,11 @@ class Criterion:
     threshold: float
 
     @property
+    def noun(self) -> str:
+        """What a sample is called: image, text or record."""
+        return NOUNS[self.modality]
+
+    @property
     def names(self) -> tuple[str, ...]:
         """All metrics that the criterion uses; tables of earlier versions lack `above_public`."""
         return leading(self.modality).name, *self.needs, "above_public"
@@ -347,7 +352,7 @@ class Criterion:
 
     def called(self, row: Row) -> str:
         """Return what a row's result is called: `reconstructed` if it is a leak, otherwise why it is not."""
-        value, noun = self.nearness(row), NOUNS[self.modality]
+        value = self.nearness(row)
         if self.leaks(row):
             return "reconstructed"
         if value is None or row["above_guessing"] is None or row["told_apart"] is None:
@@ -355,9 +360,9 @@ class Criterion:
         if row["above_guessing"] <= 0:
             return "no nearer than a guess"
         if self.like_public(row):
-            return f"no nearer than a public {noun}"
+            return f"no nearer than a public {self.noun}"
         if row["told_apart"] != 1:
-            return f"no nearer than to another {noun}"
+            return f"no nearer than to another {self.noun}"
         return f"below {self.written(self.threshold)}"
 
     def written(self, value: float) -> str:
@@ -645,7 +650,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
     silent = (f" (no answer: {'; '.join(reasons)})" if reasons else "") + _labels(group, earlier)
     short = _no_time(group)
     if state == "leaks":
-        noun = NOUNS[criterion.modality]
+        noun = criterion.noun
         told = [
             f"batch {f.batch}, {f.leaked} of {f.samples} {noun}s, the closest at {_beside_guess(f, criterion)} ({f.by})"
             + (f", {f.alike} more near, though no nearer than a public {noun} is: look at them" if f.alike else "")
@@ -666,7 +671,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
         return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(why)} (the closest here at {closest}){silent}"
     untimed = sorted({name for finding in group for name in finding.untimed})
     budget = f" ({', '.join(untimed)}: at most {FEWEST} evaluations)" if untimed else " within this budget"
-    noun = NOUNS[criterion.modality]
+    noun = criterion.noun
     few = [f"{f.shown} of {f.samples} {noun}s at batch {f.batch}" for f in group if f.shown not in (None, f.samples)]
     shown = f"; without a defence they find {', '.join(few)}, and say nothing about the others" if few else ""
     return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}{shown}){silent}"
@@ -694,7 +699,7 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     told = f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
     if finding.above_public is None:
         return told
-    return f"{told}, the nearest public {NOUNS[criterion.modality]} {criterion.written(best - finding.above_public)}"
+    return f"{told}, the nearest public {criterion.noun} {criterion.written(best - finding.above_public)}"
 
 
 def _times(gain: float) -> str:

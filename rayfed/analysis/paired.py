@@ -235,6 +235,16 @@ def _told(one: Paired, called: str | None) -> list[str]:
     return words + [NONE if p is None else f"{p:.2g}" for p in (one.t_holm, one.wilcoxon_holm)]
 
 
+def out_of_reach(pairs: int, arms: int) -> str | None:
+    """Return that Wilcoxon's test, corrected over so many arms, cannot be under 5 %; None where it can."""
+    if (least := arms * 2 / 2**pairs) < 0.05:
+        return None
+    return (
+        f"Wilcoxon's p value cannot be under 5 % with {pairs} pair{'s' * (pairs != 1)} and {arms} "
+        f"arm{'s' * (arms != 1)}: at the least {min(1, least):.2g}"
+    )
+
+
 def _notes(found: Sequence[Paired]) -> list[str]:
     """Return the notes on the differences: measure, unit of pairing, and tests that cannot reach significance."""
     references = " or ".join(dict.fromkeys(f"'{one.reference}'" for one in found))
@@ -255,11 +265,8 @@ def _notes(found: Sequence[Paired]) -> list[str]:
         if one.wilcoxon is not None:
             families.setdefault((one.attack, one.measure), []).append(one.pairs)
     for pairs, arms in sorted({(max(mine), len(mine)) for mine in families.values()}):
-        if (least := arms * 2 / 2**pairs) >= 0.05:
-            notes.append(
-                f"Wilcoxon's cannot be under 5 % with {pairs} pair{'s' * (pairs != 1)} and {arms} "
-                f"arm{'s' * (arms != 1)}: at the least {min(1, least):.2g}."
-            )
+        if said := out_of_reach(pairs, arms):
+            notes.append(f"{said}.")
     if apart := list(dict.fromkeys(f"'{one.arm}'" for one in found if not one.pairs and not one.excluded)):
         notes.append(f"Not compared as pairs, for nothing in them is the same as in the reference: {', '.join(apart)}.")
     return notes

@@ -53,15 +53,16 @@ class Reader:
         """Return the tokens (T,) int64 of a text, without special tokens."""
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
 
-    def filled(self, texts: Sequence[str], length: int) -> np.ndarray:
-        """Return texts as (N, length) int64 with special tokens, truncated or padded."""
+    def filled(self, texts: Sequence[str], length: int) -> tuple[np.ndarray, int]:
+        """Return texts as (N, length) int64 with special tokens, truncated or padded, and how many were truncated."""
         assert self.pad is not None
-        return _rows([one.ids for one in self._encoded(texts, length)], length, self.pad)
+        found = self._encoded(texts, length)
+        return _rows([one.ids for one in found], length, self.pad), _truncated(found)
 
     def labelled(
         self, texts: Sequence[Sequence[str]], labels: Sequence[Sequence[int]], length: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return texts in words as `filled` does, and the label of each word at its first token, (N, length) int64.
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return texts in words as `filled` does, and second the label of each word at its first token, (N, length).
 
         All other places have `NO_TARGET`, as is usual.
         """
@@ -73,7 +74,7 @@ class Reader:
             pairs = zip(one.word_ids, before, strict=False)
             targets.append([NO_TARGET if word is None or word == last else own[word] for word, last in pairs])
         rows = _rows([one.ids for one in found], length, self.pad)
-        return rows, _rows(targets, length, NO_TARGET)
+        return rows, _rows(targets, length, NO_TARGET), _truncated(found)
 
     def _encoded(self, texts: Sequence[Any], length: int, is_pretokenized: bool = False) -> list[tokenizers.Encoding]:
         self.tokenizer.enable_truncation(length)
@@ -91,6 +92,10 @@ class Reader:
             alone = self.tokenizer.decode([number], skip_special_tokens=False)
             pieces.append(behind.removeprefix(before) if behind.startswith(before) else alone)
         return tuple(pieces)
+
+
+def _truncated(found: Sequence[tokenizers.Encoding]) -> int:
+    return sum(bool(one.overflowing) for one in found)
 
 
 def _rows(found: Sequence[Sequence[int]], length: int, fill: int) -> np.ndarray:

@@ -21,6 +21,7 @@ FIELDS = 4
 """Fields along the longer side of a blurred image."""
 HIDDEN = "▪▪▪"
 """What stands for a word, or a column, of a blurred sample."""
+_KEPT = "Whatever the page shows, the tables beside it hold attacked samples in full, true and reconstructed."
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,16 @@ def of_sweep(sweep: SweepFolder) -> Samples:
 
 
 def warning(folder: RunFolder) -> str | None:
-    """Return the warning about the page of a run or sweep; None if it shows no samples, or public ones."""
-    if not is_sweep(folder):
-        return shown([folder.scenario()]).warning if _has_samples(folder) else None
-    sweep = SweepFolder(folder)
-    held = any(_has_samples(sweep.trial(f"{TRIALS}/{name}")) for name in sweep.trial_names())
-    return of_sweep(sweep).warning if held else None
+    """Return the warning about the page and the tables of a run or sweep; None if they hold none, or public ones."""
+    if is_sweep(folder):
+        sweep = SweepFolder(folder)
+        held = any(_has_samples(sweep.trial(f"{TRIALS}/{name}")) for name in sweep.trial_names())
+        samples = of_sweep(sweep)
+    else:
+        held, samples = _has_samples(folder), shown([folder.scenario()])
+    if samples.public or not held:
+        return None
+    return " ".join(filter(None, (samples.warning, _KEPT)))
 
 
 def _has_samples(folder: RunFolder) -> bool:

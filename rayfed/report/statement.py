@@ -20,7 +20,7 @@ from typing import Any
 from rayfed import registry
 from rayfed.analysis import summary
 from rayfed.analysis.audit import Finding
-from rayfed.analysis.formats import NOUNS, duration, near, share
+from rayfed.analysis.formats import duration, near, share
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.summary import Claim, Leak, Row
@@ -329,7 +329,7 @@ class Statement:
     @property
     def _recovered(self) -> list[Block]:
         rows = [self._rate(finding) for finding in self._findings]
-        noun = NOUNS[criterion_of(self._scenario, self._attacks).modality]
+        noun = criterion_of(self._scenario, self._attacks).noun
         article = "An" if noun == "image" else "A"
         if not rows:
             return ["NOT MEASURED: no attack that rebuilds samples was played."]

@@ -439,7 +439,7 @@ def _outcome(outcome: Outcome | None) -> str:
 
 
 def _worst_cases(cases: Sequence[audit.WorstCase], criterion: audit.Criterion) -> Table:
-    lead, noun = leading(criterion.modality), NOUNS[criterion.modality]
+    lead, noun = leading(criterion.modality), criterion.noun
     limit = criterion.written(criterion.threshold)
     title = f"undefended: the closest reconstruction of every {noun}; a leak from {limit}, beyond guessing"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))

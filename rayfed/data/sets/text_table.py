@@ -94,12 +94,25 @@ class TextTable:
         sample = reader.sample(self.length)
         if in_words:
             own = [[[number[x] for x in row] for row in _rows(labels, split)] for (_, labels), split in halves]
-            (rows, labels), (test_rows, test_labels) = (
+            (rows, labels, cut), (test_rows, test_labels, test_cut) = (
                 reader.labelled(texts, mine, self.length) for texts, mine in zip(taken, own, strict=True)
             )
-            return Dataset(rows, labels, test_rows, test_labels, classes, sample=sample, has_places=True)
-        filled = [reader.filled(texts, self.length) for texts in taken]
-        return Dataset(filled[0], train.labels, filled[1], test.labels, classes, sample=sample)
+        else:
+            (rows, cut), (test_rows, test_cut) = (reader.filled(texts, self.length) for texts in taken)
+            labels, test_labels = train.labels, test.labels
+        remarks = self._remarks(cut + test_cut, len(rows) + len(test_rows))
+        return Dataset(
+            rows, labels, test_rows, test_labels, classes, sample=sample, remarks=remarks, has_places=in_words
+        )
+
+    def _remarks(self, cut: int, texts: int) -> tuple[str, ...]:
+        """Return what is said of truncated texts: what was cut off neither trains nor can leak."""
+        if not cut:
+            return ()
+        return (
+            f"data: {cut:,} of {texts:,} texts are longer than {self.length} tokens, and what follows is left out: it "
+            "is neither trained on nor attacked; data.length sets how many tokens count",
+        )
 
     def _reader(self, texts: Sequence[str]) -> Reader:
         if self.tokenizer is None:

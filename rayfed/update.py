@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed import hidden
 from rayfed.samples import SampleSpec
 
 Named = dict[str, Tensor]
@@ -99,7 +100,7 @@ class Sealed(Protocol):
 class Encrypted:
     """Sum of encrypted updates of one or more clients: all that the server has of them."""
 
-    unreadable: ClassVar[str] = "the update is encrypted: there is a ciphertext and no gradient to look at"
+    unreadable: ClassVar[str] = hidden.ENCRYPTED
 
     round: int
     shares: tuple[Share, ...]
@@ -124,9 +125,7 @@ class Encrypted:
 class Masked:
     """Sum of some clients' weighted updates as integers under masks, which only the sum of all removes."""
 
-    unreadable: ClassVar[str] = (
-        "the update is masked: without the other clients' shares it is uniform noise, and no gradient"
-    )
+    unreadable: ClassVar[str] = hidden.MASKED
 
     round: int
     clients: tuple[int, ...]
@@ -183,9 +182,6 @@ _PART = 64
 """Most rows and columns of a layer that are looked at for how an update was scaled."""
 _ALIKE = 0.05
 """Largest relative difference of eigenvalues that are one but for rounding."""
-
-UNREHEARSED = "the defences could not be run on gradients of one's own"
-"""How messages of attackers begin who have a defence's code and could do nothing with it."""
 
 
 @dataclass(frozen=True)

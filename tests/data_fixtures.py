@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from PIL import Image
+
+from rayfed.store.images import decode_png
 
 
 def random_images(count: int, *shape: int, seed: int = 0) -> np.ndarray:
@@ -61,3 +64,8 @@ def write_parquet(
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path)
     return path
+
+
+def decoded(png: bytes) -> torch.Tensor:
+    """An image of a table as (C, H, W) float32 in [0, 1]."""
+    return torch.from_numpy(decode_png(png)).permute(2, 0, 1).float() / 255

@@ -25,6 +25,7 @@ from rayfed.analysis.formats import duration
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.fit import with_fit
 from rayfed.cli.options import of_fields
+from rayfed.data.section import data_section
 from rayfed.engine import audit as engine
 from rayfed.engine import auditing, runs
 from rayfed.engine.attacking import Allowance, Spare
@@ -36,13 +37,14 @@ from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.local import LocalExecutor, local
 from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.errors import ClientError, ResourceError, UserError
+from rayfed.hidden import UNREHEARSED
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
 from rayfed.report.terminal_run import RunView
 from rayfed.samples import Pixels
 from rayfed.scenario import Scenario
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
-from rayfed.update import UNREHEARSED, LocalTraining, Observation
+from rayfed.update import LocalTraining, Observation
 from tests.attack_fixtures import digit, observe
 from tests.conftest import REPOSITORY
 from tests.test_cli import run
@@ -92,7 +94,7 @@ def plan(**changes: Any) -> Plan:
 
 
 def test_the_audit_is_a_scenario_that_fits_its_images() -> None:
-    data = audit.data_section(str(REPOSITORY / "scenarios" / "user_data" / "train.parquet"), 16)
+    data = data_section(str(REPOSITORY / "scenarios" / "user_data" / "train.parquet"), 16)
     planned = plan(model={"name": "lenet"}, data=data, seed=7)
     s = scenario.parse(planned.scenario_text({audit.title(*search): 20 for search in planned.searches}))
     assert (s.data.name, s.seed, s.federation.clients) == ("parquet", 7, 4)
@@ -117,14 +119,14 @@ def test_all_attacks_of_the_list_are_registered() -> None:
 
 @pytest.mark.parametrize(("data", "name"), [("digits", "digits"), ("{tmp}", "image_folder"), ("x.parquet", "parquet")])
 def test_data_is_a_file_a_folder_or_a_name(data: str, name: str, tmp_path: Path) -> None:
-    assert audit.data_section(data.format(tmp=tmp_path), None)["name"] == name
+    assert data_section(data.format(tmp=tmp_path), None)["name"] == name
 
 
 def test_tables_and_texts_have_sections_of_their_own(tmp_path: Path) -> None:
-    assert audit.data_section("x.parquet", None, "ill") == {"name": "table", "path": "x.parquet", "label": "ill"}
+    assert data_section("x.parquet", None, "ill") == {"name": "table", "path": "x.parquet", "label": "ill"}
     (tmp_path / "author").mkdir()
     (tmp_path / "author" / "a.txt").write_text("words")
-    assert audit.data_section(str(tmp_path), None) == {"name": "text", "root": str(tmp_path)}
+    assert data_section(str(tmp_path), None) == {"name": "text", "root": str(tmp_path)}
 
 
 def test_a_leak_is_near_beyond_guessing_and_told_apart() -> None:

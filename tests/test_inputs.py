@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from rayfed.analysis.audit import data_section
 from rayfed.data import packing
 from rayfed.data.base import Dataset, in_memory
 from rayfed.data.images import Encoded, decode
+from rayfed.data.section import data_section
 from rayfed.errors import DataError, UserError
 from rayfed.registry import build
 from tests.conftest import imported

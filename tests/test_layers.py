@@ -24,7 +24,7 @@ from tests.conftest import REPOSITORY
 FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
     " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped rayfed.losses"
-    " rayfed.version rayfed.memory",
+    " rayfed.version rayfed.memory rayfed.hidden",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
@@ -42,7 +42,7 @@ floors; from its own floor only what `ARROWS` has. A new room is to be named her
 
 ARROWS = {
     # an attacker knows what samples are
-    "rayfed.update": {"rayfed.samples"},
+    "rayfed.update": {"rayfed.hidden", "rayfed.samples"},
     # what all components need, in its own order
     "rayfed.registry": {"rayfed.errors"},
     "rayfed.shipped": {"rayfed.errors"},

@@ -18,11 +18,11 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from rayfed import registry
-from rayfed.analysis.audit import data_section
 from rayfed.client.augmentation import area_box, augmented
 from rayfed.client.runtime import Evaluation
 from rayfed.data.base import Dataset
 from rayfed.data.packing import pack
+from rayfed.data.section import data_section
 from rayfed.data.sets.image_masks import is_given
 from rayfed.engine.evaluation import guesses
 from rayfed.engine.inputs import prepare

@@ -25,9 +25,9 @@ from rayfed.errors import DataError, UserError
 from rayfed.metrics.images import psnr
 from rayfed.recording import Recording
 from rayfed.store.folder import RunFolder
-from rayfed.store.images import decode_png
 from rayfed.update import LocalTraining
 from tests.conftest import REPOSITORY
+from tests.data_fixtures import decoded
 from tests.test_cli import run
 
 MODEL = "tests.test_recording:Net"
@@ -287,7 +287,7 @@ def test_without_the_truth_there_is_no_score_and_no_verdict(
     assert "NOT MEASURED" in text
     assert text.count("<img") == len([row for row in rows if row["image"]])
     [first] = [row for row in rows if (row["client"], row["attack"]) == (0, "analytic")]
-    assert float(psnr(images(0)[0], decode_png(first["image"])[None])) > 40, "it is the image all the same"
+    assert float(psnr(images(0)[0], decoded(first["image"])[None])) > 40, "it is the image all the same"
     assert replayed(folder, tmp_path, "--model", MODEL, "--fail-above", "15", "--allow-unmeasured")[0] == 0
 
 
@@ -355,7 +355,7 @@ def test_one_update_of_two_state_dicts_is_attacked(tmp_path: Path, net: Net) -> 
     assert "NOT MEASURED: without the truth nothing was scored" in output
     [table] = (tmp_path / "o").glob("*/reconstructions.parquet")
     [found] = [row for row in pq.read_table(table).to_pylist() if row["attack"] == "analytic"]
-    assert float(psnr(batch[0], decode_png(found["image"])[None])) > 40
+    assert float(psnr(batch[0], decoded(found["image"])[None])) > 40
     assert found["label"] == int(batch[1])
     (tmp_path / "no.pt").write_bytes(b"no")
     for wrong, said in {

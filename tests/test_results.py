@@ -22,8 +22,9 @@ from rayfed.errors import RunError
 from rayfed.store import checkpoint
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
-from rayfed.store.images import decode_png, encode_png
+from rayfed.store.images import encode_png
 from rayfed.store.schemas import TABLES
+from tests.data_fixtures import decoded
 
 NOON = datetime(2025, 3, 1, 12, 30, 5)
 
@@ -302,15 +303,15 @@ def test_parts_are_plain_parquet_for_other_tools(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 24), (1, 1, 1)])
 def test_png_round_trip_is_exact_to_8_bits(shape: tuple[int, int, int]) -> None:
     image = torch.rand(shape, generator=torch.Generator().manual_seed(0))
-    back = decode_png(encode_png(image))
+    back = decoded(encode_png(image))
     assert back.shape == shape
     assert (back - image).abs().max() <= 0.5 / 255 + 1e-6
-    assert torch.equal(decode_png(encode_png(back)), back)
+    assert torch.equal(decoded(encode_png(back)), back)
 
 
 def test_png_of_a_diverged_image() -> None:
     image = torch.tensor([[[math.nan, -3.0, 7.0, math.inf]]])
-    assert decode_png(encode_png(image)).flatten().tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert decoded(encode_png(image)).flatten().tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (0, 8, 8), (1, 1, 8, 8)])
@@ -321,7 +322,7 @@ def test_png_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 
 def test_images_of_other_channels_are_shown_side_by_side() -> None:
     bands = torch.arange(4 * 2 * 3).view(4, 2, 3) / 255
-    assert torch.equal(decode_png(encode_png(bands)), torch.cat(tuple(bands), 1)[None])
+    assert torch.equal(decoded(encode_png(bands)), torch.cat(tuple(bands), 1)[None])
 
 
 # Checkpoint

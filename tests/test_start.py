@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.result_fixtures import attacked, small_run
 
 HEAVY = (
     "IPython dp_accounting lpips matplotlib optuna pandas plotly ray scipy skimage sklearn sympy tenseal timm torch"
@@ -64,3 +65,28 @@ def test_a_launch_imports_what_it_uses(tmp_path: Path) -> None:
         "validate": ["torch"],
         "launch": ["pandas", "torch"],  # pyarrow imports pandas as it makes its first table
     }
+
+
+@pytest.mark.engine
+def test_commands_on_results_import_no_pytorch(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"none": [], "noise": ["gaussian"]}})
+    folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0), attacked("noise", "dlg", psnr=9.0)])
+    commands = [
+        ["export", folder.url],
+        ["export", folder.url, "--figures", str(tmp_path / "figures")],
+        ["recommend", folder.url, "--max-psnr", "15"],
+        ["compare", folder.url, folder.url],
+        ["gate", folder.url, "--fail-above", "psnr=15"],
+    ]
+    code = f"""
+import sys
+from rayfed.cli import app
+for command in {commands}:
+    try:
+        app(command, standalone_mode=False)
+    except SystemExit as end:
+        assert end.code != 2, command
+    assert "torch" not in sys.modules, command
+"""
+    found = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert not found.returncode, found.stderr

@@ -15,8 +15,8 @@ import tokenizers
 import torch
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.audit import data_section
 from rayfed.data.base import Dataset
+from rayfed.data.section import data_section
 from rayfed.data.sets.text_table import TextTable
 from rayfed.errors import DataError, UserError
 from rayfed.metrics.guessing import Others

@@ -17,12 +17,13 @@ from rayfed.analysis import summary
 from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import closest, criterion_of, headline, next_step, verdicts
+from rayfed.hidden import UNREHEARSED
 from rayfed.report import words
 from rayfed.report.run import write_report
 from rayfed.report.terminal_run import RunView
 from rayfed.store.images import encode_png
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
-from rayfed.update import UNREHEARSED, Masked
+from rayfed.update import Masked
 from tests.report_fixtures import Page
 from tests.result_fixtures import attacked, small_run
 

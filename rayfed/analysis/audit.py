@@ -11,25 +11,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import isfinite
-from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import yaml
 
 from rayfed import registry
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.summary import Row, labels_given, measured
-from rayfed.data.sets import check_given, hugging_face, image_masks
-from rayfed.data.sets.image_table import tables_of_images
-from rayfed.data.sets.tabular import column_names
-from rayfed.data.sets.text_table import text_column
-from rayfed.errors import UserError
+from rayfed.hidden import CHANNELS, UNREHEARSED
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import leading
-from rayfed.samples import Modality, held, taken
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
-from rayfed.update import UNREHEARSED, Encrypted, Masked
+
+if TYPE_CHECKING:
+    from rayfed.samples import Modality
 
 UNDEFENDED = "none"
 Defences = dict[str, list[dict[str, Any]]]
@@ -60,6 +56,8 @@ class Method:
 
     def takes(self, modality: Modality, batch: int) -> bool:
         """Return whether it is played on batches of such samples."""
+        from rayfed.samples import taken  # with PyTorch, which takes seconds, and which who reads tables does not need
+
         works = modality in taken("attacks", registry.find("attacks", self.name))
         return works and (self.largest is None or batch <= self.largest)
 
@@ -122,6 +120,8 @@ class Plan:
     @property
     def modality(self) -> Modality:
         """Form of the samples; raises `UserError` for an unknown data set."""
+        from rayfed.samples import held
+
         return held(registry.find("datasets", self.data["name"]))
 
     @property
@@ -182,74 +182,7 @@ def title(method: Method, batch: int) -> str:
     return f"{method.name} batch {batch}"
 
 
-def data_section(
-    data: str,
-    size: int | None,
-    label: str | None = None,
-    targets: Sequence[str] | None = None,
-    text: str | None = None,
-) -> dict[str, Any]:
-    """Return a scenario's section `data` for a file, a folder of images or texts, or the name of a data set.
-
-    Images lie in one folder per class, in `images` beside their `masks`, beside a table that names files and classes,
-    or in the files of a Hugging Face data set. In a table, `label` names the column of the classes, or `targets`
-    columns of numbers, and `text` the column of texts, by default the one named `text`. `size` is the height and width
-    to which images are resized; None: they keep theirs. Raises `UserError` for a table without a label, and for
-    anything that is not data.
-    """
-    path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
-    if targets and path.is_dir():
-        raise UserError(
-            f"--target names columns of a table, and {data} is a folder: images whose labels are numbers lie in a "
-            f"Parquet file, with numbers, or lists of them, in its column `label`"
-        )
-    if targets:
-        return {"name": "table", "path": data, "targets": list(targets)}
-    named = {} if label is None else {"label_column": label}
-    if label is None and text is None and image_masks.is_given(path):
-        return {"name": "image_masks", "root": data} | resized
-    if path.is_dir() and hugging_face.splits(path):
-        return {"name": "hugging_face", "root": data} | named | resized
-    if tables := tables_of_images(path):
-        return {"name": "image_table", **_splits(data, tables)} | named | resized
-    if path.suffix == ".parquet" and path.is_file() and not column_names(path):
-        return {"name": "parquet", "train": data} | named | resized
-    if column := text or (text_column(column_names(path)) if path.is_file() else None):
-        return {"name": "text_table", "path": data, "text_column": column} | named
-    if label is not None:
-        return {"name": "table", "path": data, "label": label}
-    if path.is_file() and (columns := column_names(path)):
-        raise UserError(
-            f"--data {data} is a table: name the column of its classes by --label, or columns of numbers that are "
-            f"predicted by --target, and where a model takes texts their column by --text, of {', '.join(columns)}"
-        )
-    if path.suffix != ".parquet":  # which says itself what it lacks
-        check_given(data)
-    if path.suffix == ".parquet" or any(path.glob("*.parquet")):
-        return {"name": "parquet", "train": data} | resized
-    if path.is_dir() and any(path.glob("*/*.txt")):
-        return {"name": "text", "root": data}
-    if path.suffix == ".arrow":
-        return {"name": "arrow", "path": data} | resized
-    return ({"name": "image_folder", "root": data} if path.is_dir() else {"name": data}) | resized
-
-
-def _splits(data: str, tables: Sequence[Path]) -> dict[str, str]:
-    """Return the table of images and, if there is one, that of the test split; raises `UserError` for any other."""
-    by_split = {
-        next((split for split in ("train", *hugging_face.TESTS) if split in t.stem.lower()), ""): t for t in tables
-    }
-    test = next((split for split in hugging_face.TESTS if split in by_split), None)
-    if len(tables) == 1:
-        return {"table": str(tables[0])}
-    if len(tables) == 2 and "train" in by_split and test:
-        return {"table": str(by_split["train"]), "test": str(by_split[test])}
-    raise UserError(f"--data {data} has several tables of images: name one of {', '.join(map(str, tables))}")
-
-
 State = Literal["leaks", "not reconstructed", "nothing to attack", "inconclusive", "not measured"]
-HIDDEN = Encrypted.unreadable, Masked.unreadable
-"""Messages in the rows of attacks that were given an update hidden by its channel."""
 
 
 @dataclass(frozen=True)
@@ -481,7 +414,7 @@ def _finding(
         state: State = "not measured"
     else:
         state = "not reconstructed" if bare or leaking else "inconclusive"
-    if all(row["status"] == "not applicable" and (row["message"] or "").startswith(HIDDEN) for row in rows):
+    if all(row["status"] == "not applicable" and (row["message"] or "").startswith(CHANNELS) for row in rows):
         return Finding(
             arm=rows[0]["arm"],
             batch=rows[0]["batch_size"],

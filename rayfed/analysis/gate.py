@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayfed.analysis.audit import Criterion, Finding
+from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.membership import RATES, Roc, roc, stated
 from rayfed.analysis.summary import Row, arm_names, arm_spec, labels_given, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
@@ -25,8 +26,10 @@ from rayfed.metrics.known import METRICS, leading, metrics_of, modality_by
 from rayfed.metrics.measures import JUDGED
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
-from rayfed.samples import MODALITIES, Modality
 from rayfed.store.schemas import VERSUS, WANT_OF_TIME
+
+if TYPE_CHECKING:
+    from rayfed.samples import Modality
 
 MISTAKEN = 0.5
 """Relative distance of a recorded update from its control from which on it is no undefended one: less may come of the
@@ -423,7 +426,7 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
         if not found.lacking and best is not None and bound.metric.passes(best, bound.limit):
             reason = f"{GUESSED}; no attack passed the bound by more than a guess without a defence either"
         return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
-    guessed = {leading(form).name for form in MODALITIES}  # by which guesses are compared
+    guessed = {leading(form).name for form in NOUNS}  # by which guesses are compared
     if best is not None and bound.name not in guessed and bound.metric.passes(best, bound.limit):
         reason = "at the bound, though no nearer than a guess by the leading metric: look at it"
         return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)

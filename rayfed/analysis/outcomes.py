@@ -13,11 +13,12 @@ import pyarrow as pa
 import yaml
 
 from rayfed.analysis import summary
-from rayfed.analysis.audit import HIDDEN, State, findings
+from rayfed.analysis.audit import State, findings
 from rayfed.analysis.settings import INAPPLICABLE, estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, weightiest
+from rayfed.hidden import CHANNELS
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
@@ -199,7 +200,7 @@ def _met(row: Row) -> tuple[str, str]:
 
 def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) -> dict[str, Any]:
     """Return `answer` and `why` of one attack on one arm, from its own rows: a `State`, or that it does not apply."""
-    if all(row["status"] == INAPPLICABLE and not (row["message"] or "").startswith(HIDDEN) for row in rows):
+    if all(row["status"] == INAPPLICABLE and not (row["message"] or "").startswith(CHANNELS) for row in rows):
         return {"answer": INAPPLICABLE}
     closed = closed_forms(scenario)
     arm, criterion = rows[0]["arm"], criterion_of(scenario, rows)

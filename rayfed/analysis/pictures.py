@@ -30,13 +30,9 @@ class Picture:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Picture:
         """Return the picture in a row of the table `images`."""
-        return cls(**image_key(row), true=_pixels(row["true"]), reconstructed=_pixels(row["reconstructed"]))
+        return cls(**image_key(row), true=decode_png(row["true"]), reconstructed=decode_png(row["reconstructed"]))
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Key in the table `attacks`: arm, round, attack, victim, repeat, sample."""
         return tuple(image_key(vars(self)).values())
-
-
-def _pixels(png: bytes) -> np.ndarray:
-    return (decode_png(png) * 255).round().byte().permute(1, 2, 0).numpy()

@@ -173,7 +173,7 @@ def pack(
 
 def _data(source: str, size: int | None) -> Any:
     """Return the section `data` for one argument."""
-    from rayfed.analysis.audit import data_section
+    from rayfed.data.section import data_section
     from rayfed.scenario import DataSpec
 
     if Path(source).suffix in (".yaml", ".yml"):

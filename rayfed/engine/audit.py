@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.audit import FEWEST, TWINS, UNDEFENDED, Criterion, Defences, Plan, called, data_section, title
+from rayfed.analysis.audit import FEWEST, TWINS, UNDEFENDED, Criterion, Defences, Plan, called, title
 from rayfed.analysis.formats import NOUNS, duration
+from rayfed.data.section import data_section
 from rayfed.engine import runs
 from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.auditing import SHARE, Fitted, Pace, Rehearsal, Trial, Unit, fit, of_calls, of_one_sample, untimed
@@ -127,7 +128,7 @@ def data_of(
     text: str | None,
     trained: Trained | None,
 ) -> dict[str, Any]:
-    """Return the section `data` for the given samples (`rayfed.analysis.audit.data_section`), by default the run's."""
+    """Return the section `data` for the given samples (`rayfed.data.section`), by default the run's."""
     if label is not None and targets:
         raise UserError("--label names the column of the classes, --target columns of numbers: give one of them")
     if given is not None:

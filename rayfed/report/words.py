@@ -14,7 +14,6 @@ from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, 
 from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
 from rayfed.analysis.verdicts import WEIGHT, Verdict, closest, labels_alone
-from rayfed.crypto.paillier import SECURE_BITS
 from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most, share_at_most
 from rayfed.privacy.tradeoff import PRIORS
@@ -245,6 +244,8 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
 
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
     """Return warnings of encryption keys that can be broken; `values` are those of `key_bits` in a sweep."""
+    from rayfed.crypto.paillier import SECURE_BITS  # with PyTorch
+
     specs = {"federation": (scenario.get("federation") or {}).get("protection")}
     specs |= {
         f"arm {name}": arm.get("protection")

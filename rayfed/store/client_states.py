@@ -19,7 +19,6 @@ from rayfed.errors import RunError
 from rayfed.store.files import tag
 from rayfed.store.folder import RunFolder
 from rayfed.store.history import History, Seal
-from rayfed.store.states import packed, unpacked
 
 State = dict[str, Any]
 FOLDER = "checkpoint/clients"
@@ -90,6 +89,8 @@ def write(
     That is for when the new ones count. Raises `TypeError` for a state that could not be loaded again, `RunError` where
     one of those before is lost.
     """
+    from rayfed.store.states import packed  # with PyTorch, which `holds_any` does without
+
     make_private(folder)
     counted = _counted(folder, arm, states, before)
     files = {client: packed(state, f"clients[{arm!r}][{client}]") for client, state in states.items()}
@@ -141,6 +142,8 @@ def tidy(folder: RunFolder, history: History) -> None:
 
 def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
     """Return the state in a checkpoint's file; raises `RunError` if its SHA-256 differs."""
+    from rayfed.store.states import unpacked
+
     data = folder.read_bytes(name)
     if sha256(data).hexdigest() != digest:
         raise damaged(folder, name)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from io import BytesIO
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def encode_png(image: Tensor) -> bytes:
@@ -17,6 +19,8 @@ def encode_png(image: Tensor) -> bytes:
     grey picture. What a diverged attack leaves outside that range is clamped, NaN becomes 0. Raises `ValueError` for
     any other shape.
     """
+    import torch  # whoever only reads tables does without it
+
     if image.ndim != 3 or not image.shape[0]:
         raise ValueError(f"an image is (C, H, W), not {tuple(image.shape)}")
     if image.shape[0] != 3:
@@ -28,8 +32,7 @@ def encode_png(image: Tensor) -> bytes:
     return buffer.getvalue()
 
 
-def decode_png(data: bytes) -> Tensor:
-    """Decode a PNG of `encode_png` to (C, H, W) float32 in [0, 1]."""
-    pixels = torch.from_numpy(np.array(Image.open(BytesIO(data))))
-    channels_first = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
-    return channels_first.float() / 255
+def decode_png(data: bytes) -> np.ndarray:
+    """Decode a PNG of `encode_png` to (H, W, C) uint8."""
+    pixels = np.array(Image.open(BytesIO(data)))
+    return pixels[..., None] if pixels.ndim == 2 else pixels

@@ -274,7 +274,7 @@ def _size(undone: Named | Undo | str | None) -> int:
 
 def _undone(code: _Code, update: Update) -> Named | Undo | str | None:
     from rayfed.gradients import flatten
-    from rayfed.update import UNREHEARSED
+    from rayfed.hidden import UNREHEARSED
 
     try:
         undo = _rehearsed(code, flatten(update.tensors) if update.tensors else None)
@@ -289,7 +289,7 @@ def _undone(code: _Code, update: Update) -> Named | Undo | str | None:
 
 def _why(error: Exception) -> str:
     """Return why nothing was undone, in words."""
-    from rayfed.update import UNREHEARSED
+    from rayfed.hidden import UNREHEARSED
 
     why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return f"{UNREHEARSED} ({why}): nothing known by their code was taken off"

@@ -1,0 +1,78 @@
+"""A scenario's section `data` for what a user names in one argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rayfed.data.sets import check_given, hugging_face, image_masks
+from rayfed.data.sets.image_table import tables_of_images
+from rayfed.data.sets.tabular import column_names
+from rayfed.data.sets.text_table import text_column
+from rayfed.errors import UserError
+
+
+def data_section(
+    data: str,
+    size: int | None,
+    label: str | None = None,
+    targets: Sequence[str] | None = None,
+    text: str | None = None,
+) -> dict[str, Any]:
+    """Return a scenario's section `data` for a file, a folder of images or texts, or the name of a data set.
+
+    Images lie in one folder per class, in `images` beside their `masks`, beside a table that names files and classes,
+    or in the files of a Hugging Face data set. In a table, `label` names the column of the classes, or `targets`
+    columns of numbers, and `text` the column of texts, by default the one named `text`. `size` is the height and width
+    to which images are resized; None: they keep theirs. Raises `UserError` for a table without a label, and for
+    anything that is not data.
+    """
+    path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
+    if targets and path.is_dir():
+        raise UserError(
+            f"--target names columns of a table, and {data} is a folder: images whose labels are numbers lie in a "
+            f"Parquet file, with numbers, or lists of them, in its column `label`"
+        )
+    if targets:
+        return {"name": "table", "path": data, "targets": list(targets)}
+    named = {} if label is None else {"label_column": label}
+    if label is None and text is None and image_masks.is_given(path):
+        return {"name": "image_masks", "root": data} | resized
+    if path.is_dir() and hugging_face.splits(path):
+        return {"name": "hugging_face", "root": data} | named | resized
+    if tables := tables_of_images(path):
+        return {"name": "image_table", **_splits(data, tables)} | named | resized
+    if path.suffix == ".parquet" and path.is_file() and not column_names(path):
+        return {"name": "parquet", "train": data} | named | resized
+    if column := text or (text_column(column_names(path)) if path.is_file() else None):
+        return {"name": "text_table", "path": data, "text_column": column} | named
+    if label is not None:
+        return {"name": "table", "path": data, "label": label}
+    if path.is_file() and (columns := column_names(path)):
+        raise UserError(
+            f"--data {data} is a table: name the column of its classes by --label, or columns of numbers that are "
+            f"predicted by --target, and where a model takes texts their column by --text, of {', '.join(columns)}"
+        )
+    if path.suffix != ".parquet":  # which says itself what it lacks
+        check_given(data)
+    if path.suffix == ".parquet" or any(path.glob("*.parquet")):
+        return {"name": "parquet", "train": data} | resized
+    if path.is_dir() and any(path.glob("*/*.txt")):
+        return {"name": "text", "root": data}
+    if path.suffix == ".arrow":
+        return {"name": "arrow", "path": data} | resized
+    return ({"name": "image_folder", "root": data} if path.is_dir() else {"name": data}) | resized
+
+
+def _splits(data: str, tables: Sequence[Path]) -> dict[str, str]:
+    """Return the table of images and, if there is one, that of the test split; raises `UserError` for any other."""
+    by_split = {
+        next((split for split in ("train", *hugging_face.TESTS) if split in t.stem.lower()), ""): t for t in tables
+    }
+    test = next((split for split in hugging_face.TESTS if split in by_split), None)
+    if len(tables) == 1:
+        return {"table": str(tables[0])}
+    if len(tables) == 2 and "train" in by_split and test:
+        return {"table": str(by_split["train"]), "test": str(by_split[test])}
+    raise UserError(f"--data {data} has several tables of images: name one of {', '.join(map(str, tables))}")

@@ -1,0 +1,13 @@
+"""Messages of attacks that could see nothing in an update: those who read tables of results know them by these.
+
+They import no PyTorch, so that tables are read without it.
+"""
+
+from __future__ import annotations
+
+ENCRYPTED = "the update is encrypted: there is a ciphertext and no gradient to look at"
+MASKED = "the update is masked: without the other clients' shares it is uniform noise, and no gradient"
+CHANNELS = ENCRYPTED, MASKED
+"""Beginnings of the messages on an update that its channel hides."""
+UNREHEARSED = "the defences could not be run on gradients of one's own"
+"""Beginning of the messages of attackers who have a defence's code and could do nothing with it."""

@@ -88,6 +88,10 @@ def states(*rows: dict[str, Any]) -> dict[tuple[str, int], str]:
     return {(f.arm, f.batch): f.state for f in audit.findings(rows, IMAGES)}
 
 
+def said_of(arm: str, *rows: dict[str, Any]) -> str:
+    return audit.sentence([one for one in audit.findings(rows, IMAGES) if one.arm == arm], IMAGES)
+
+
 def plan(**changes: Any) -> Plan:
     digits = {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 20}
     return Plan(**{"model": {"name": "mlp"}, "data": digits, "batches": [1, 8], "samples": 4, **changes})
@@ -797,7 +801,13 @@ def test_what_was_not_played_without_a_defence_has_to_answer_behind_it() -> None
     bare = [row("none", 1, 40.0, "analytic"), row("none", 1, None, "april", status=UNPLAYED, message=WANT_OF_TIME)]
     defended = row("x", 1, 8.0, "analytic")
     assert states(*bare, defended, row("x", 1, 8.0, "april"))["x", 1] == "not reconstructed"
-    assert states(*bare, defended, row("x", 1, None, "april"))["x", 1] == "not measured", "it may leak without"
+    unanswered = row("x", 1, None, "april")
+    assert states(*bare, defended, unanswered)["x", 1] == "not measured", "it may leak without"
+    assert "april (not played without a defence) would tell" in said_of("x", *bare, defended, unanswered)
+    unanswered = row("x", 1, None, "analytic")
+    assert "analytic (which leaks without a defence) would tell" in said_of(
+        "x", bare[0], unanswered, row("x", 1, 8.0, "b")
+    )
 
 
 def test_attacks_are_played_in_the_order_in_which_they_were_planned(

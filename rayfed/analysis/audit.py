@@ -209,6 +209,8 @@ class Finding:
     """Searches that answered after `FEWEST` evaluations, outside the budget."""
     failed: tuple[str, ...] = ()
     """Attacks that raised an error on some victim."""
+    awaited: tuple[str, ...] = ()
+    """Attacks whose answer would tell and is missing: they leaked without a defence, or had no time there."""
     lacking: str = ""
     """Why answers show less than they seem to: what an attacker lacked, or that nothing else was attacked which would
     show that the attacks work."""
@@ -444,6 +446,11 @@ def _finding(
         ),
         unplayed=_unplayed(rows, unplayed),
         failed=tuple(dict.fromkeys(short_title(row) for row in silent if row["status"] == "failed")),
+        awaited=tuple(
+            f"{name} ({why})"
+            for group, why in ((leaking, "which leaks without a defence"), (untried, "not played without a defence"))
+            for name in sorted({attack.partition(" batch ")[0] for attack, *_ in group - told})
+        ),
         lacking=lacking,
         gain=best[1]["above_guessing"] if best else None,
         alike=len(
@@ -598,7 +605,8 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
         return f"NOT MEASURED at {batches}: no attack answered{silent}"
     closest = _beside_guess(nearest, criterion)
     if state == "not measured":
-        return f"NOT MEASURED at {batches}: an attack that would tell did not answer{silent}, the closest at {closest}"
+        awaited = ", ".join(dict.fromkeys(name for f in group for name in f.awaited)) or "an attack"
+        return f"NOT MEASURED at {batches}: {awaited} would tell, and did not answer{silent}, the closest at {closest}"
     if state == "inconclusive":
         why = dict.fromkeys(f.lacking or FOUND_NOTHING for f in group)
         return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(why)} (the closest here at {closest}){silent}"

@@ -15,9 +15,6 @@ from typing import Any
 
 from actors import ray_files
 
-_READY = 8
-"""Most processors of a machine whose waiting workers import PyTorch beforehand: each then holds 0.4 GB."""
-
 
 def connect(**options: Any) -> None:
     """Call `ray.init` without the lines that Ray prints about itself."""
@@ -32,8 +29,6 @@ def start() -> None:
     ray_files.guard_token()
     # of memory that is short, one actor at a time dies and the youngest first: not the server beside those that took it
     os.environ.setdefault("RAY_worker_killing_policy_by_group", "true")
-    if (os.cpu_count() or 1) <= _READY:  # Ray starts a worker for each, which would wait until an actor is made of it
-        os.environ.setdefault("RAY_preload_python_modules", "actors.client,actors.attacker")
     with _on_loopback(), _without_what_nobody_asks():
         connect(address="local", include_dashboard=False)
     ray_files.claim_session()

@@ -105,8 +105,6 @@ with local_ray.starting():
             if one.status == psutil.CONN_LISTEN:
                 print("LISTENS", process.name(), one.laddr.ip, flush=True)
         print("STARTED", *process.cmdline()[:4], flush=True)
-    loaded = ray.remote(lambda: "actors.client" in sys.modules)
-    print("READY", ray.get(loaded.remote()) == (os.cpu_count() <= 8), flush=True)
 print("LEFT", session.exists(), flush=True)
 
 try:
@@ -142,7 +140,6 @@ def test_it_listens_on_loopback_alone_leaves_nothing_and_its_death_is_told() -> 
         one for one in started if any(name in one for name in ("monitor", "dashboard.py", "dashboard/dashboard"))
     ]
     said = dict(line for line in lines if len(line) == 2)
-    assert said["READY"] == "True", "a worker that waits has imported what an actor needs"
     assert (said["LEFT"], said["KEPT"], said["REMOVED"]) == ("False", "True", "True")
     assert "raylet on this machine has died" in said["SAID"]
 

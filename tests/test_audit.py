@@ -803,9 +803,9 @@ def test_what_was_not_played_without_a_defence_has_to_answer_behind_it() -> None
     assert states(*bare, defended, row("x", 1, 8.0, "april"))["x", 1] == "not reconstructed"
     unanswered = row("x", 1, None, "april")
     assert states(*bare, defended, unanswered)["x", 1] == "not measured", "it may leak without"
-    assert "april (not played without a defence) would tell" in said_of("x", *bare, defended, unanswered)
+    assert "april (for which there was no time without one) would tell" in said_of("x", *bare, defended, unanswered)
     unanswered = row("x", 1, None, "analytic")
-    assert "analytic (which leaks without a defence) would tell" in said_of(
+    assert "analytic (which succeeds without a defence) would tell" in said_of(
         "x", bare[0], unanswered, row("x", 1, 8.0, "b")
     )
 

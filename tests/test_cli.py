@@ -337,7 +337,8 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     assert code == 0, output
     assert "mine.yaml: valid" in output
     code, output = run("validate", "mine.yaml", "--set", "sweep={repeats: 4}")
-    assert "arms paired by seed: Wilcoxon's p value cannot be under 5 % with 4 pairs" in output, output
+    assert "paired by seed: Wilcoxon's p value cannot be under 5 % with 4 pairs and 1 arm: at the least 0.12" in output
+    assert "Wilcoxon" not in run("validate", "mine.yaml", "--set", "sweep={repeats: 6}")[1]
     arm = "[{name: dp_fedavg, noise_multiplier: 2, clip: 1}]"
     code, output = run("validate", "mine.yaml", "--set", f"arms.private={arm}")
     assert "privacy of private after" in output, output

@@ -214,7 +214,8 @@ def test_actors_without_a_place_are_waited_for_no_longer_than_said(monkeypatch: 
     nowhere.close()
 
 
-def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
+def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "PATIENCE", 0.5)
     two = workers.Workers(Pool([0, 0, 100]), 2)
     two.wait()
     kill(two._actors[1])

@@ -69,23 +69,25 @@ def test_a_launch_imports_what_it_uses(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_commands_on_results_import_no_pytorch(tmp_path: Path) -> None:
-    folder = small_run(str(tmp_path), {"arms": {"none": [], "noise": ["gaussian"]}})
+    folder = small_run(str(tmp_path), {"arms": {"none": [], "noise": ["gaussian"]}, "metrics": {"names": ["psnr"]}})
     folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0), attacked("noise", "dlg", psnr=9.0)])
+    other = small_run(str(tmp_path), {"arms": {"none": []}}, "other")
     commands = [
-        ["export", folder.url],
-        ["export", folder.url, "--figures", str(tmp_path / "figures")],
-        ["recommend", folder.url, "--max-psnr", "15"],
-        ["compare", folder.url, folder.url],
-        ["gate", folder.url, "--fail-above", "psnr=15"],
+        (["export", folder.url], 0),
+        (["export", folder.url, "--figures", str(tmp_path / "figures")], 0),
+        (["recommend", folder.url, "--max-psnr", "15"], 0),
+        (["compare", folder.url, other.url], 0),
+        (["gate", folder.url, "--fail-above", "psnr=15"], 0),
     ]
     code = f"""
 import sys
 from rayfed.cli import app
-for command in {commands}:
+for command, expected in {commands}:
     try:
-        app(command, standalone_mode=False)
+        code = app(command, standalone_mode=False) or 0
     except SystemExit as end:
-        assert end.code != 2, command
+        code = end.code
+    assert code == expected, (command, code)
     assert "torch" not in sys.modules, command
 """
     found = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)

@@ -210,7 +210,7 @@ class Finding:
     failed: tuple[str, ...] = ()
     """Attacks that raised an error on some victim."""
     awaited: tuple[str, ...] = ()
-    """Attacks whose answer would tell and is missing: they leaked without a defence, or had no time there."""
+    """Attacks whose answer would tell and is missing: they succeeded without a defence, or had no time there."""
     lacking: str = ""
     """Why answers show less than they seem to: what an attacker lacked, or that nothing else was attacked which would
     show that the attacks work."""
@@ -311,6 +311,12 @@ def modality_of(attacks: Sequence[Row]) -> Modality:
     """Return the form of the samples of some rows of attacks, by what was measured of them."""
     others = (form for form in NOUNS if form != "pixels")
     return next((form for form in others if any(measured(row.get(leading(form).name)) for row in attacks)), "pixels")
+
+
+def noun_of(rows: Sequence[Row]) -> str:
+    """Return what the samples of some rows of attacks or outcomes are called: `sample` where nothing was measured."""
+    form = modality_of(rows)
+    return NOUNS[form] if any(measured(row.get(leading(form).name)) for row in rows) else "sample"
 
 
 def findings(
@@ -448,7 +454,10 @@ def _finding(
         failed=tuple(dict.fromkeys(short_title(row) for row in silent if row["status"] == "failed")),
         awaited=tuple(
             f"{name} ({why})"
-            for group, why in ((leaking, "which leaks without a defence"), (untried, "not played without a defence"))
+            for group, why in (
+                (leaking, "which succeeds without a defence"),
+                (untried, "for which there was no time without one"),
+            )
             for name in sorted({attack.partition(" batch ")[0] for attack, *_ in group - told})
         ),
         lacking=lacking,
@@ -605,11 +614,12 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
         return f"NOT MEASURED at {batches}: no attack answered{silent}"
     closest = _beside_guess(nearest, criterion)
     if state == "not measured":
-        awaited = ", ".join(dict.fromkeys(name for f in group for name in f.awaited)) or "an attack"
-        return f"NOT MEASURED at {batches}: {awaited} would tell, and did not answer{silent}, the closest at {closest}"
+        awaited = [f"{name} at batch {f.batch}" if len(group) > 1 else name for f in group for name in f.awaited]
+        why = f"{', '.join(awaited)} would tell, and did not answer" if awaited else "not all attacks answered"
+        return f"NOT MEASURED at {batches}: {why}{silent}, the closest at {closest}"
     if state == "inconclusive":
-        why = dict.fromkeys(f.lacking or FOUND_NOTHING for f in group)
-        return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(why)} (the closest here at {closest}){silent}"
+        lacking = dict.fromkeys(f.lacking or FOUND_NOTHING for f in group)
+        return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(lacking)} (the closest here at {closest}){silent}"
     untimed = sorted({name for finding in group for name in finding.untimed})
     budget = f" ({', '.join(untimed)}: at most {FEWEST} evaluations)" if untimed else " within this budget"
     noun = criterion.noun

@@ -209,7 +209,6 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         if foreign := dotted_paths(read_text(scenario), changes or []):
             print(f"{scenario} imports code by dotted paths, now and when it runs: {', '.join(foreign)}", flush=True)
         loaded = load(scenario, changes)
-        from rayfed.analysis.paired import out_of_reach
         from rayfed.engine.inputs import prepare
         from rayfed.report.terminal_run import guarantee_lines
         from rayfed.scenario.trials import planned
@@ -231,8 +230,9 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         if loaded.sweep:
             settings = loaded.sweep.samples or len(trials) // loaded.sweep.repeats
             print(f"  sweep: {settings} settings ({loaded.sweep.search}), {loaded.sweep.repeats} repeats of each")
-            others = len(loaded.played) - 1
-            if loaded.sweep.repeats > 1 and others and (said := out_of_reach(loaded.sweep.repeats, others)):
-                print(f"  arms paired by seed: {said}")
+            from rayfed.analysis.paired import out_of_reach
+
+            if loaded.sweep.repeats > 1 and (said := out_of_reach(loaded.sweep.repeats, 1)):
+                print(f"  two arms paired by seed: {said}; more arms need more repeats")
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
         print(f"  results: {loaded.output.folder}, unless --out says otherwise")

@@ -62,9 +62,9 @@ class Reader:
     def labelled(
         self, texts: Sequence[Sequence[str]], labels: Sequence[Sequence[int]], length: int
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return texts in words as `filled` does, and second the label of each word at its first token, (N, length).
+        """Return texts in words, the label of each word at its first token, and how many texts were truncated.
 
-        All other places have `NO_TARGET`, as is usual.
+        Texts and labels are (N, length) int64, as of `filled`. All other places have `NO_TARGET`, as is usual.
         """
         assert self.pad is not None
         found = self._encoded(texts, length, is_pretokenized=True)
@@ -95,6 +95,7 @@ class Reader:
 
 
 def _truncated(found: Sequence[tokenizers.Encoding]) -> int:
+    # a text of just so many tokens has as many as one that was cut: what was cut off tells them apart
     return sum(bool(one.overflowing) for one in found)
 
 

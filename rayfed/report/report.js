@@ -162,7 +162,7 @@ function choose(id) {
   const figures = pictures ? [...pictures.querySelectorAll(`[data-entry="${id}"]`)] : [];
   const panel = byId("chosen");
   panel.querySelector("h3").textContent = entry.attack ? `${entry.title} · ${entry.attack}` : entry.title;
-  panel.querySelector(".note").textContent = figures.length ? entry.note : `${entry.note} There are no images of it here.`;
+  panel.querySelector(".note").textContent = figures.length ? entry.note : `${entry.note} There are no pictures of it here.`;
   panel.querySelector(".pairs").replaceChildren(...figures.map(figure => figure.cloneNode(true)));
   for (const row of byId("settings").tBodies[0].rows) row.classList.toggle("chosen", Number(row.dataset.entry) === id);
   panel.scrollTop = 0;

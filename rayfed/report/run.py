@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from rayfed.analysis import summary
-from rayfed.analysis.audit import Criterion, State, distortions
+from rayfed.analysis.audit import Criterion, State, distortions, noun_of
 from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
 from rayfed.analysis.membership import area, stated
@@ -123,6 +123,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "verdict_of": by_arm,
         "prices": words.prices(arms, privacy, distortions(attacks)),
         "criterion": criterion,
+        "noun": noun_of(attacks),
         "distortions": distortions(attacks),
         "statements": words.of_run(
             arms, by_arm if attacks else {}, criterion, privacy, classes if samples.truth else None, secure

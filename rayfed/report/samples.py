@@ -21,7 +21,7 @@ FIELDS = 4
 """Fields along the longer side of a blurred image."""
 HIDDEN = "▪▪▪"
 """What stands for a word, or a column, of a blurred sample."""
-_KEPT = "Whatever the page shows, the tables beside it hold attacked samples in full, true and reconstructed."
+_KEPT = "Whatever the page shows, the tables images, texts and snapshots beside it hold attacked samples in full."
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,11 @@ class Samples:
             "is the client's sample. Before you pass the page on, make one without samples: rayfed report RUN --redact."
         )
 
+    @property
+    def warning_of_folder(self) -> str | None:
+        """Warning about the page and the tables beside it; None of public samples."""
+        return None if self.public else " ".join(filter(None, (self.warning, _KEPT)))
+
 
 def shown(scenarios: Iterable[Mapping[str, Any]]) -> Samples:
     """Return the samples that the page of a run shows, or that of a sweep of some scenarios with the same `output`."""
@@ -97,13 +102,11 @@ def warning(folder: RunFolder) -> str | None:
         samples = of_sweep(sweep)
     else:
         held, samples = _has_samples(folder), shown([folder.scenario()])
-    if samples.public or not held:
-        return None
-    return " ".join(filter(None, (samples.warning, _KEPT)))
+    return samples.warning_of_folder if held else None
 
 
 def _has_samples(folder: RunFolder) -> bool:
-    return any(folder.parts(table) for table in ("images", "texts"))
+    return any(folder.parts(table) for table in ("images", "texts", "snapshots"))
 
 
 def _blurred(png: bytes) -> bytes:

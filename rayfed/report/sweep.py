@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from rayfed.analysis import summary
+from rayfed.analysis.audit import noun_of
 from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.paired import of_seeds, paired, paired_grid
 from rayfed.analysis.settings import Setting, settings
@@ -84,6 +85,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         + ([samples.warning] if samples.warning and near else []),
         "samples": samples,
         "criterion": criterion,
+        "noun": noun_of(rows),
         "worst": worst,
         "strips": strips(sweep.trial(near.run), samples, {key(near.row)}) if near else [],
         "explorer": explorer,

@@ -337,8 +337,8 @@ class RunView:
                 )
 
     def _warn_of_samples(self) -> None:
-        """Warn where the report has samples that are not known to be public."""
-        if (self._attacks or self._inferences) and (said := shown([self._scenario]).warning):
+        """Warn where the run has samples that are not known to be public."""
+        if (self._attacks or self._inferences) and (said := shown([self._scenario]).warning_of_folder):
             self.note(said)
 
     def _table(self) -> Table:

@@ -92,15 +92,17 @@ def effects(arms: Sequence[ArmSummary], verdicts: Mapping[str, Verdict], most: i
 
 def leakage(verdict: Verdict | None) -> str:
     """Return in a few words what attacks got on an arm, or that it was not measured."""
-    if verdict is None:
+    labels = [f"labels found: {verdict.labels}"] if verdict and verdict.labels else []
+    return ", ".join([_of_samples(verdict), *labels])
+
+
+def _of_samples(verdict: Verdict | None) -> str:
+    if verdict is None or not verdict.answered:
         return "not measured"
-    labels = [f"labels found: {verdict.labels}"] if verdict.labels else []
-    if not verdict.answered:
-        return ", ".join(["not measured", *labels])
     if verdict.closest is None:
-        return ", ".join([verdict.state, *labels])
+        return verdict.state
     how = f"{'worst' if verdict.state == 'leaks' else 'closest'} {called(verdict.closest)} {near(verdict.closest)}"
-    return ", ".join([verdict.state, how, *labels])
+    return f"{verdict.state}, {how}"
 
 
 def prices(arms: Sequence[ArmSummary], privacy: Sequence[Row], distortions: Mapping[str, float]) -> dict[str, str]:
@@ -244,8 +246,6 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
 
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
     """Return warnings of encryption keys that can be broken; `values` are those of `key_bits` in a sweep."""
-    from rayfed.crypto.paillier import SECURE_BITS  # with PyTorch
-
     specs = {"federation": (scenario.get("federation") or {}).get("protection")}
     specs |= {
         f"arm {name}": arm.get("protection")
@@ -256,6 +256,10 @@ def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
         (place, spec["key_bits"]) for place, spec in specs.items() if isinstance(spec, Mapping) and spec.get("key_bits")
     }
     bits |= {("swept", value) for value in values}
+    if not bits:
+        return []
+    from rayfed.crypto.paillier import SECURE_BITS  # with PyTorch
+
     return [
         f"Keys of {length} bits ({place}) can be broken: anyone who sees a ciphertext can read it. "
         f"Use at least {SECURE_BITS} bits."
@@ -322,9 +326,15 @@ def _cost(arm: ArmSummary, reference: ArmSummary, verdicts: Mapping[str, Verdict
         own, other = (size(one.bytes_up / one.rounds) for one in (arm, reference))
         parts.append(f"{own} sent by clients a round (against {other})")
     if verdicts:
-        own, other = (leakage(verdicts.get(one.name)) for one in (arm, reference))
-        told = f"leakage {own}" if own.startswith("not measured") else own
+        both = [verdicts.get(one.name) for one in (arm, reference)]
+        own, other = map(_of_samples, both)
+        told = f"leakage {own}" if own == "not measured" else own
         parts.append(f"{told} ({reference.name}: {'the same' if own == other else other})")
+        own, other = ("" if one is None else one.labels for one in both)
+        if own:
+            parts.append(f"labels found: {own}" + (f"; {reference.name}: {other}" if other and own != other else ""))
+        elif other:
+            parts.append(f"labels found on {reference.name}: {other}")
     return "; ".join(parts) or "nothing was measured"
 
 

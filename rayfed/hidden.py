@@ -11,3 +11,5 @@ CHANNELS = ENCRYPTED, MASKED
 """Beginnings of the messages on an update that its channel hides."""
 UNREHEARSED = "the defences could not be run on gradients of one's own"
 """Beginning of the messages of attackers who have a defence's code and could do nothing with it."""
+UNUSED = "these attacks do not use all that the defences' code tells"
+"""The same of those who could do something, where another attacker with the code may do more."""

@@ -18,8 +18,8 @@ import yaml
 
 from rayfed import registry
 from rayfed.analysis.formats import NOUNS
-from rayfed.analysis.summary import Row, labels_given, measured
-from rayfed.hidden import CHANNELS, UNREHEARSED
+from rayfed.analysis.summary import Row, code_given, labels_given, measured
+from rayfed.hidden import CHANNELS, UNREHEARSED, UNUSED
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import leading
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
@@ -92,6 +92,7 @@ EXPLAINS = 0.1
 EXPLAINS_IN_TOKENS = 1e-3
 """The same of texts: tokens are right or wrong, and those of wrong ones may come near, where few layers are trained."""
 UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
+UNEXPLAINED_PART = "no attack found a sample whose gradient has the values that the defence leaves, as the true one has"
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
 FOUND_NOTHING = "the attacks found nothing without a defence either"
 FEWEST, USEFUL, MOST = 40, 100, 24_000
@@ -404,7 +405,7 @@ def _finding(
         twin = _twin(row)
         closest[twin] = max(value, closest.get(twin, value))
     messages = (row.get("message") or "" for _, row in finite if row["status"] == "ok")
-    lacking = next((message for message in messages if UNREHEARSED in message), "")
+    lacking = next((message for message in messages if UNREHEARSED in message or UNUSED in message), "")
     if not leaks and any(criterion.near(row) for _, row in finite):
         alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
         than = "a public sample is" if alike else "to another sample"
@@ -416,8 +417,8 @@ def _finding(
     told = {(row["attack"], *_sample(row)) for row in rows} - {(row["attack"], *_sample(row)) for row in silent}
     unplayed = [row for row in rows if row["status"] == UNPLAYED]
     broken = any(row["status"] != "not applicable" and (bare or row["status"] != "ok") for row in silent)
-    if bare and not changed and not leaks:
-        lacking = lacking or _unexplained([row for _, row in finite], criterion)
+    if not leaks and not (bare and changed):
+        lacking = lacking or _unexplained([row for _, row in finite], criterion, bare)
     if not finite or not answered or not leaking | untried <= told or broken:
         state: State = "not measured"
     else:
@@ -476,17 +477,22 @@ def _finding(
     )
 
 
-def _unexplained(rows: Sequence[Row], criterion: Criterion) -> str:
-    """Return why answers do not explain an undefended gradient; empty if each sample has an answer that does.
+def _unexplained(rows: Sequence[Row], criterion: Criterion, bare: bool) -> str:
+    """Return why answers do not explain a gradient; empty if each sample has an answer that does.
 
     The sample itself has this gradient, so an attack whose answer does not have it has not finished its search. Tables
-    of earlier versions, and updates of several local steps, have no `fit`.
+    of earlier versions, and updates of several local steps, have no `fit`. Behind a defence those count who know from
+    its code which values it leaves as they are, and samples of whose gradient it leaves some.
     """
+    if not bare:
+        rows = [row for row in rows if code_given(row) and row.get("fit") is not None]
     fits = [(_sample(row), row["fit"]) for row in rows if row.get("fit") is not None]
     explains = EXPLAINS_IN_TOKENS if criterion.modality == "tokens" else EXPLAINS
     explained = {sample for sample, fit in fits if fit <= explains}
     if explained >= {_sample(row) for row in rows}:
         return ""
+    if not bare:
+        return UNEXPLAINED_PART
     return UNEXPLAINED if fits else INCOMPARABLE
 
 

@@ -178,6 +178,11 @@ def labels_given(row: Row) -> bool:
     return "labels" in (row["knowledge"] or "").split(",")
 
 
+def code_given(row: Row) -> bool:
+    """Return whether the attacker of a row of `attacks` had the code of the defences."""
+    return "code" in (row["knowledge"] or "").split(",")
+
+
 def undefended(scenario: Row, arm: str) -> bool:
     """Return whether an arm has neither defences nor a protection, its own or the federation's."""
     spec, federation = arm_spec(scenario, arm), scenario.get("federation") or {}

@@ -6,9 +6,10 @@ Read are the scenario and the tables of attacks and inferences alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rayfed import registry
 from rayfed.analysis.audit import (
     FEWEST,
     METHODS,
@@ -22,7 +23,7 @@ from rayfed.analysis.audit import (
 )
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.membership import area, stated
-from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, undefended
+from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, code_given, undefended
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.metrics.known import leading
 from rayfed.store.schemas import UNPLAYED, VERSUS
@@ -86,9 +87,20 @@ def run_findings(
         alike = [arm for arm, own in models.items() if own == model]
         rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
         found += findings(rows, criterion, _brief(scenario), bare, finished, closed_forms(scenario))
-    return found
+    own = {arm for arm in models if _has_own(scenario, arm)} - {row["arm"] for row in attacks if code_given(row)}
+    unread = [one.arm in own and one.state == "not reconstructed" for one in found]
+    return [replace(f, state="inconclusive", lacking=UNREAD) if u else f for f, u in zip(found, unread, strict=True)]
 
 
+def _has_own(scenario: Mapping[str, Any], arm: str) -> bool:
+    """Return whether an arm has defences that rayfed does not come with."""
+    specs = arm_spec(scenario, arm).get("defences") or []
+    names = [str(spec["name"] if isinstance(spec, Mapping) else spec) for spec in specs]
+    known = registry.table("defences")
+    return not all(known.get(name, name).startswith("rayfed.") for name in names)
+
+
+UNREAD = "no attacker here has the code of the arm's own defence (knowledge: [defence, code])"
 NOTHING_REBUILT = "no attack rebuilt samples here"
 UNFINISHED = "the run is not finished, and no attack that rebuilds samples is over here"
 """Why an arm without rows of attacks is not measured: in a finished run, and in one that goes on or broke off."""

@@ -20,9 +20,10 @@ def with_fit(
     """Return reconstructions with their `fit`: how far their gradient is from the observed one, beside a grey sample's.
 
     Both are sines of angles, with the labels that were found: 0 of the samples themselves and of others that the
-    gradient does not tell from them, 1 and more of what explains no more than nothing. It is None where there is
-    nothing to compare: after several local steps, without samples or an update, where values of the update are not
-    finite, or where the model does not take what was found.
+    gradient does not tell from them, 1 and more of what explains no more than nothing. Who knows the defences' code
+    compares the values that these leave as they are (`rayfed.client.grants.code`). It is None where there is nothing to
+    compare: after several local steps, without samples or an update, where values of the update are not finite, where
+    defences leave none, or where the model does not take what was found.
     """
     network = without_tracking(model)
     return [replace(one, fit=_fit(one, seen, network)) for one, seen in zip(found, observations, strict=True)]
@@ -50,9 +51,13 @@ def _sine(images: Tensor, labels: Tensor, observation: Observation, network: nn.
     network = network.to(device)
     buffers = buffers_for(network, observation)
     found, _ = gradients.gradient(network, observation.weights, buffers, images.to(device), labels.to(device))
-    seen = {name: tensor for name, tensor in observation.gradient.items() if name in found}
-    one = gradients.flatten({name: found[name].double() for name in seen})
-    other = gradients.flatten({name: tensor.double() for name, tensor in seen.items()})
+    seen = {name: tensor.double() for name, tensor in observation.gradient.items() if name in found}
+    one, other = gradients.flatten({name: found[name].double() for name in seen}), gradients.flatten(seen)
+    if "left" in observation.extra:
+        left = observation.extra["left"] or {}
+        none = {name: torch.zeros_like(tensor, dtype=torch.bool) for name, tensor in seen.items()}
+        kept = gradients.flatten({name: left.get(name, none[name]).to(device) for name in seen})
+        one, other = one[kept], other[kept]
     lengths = float(one.norm() * other.norm())
     if not lengths or lengths != lengths or lengths == float("inf"):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayfed.attacks.base import Guess, Reconstruction
+from rayfed.hidden import UNUSED
 from rayfed.update import Observation
 
 
@@ -21,7 +22,7 @@ def undone(observation: Observation) -> Observation:
 
 
 def noted(guess: Guess, observation: Observation) -> Guess:
-    """Return what was found with the reason in its message why nothing was undone, where the attacker could not.
+    """Return what was found with the reason in its message why nothing was undone, or not all that the code tells used.
 
     Samples that were found are those that were trained on: of what they were made is returned, where that is known.
     """
@@ -29,7 +30,9 @@ def noted(guess: Guess, observation: Observation) -> Guess:
     if made is not None and isinstance(guess, Reconstruction) and guess.status in ("ok", "diverged"):
         shown = tuple((iteration, made.back(images)) for iteration, images in guess.snapshots)
         guess = replace(guess, images=made.back(guess.images), snapshots=shown)
-    reason = observation.extra.get("undone")
+    reason, beyond = observation.extra.get("undone"), observation.extra.get("beyond")
     if not isinstance(reason, str):
+        reason = f"{UNUSED}: {beyond}" if beyond else ""
+    if not reason:
         return guess
     return replace(guess, message="; ".join(filter(None, (guess.message, reason))))

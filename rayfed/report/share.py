@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
 from rayfed.errors import RunError, UserError
-from rayfed.hidden import CHANNELS, UNREHEARSED
+from rayfed.hidden import CHANNELS, UNREHEARSED, UNUSED
 from rayfed.store import client_states
 from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.store.schemas import TABLES, WANT_OF_TIME
@@ -29,7 +29,7 @@ SAMPLES = ("images", "texts", "snapshots")
 """Tables with the victims' samples, as they are or as they were reconstructed."""
 LEFT_OUT = "left out of this copy"
 """What a copy has for the message of an error."""
-_OURS = (*CHANNELS, UNREHEARSED)
+_OURS = (*CHANNELS, UNREHEARSED, UNUSED)
 """Messages of attacks that quote nobody, and that verdicts read."""
 _NO_TIME = re.compile(rf"{WANT_OF_TIME}( \(about [\d.e-]+ (s|min \d\d s|h \d\d min)\))?")
 """Another one: that there was no time for an attack, and how long it takes."""

@@ -74,7 +74,7 @@ class Sent:
         gradients = [observation.step for observation in observations]  # what a defence had before it
         entering = cache(lambda: vectors_entering(model, observations[0]))  # takes a while, and is seldom asked for
         seen = [bounds(g, o.weights, entering, alone) for g, o in zip(gradients, observations, strict=True)]
-        known: list[Named | None] = [observation.extra.get("defence") for observation in observations]
+        known = [_both(o.extra.get("defence"), o.extra.get("heard")) for o in observations]
         signs = torch.tensor([signs_alone(gradient) for gradient in gradients])
         if not any(seen) and not any(known) and not signs.any():
             return None
@@ -120,6 +120,13 @@ def _known_bound(gradient: Named, seen: Named | None, known: Named | None, name:
         return bound
     spoilt = ~known[name].to(sent.device)
     return bound.masked_fill(spoilt if seen is None else spoilt & (sent != 0), torch.inf)
+
+
+def _both(one: Named | None, other: Named | None) -> Named | None:
+    """Return what both masks have, or the one that there is."""
+    if one is None or other is None:
+        return other if one is None else one
+    return {name: mask & other[name].to(mask.device) for name, mask in one.items()}
 
 
 def _norms(tensors: Named) -> Tensor:

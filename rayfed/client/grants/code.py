@@ -10,6 +10,9 @@ columns, these sums are left. Where signs alone are random, all magnitudes are w
 product of the magnitudes.
 
 What the defences make of everybody's samples before training is undone in what an attack has found (`AsTrained`).
+
+The attacker also learns which values are sent as they are, and of defences that rayfed does not come with whether these
+attacks use all that the code tells (`rayfed.client.grants.understood`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
+from rayfed.client.grants import understood
 from rayfed.client.grants.base import Grant
 from rayfed.client.grants.noise import (
     BY_TENSOR,
@@ -56,8 +60,35 @@ _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
 
 
-_found: WeakKeyDictionary[ClientRuntime, dict[tuple[Any, ...], Named | Undo | str | None]] = WeakKeyDictionary()
-"""What was undone of the updates of a runtime's clients."""
+_found: WeakKeyDictionary[ClientRuntime, dict[tuple[Any, ...], _Learnt]] = WeakKeyDictionary()
+"""What was learnt of the updates of a runtime's clients."""
+
+
+class _Learnt(NamedTuple):
+    """What the code tells of one update."""
+
+    undone: Named | Undo | str | None
+    rehearsal: understood.Rehearsal | None = None
+    """Answers to gradients of the attacker's own; None where nothing is known of single values."""
+    beyond: str = ""
+    """What these attacks make no use of, in words."""
+
+    def left(self, update: Named) -> Named | None:
+        """Return which values of an update, in which nothing is left to undo, are the gradient's own; None: unknown."""
+        import torch
+
+        if self.rehearsal is None:
+            return None
+        if self.rehearsal.fixed and isinstance(self.undone, Mapping):
+            return {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.items()}
+        return self.rehearsal.left(update)
+
+    def heard(self, update: Named) -> Named | None:
+        """Return which values of an update noise does not drown, where a matrix is left as it is; otherwise None."""
+        left = None if self.rehearsal is None else self.rehearsal.left(update)
+        if self.rehearsal is None or left is None or not any(t.ndim > 1 and bool(t.any()) for t in left.values()):
+            return None
+        return self.rehearsal.above_noise(update)
 
 
 class Moved(NamedTuple):
@@ -227,33 +258,46 @@ class KnownCode(Grant):
     """
 
     describe: ClassVar[str] = "the defence's code"
-    fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained")
+    fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained", "left", "heard", "beyond")
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the update without the defences' known changes, and the map of samples before training.
+        """Return the update without the defences' known changes, the map of samples, and what is left of a gradient.
 
         Where the attacker sees no value, how they follow from an opened update. None where there is nothing to take
         off; where the defences fail on what an attacker has, or put into an update what no gradient holds, why, in
         words.
         """
-        if not observed.arm.defences or observed.arm.private:
-            return {"undone": None, "as_trained": None}
+        import torch
+
+        given: dict[str, Any] = {"undone": None, "as_trained": None, "left": None, "heard": None, "beyond": ""}
+        if not observed.arm.defences:
+            return given | {"left": {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}}
+        if observed.arm.private:
+            return given
         code, made = _Code(observed), None
-        undone = _remembered(code, update)
+        learnt = _remembered(code, update)
         try:
             made = _as_trained(code)
+            learnt = learnt._replace(beyond=learnt.beyond or _samples_beyond(code, made))
         except Exception as error:  # see `_undone`
-            undone = _why(error) if undone is None else undone
-        return {"undone": undone, "as_trained": made}
+            learnt = learnt._replace(undone=_why(error) if learnt.undone is None else learnt.undone)
+        seen = update.tensors
+        return {
+            "undone": learnt.undone,
+            "as_trained": made,
+            "left": learnt.left(seen) if seen else lambda opened: learnt.left(opened.tensors),
+            "heard": learnt.heard(seen) if seen else lambda opened: learnt.heard(opened.tensors),
+            "beyond": learnt.beyond,
+        }
 
 
-def _remembered(code: _Code, update: Update) -> Named | Undo | str | None:
-    """Return what is undone of an update, found out once for all attacks that see the same."""
+def _remembered(code: _Code, update: Update) -> _Learnt:
+    """Return what the code tells of an update, found out once for all attacks that see the same."""
     from rayfed.attacks.base import MaliciousServer
     from rayfed.update import digest_of
 
     if not update.tensors:
-        return _undone(code, update)
+        return _learnt(code, update)
     observed, attack = code.observed, code.observed.attack
     kept = _found.setdefault(observed.runtime, {})
     told = "public" in attack.grants, attack.view.of_round, len(observed.indices), observed.training.algorithm
@@ -262,14 +306,65 @@ def _remembered(code: _Code, update: Update) -> Named | Undo | str | None:
     if key not in kept:
         while kept and sum(map(_size, kept.values())) > _REMEMBERED:
             del kept[next(iter(kept))]
-        kept[key] = _undone(code, update)
-    undone = kept[key]
-    return {n: t.detach().clone() for n, t in undone.items()} if isinstance(undone, Mapping) else undone
+        kept[key] = _learnt(code, update)
+    found = kept[key]
+    if not isinstance(found.undone, Mapping):
+        return found
+    return found._replace(undone={n: t.detach().clone() for n, t in found.undone.items()})
 
 
-def _size(undone: Named | Undo | str | None) -> int:
-    """Return the bytes of the tensors in what was undone."""
-    return sum(tensor.nbytes for tensor in undone.values()) if isinstance(undone, Mapping) else 0
+def _size(learnt: _Learnt) -> int:
+    """Return the bytes of the tensors in what was learnt."""
+    undone = learnt.undone.values() if isinstance(learnt.undone, Mapping) else ()
+    return sum(t.nbytes for t in undone) + (0 if learnt.rehearsal is None else learnt.rehearsal.noise.nbytes)
+
+
+def _learnt(code: _Code, update: Update) -> _Learnt:
+    """Return what the code tells of an update, and of defences of the user's own what attacks make no use of."""
+    from rayfed.gradients import flatten, unflatten
+
+    undone, defences = _undone(code, update), code.observed.arm.defences
+    own = any(not type(defence).__module__.startswith("rayfed.") for defence in defences)
+    of_update = not any(defence.overrides("adapt_model", "wrap_data", "wrap_gradient") for defence in defences)
+    if isinstance(undone, str) or not (own or of_update):
+        return _Learnt(undone)
+    try:
+        like = code.task(0).weights
+        zeros = flatten(like) * 0
+
+        def answer(gradient: Tensor, seed: int) -> Tensor:
+            return code.answer(gradient, seed, rounded=True)
+
+        if not own and bool((answer(zeros, 0) != 0).all()):
+            return _Learnt(undone)
+        rehearsal = understood.Rehearsal.of(answer, zeros, draws=None if own else _DRAWS)
+        beyond = ""
+        if own:
+            undoes = rehearsal.fixed and isinstance(undone, Mapping)
+            beyond = "" if undoes else rehearsal.beyond(unflatten(zeros, like))
+            if not beyond and _reads_samples(code):
+                beyond = understood.SAMPLES
+    except Exception as error:
+        return _Learnt(undone, beyond=_why(error))
+    adapts = any(defence.overrides("adapt_model") for defence in defences)
+    return _Learnt(undone, None if adapts else rehearsal, beyond)
+
+
+def _samples_beyond(code: _Code, made: AsTrained | None) -> str:
+    """Return what defences of the user's own do to samples that attacks do not undo, in words; empty if nothing."""
+    import torch
+
+    changes = [defence for defence in code.observed.arm.defences if defence.overrides("wrap_data")]
+    if all(type(defence).__module__.startswith("rayfed.") for defence in changes):
+        return ""
+    task = code.task(0)
+    sample = code.observed.runtime.data.sample
+    drawn = sample.noise(len(task.data.labels), torch.Generator().manual_seed(0)).to(task.data.inputs)
+    if made is None:
+        trained = AsTrained(code.observed.arm.defences, task)
+        same = all(torch.equal(trained.made(drawn, seed), drawn) for seed in range(_DRAWS))
+        return "" if same else understood.RANDOM_SAMPLES
+    return "" if torch.allclose(made.back(made.made(drawn)), drawn, atol=0.01) else understood.LOST_SAMPLES
 
 
 def _undone(code: _Code, update: Update) -> Named | Undo | str | None:

@@ -1,0 +1,237 @@
+"""Of which defences attackers with the code use all that it tells, and which values are left as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from benchmarks.planted_defences import OnUpdate
+from rayfed.analysis.audit import EXPLAINS, UNEXPLAINED_PART, Criterion, findings
+from rayfed.analysis.verdicts import UNREAD, run_findings
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.fit import with_fit
+from rayfed.attacks.undone import noted, undone
+from rayfed.client.grants import understood
+from rayfed.client.grants.understood import Answer, Rehearsal
+from rayfed.defences.base import Batch, DataMethod, Defence, Task
+from rayfed.gradients import flatten, unflatten
+from rayfed.hidden import UNUSED
+from rayfed.registry import component
+from tests.attack_fixtures import digit, observe
+from tests.result_fixtures import attacked
+from tests.test_audit import row
+from tests.test_code import observed
+
+LIKE = {"one": torch.zeros(20, 30), "bias": torch.zeros(20), "two": torch.zeros(10, 20)}
+SPAN = torch.randn(12, 30, generator=torch.Generator().manual_seed(5))
+HERE = "tests.test_understood"
+Change = Callable[[str, Tensor, Generator], Tensor]
+
+
+def answers(change: Change) -> Answer:
+    def answer(gradient: Tensor, seed: int) -> Tensor:
+        draw = torch.Generator().manual_seed(seed)
+        return flatten({name: change(name, t.clone(), draw) for name, t in unflatten(gradient, LIKE).items()})
+
+    return answer
+
+
+def noise(shape: Any, draw: Generator) -> Tensor:
+    return torch.randn(shape, generator=draw)
+
+
+def signs(shape: Any, draw: Generator) -> Tensor:
+    return 2.0 * torch.randint(2, shape, generator=draw) - 1
+
+
+def steps(shape: Any) -> Tensor:
+    return 4 + torch.rand(shape, generator=torch.Generator().manual_seed(9))
+
+
+def rehearsed(change: Change, **options: Any) -> Rehearsal:
+    return Rehearsal.of(answers(change), flatten(LIKE), **options)
+
+
+def on_one(change: Callable[[Tensor, Generator], Tensor]) -> Change:
+    """The change on the first matrix, and noise on all else."""
+    return lambda name, t, draw: change(t, draw) if name == "one" else t + noise(t.shape, draw)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name, t, draw: t,
+        lambda name, t, draw: t + noise(t.shape, draw),
+        lambda name, t, draw: (
+            t + torch.distributions.Laplace(0, 1).icdf(torch.rand(t.shape, generator=draw) * 0.9998 + 1e-4)
+        ),
+        lambda name, t, draw: t + noise(t.shape, draw) / noise(t.shape, draw),
+        lambda name, t, draw: t * (torch.rand(t.shape, generator=draw) < 0.5),
+        lambda name, t, draw: torch.where(t.abs() > t.abs().median(), t, 0.0),
+        lambda name, t, draw: t / 3,
+        on_one(lambda t, draw: t),
+    ],
+    ids=[
+        "nothing",
+        "gaussian",
+        "laplace",
+        "cauchy",
+        "random mask",
+        "small values cut",
+        "one factor",
+        "one tensor alone",
+    ],
+)
+def test_noise_of_its_own_for_each_value_and_masks_are_understood(change: Change) -> None:
+    assert rehearsed(change).beyond(LIKE) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda name, t, draw: t.sign(), understood.LOST),
+        (on_one(lambda t, draw: t + noise((20, 1), draw)), understood.RELATED),
+        (on_one(lambda t, draw: t + noise((20, 4), draw) @ torch.ones(4, 30)), understood.RELATED),
+        (on_one(lambda t, draw: t + noise((20, 12), draw) @ SPAN), understood.RELATED),
+        (on_one(lambda t, draw: t + noise((1, 30), draw) * signs((20, 1), draw)), understood.RELATED),
+        (lambda name, t, draw: t + noise((1,), draw), understood.RELATED),
+        (lambda name, t, draw: t + steps(t.shape) * torch.randint(-20, 21, t.shape, generator=draw), understood.LEVELS),
+        (on_one(lambda t, draw: t * signs(t.shape, draw)), understood.CHANGED),
+        (on_one(lambda t, draw: t * 2.0 ** torch.randint(3, t.shape, generator=draw)), understood.CHANGED),
+        (on_one(lambda t, draw: t * noise((20, 1), draw)), understood.CHANGED),
+        (on_one(lambda t, draw: t.flatten()[torch.randperm(600, generator=draw)].view_as(t)), understood.CHANGED),
+        (lambda name, t, draw: t + t.abs() * noise(t.shape, draw), understood.CHANGED),
+        (lambda name, t, draw: torch.where(t.abs() > 0.5, t + noise(t.shape, draw), t), understood.CHANGED),
+    ],
+    ids=[
+        "signs", "a number a row", "rank one", "a known span", "a row with secret signs", "one number", "own steps",
+        "random signs", "doublings", "a factor a row", "order", "in proportion", "on large values",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("draws", [None, 32])
+def test_what_somebody_who_reads_the_code_may_use_is_told(change: Change, why: str, draws: int | None) -> None:
+    assert rehearsed(change, draws=draws).beyond(LIKE) == why
+
+
+def test_independent_values_of_any_number_are_not_taken_for_related() -> None:
+    alarms = 0
+    for seed, (draws, count) in enumerate((d, c) for d in (16, 64) for c in (1, 2, 7, 48, 3000) for _ in range(40)):
+        drawn = torch.randn(draws, count, generator=torch.Generator().manual_seed(seed))
+        alarms += understood._related(drawn) or understood._levelled(drawn)
+    assert alarms == 0
+
+
+def test_what_is_left_as_it_is() -> None:
+    update = {name: torch.ones_like(t) for name, t in LIKE.items()}
+    left = rehearsed(on_one(lambda t, draw: t)).left(update)
+    assert left["one"].all()
+    assert not left["bias"].any()
+    assert not left["two"].any()
+    masked = update | {"bias": torch.zeros(20)}
+    cut = rehearsed(lambda name, t, draw: torch.where(t.abs() > t.abs().median(), t, 0.0)).left(masked)
+    assert cut["one"].all()
+    assert not cut["bias"].any()
+    assert rehearsed(lambda name, t, draw: t).left(masked)["bias"].all()
+
+
+def test_tensors_that_noise_drowns_are_not_matched() -> None:
+    loud = rehearsed(on_one(lambda t, draw: t)).above_noise({name: torch.full_like(t, 0.1) for name, t in LIKE.items()})
+    assert loud["one"].all()
+    assert not loud["bias"].any()
+    assert not loud["two"].any()
+
+
+@component
+class RowNumbers(OnUpdate):
+    """The same unknown number along each row of matrices, and noise on vectors."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        shape = tensor[:, :1].shape if tensor.ndim > 1 else tensor.shape
+        return tensor + torch.randn(shape, generator=task.generator)
+
+
+@component
+class LastAlone(OnUpdate):
+    """Noise on all but the last layer's weight."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        clean = name == "fc2.weight"
+        return tensor if clean else tensor + torch.randn(tensor.shape, generator=task.generator)
+
+
+@component
+class Negatives(Defence):
+    """Images or their negatives, by a coin."""
+
+    def wrap_data(self, next: DataMethod) -> DataMethod:
+        def data(task: Task) -> Batch:
+            batch = next(task)
+            coins = torch.rand(len(batch.inputs), 1, 1, 1, generator=task.generator) < 0.5
+            return batch._replace(inputs=torch.where(coins, 1 - batch.inputs, batch.inputs))
+
+        return data
+
+
+def said(*defences: dict[str, Any]) -> str:
+    seen, _ = observed(*defences)
+    images = torch.full((1, 1, 8, 8), 0.5)
+    return noted(Reconstruction(images=images, labels=torch.zeros(1, dtype=torch.int64)), undone(seen)).message
+
+
+def test_a_row_says_what_of_an_own_defences_code_was_not_used() -> None:
+    assert said({"name": f"{HERE}:RowNumbers"}) == f"{UNUSED}: {understood.RELATED}"
+    assert said({"name": f"{HERE}:Negatives"}) == f"{UNUSED}: {understood.RANDOM_SAMPLES}"
+    assert said({"name": f"{HERE}:LastAlone"}) == ""
+    assert said({"name": "gaussian", "sigma": 0.1}, {"name": f"{HERE}:LastAlone"}) == ""
+    assert said({"name": "gaussian", "sigma": 0.1}) == said({"name": "quantise", "bits": 1}) == ""
+
+
+def test_a_fit_is_by_the_values_that_are_left_where_the_code_tells_them() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    seen = observe(model, digit(3), torch.tensor([3]))
+    spoilt = replace(seen, update=seen.update | {"1.bias": torch.randn(10, generator=torch.Generator().manual_seed(0))})
+    left = {name: torch.full_like(t, name == "1.weight", dtype=torch.bool) for name, t in seen.update.items()}
+
+    def fit(**extra: Any) -> float | None:
+        found = Reconstruction(digit(3), torch.tensor([3]))
+        return with_fit([found], [replace(spoilt, extra=extra)], model)[0].fit
+
+    assert (fit() or 0) > EXPLAINS
+    assert (fit(left=left) or 0) < 1e-3
+    assert fit(left=None) is None, "nothing is known of any value"
+    assert fit(left={name: torch.zeros_like(mask) for name, mask in left.items()}) is None, "nothing is left"
+
+
+def test_a_defence_whose_clean_values_nothing_explains_is_not_measured() -> None:
+    bare, informed = row("none", 1, 30.0, fit=0.0), {"knowledge": "defence,code"}
+
+    def state(*rows: dict[str, Any]) -> tuple[str, str]:
+        [found] = [one for one in findings([bare, *rows], Criterion.of("pixels", None)) if one.arm == "noise"]
+        return found.state, found.lacking
+
+    blind = row("noise", 1, 8.0, fit=0.9)
+    assert state(blind, row("noise", 1, 9.0, fit=0.9, **informed)) == ("inconclusive", UNEXPLAINED_PART)
+    assert state(blind, row("noise", 1, 9.0, fit=0.02, **informed))[0] == "not reconstructed"
+    assert state(blind, row("noise", 1, 9.0, fit=None, **informed))[0] == "not reconstructed"
+
+
+def test_a_run_without_an_attacker_who_has_the_code_says_nothing_of_an_own_defence() -> None:
+    scenario = {"arms": {"bare": [], "own": ["my_defence:Clip"], "noise": [{"name": "gaussian", "sigma": 0.1}]}}
+
+    def states(knowledge: str) -> dict[str, str]:
+        rows = [
+            attacked("bare", "dlg", psnr=30.0),
+            *(attacked(arm, "dlg", psnr=8.0, knowledge=knowledge, fit=None) for arm in ("own", "noise")),
+        ]
+        found = run_findings(scenario, rows)
+        assert all(one.lacking == UNREAD for one in found if one.state == "inconclusive")
+        return {one.arm: one.state for one in found}
+
+    assert states("defence") == {"bare": "leaks", "own": "inconclusive", "noise": "not reconstructed"}
+    assert states("defence,code")["own"] == "not reconstructed"

@@ -54,7 +54,7 @@ def steps(shape: Any) -> Tensor:
 
 
 def rehearsed(change: Change, **options: Any) -> Rehearsal:
-    return Rehearsal.of(answers(change), flatten(LIKE), **options)
+    return Rehearsal.of(answers(change), LIKE, **options)
 
 
 def on_one(change: Callable[[Tensor, Generator], Tensor]) -> Change:
@@ -88,7 +88,7 @@ def on_one(change: Callable[[Tensor, Generator], Tensor]) -> Change:
     ],
 )
 def test_noise_of_its_own_for_each_value_and_masks_are_understood(change: Change) -> None:
-    assert rehearsed(change).beyond(LIKE) == ""
+    assert rehearsed(change).beyond == ""
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_noise_of_its_own_for_each_value_and_masks_are_understood(change: Change
 )  # fmt: skip
 @pytest.mark.parametrize("draws", [None, 32])
 def test_what_somebody_who_reads_the_code_may_use_is_told(change: Change, why: str, draws: int | None) -> None:
-    assert rehearsed(change, draws=draws).beyond(LIKE) == why
+    assert rehearsed(change, draws=draws).beyond == why
 
 
 def test_independent_values_of_any_number_are_not_taken_for_related() -> None:
@@ -144,6 +144,26 @@ def test_tensors_that_noise_drowns_are_not_matched() -> None:
     assert loud["one"].all()
     assert not loud["bias"].any()
     assert not loud["two"].any()
+
+
+def test_what_noise_explains_is_told_from_what_it_does_not() -> None:
+    draw = torch.Generator().manual_seed(1)
+    large = {"one": torch.zeros(200, 300), "bias": torch.zeros(200)}
+    gradient, other = ({name: noise(t.shape, draw) for name, t in large.items()} for _ in range(2))
+    half = {name: t + other[name] for name, t in gradient.items()}
+    for sigma, told in ((0.1, True), (1.0, True), (100.0, False)):
+
+        def answer(values: Tensor, seed: int, sigma: float = sigma) -> Tensor:
+            return 0.5 * values + sigma * noise(values.shape, Generator().manual_seed(seed))
+
+        known = Rehearsal.of(answer, large).noise
+        assert known is not None
+        sent = unflatten(answer(flatten(gradient), 1000), large)
+        assert known.beside(sent, gradient, other) == 0
+        assert abs(known.excess(sent, gradient)) < 4
+        assert (known.beside(sent, half, other) > EXPLAINS) is told
+    assert rehearsed(lambda name, t, draw: t).noise is None
+    assert rehearsed(on_one(lambda t, draw: t + noise((20, 1), draw))).noise is None
 
 
 @component

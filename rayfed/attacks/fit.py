@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rayfed import gradients
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
-from rayfed.update import Observation
+from rayfed.update import Named, Observation
 
 
 def with_fit(
@@ -21,9 +21,10 @@ def with_fit(
 
     Both are sines of angles, with the labels that were found: 0 of the samples themselves and of others that the
     gradient does not tell from them, 1 and more of what explains no more than nothing. Who knows the defences' code
-    compares the values that these leave as they are (`rayfed.client.grants.code`). It is None where there is nothing to
-    compare: after several local steps, without samples or an update, where values of the update are not finite, where
-    defences leave none, or where the model does not take what was found.
+    compares the values that these leave as they are, and of others what noise does not explain, whichever is further
+    (`rayfed.client.grants.understood`). It is None where there is nothing to compare: after several local steps,
+    without samples or an update, where values of the update are not finite, where all that is known of the defence is
+    that no value is left, or where the model does not take what was found.
     """
     network = without_tracking(model)
     return [replace(one, fit=_fit(one, seen, network)) for one, seen in zip(found, observations, strict=True)]
@@ -35,29 +36,47 @@ def _fit(found: Reconstruction, observation: Observation, network: nn.Module) ->
     blank = observation.sample.blank(len(found.images))
     grey = blank + 0.5 if blank.is_floating_point() else blank
     try:
-        own, other = (_sine(images, found.labels, observation, network) for images in (found.images, grey))
+        own, other = (_gradient(images, found.labels, observation, network) for images in (found.images, grey))
     except (torch.OutOfMemoryError, MemoryError):  # which the caller answers by a smaller group
         raise
     except Exception:  # whatever a user's model, or one that lacks a private part, raises: then nothing is compared
         return None
-    if own is None or other is None:
-        return None
-    return own / other if other else 1.0
+    seen = {name: tensor.double().cpu() for name, tensor in observation.gradient.items() if name in own}
+    as_sent = observation.scale == 1 and not observation.local.weight_decay
+    noise = observation.extra.get("noise") if as_sent else None
+    fits = [_beside(own, other, seen, observation), noise.beside(seen, own, other) if noise else None]
+    return max((fit for fit in fits if fit is not None), default=None)
 
 
-def _sine(images: Tensor, labels: Tensor, observation: Observation, network: nn.Module) -> float | None:
-    """Return the sine of the angle between the gradient at samples and the observed one; None where there is none."""
+def _gradient(images: Tensor, labels: Tensor, observation: Observation, network: nn.Module) -> Named:
+    """Return the gradient at samples, in double precision on the CPU."""
     device = next(iter(observation.weights.values())).device
     network = network.to(device)
     buffers = buffers_for(network, observation)
     found, _ = gradients.gradient(network, observation.weights, buffers, images.to(device), labels.to(device))
-    seen = {name: tensor.double() for name, tensor in observation.gradient.items() if name in found}
-    one, other = gradients.flatten({name: found[name].double() for name in seen}), gradients.flatten(seen)
-    if "left" in observation.extra:
-        left = observation.extra["left"] or {}
-        none = {name: torch.zeros_like(tensor, dtype=torch.bool) for name, tensor in seen.items()}
-        kept = gradients.flatten({name: left.get(name, none[name]).to(device) for name in seen})
-        one, other = one[kept], other[kept]
+    return {name: tensor.double().cpu() for name, tensor in found.items()}
+
+
+def _beside(own: Named, other: Named, seen: Named, observation: Observation) -> float | None:
+    """Return the sine of the angle of one gradient with what was seen, over another's; None where there is none."""
+    sines = [_sine(_known(found, seen, observation), _known(seen, seen, observation)) for found in (own, other)]
+    if sines[0] is None or sines[1] is None:
+        return None
+    return sines[0] / sines[1] if sines[1] else 1.0
+
+
+def _known(tensors: Named, seen: Named, observation: Observation) -> Tensor:
+    """Return the values of a gradient, (n,), that were sent as they are, as far as the attacker knows."""
+    values = gradients.flatten({name: tensors[name] for name in seen})
+    if "left" not in observation.extra:
+        return values
+    left = observation.extra["left"] or {}
+    none = {name: torch.zeros_like(tensor, dtype=torch.bool) for name, tensor in seen.items()}
+    return values[gradients.flatten({name: left.get(name, none[name]).cpu() for name in seen})]
+
+
+def _sine(one: Tensor, other: Tensor) -> float | None:
+    """Return the sine of the angle between two vectors; None where there is none."""
     lengths = float(one.norm() * other.norm())
     if not lengths or lengths != lengths or lengths == float("inf"):
         return None

@@ -83,6 +83,11 @@ class _Learnt(NamedTuple):
             return {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.items()}
         return self.rehearsal.left(update)
 
+    @property
+    def noise(self) -> understood.Noise | None:
+        """The noise on an update from which nothing was taken off; None where it is not known."""
+        return None if self.rehearsal is None or self.undone is not None else self.rehearsal.noise
+
     def heard(self, update: Named) -> Named | None:
         """Return which values of an update noise does not drown, where a matrix is left as it is; otherwise None."""
         left = None if self.rehearsal is None else self.rehearsal.left(update)
@@ -258,7 +263,7 @@ class KnownCode(Grant):
     """
 
     describe: ClassVar[str] = "the defence's code"
-    fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained", "left", "heard", "beyond")
+    fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained", "left", "heard", "noise", "beyond")
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
         """Return the update without the defences' known changes, the map of samples, and what is left of a gradient.
@@ -269,7 +274,8 @@ class KnownCode(Grant):
         """
         import torch
 
-        given: dict[str, Any] = {"undone": None, "as_trained": None, "left": None, "heard": None, "beyond": ""}
+        given: dict[str, Any] = {"undone": None, "as_trained": None, "left": None, "heard": None, "noise": None}
+        given["beyond"] = ""
         if not observed.arm.defences:
             return given | {"left": {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}}
         if observed.arm.private:
@@ -287,6 +293,7 @@ class KnownCode(Grant):
             "as_trained": made,
             "left": learnt.left(seen) if seen else lambda opened: learnt.left(opened.tensors),
             "heard": learnt.heard(seen) if seen else lambda opened: learnt.heard(opened.tensors),
+            "noise": learnt.noise if observed.attack.averages == 1 else None,
             "beyond": learnt.beyond,
         }
 
@@ -316,38 +323,38 @@ def _remembered(code: _Code, update: Update) -> _Learnt:
 def _size(learnt: _Learnt) -> int:
     """Return the bytes of the tensors in what was learnt."""
     undone = learnt.undone.values() if isinstance(learnt.undone, Mapping) else ()
-    return sum(t.nbytes for t in undone) + (0 if learnt.rehearsal is None else learnt.rehearsal.noise.nbytes)
+    return sum(t.nbytes for t in undone) + (0 if learnt.rehearsal is None else 2 * learnt.rehearsal.quiet.nbytes)
 
 
 def _learnt(code: _Code, update: Update) -> _Learnt:
     """Return what the code tells of an update, and of defences of the user's own what attacks make no use of."""
-    from rayfed.gradients import flatten, unflatten
 
     undone, defences = _undone(code, update), code.observed.arm.defences
-    own = any(not type(defence).__module__.startswith("rayfed.") for defence in defences)
-    of_update = not any(defence.overrides("adapt_model", "wrap_data", "wrap_gradient") for defence in defences)
-    if isinstance(undone, str) or not (own or of_update):
+    own = any(map(_is_own, defences))
+    if isinstance(undone, str) or not (own or all(map(_is_quick, defences))):
         return _Learnt(undone)
     try:
-        like = code.task(0).weights
-        zeros = flatten(like) * 0
-
-        def answer(gradient: Tensor, seed: int) -> Tensor:
-            return code.answer(gradient, seed, rounded=True)
-
-        if not own and bool((answer(zeros, 0) != 0).all()):
-            return _Learnt(undone)
-        rehearsal = understood.Rehearsal.of(answer, zeros, draws=None if own else _DRAWS)
-        beyond = ""
-        if own:
-            undoes = rehearsal.fixed and isinstance(undone, Mapping)
-            beyond = "" if undoes else rehearsal.beyond(unflatten(zeros, like))
-            if not beyond and _reads_samples(code):
-                beyond = understood.SAMPLES
+        answer = partial(code.answer, rounded=True)
+        rehearsal = understood.Rehearsal.of(answer, code.task(0).weights, draws=None if own else _DRAWS)
+        undoes = rehearsal.fixed and isinstance(undone, Mapping)
+        beyond = "" if undoes else rehearsal.beyond
+        if own and not beyond and _reads_samples(code):
+            beyond = understood.SAMPLES
     except Exception as error:
         return _Learnt(undone, beyond=_why(error))
     adapts = any(defence.overrides("adapt_model") for defence in defences)
-    return _Learnt(undone, None if adapts else rehearsal, beyond)
+    return _Learnt(undone, None if adapts else rehearsal, beyond if own else "")
+
+
+def _is_own(defence: Defence) -> bool:
+    """Return whether rayfed does not come with a defence."""
+    return not type(defence).__module__.startswith("rayfed.")
+
+
+def _is_quick(defence: Defence) -> bool:
+    """Return whether a defence changes what is sent alone, and is soon run."""
+    of_gradient = defence.overrides("wrap_gradient") and not defence.samplewise
+    return not defence.overrides("adapt_model", "wrap_data") and not of_gradient
 
 
 def _samples_beyond(code: _Code, made: AsTrained | None) -> str:
@@ -355,7 +362,7 @@ def _samples_beyond(code: _Code, made: AsTrained | None) -> str:
     import torch
 
     changes = [defence for defence in code.observed.arm.defences if defence.overrides("wrap_data")]
-    if all(type(defence).__module__.startswith("rayfed.") for defence in changes):
+    if not any(map(_is_own, changes)):
         return ""
     task = code.task(0)
     sample = code.observed.runtime.data.sample

@@ -45,28 +45,76 @@ _CLEARLY = 8.0
 """Standard errors from which values are related."""
 _OFTEN = 0.01
 """Share of values whose noise came twice, from which noise takes few values."""
+_EXPLAINED = 5.0
+"""Standard errors above the noise up to which it explains what lies between an update and a gradient."""
+_MEDIAN, _OUTLIER = 0.6745, 9.0
+"""Median size of normal noise of deviation 1, and the square from which a value counts no more."""
 _DROWNED = 2.0
 """Energy of a tensor over that of its noise up to which it is little else."""
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """Answers of defences to gradients of the attacker's own, of D values."""
+class Noise:
+    """Noise of its own on each value of an update, as an attacker who drew it knows it."""
 
-    noise: Tensor
-    """(M, D), answers to zeros."""
-    kept: Tensor
-    """(D,) bool: which values are sent, less the noise, as they are, all times one factor, or as 0."""
+    noisy: Named
+    """Bool masks: which values have any."""
+    scales: dict[str, float]
+    """Its usual size on each tensor that has some."""
+    usual: float
+    """Mean of `rho` over it."""
+    spread: float
+    """Standard deviation of that mean, over all values that have noise."""
+
+    def excess(self, seen: Named, gradient: Named) -> float:
+        """Return by how many standard errors an update is further from a gradient, times any factor, than noise."""
+        sent, way = self._known(seen), self._known(gradient)
+        factor = (way @ sent / way.square().sum()).nan_to_num().clamp(min=0)
+        return (float(_rho(sent - factor * way).mean()) - self.usual) / self.spread
+
+    def beside(self, seen: Named, gradient: Named, other: Named) -> float:
+        """Return how far a gradient is from an update beyond the noise, over another's: 0 where noise explains it."""
+        own, others = (self.excess(seen, one) for one in (gradient, other))
+        if own <= _EXPLAINED:
+            return 0.0
+        return sqrt(own / others) if others > own else 1.0
+
+    def _known(self, tensors: Named) -> Tensor:
+        """Return the values (n,) that have noise, over its usual size."""
+        import torch
+
+        noisy = {name: mask.cpu() for name, mask in self.noisy.items()}
+        return torch.cat([tensors[name].cpu().double()[noisy[name]] / self.scales[name] for name in self.scales])
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What answers of defences to gradients of the attacker's own tell of an update."""
+
+    quiet: Tensor
+    """(D,) bool: which values are sent as they are, all times one factor, or as 0."""
     masks: bool
     """Whether some are sent as 0."""
     fixed: bool
     """Whether all answers to a gradient are alike."""
+    beyond: str
+    """What is done of which attacks make no use, in words; empty if there is nothing of that kind."""
+    energy: dict[str, float]
+    """Sum of squares of the noise on each tensor."""
+    noise: Noise | None
+    """The noise, where gradients are sent as they are, or all times one factor, but for noise that is understood."""
 
     @classmethod
-    def of(cls, answer: Answer, zeros: Tensor, draws: int | None = None) -> Rehearsal:
-        """Run defences on zeros (D,) and on random gradients; `draws` times, by default as often as memory allows."""
+    def of(cls, answer: Answer, like: Named, draws: int | None = None) -> Rehearsal:
+        """Run defences on zeros and on random gradients, of tensors `like` those that are sent.
+
+        It does so `draws` times, by default as often as memory allows.
+        """
         import torch
 
+        from rayfed.gradients import flatten, unflatten
+
+        zeros = torch.zeros_like(flatten(like))
         most = max(_FEWEST_DRAWS, min(_MOST_DRAWS, _HELD // len(zeros)))
         noise = torch.stack([answer(zeros, seed) for seed in range(draws or most)])
         given = torch.randn(len(zeros), generator=torch.Generator().manual_seed(0)).to(zeros)
@@ -80,43 +128,60 @@ class Rehearsal:
                 near = _SAME * torch.maximum(noise[seed].abs(), gradient.abs())
                 kept &= _copied(sent - noise[seed], gradient, near) | masked
                 masks, fixed = masks or bool(masked.any()), fixed and torch.equal(sent, first)
-        return cls(noise, kept, masks, fixed)
+        quiet, whole = kept & (noise == 0).all(0), bool(kept.all())
+        beyond = (_beyond(noise, like) if whole else CHANGED) if not fixed else "" if whole else LOST
+        noisy = whole and not masks and not fixed
+        squares = unflatten(noise.square().mean(0), like)
+        return cls(
+            quiet=quiet,
+            masks=masks,
+            fixed=fixed,
+            beyond=beyond,
+            energy={name: float(t.sum()) for name, t in squares.items()},
+            noise=_noise(noise, unflatten(~quiet, like)) if noisy and not beyond else None,
+        )
 
     def left(self, update: Named) -> Named:
         """Return which values of an update are the gradient's own, times one factor for all: bool masks by name."""
         from rayfed.gradients import flatten, unflatten
 
-        quiet = self.kept & (self.noise == 0).all(0)
-        return unflatten(quiet & (flatten(update) != 0) if self.masks else quiet, update)
+        return unflatten(self.quiet & (flatten(update) != 0) if self.masks else self.quiet, update)
 
     def above_noise(self, update: Named) -> Named:
         """Return which values of an update are in tensors that are not almost all noise: bool masks by name."""
         import torch
 
-        from rayfed.gradients import unflatten
+        above = {name: float(t.square().sum()) > _DROWNED * self.energy[name] for name, t in update.items()}
+        return {n: torch.full_like(t, above[n] or not self.energy[n], dtype=torch.bool) for n, t in update.items()}
 
-        noise = {name: float(t.sum()) for name, t in unflatten(self.noise.square().mean(0), update).items()}
-        above = {
-            name: float(t.square().sum()) > _DROWNED * noise[name] or not noise[name] for name, t in update.items()
-        }
-        return {name: torch.full_like(t, above[name], dtype=torch.bool) for name, t in update.items()}
 
-    def beyond(self, like: Named) -> str:
-        """Return what defences do of which attacks make no use, in words; empty if there is nothing of that kind.
+def _beyond(noise: Tensor, like: Named) -> str:
+    """Return of what kind noise (M, D) is of which attacks make no use; empty if it is of none."""
+    from rayfed.gradients import unflatten
 
-        `like` are the tensors that are sent, by name.
-        """
-        from rayfed.gradients import unflatten
+    by_tensor = [unflatten(draw, like) for draw in noise]
+    parts = [noise, *(_stacked(draw[name] for draw in by_tensor) for name in like)]
+    if any(map(_related, parts)):
+        return RELATED
+    return LEVELS if any(map(_levelled, parts)) else ""
 
-        if not self.kept.all():
-            return LOST if self.fixed else CHANGED
-        if self.fixed:
-            return ""
-        by_tensor = [unflatten(draw, like) for draw in self.noise]
-        parts = [self.noise, *(_stacked(draw[name] for draw in by_tensor) for name in like)]
-        if any(map(_related, parts)):
-            return RELATED
-        return LEVELS if any(map(_levelled, parts)) else ""
+
+def _noise(draws: Tensor, noisy: Named) -> Noise:
+    """Return what draws (M, D) tell of noise that is of its own for each value."""
+    import torch
+
+    from rayfed.gradients import unflatten
+
+    by_tensor = [unflatten(draw, noisy) for draw in draws]
+    drawn = {name: torch.stack([draw[name][mask] for draw in by_tensor]) for name, mask in noisy.items() if mask.any()}
+    scales = {name: float(t.abs().median()) / _MEDIAN or 1.0 for name, t in drawn.items()}
+    sizes = torch.cat([_rho(t / scales[name]) for name, t in drawn.items()], 1)
+    return Noise(noisy, scales, float(sizes.mean()), float(sizes.std()) / sqrt(sizes.shape[1]))
+
+
+def _rho(values: Tensor) -> Tensor:
+    """Return the squares of values, of outliers no more than `_OUTLIER`."""
+    return values.square().clamp(max=_OUTLIER)
 
 
 def _stacked(draws: Iterable[Tensor]) -> Tensor:
@@ -149,6 +214,8 @@ def _correlated(draws: Tensor) -> bool:
     scale = draws.square().mean(0).sqrt()
     values = (draws / scale)[:, scale > 0]
     pairs, count = len(draws) * (len(draws) - 1) / 2, values.shape[1]
+    if not pairs:
+        return False
     products = torch.triu(values @ values.T / max(count, 1), diagonal=1)
     return count * float(products.square().sum()) / pairs > 1 + _CLEARLY * sqrt(2 / pairs)
 

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from benchmarks.planted_defences import OnUpdate
 from rayfed.analysis.audit import EXPLAINS, UNEXPLAINED_PART, Criterion, findings
-from rayfed.analysis.verdicts import UNREAD, run_findings
+from rayfed.analysis.verdicts import UNREAD, next_step, run_findings, verdicts
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.fit import with_fit
 from rayfed.attacks.undone import noted, undone
@@ -255,3 +255,15 @@ def test_a_run_without_an_attacker_who_has_the_code_says_nothing_of_an_own_defen
 
     assert states("defence") == {"bare": "leaks", "own": "inconclusive", "noise": "not reconstructed"}
     assert states("defence,code")["own"] == "not reconstructed"
+
+
+def test_what_to_do_next_goes_by_why_an_own_defence_was_not_measured() -> None:
+    scenario = {"arms": {"bare": [], "own": ["my_defence:Clip"]}}
+
+    def step(**more: Any) -> str:
+        rows = [attacked("bare", "dlg", psnr=30.0), attacked("own", "dlg", psnr=8.0, fit=None, **more)]
+        return next_step(scenario, rows, verdicts(scenario, rows, []))
+
+    assert "give an attack on own the defence's code" in step()
+    unused = {"knowledge": "defence,code", "message": f"{UNUSED}: {understood.RELATED}"}
+    assert "write an attack that uses what the code tells of own" in step(**unused)

@@ -79,7 +79,7 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
     told = verdicts(SCENARIO, found, [])
     assert headline(SCENARIO, told) == [
         "1 of 3 arms was not measured: masks.",
-        "1 of 3 arms was not measured, for the attacks have not shown that they work here: noise.",
+        "1 of 3 arms was not measured, for what the attacks found is inconclusive: noise.",
         "1 of 3 arms had no sample rebuilt by these attacks within this budget: bare (no defence).",
     ]
     assert "Give the searches more time" in next_step(SCENARIO, found, told)

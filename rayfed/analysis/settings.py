@@ -106,10 +106,16 @@ class Setting:
             return "its run did not come to its end"
         told = [row.get("verdict") for row in self.rows if row.get("attack")]
         if "not measured" in told:
-            return "an attack that would tell did not answer"
+            return f"an attack that would tell did not answer{self._why('not measured')}"
         if told and all(verdict == "inconclusive" for verdict in told):
-            return "its verdict is inconclusive: the attacks have not shown that they would find something"
+            why = self._why("inconclusive") or ": the attacks have not shown that they would find something"
+            return f"its verdict is inconclusive{why}"
         return ""
+
+    def _why(self, answer: str) -> str:
+        """Return the reasons of attacks without an answer, after a colon; empty if they have none."""
+        reasons = dict.fromkeys(row["why"] for row in self.rows if row.get("answer") == answer and row.get("why"))
+        return f": {'; '.join(reasons)}" if reasons else ""
 
     @property
     def unfinished(self) -> bool:

@@ -25,6 +25,7 @@ from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, code_given, undefended
 from rayfed.analysis.unanswered import closed_forms
+from rayfed.hidden import UNUSED
 from rayfed.metrics.known import leading
 from rayfed.store.schemas import UNPLAYED, VERSUS
 
@@ -162,8 +163,8 @@ _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
     (("not measured",), "was not measured", "were not measured"),
     (
         ("inconclusive",),
-        "was not measured, for the attacks have not shown that they work here",
-        "were not measured, for the attacks have not shown that they work here",
+        "was not measured, for what the attacks found is inconclusive",
+        "were not measured, for what the attacks found is inconclusive",
     ),
     (
         ("not reconstructed",),
@@ -191,8 +192,16 @@ def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequenc
         ]
         less = f", or ask for fewer {' or '.join(fewer)} at a time" if fewer else ""
         return f"Next: attacks were left out for want of time. Give more time (more minutes){less}."
+    inconclusive = [verdict for verdict in told if verdict.state == "inconclusive"]
+    if unread := [verdict.arm for verdict in inconclusive if UNREAD in verdict.sentence]:
+        return f"Next: give an attack on {', '.join(unread)} the defence's code (knowledge: [defence, code])."
+    if unused := [verdict.arm for verdict in inconclusive if UNUSED in verdict.sentence]:
+        return (
+            f"Next: write an attack that uses what the code tells of {', '.join(unused)}, or change the defence: more "
+            "time does not help."
+        )
     bare = any(undefended(scenario, v.arm) and v.state == "not reconstructed" for v in told)
-    if "inconclusive" in states or (bare and "leaks" not in states):
+    if inconclusive or (bare and "leaks" not in states):
         return (
             "Next: an attack that finds nothing without a defence says nothing of a defence. Give the searches more "
             "time (more minutes, or iterations): one that was cut short says nothing against a longer one."

@@ -1090,6 +1090,19 @@ def test_an_arm_of_a_run_needs_the_run(tmp_path: Path) -> None:
     assert (code, "give the run by --run" in output) == (2, True)
 
 
+def test_labels_of_a_batch_stand_beside_the_better_of_two_guesses() -> None:
+    """Of 9 and 7 labels of two classes, eight of each are 15 of 16, which a batch of noise got, too."""
+    rows = [
+        row("noise", 16, 8.0, sample=i, true_label=int(i < 9), label_accuracy=15 / 16, label_guess_accuracy=15 / 16)
+        for i in range(16)
+    ]
+    [found] = audit.findings(rows, IMAGES)
+    assert "naming every label equally often: 94%" in audit.sentence([found], IMAGES)
+    assert not audit.labels_beyond([found])
+    [beyond] = audit.findings([one | {"label_accuracy": 1.0} for one in rows], IMAGES)
+    assert "100% at batch 16" in audit.labels_beyond([beyond])
+
+
 def test_an_undefended_gradient_that_nothing_found_explains_is_inconclusive() -> None:
     assert states(row("none", 1, 8.0, fit=0.9)) == {("none", 1): "inconclusive"}
     assert states(row("none", 1, 8.0, fit=0.9), row("none", 1, 7.0, "b", fit=0.01)) == {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations
 from pathlib import Path
 
 import lpips
@@ -20,7 +20,7 @@ from rayfed.errors import UserError
 from rayfed.metrics import score
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.images import mse, psnr, ssim
-from rayfed.metrics.labels import label_accuracy
+from rayfed.metrics.labels import even_guess, label_accuracy
 from rayfed.metrics.lpips import Lpips, LpipsUnavailable
 from rayfed.metrics.score import Scorer
 
@@ -83,6 +83,17 @@ def test_metrics_of_equal_images_and_of_a_known_error(photographs):
     torch.testing.assert_close(ssim(photographs, photographs), torch.ones(4, dtype=torch.float64))
     grey = torch.full((1, 1, 16, 16), 0.5)
     assert psnr(grey, grey + 0.1).item() == pytest.approx(20, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("true", "classes"), [([3], 5), ([0, 0, 1], 2), ([1] * 9 + [0] * 7, 2), ([0, 1, 1, 2, 4, 4, 4], 5), ([2] * 8, 6)]
+)
+def test_an_even_guess_of_labels_finds_what_naming_classes_by_turns_finds_on_average(true, classes):
+    labels = torch.tensor(true)
+    each, more = divmod(len(true), classes)
+    once = [c for c in range(classes) for _ in range(each)]
+    named = [torch.tensor([*once, *extra]) for extra in combinations(range(classes), more)]
+    assert even_guess(labels, classes) == pytest.approx(np.mean([label_accuracy(labels, guess) for guess in named]))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +170,7 @@ def test_a_diverged_image_has_no_metrics_and_does_not_spoil_the_others(digits):
 
 def test_only_the_named_metrics_are_in_a_row(digits):
     rows = Scorer(("psnr",)).score(digits, torch.arange(6), digits, torch.arange(6))
-    assert set(rows[0]) == {"sample", "order", "true_label", "label", "psnr"}
+    assert set(rows[0]) == {"sample", "order", "true_label", "label", "label_guess_accuracy", "psnr"}
 
 
 def test_an_unknown_metric_is_named_with_the_nearest():

@@ -225,6 +225,8 @@ class Finding:
     """Share of labels found by the best attack that was not given them; None if no attack sought labels."""
     commonest: float = 0.0
     """Share of labels found by naming the commonest label for every sample."""
+    evenly: float = 0.0
+    """Share found by naming every label equally often, on average; 0 if it is not known."""
     targets: float | None = None
     """Mean absolute error of the numbers found by the best attack that was not given them; None for classes."""
     shown: int | None = None
@@ -470,6 +472,7 @@ def _finding(
         above_public=best[1].get("above_public") if best else None,
         labels=_labels_found(rows),
         commonest=_commonest(rows),
+        evenly=_evenly(rows),
         targets=_targets_found(rows),
         guessed=_targets_guessed(rows),
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
@@ -552,6 +555,11 @@ def _commonest(rows: Sequence[Row]) -> float:
     known = {_sample(row): row["true_label"] for row in rows if row.get("true_label") is not None}
     labels = Counter(known.values())
     return max(labels.values(), default=0) / max(labels.total(), 1)
+
+
+def _evenly(rows: Sequence[Row]) -> float:
+    known = {_sample(row): row.get("label_guess_accuracy") for row in rows}
+    return fmean(found) if (found := [share for share in known.values() if share is not None]) else 0.0
 
 
 def short_title(row: Row) -> str:
@@ -692,7 +700,7 @@ def labels_beyond(found: Sequence[Finding]) -> str:
 
     Where no true label is known, the commonest label finds 0, and nothing is known of a guess.
     """
-    labels = [_labels_of(one) for one in found if 0 < one.commonest < (one.labels or 0)]
+    labels = [_labels_of(one) for one in found if one.commonest and max(one.commonest, one.evenly) < (one.labels or 0)]
     targets = [
         _targets_of(one)
         for one in found
@@ -705,7 +713,7 @@ def labels_beyond(found: Sequence[Finding]) -> str:
 def _labels_of(finding: Finding) -> str:
     if finding.labels is None:
         return ""
-    return f"{finding.labels:.0%} at batch {finding.batch} ({_beside_commonest(finding)})"
+    return f"{finding.labels:.0%} at batch {finding.batch} ({_beside_guess_of_labels(finding)})"
 
 
 def _targets_of(finding: Finding) -> str:
@@ -715,8 +723,13 @@ def _targets_of(finding: Finding) -> str:
     return f"{finding.targets:.2g} at batch {finding.batch}{guessed}"
 
 
-def _beside_commonest(finding: Finding) -> str:
-    """Return what naming the commonest label finds; if all labels are alike, that this proves nothing."""
+def _beside_guess_of_labels(finding: Finding) -> str:
+    """Return what the better guess of labels finds; if all labels are alike, that this proves nothing.
+
+    One guess names the commonest label for every sample, the other every label equally often.
+    """
+    if finding.evenly > finding.commonest:
+        return f"naming every label equally often: {finding.evenly:.0%}"
     told = f"naming the commonest label each time: {finding.commonest:.0%}"
     return f"{told}; all samples have one label, so this proves nothing" if finding.commonest == 1 else told
 

@@ -20,6 +20,17 @@ def label_accuracy(true: Tensor, found: Tensor) -> float:
     return int(shared.sum()) / len(true)
 
 
+def even_guess(true: Tensor, classes: int) -> float:
+    """Return the share of a batch's labels (N,) that naming every class equally often finds, on average.
+
+    Where N is no multiple of the number of classes, chance decides which of them are named once more.
+    """
+    each, more = divmod(len(true), classes)
+    counts = true.bincount(minlength=classes)
+    shared = counts.clamp(max=each).sum() + more / classes * (counts > each).sum()
+    return float(shared) / len(true)
+
+
 LABEL_ACCURACY = Metric(
     name="label_accuracy",
     description="share of the batch's labels found (multiset), 0..1; one value a batch",

@@ -19,6 +19,7 @@ from rayfed.errors import UserError, nearest
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.guessing import Others
 from rayfed.metrics.known import METRICS, metrics_of
+from rayfed.metrics.labels import even_guess
 from rayfed.samples import Pixels, SampleSpec
 
 _Functions = dict[str, Callable[..., Any]]
@@ -59,9 +60,9 @@ class Scorer:
         Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
         device. A row holds `sample` (index of the true image), `order` (index of the reconstruction matched to it),
         `true_label`, `label` (the one found with that reconstruction; of numbers `target_error`, beside
-        `target_guess_error`) and the named metrics: None where the reconstruction is not finite or the metric has no
-        number, where a metric's network has no weights, and where it compares labels and these are numbers. With a
-        metric that compares classes
+        `target_guess_error`), `label_guess_accuracy` (`even_guess`) and the named metrics: None where the
+        reconstruction is not finite or the metric has no number, where a metric's network has no weights, and where it
+        compares labels and these are numbers. With a metric that compares classes
         it holds `people`, too, among how many the recogniser chose.
         """
         true_images, images = (self.sample.scored(x) for x in (true_images, images.to(true_images)))
@@ -72,6 +73,7 @@ class Scorer:
             "sample": list(range(len(order))),
             "order": order.tolist(),
             **_stated(true_labels, labels, order, self.others.median if self.others else None),
+            **self._guessed_labels(true_labels),
         }
         functions = _functions(self)
         if not _are_classes(true_labels):
@@ -93,6 +95,11 @@ class Scorer:
                 case "samples":
                     columns[name] = _column(function, true_images, guess)
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _guessed_labels(self, true: Tensor) -> dict[str, list[float | None]]:
+        """Return the column on labels named without looking at the update; of numbers, or classes of places, None."""
+        known = even_guess(true, max(len(self.people), int(true.max()) + 1)) if _are_classes(true) else None
+        return {"label_guess_accuracy": [known] * len(true)}
 
     def told_apart(self, others: Tensor, images: Tensor) -> list[float | None]:
         """Return `told_apart` of `score` with `others` (N, *shape) as the truth, which is chance."""

@@ -137,6 +137,11 @@ TABLES: dict[str, pa.Schema] = {
             _value("true_label", _int, "class of the true image; null where labels are numbers"),
             _value("label", _int, "class that the attack states for the matched reconstruction"),
             _value("target_error", _real, "mean absolute error of the numbers that it states; null of classes"),
+            _value(
+                "label_guess_accuracy",
+                _real,
+                "share of the batch's labels that naming every class equally often finds, on average; null of numbers",
+            ),
             _value("target_guess_error", _real, "mean absolute error of naming the test split's medians, beside it"),
             *_METRICS,
             _value(

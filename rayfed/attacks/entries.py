@@ -37,8 +37,9 @@ _LEVELS = 256
 """Values of an entry that is a number in [0, 1], as those of 8 bits."""
 _MOST = 2**24
 """Entries of a sample, times numbers that enter a layer, up to which their dependence is looked at."""
-_FIRST = 4
-"""Entries by which it is seen first whether any can be told from the others: of a large model, each takes long."""
+_HALVES = 32
+"""Random halves of the entries by which it is seen first whether any number depends on one alone: of a large model,
+each entry takes long."""
 _DEPENDS = 1e-6
 """Part of its size by which a number changes with an entry on which it depends."""
 _ALIKE = 1e-9
@@ -92,27 +93,35 @@ def _features(probed: Probe, layer: Layer) -> Callable[[Tensor], Tensor]:
 def _dependence(probed: Probe, layer: Layer) -> Tensor:
     """Return which of the numbers that enter a layer depend on which entry of a sample, (D, F).
 
-    Of a few entries alone where these cannot be told from each other: the others would only add to what each number
-    depends on.
+    None does where some depend on entries, and none on one alone: then there is no entry to begin with.
     """
-    function, rows = _features(probed, layer), list[Tensor]()
+    function = _features(probed, layer)
     pairs = [tuple(probed.samples(1, seed=2 * seed + side).flatten(1) for side in (0, 1)) for seed in range(4)]
     if pairs[0][0].is_floating_point():  # the ends pass every threshold
         pairs.append((torch.zeros_like(pairs[0][0]), torch.ones_like(pairs[0][0])))
     seen = [function(one.view(1, *probed.shape)) for one, _ in pairs]
-    numbers = torch.arange(prod(probed.shape), device=pairs[0][0].device)
-    first = numbers[:: max(1, len(numbers) // _FIRST)][:_FIRST]
-    others = numbers[~torch.isin(numbers, first)]
-    for changed in (first, *others.split(_LEVELS)):
-        entries, moved = changed[:, None] == numbers, list[Tensor]()
+
+    def moved(entries: Tensor) -> Tensor:
+        """Return which numbers change with some of the entries, (n, D) bool, in (n, F) bool."""
+        found = list[Tensor]()
         for (one, other), here in zip(pairs, seen, strict=True):
             there = function(torch.where(entries, other, one).view(-1, *probed.shape))
-            moved.append((there - here).abs() > _DEPENDS * here.abs().clamp(min=_DEPENDS))
-        rows.append(torch.stack(moved).any(0))
-        if len(rows) == 1 and rows[0].any() and not _order(rows[0]):
-            return rows[0]
-    found = torch.cat(rows)
-    return found[torch.cat([first, others]).argsort()]
+            found.append((there - here).abs() > _DEPENDS * here.abs().clamp(min=_DEPENDS))
+        return torch.stack(found).any(0)
+
+    draw, device = torch.Generator().manual_seed(0), pairs[0][0].device
+    halves = (torch.rand(_HALVES, prod(probed.shape), generator=draw) < 0.5).to(device)
+    changed = moved(halves)
+    if changed.any() and not _one_in_all(halves, changed[:, changed.any(0)]):
+        return torch.zeros(halves.shape[1], changed.shape[1], dtype=torch.bool, device=device)
+    numbers = torch.arange(halves.shape[1], device=device)
+    return torch.cat([moved(some[:, None] == numbers) for some in numbers.split(_LEVELS)])
+
+
+def _one_in_all(halves: Tensor, changed: Tensor) -> bool:
+    """Return whether some number, (H, F) bool, changes with just those halves, (H, D) bool, that have one entry."""
+    shared = changed.T.float() @ halves.float()
+    return bool(((shared == changed.sum(0)[:, None]) & (shared == halves.sum(0))).any())
 
 
 def _order(depends: Tensor) -> list[tuple[int, Tensor]]:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_diabetes
+from torch import nn
 
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.dlg import Dlg
@@ -196,6 +197,30 @@ def test_a_row_is_read_off_a_gradient(attack, least: float) -> None:  # type: ig
     assert right >= least
     chance = data.sample.found(images, torch.rand(2, 1, 1, 11, generator=generators(1)[0])).double().mean()
     assert chance < 0.6
+
+
+def plain(features: int, classes: int) -> nn.Module:
+    """A network as people write it for tables: it takes rows (N, F), which its norm insists on."""
+    layers = nn.Linear(features, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes)
+    return nn.Sequential(*layers)
+
+
+def flattening(features: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *plain(features, classes))
+
+
+def test_a_model_that_takes_rows_is_given_rows() -> None:
+    data = patients()
+    images, labels = rows(data, 2)
+    one, other = (
+        build_model(f"tests.test_tabular:{name}", {"features": 11}, data.sample, 2, seed=0).eval()
+        for name in ("plain", "flattening")
+    )
+    torch.testing.assert_close(one(images), other(images))
+    [found] = Analytic().reconstruct([observed(one, images[:1], labels[:1], classes=2)], one, generators(1))
+    torch.testing.assert_close(found.images, images[:1], atol=1e-4, rtol=0)
+    with pytest.raises(UserError, match=r"image_shape, here \(1, 1, 11\), and classes are filled in"):
+        build_model("tests.test_tabular:plain", {}, data.sample, 2, seed=0)
 
 
 def test_metrics_follow_the_table_and_pictures_defences_are_refused() -> None:

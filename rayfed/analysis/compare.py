@@ -62,7 +62,10 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
     Raises `UserError` for fewer than two, and for an arm that there is not.
     """
     if len({each.url for each in results}) < 2:
-        raise UserError("give at least two runs or sweeps to compare")
+        raise UserError(
+            "give at least two runs or sweeps to compare; the arms of one are compared by `rayfed export RUN --table "
+            "paired --against ARM`"
+        )
     names = _names(results)
     found = [each for name, one in zip(names, results, strict=True) for each in one.settings(name)]
     scenarios = [{k: v for k, v in one.scenario.items() if k not in _NO_MATTER} for one in results]

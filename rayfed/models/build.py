@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,8 @@ def _from_callable(
         signature.bind(**arguments)
     except TypeError as error:
         raise UserError(
-            f"model '{name}' cannot be called with {sorted(arguments)}: {error}; it takes {signature}"
+            f"model '{name}' cannot be called with {sorted(arguments)}: {error}; it takes {signature}: image_shape, "
+            f"here {image_shape}, and classes are filled in, all else is for `model` to give (--set model.NAME=VALUE)"
         ) from error
     try:
         model = target(**arguments)
@@ -169,6 +171,8 @@ def _trial(name: str, model: nn.Module, sample: SampleSpec) -> Any:
 def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int) -> None:
     """Try the model in evaluation mode, and restore its modes."""
     modes = {module: module.training for module in model.modules()}
+    if sample.modality == "records" and _takes_rows(model.eval(), sample):
+        model.register_forward_pre_hook(_as_rows)
     logits = _trial(name, model.eval(), sample)
     for module, training in modes.items():
         module.training = training
@@ -192,6 +196,24 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
             f"model '{name}' gives {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, where logits "
             f"(2, {classes}) are needed: set its number of classes to {classes}{instead}"
         )
+
+
+def _takes_rows(model: nn.Module, sample: SampleSpec) -> bool:
+    """Return whether a model takes records as (N, F), and not as (N, 1, 1, F)."""
+    records = sample.trial()
+    with torch.no_grad(), suppress(Exception):
+        answered = model(records)
+        if isinstance(answered, Tensor) and answered.ndim <= 2:
+            return False
+    with torch.no_grad(), suppress(Exception):
+        answered = model(records.flatten(1))
+        return isinstance(answered, Tensor) and answered.ndim <= 2
+    return False
+
+
+def _as_rows(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Forward pre-hook that reshapes records (N, 1, 1, F) to (N, F)."""
+    return inputs[0].flatten(1), *inputs[1:]
 
 
 def _draws_random_numbers(name: str, model: nn.Module, sample: SampleSpec, training: bool) -> bool:

@@ -158,7 +158,7 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
         rows = [row for one in group if one.attack for row in one.rows]
         state = next((state for state in WEIGHT if any(row.get("verdict") == state for row in rows)), None)
         if state:
-            met.setdefault(state, []).append(group[0].title)
+            met.setdefault(state, []).append(group[0].title + _in_some(rows, state))
             reasons = {row["why"]: None for row in rows if row.get("answer") == state and row.get("why")}
             if state == "inconclusive":
                 reasons = reasons or {"nothing is known to leak without a defence": None}
@@ -173,6 +173,13 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
         for state in WEIGHT
         if state in met
     ]
+
+
+def _in_some(rows: Sequence[Row], state: str) -> str:
+    """Return in how many repeats a setting has this verdict; empty if in all."""
+    every = {row.get("repeat") for row in rows}
+    those = {row.get("repeat") for row in rows if row.get("verdict") == state}
+    return f" (in {len(those)} of {len(every)} repeats)" if len(those) < len(every) else ""
 
 
 def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True, trained: bool = True) -> Statement:

@@ -14,7 +14,7 @@ from benchmarks.planted_defences import OnUpdate
 from rayfed.analysis.audit import EXPLAINS, UNEXPLAINED_PART, Criterion, findings
 from rayfed.analysis.verdicts import UNREAD, next_step, run_findings, verdicts
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.fit import with_fit
+from rayfed.attacks.fit import judged, with_fit
 from rayfed.attacks.undone import noted, undone
 from rayfed.client.grants import understood
 from rayfed.client.grants.understood import Answer, Rehearsal
@@ -22,6 +22,7 @@ from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.gradients import flatten, unflatten
 from rayfed.hidden import UNUSED
 from rayfed.registry import component
+from rayfed.update import Named
 from tests.attack_fixtures import digit, observe
 from tests.result_fixtures import attacked
 from tests.test_audit import row
@@ -159,9 +160,12 @@ def test_what_noise_explains_is_told_from_what_it_does_not() -> None:
         known = Rehearsal.of(answer, large).noise
         assert known is not None
         sent = unflatten(answer(flatten(gradient), 1000), large)
-        assert known.beside(sent, gradient, other) == 0
-        assert abs(known.excess(sent, gradient)) < 4
-        assert (known.beside(sent, half, other) > EXPLAINS) is told
+        own, others = (known.nats(sent, one) for one in (gradient, other))
+        right = Reconstruction(torch.zeros(1), torch.zeros(1), nats=(own, others))
+        assert judged(right, None, own) == 0
+        near = replace(right, nats=(known.nats(sent, half), others))
+        assert ((judged(near, None, own) or 0) > EXPLAINS) is told
+        assert judged(replace(right, nats=(others, others)), None, own) == (1 if told else 0)
     assert rehearsed(lambda name, t, draw: t).noise is None
     assert rehearsed(on_one(lambda t, draw: t + noise((20, 1), draw))).noise is None
 
@@ -182,6 +186,23 @@ class LastAlone(OnUpdate):
     def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
         clean = name == "fc2.weight"
         return tensor if clean else tensor + torch.randn(tensor.shape, generator=task.generator)
+
+
+@component
+class RandomMask(OnUpdate):
+    """Half of the values, at random."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        return tensor * (torch.rand(tensor.shape, generator=task.generator) < 0.5)
+
+
+@component
+class RandomFactor(OnUpdate):
+    """All values times one random number."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        factor = 0.5 + torch.rand((), generator=task.generator)
+        return {name: factor * tensor for name, tensor in tensors.items()}
 
 
 @component

@@ -92,7 +92,7 @@ EXPLAINS = 0.1
 EXPLAINS_IN_TOKENS = 1e-3
 """The same of texts: tokens are right or wrong, and those of wrong ones may come near, where few layers are trained."""
 UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
-UNEXPLAINED_PART = "no attack found a sample whose gradient has the values that the defence leaves, as the true one has"
+UNEXPLAINED_PART = "no attacker with the code found a sample that explains what was sent as well as the true one does"
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
 FOUND_NOTHING = "the attacks found nothing without a defence either"
 FEWEST, USEFUL, MOST = 40, 100, 24_000
@@ -406,7 +406,7 @@ def _finding(
     for value, row in finite:
         twin = _twin(row)
         closest[twin] = max(value, closest.get(twin, value))
-    messages = (row.get("message") or "" for _, row in finite if row["status"] == "ok")
+    messages = (row.get("message") or "" for row in rows)
     lacking = next((message for message in messages if UNREHEARSED in message or UNUSED in message), "")
     if not leaks and any(criterion.near(row) for _, row in finite):
         alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
@@ -485,7 +485,7 @@ def _unexplained(rows: Sequence[Row], criterion: Criterion, bare: bool) -> str:
 
     The sample itself has this gradient, so an attack whose answer does not have it has not finished its search. Tables
     of earlier versions, and updates of several local steps, have no `fit`. Behind a defence those count who know from
-    its code which values it leaves as they are, and samples of whose gradient it leaves some.
+    its code which values it leaves as they are and what noise it adds, and samples where that is known.
     """
     if not bare:
         rows = [row for row in rows if code_given(row) and row.get("fit") is not None]

@@ -88,8 +88,9 @@ def run_findings(
         alike = [arm for arm, own in models.items() if own == model]
         rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
         found += findings(rows, criterion, _brief(scenario), bare, finished, closed_forms(scenario))
-    own = {arm for arm in models if _has_own(scenario, arm)} - {row["arm"] for row in attacks if code_given(row)}
-    unread = [one.arm in own and one.state == "not reconstructed" for one in found]
+    answered = [row for row in attacks if code_given(row) and row["status"] == "ok"]
+    own, read = {a for a in models if _has_own(scenario, a)}, {(row["arm"], row["batch_size"]) for row in answered}
+    unread = [f.arm in own and (f.arm, f.batch) not in read and f.state == "not reconstructed" for f in found]
     return [replace(f, state="inconclusive", lacking=UNREAD) if u else f for f, u in zip(found, unread, strict=True)]
 
 

@@ -13,39 +13,65 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.update import Named, Observation
 
+_OWN = 0.05
+"""Fit of the samples themselves up to which the values that were left are told rightly."""
+_LIKELY = 10.0
+"""Nats by which the samples may explain an update better than an answer that explains it."""
+
 
 def with_fit(
     found: Sequence[Reconstruction], observations: Sequence[Observation], model: nn.Module
 ) -> list[Reconstruction]:
-    """Return reconstructions with their `fit`: how far their gradient is from the observed one, beside a grey sample's.
+    """Return reconstructions with their `fit`, how far their gradient is from the observed one, and their `nats`.
 
-    Both are sines of angles, with the labels that were found: 0 of the samples themselves and of others that the
+    The fit is the sine of an angle over that of a grey sample: 0 of the samples themselves and of others that the
     gradient does not tell from them, 1 and more of what explains no more than nothing. Who knows the defences' code
-    compares the values that these leave as they are, and of others what noise does not explain, whichever is further
-    (`rayfed.client.grants.understood`). It is None where there is nothing to compare: after several local steps,
-    without samples or an update, where values of the update are not finite, where all that is known of the defence is
-    that no value is left, or where the model does not take what was found.
+    compares the values that these leave as they are, and by the nats those with noise of which no value tells of
+    another (`rayfed.client.grants.understood`). Both are None where there is nothing to compare: after several local
+    steps, without samples or an update, where values of the update are not finite, where defences leave none, or where
+    the model does not take what was found.
     """
     network = without_tracking(model)
-    return [replace(one, fit=_fit(one, seen, network)) for one, seen in zip(found, observations, strict=True)]
+    return [
+        replace(one, fit=fit, nats=nats) if one.status == "ok" else one
+        for one, seen in zip(found, observations, strict=True)
+        for fit, nats in [fit_of(one.images, one.labels, seen, network)]
+    ]
 
 
-def _fit(found: Reconstruction, observation: Observation, network: nn.Module) -> float | None:
-    if found.status != "ok" or not observation.update or observation.local.steps > 1:
-        return None
-    blank = observation.sample.blank(len(found.images))
+def fit_of(
+    images: Tensor, labels: Tensor, observation: Observation, network: nn.Module
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the `fit` of samples (N, *shape), and the `nats` of their gradient and of grey samples'."""
+    if not observation.update or observation.local.steps > 1:
+        return None, None
+    blank = observation.sample.blank(len(images))
     grey = blank + 0.5 if blank.is_floating_point() else blank
     try:
-        own, other = (_gradient(images, found.labels, observation, network) for images in (found.images, grey))
+        own, other = (_gradient(samples, labels, observation, network) for samples in (images, grey))
     except (torch.OutOfMemoryError, MemoryError):  # which the caller answers by a smaller group
         raise
     except Exception:  # whatever a user's model, or one that lacks a private part, raises: then nothing is compared
-        return None
+        return None, None
     seen = {name: tensor.double().cpu() for name, tensor in observation.gradient.items() if name in own}
     as_sent = observation.scale == 1 and not observation.local.weight_decay
     noise = observation.extra.get("noise") if as_sent else None
-    fits = [_beside(own, other, seen, observation), noise.beside(seen, own, other) if noise else None]
-    return max((fit for fit in fits if fit is not None), default=None)
+    nats = None if noise is None else (noise.nats(seen, own), noise.nats(seen, other))
+    return _beside(own, other, seen, observation), nats
+
+
+def judged(found: Reconstruction, fit: float | None, nats: float | None) -> float | None:
+    """Return how far an answer is from explaining what was seen, beside `fit` and `nats` of the samples themselves.
+
+    It is the larger of its own fit, unless the samples have none that explains anything, and of what noise leaves: the
+    root of the nats that it lacks to the samples, over those that a grey sample lacks; none up to `_LIKELY`.
+    """
+    own = None if fit is not None and fit > _OWN else found.fit
+    if found.nats is None or nats is None:
+        return own
+    lacking, grey = (one - nats for one in found.nats)
+    beyond = 0.0 if lacking <= _LIKELY else (lacking / grey) ** 0.5 if grey > lacking else 1.0
+    return beyond if own is None else max(own, beyond)
 
 
 def _gradient(images: Tensor, labels: Tensor, observation: Observation, network: nn.Module) -> Named:
@@ -60,9 +86,9 @@ def _gradient(images: Tensor, labels: Tensor, observation: Observation, network:
 def _beside(own: Named, other: Named, seen: Named, observation: Observation) -> float | None:
     """Return the sine of the angle of one gradient with what was seen, over another's; None where there is none."""
     sines = [_sine(_known(found, seen, observation), _known(seen, seen, observation)) for found in (own, other)]
-    if sines[0] is None or sines[1] is None:
+    if sines[0] is None or not sines[1]:
         return None
-    return sines[0] / sines[1] if sines[1] else 1.0
+    return sines[0] / sines[1]
 
 
 def _known(tensors: Named, seen: Named, observation: Observation) -> Tensor:

@@ -18,6 +18,10 @@ from torch import Tensor
 
 from rayfed import gradients, losses, seeds
 from rayfed.attacks.base import Inference
+from rayfed.attacks.fit import fit_of
+from rayfed.attacks.forward_probe import without_tracking
+from rayfed.attacks.mixed import unmixed
+from rayfed.attacks.undone import undone
 from rayfed.client import plan
 from rayfed.client.grants.candidates import KINDS
 from rayfed.client.local import batches, local_training, trained_samples
@@ -88,7 +92,19 @@ def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
     given = _given(observed, truth, sight.seen)
     for grant in observed.attack.grants.values():
         truth = grant.hides(observed, truth)
-    return _observation(observed, supposed, sight, given, len(truth.labels)), truth
+    observation = _observation(observed, supposed, sight, given, len(truth.labels))
+    return observation, _explained(observed, observation, truth)
+
+
+def _explained(observed: ObservedClient, observation: Observation, truth: Truth) -> Truth:
+    """Return the truth with how well it explains what an attacker sees who knows the defences' code."""
+    if not observed.arm.defences or "left" not in observation.extra or observation.sealed is not None:
+        return truth
+    made = observation.extra.get("as_trained")
+    inputs = truth.inputs if made is None else made.made(truth.inputs)
+    seen, network = undone(unmixed(observation)), without_tracking(observed.asked().model)
+    fit, nats = fit_of(inputs, truth.labels, seen, network)
+    return truth.replace(fit=1.0 if fit is None else fit, nats=nats and nats[0])
 
 
 def _told_apart(candidates: Sequence[Candidate], guess: Inference) -> dict[str, Any]:

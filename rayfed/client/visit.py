@@ -65,6 +65,10 @@ class Truth:
     decoys: Tensor | None = None
     """Inputs (N, *shape) of other samples of the victim with the same labels, none of which is behind the observation;
     None where it has not as many."""
+    fit: float | None = None
+    """`fit` of these inputs under what an attacker knows from the defences' code; None where it does not."""
+    nats: float | None = None
+    """Nats by which the update is less likely at these inputs than without noise, as that attacker knows the noise."""
     holding: Tensor | None = None
     """Shares (K,) of the batches of all victims of the attack that hold each class; None where no attack asks that."""
 

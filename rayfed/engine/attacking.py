@@ -297,7 +297,6 @@ def _note_attack(
             "observes": d.attack.observes,
             "knowledge": ",".join(d.attack.knowledge),
             "objective": outcome.loss,
-            "fit": outcome.fit,
             "iterations": outcome.iterations,
             "seconds": outcome.seconds,
             "status": outcome.status,

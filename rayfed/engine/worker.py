@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rayfed.aggregation.server import TreeFold
 from rayfed.attacks.base import Guess, Inference, Reconstruction
+from rayfed.attacks.fit import judged
 from rayfed.client import plan
 from rayfed.client.arm import aggregation_of
 from rayfed.client.cohort import cohort_updates
@@ -152,14 +153,16 @@ class ClientWorker(ClientRuntime):
 
     def _scored(self, truth: Truth, guess: Reconstruction, strip: bool) -> Scored:
         if guess.status in ("not applicable", "failed"):
-            return Scored([row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)])
+            missed = {"distortion": truth.distortion, "fit": None}
+            return Scored([row | missed for row in self._scorer.nothing(truth.labels)])
         true = truth.inputs.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         if truth.decoys is not None:
             by_chance = self._scorer.told_apart(truth.decoys.cpu(), guess.images)
             rows = [row | {"decoy_told_apart": hit or 0.0} for row, hit in zip(rows, by_chance, strict=True)]
         orders = [row.pop("order") for row in rows]
-        rows = [row | {"distortion": truth.distortion} for row in rows]
+        fit = judged(guess, truth.fit, truth.nats)
+        rows = [row | {"distortion": truth.distortion, "fit": fit} for row in rows]
         sample = self.data.sample
         if isinstance(sample, Tokens | Records):
             return Scored(rows, texts=self._in_words(sample, rows, true, guess.images[orders]))

@@ -56,6 +56,8 @@ _ROUNDED = 32
 """Answers whose values are compared."""
 _REMEMBERED = 2**28
 """Bytes of updates without what was known that are kept for other attacks, at most."""
+_REPEATED = 32
+"""Draws by which it is seen whether samples are changed by chance."""
 _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
 
@@ -75,12 +77,11 @@ class _Learnt(NamedTuple):
 
     def left(self, update: Named) -> Named | None:
         """Return which values of an update, in which nothing is left to undo, are the gradient's own; None: unknown."""
-        import torch
 
         if self.rehearsal is None:
             return None
-        if self.rehearsal.fixed and isinstance(self.undone, Mapping):
-            return {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.items()}
+        if self.rehearsal.fixed and isinstance(self.undone, Mapping):  # what it lost is 0
+            return {name: t != 0 for name, t in self.undone.items()}
         return self.rehearsal.left(update)
 
     @property
@@ -90,10 +91,10 @@ class _Learnt(NamedTuple):
 
     def heard(self, update: Named) -> Named | None:
         """Return which values of an update noise does not drown, where a matrix is left as it is; otherwise None."""
-        left = None if self.rehearsal is None else self.rehearsal.left(update)
-        if self.rehearsal is None or left is None or not any(t.ndim > 1 and bool(t.any()) for t in left.values()):
+        if self.rehearsal is None:
             return None
-        return self.rehearsal.above_noise(update)
+        left = self.rehearsal.left(update).values()
+        return self.rehearsal.above_noise(update) if any(t.ndim > 1 and bool(t.all()) for t in left) else None
 
 
 class Moved(NamedTuple):
@@ -165,13 +166,17 @@ class AsTrained:
 
     def made(self, samples: Tensor, seed: int = 0) -> Tensor:
         """Return the samples that a client with these samples (N, *shape) trains on, after its defences of the data."""
+        return self.batch(samples, seed).inputs
+
+    def batch(self, samples: Tensor, seed: int) -> Batch:
+        """Return these samples (N, *shape), and blank labels, as a client trains on them."""
         import torch
 
         from rayfed.client.local import data_method
 
         draw, order = torch.Generator().manual_seed(seed), self.task.order + seed
         task = self.task.replace(data=self.task.data._replace(inputs=samples), generator=draw, order=order)
-        return data_method(self.defences)(task).inputs
+        return data_method(self.defences)(task)
 
     def back(self, samples: Tensor) -> Tensor:
         """Return the samples that are mapped to these (N, *shape); the same if that cannot be inverted."""
@@ -218,6 +223,7 @@ class _Code:
             others=None if self.observed.attack.view.of_round else others,
             generator=generator,
             order=int.from_bytes(seeds.drawn(generator)),
+            batch_size=samples,
             public=asked.public if "public" in self.observed.attack.grants else None,
             state={},
         )
@@ -279,7 +285,7 @@ class KnownCode(Grant):
         if not observed.arm.defences:
             return given | {"left": {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}}
         if observed.arm.private:
-            return given
+            return given | {"beyond": understood.PRIVATE if any(map(_is_own, observed.arm.defences)) else ""}
         code, made = _Code(observed), None
         learnt = _remembered(code, update)
         try:
@@ -328,22 +334,37 @@ def _size(learnt: _Learnt) -> int:
 
 def _learnt(code: _Code, update: Update) -> _Learnt:
     """Return what the code tells of an update, and of defences of the user's own what attacks make no use of."""
+    import torch
 
-    undone, defences = _undone(code, update), code.observed.arm.defences
-    own = any(map(_is_own, defences))
-    if isinstance(undone, str) or not (own or all(map(_is_quick, defences))):
-        return _Learnt(undone)
+    undone, observed = _undone(code, update), code.observed
+    defences, one_step = observed.arm.defences, observed.training.algorithm == "fedsgd"
+    own = list(filter(_is_own, defences))
+    hidden = _not_rehearsed(own, one_step)
+    of_steps = not one_step and any(defence.overrides("wrap_gradient") for defence in defences)
+    of_each = len(observed.indices) > 1 and any(defence.samplewise for defence in defences)
+    if isinstance(undone, str) or of_steps or of_each or not (own or all(map(_is_quick, defences))):
+        return _Learnt(undone, beyond=hidden)
     try:
         answer = partial(code.answer, rounded=True)
         rehearsal = understood.Rehearsal.of(answer, code.task(0).weights, draws=None if own else _DRAWS)
         undoes = rehearsal.fixed and isinstance(undone, Mapping)
-        beyond = "" if undoes else rehearsal.beyond
-        if own and not beyond and _reads_samples(code):
+        beyond = hidden or ("" if undoes else rehearsal.beyond)
+        given = torch.randn(len(rehearsal.quiet), generator=torch.Generator().manual_seed(0)).to(rehearsal.quiet.device)
+        if own and not beyond and (_reads_samples(code) or _reads_samples(code, given)):
             beyond = understood.SAMPLES
     except Exception as error:
-        return _Learnt(undone, beyond=_why(error))
+        return _Learnt(undone, beyond=_why(error) if own else "")
     adapts = any(defence.overrides("adapt_model") for defence in defences)
     return _Learnt(undone, None if adapts else rehearsal, beyond if own else "")
+
+
+def _not_rehearsed(own: Sequence[Defence], one_step: bool) -> str:
+    """Return what defences of the user's own do that running them on gradients does not show, in words."""
+    if any(defence.overrides("adapt_model") for defence in own):
+        return understood.MODEL
+    if any(defence.keeps_state for defence in own):
+        return understood.STATE
+    return understood.STEPS if not one_step and any(defence.overrides("wrap_gradient") for defence in own) else ""
 
 
 def _is_own(defence: Defence) -> bool:
@@ -364,14 +385,18 @@ def _samples_beyond(code: _Code, made: AsTrained | None) -> str:
     changes = [defence for defence in code.observed.arm.defences if defence.overrides("wrap_data")]
     if not any(map(_is_own, changes)):
         return ""
-    task = code.task(0)
-    sample = code.observed.runtime.data.sample
+    task, sample = code.task(0), code.observed.runtime.data.sample
     drawn = sample.noise(len(task.data.labels), torch.Generator().manual_seed(0)).to(task.data.inputs)
-    if made is None:
-        trained = AsTrained(code.observed.arm.defences, task)
-        same = all(torch.equal(trained.made(drawn, seed), drawn) for seed in range(_DRAWS))
-        return "" if same else understood.RANDOM_SAMPLES
-    return "" if torch.allclose(made.back(made.made(drawn)), drawn, atol=0.01) else understood.LOST_SAMPLES
+    trained = AsTrained(code.observed.arm.defences, task)
+    batches = [trained.batch(drawn, seed) for seed in range(_REPEATED)]
+    if any(not torch.equal(batch.labels, task.data.labels) for batch in batches):
+        return understood.LABELS
+    if any(not torch.equal(batch.inputs, batches[0].inputs) for batch in batches):
+        return understood.RANDOM_SAMPLES
+    if torch.equal(batches[0].inputs, drawn):
+        return ""
+    undone = made is not None and torch.allclose(made.back(batches[0].inputs), drawn, atol=0.01)
+    return "" if undone else understood.LOST_SAMPLES
 
 
 def _undone(code: _Code, update: Update) -> Named | Undo | str | None:
@@ -407,16 +432,17 @@ def _as_trained(code: _Code) -> AsTrained | None:
     task = code.task(0)
     found, count = AsTrained(code.observed.arm.defences, task), len(task.data.labels)
     drawn = data.noise(count, torch.Generator().manual_seed(0)).to(task.data.inputs)
-    one, other = (found.made(drawn, seed) for seed in (0, 1))
-    fixed = one.shape == drawn.shape and torch.equal(one, other) and not torch.equal(one, drawn)
+    one, *others = (found.made(drawn, seed) for seed in range(_REPEATED))
+    fixed = one.shape == drawn.shape and all(torch.equal(one, other) for other in others)
+    fixed = fixed and not torch.equal(one, drawn)
     return found if fixed else None
 
 
-def _reads_samples(code: _Code) -> bool:
-    """Return whether the defences' answer to one gradient depends on the samples."""
+def _reads_samples(code: _Code, gradient: Tensor | None = None) -> bool:
+    """Return whether the defences' answer to a gradient (D,), by default zeros, depends on the samples."""
     import torch
 
-    one, other = (code.answer(None, 0, noise) for noise in (None, 1))
+    one, other = (code.answer(gradient, 0, noise) for noise in (None, 1))
     return bool((one - other).norm() > SAME * torch.maximum(one.norm(), other.norm()))
 
 

@@ -12,7 +12,7 @@ distribution. Of related values it is the sum of the squares of all correlations
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
@@ -28,6 +28,11 @@ Answer = Callable[["Tensor", int], "Tensor"]
 SAMPLES = "what is sent depends on the samples themselves"
 RANDOM_SAMPLES = "samples are changed by chance"
 LOST_SAMPLES = "samples are changed in a way that was not undone"
+LABELS = "labels are changed"
+MODEL = "the model is changed"
+PRIVATE = "a part of the model stays with the client"
+STATE = "what is sent depends on earlier rounds"
+STEPS = "gradients of several local steps are changed"
 LOST = "gradients are changed in a way that was not undone"
 CHANGED = "what is done by chance is more than to add noise"
 RELATED = "noise is related from value to value"
@@ -35,20 +40,24 @@ LEVELS = "noise takes few values"
 
 _SIZES = 1.0, 0.01
 """Standard deviations of the attacker's own gradients."""
-_MOST_DRAWS, _FEWEST_DRAWS, _HELD = 64, 16, 2**25
-"""Draws of noise, and values in them all."""
+_MOST_DRAWS, _FEWER_DRAWS, _LARGE = 64, 32, 2**20
+"""Draws of noise, of many values, and how many these are."""
+_LOOKED_AT = 2**19
+"""Values that are compared with each other, at most."""
 _COMPARED = 8
 """Draws whose answers to gradients are compared with those to zeros."""
-_SAME = 1e-5
-"""Difference up to which values are equal, over the larger of gradient and noise."""
+_OFTEN_SENT = 4
+"""Comparisons in which a value was sent, from which it counts as one that has no noise where others have."""
+_SAME, _ROUNDING = 1e-5, 1e-6
+"""Difference up to which values are equal, over the larger of gradient and noise, and over the usual noise."""
 _CLEARLY = 8.0
 """Standard errors from which values are related."""
 _OFTEN = 0.01
 """Share of values whose noise came twice, from which noise takes few values."""
-_EXPLAINED = 5.0
-"""Standard errors above the noise up to which it explains what lies between an update and a gradient."""
 _MEDIAN, _OUTLIER = 0.6745, 9.0
 """Median size of normal noise of deviation 1, and the square from which a value counts no more."""
+_FITTED = 5
+"""Times that the factor between a gradient and an update is fitted, without outliers."""
 _DROWNED = 2.0
 """Energy of a tensor over that of its noise up to which it is little else."""
 
@@ -61,23 +70,20 @@ class Noise:
     """Bool masks: which values have any."""
     scales: dict[str, float]
     """Its usual size on each tensor that has some."""
-    usual: float
-    """Mean of `rho` over it."""
-    spread: float
-    """Standard deviation of that mean, over all values that have noise."""
 
-    def excess(self, seen: Named, gradient: Named) -> float:
-        """Return by how many standard errors an update is further from a gradient, times any factor, than noise."""
+    def nats(self, seen: Named, gradient: Named) -> float:
+        """Return by how many nats an update is less likely than without noise, if it is of a gradient, times a factor.
+
+        Noise counts as normal, but for outliers. The factor is the one that fits best.
+        """
+        import torch
+
         sent, way = self._known(seen), self._known(gradient)
-        factor = (way @ sent / way.square().sum()).nan_to_num().clamp(min=0)
-        return (float(_rho(sent - factor * way).mean()) - self.usual) / self.spread
-
-    def beside(self, seen: Named, gradient: Named, other: Named) -> float:
-        """Return how far a gradient is from an update beyond the noise, over another's: 0 where noise explains it."""
-        own, others = (self.excess(seen, one) for one in (gradient, other))
-        if own <= _EXPLAINED:
-            return 0.0
-        return sqrt(own / others) if others > own else 1.0
+        factor, counted = torch.zeros(()).to(sent), sent.square() < _OUTLIER
+        for _ in range(_FITTED):
+            counted = (sent - factor * way).square() < _OUTLIER if bool(factor) else counted
+            factor = (way[counted] @ sent[counted] / way[counted].square().sum()).nan_to_num().clamp(min=0)
+        return float((sent - factor * way).square().clamp(max=_OUTLIER).sum()) / 2
 
     def _known(self, tensors: Named) -> Tensor:
         """Return the values (n,) that have noise, over its usual size."""
@@ -108,86 +114,100 @@ class Rehearsal:
     def of(cls, answer: Answer, like: Named, draws: int | None = None) -> Rehearsal:
         """Run defences on zeros and on random gradients, of tensors `like` those that are sent.
 
-        It does so `draws` times, by default as often as memory allows.
+        It does so `draws` times, a multiple of 4.
         """
         import torch
 
         from rayfed.gradients import flatten, unflatten
 
         zeros = torch.zeros_like(flatten(like))
-        most = max(_FEWEST_DRAWS, min(_MOST_DRAWS, _HELD // len(zeros)))
-        noise = torch.stack([answer(zeros, seed) for seed in range(draws or most)])
-        given = torch.randn(len(zeros), generator=torch.Generator().manual_seed(0)).to(zeros)
-        kept, masks, fixed = torch.ones_like(zeros, dtype=torch.bool), False, bool((noise == noise[0]).all())
-        for size in _SIZES:
-            gradient = size * given
-            first = answer(gradient, 0)
-            for seed in range(min(_COMPARED, len(noise))):
-                sent = answer(gradient, seed) if seed else first
+        draws = draws or (_MOST_DRAWS if len(zeros) <= _LARGE else _FEWER_DRAWS)
+        places = _places(like).to(zeros.device)
+        silent, energy = torch.ones_like(zeros, dtype=torch.bool), zeros.double()
+        looked: list[Tensor] = []
+        first: list[Tensor] = []
+        for seed in range(draws):
+            noise = answer(zeros, seed)
+            silent, energy = silent & (noise == 0), energy + noise.double().square() / draws
+            looked.append(noise[places])
+            first += [noise] * (seed < _COMPARED)
+        known = torch.stack(looked)
+        kept, times = torch.ones_like(silent), torch.zeros_like(zeros)
+        masks, fixed = False, bool((known == known[0]).all()) and all(torch.equal(one, first[0]) for one in first)
+        draw = torch.Generator().manual_seed(0)
+        for seed, noise in enumerate(first):
+            for size in _SIZES:
+                gradient = size * torch.randn(len(zeros), generator=draw).to(zeros)
+                sent = answer(gradient, seed)
+                near = _SAME * torch.maximum(noise.abs(), gradient.abs()) + _ROUNDING * energy.sqrt().to(zeros)
                 masked = sent == 0
-                near = _SAME * torch.maximum(noise[seed].abs(), gradient.abs())
-                kept &= _copied(sent - noise[seed], gradient, near) | masked
-                masks, fixed = masks or bool(masked.any()), fixed and torch.equal(sent, first)
-        quiet, whole = kept & (noise == 0).all(0), bool(kept.all())
-        beyond = (_beyond(noise, like) if whole else CHANGED) if not fixed else "" if whole else LOST
-        noisy = whole and not masks and not fixed
-        squares = unflatten(noise.square().mean(0), like)
+                kept, times = kept & (_copied(sent - noise, gradient, near) | masked), times + ~masked
+                masks, fixed = masks or bool(masked.any()), fixed and torch.equal(sent, answer(gradient, seed + 1))
+        whole, loud = bool(kept.all()), not bool(silent.all())
+        quiet = kept & silent & ((times >= _OFTEN_SENT) if loud or not whole else torch.ones_like(silent))
+        beyond = (_beyond(known, places, like) if whole else CHANGED) if not fixed else "" if whole else LOST
+        clear = whole and loud and not masks and not fixed and not beyond
         return cls(
             quiet=quiet,
             masks=masks,
             fixed=fixed,
             beyond=beyond,
-            energy={name: float(t.sum()) for name, t in squares.items()},
-            noise=_noise(noise, unflatten(~quiet, like)) if noisy and not beyond else None,
+            energy={name: float(t.sum()) for name, t in unflatten(energy, like).items()},
+            noise=_noise(known, places, unflatten(~silent, like)) if clear else None,
         )
 
     def left(self, update: Named) -> Named:
         """Return which values of an update are the gradient's own, times one factor for all: bool masks by name."""
         from rayfed.gradients import flatten, unflatten
 
-        return unflatten(self.quiet & (flatten(update) != 0) if self.masks else self.quiet, update)
+        values = flatten(update)
+        quiet = self.quiet.to(values.device)
+        return unflatten(quiet & (values != 0) if self.masks else quiet, update)
 
     def above_noise(self, update: Named) -> Named:
         """Return which values of an update are in tensors that are not almost all noise: bool masks by name."""
         import torch
 
-        above = {name: float(t.square().sum()) > _DROWNED * self.energy[name] for name, t in update.items()}
-        return {n: torch.full_like(t, above[n] or not self.energy[n], dtype=torch.bool) for n, t in update.items()}
+        def above(name: str, tensor: Tensor) -> bool:
+            noise = self.energy[name]
+            return not noise or float(tensor.square().sum()) > _DROWNED * noise
+
+        return {name: torch.full_like(t, above(name, t), dtype=torch.bool) for name, t in update.items()}
 
 
-def _beyond(noise: Tensor, like: Named) -> str:
-    """Return of what kind noise (M, D) is of which attacks make no use; empty if it is of none."""
-    from rayfed.gradients import unflatten
+def _places(like: Named) -> Tensor:
+    """Return the places, among the values of all tensors, of those that are compared: the first of each tensor."""
+    import torch
 
-    by_tensor = [unflatten(draw, like) for draw in noise]
-    parts = [noise, *(_stacked(draw[name] for draw in by_tensor) for name in like)]
+    sizes = [t.numel() for t in like.values()]
+    most = sum(sizes) if sum(sizes) <= _LOOKED_AT else max(1, _LOOKED_AT // len(sizes))
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    parts = [torch.arange(start, start + min(size, most)) for start, size in zip(starts, sizes, strict=True)]
+    return torch.cat(parts)
+
+
+def _by_tensor(draws: Tensor, places: Tensor, like: Named) -> dict[str, Tensor]:
+    """Return the draws (M, n) at `places` as those of each tensor (M, n_t), by name."""
+    ends, found = 0, {}
+    for name, tensor in like.items():
+        start, ends = ends, ends + tensor.numel()
+        found[name] = draws[:, (places >= start) & (places < ends)]
+    return found
+
+
+def _beyond(draws: Tensor, places: Tensor, like: Named) -> str:
+    """Return of what kind noise (M, n) at `places` is of which attacks make no use; empty if it is of none."""
+    parts = [draws, *_by_tensor(draws, places, like).values()]
     if any(map(_related, parts)):
         return RELATED
     return LEVELS if any(map(_levelled, parts)) else ""
 
 
-def _noise(draws: Tensor, noisy: Named) -> Noise:
-    """Return what draws (M, D) tell of noise that is of its own for each value."""
-    import torch
-
-    from rayfed.gradients import unflatten
-
-    by_tensor = [unflatten(draw, noisy) for draw in draws]
-    drawn = {name: torch.stack([draw[name][mask] for draw in by_tensor]) for name, mask in noisy.items() if mask.any()}
-    scales = {name: float(t.abs().median()) / _MEDIAN or 1.0 for name, t in drawn.items()}
-    sizes = torch.cat([_rho(t / scales[name]) for name, t in drawn.items()], 1)
-    return Noise(noisy, scales, float(sizes.mean()), float(sizes.std()) / sqrt(sizes.shape[1]))
-
-
-def _rho(values: Tensor) -> Tensor:
-    """Return the squares of values, of outliers no more than `_OUTLIER`."""
-    return values.square().clamp(max=_OUTLIER)
-
-
-def _stacked(draws: Iterable[Tensor]) -> Tensor:
-    import torch
-
-    return torch.stack([draw.flatten() for draw in draws])
+def _noise(draws: Tensor, places: Tensor, noisy: Named) -> Noise:
+    """Return what draws (M, n) at `places` tell of noise that is of its own for each value."""
+    drawn = _by_tensor(draws, places, noisy)
+    scales = {name: float(t[t != 0].abs().median()) / _MEDIAN for name, t in drawn.items() if t.any()}
+    return Noise({name: mask for name, mask in noisy.items() if name in scales}, scales)
 
 
 def _copied(sent: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
@@ -202,6 +222,7 @@ def _copied(sent: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
 
 def _related(draws: Tensor) -> bool:
     """Return whether random values (M, D), or their sizes, are related."""
+    draws = draws[: len(draws) // 4 * 4]
     apart = draws[::2] - draws[1::2]  # in whose distribution no value has a sign or a mean
     sizes = apart.abs()
     return any(map(_correlated, (apart, sizes[::2] - sizes[1::2])))

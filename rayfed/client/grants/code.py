@@ -41,6 +41,7 @@ from rayfed.registry import component
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rayfed.client.grants.drawn import Drawn
     from rayfed.client.runtime import ClientRuntime
     from rayfed.client.visit import ObservedClient, Truth
     from rayfed.defences.base import Batch, Defence, Task
@@ -164,6 +165,11 @@ class AsTrained:
     task: Task
     """The victim's, with samples, randomness and state of the attacker's own."""
 
+    @classmethod
+    def of(cls, code: _Code, data: Batch) -> AsTrained:
+        """Return the map of the code's defences, with these labels and places."""
+        return cls(code.observed.arm.defences, code.task(0).replace(data=data))
+
     def made(self, samples: Tensor, seed: int = 0) -> Tensor:
         """Return the samples that a client with these samples (N, *shape) trains on, after its defences of the data."""
         return self.batch(samples, seed).inputs
@@ -228,10 +234,27 @@ class _Code:
             state={},
         )
 
-    def answer(self, gradient: Tensor | None, seed: int, noise: int | None = None, rounded: bool = False) -> Tensor:
+    def drawn(self) -> int:
+        """Return how many random numbers the defences draw from the client's own randomness."""
+        from rayfed.client.grants.drawn import Drawn
+
+        counted = Drawn()
+        self.answer(None, 0, rounded=True, counted=counted)
+        return counted.numbers
+
+    def answer(
+        self,
+        gradient: Tensor | None,
+        seed: int,
+        noise: int | None = None,
+        rounded: bool = False,
+        other: bool = False,
+        counted: Drawn | None = None,
+    ) -> Tensor:
         """Return the defences' answer (D,) to a gradient, by default zeros, for the victim's number, unrounded.
 
-        The samples are blank, or noise of a seed. Only answers that are `rounded` are as they are sent.
+        The samples are blank, or noise of a seed, and with `other` their labels and places are drawn, too. Only answers
+        that are `rounded` are as they are sent. What is drawn for one is `counted`.
         """
         from contextlib import nullcontext
 
@@ -245,7 +268,8 @@ class _Code:
         observed, task, defences = self.observed, self.task(seed), self.observed.arm.defences
         if noise is not None:
             drawn = observed.runtime.data.sample.noise(len(task.data.labels), torch.Generator().manual_seed(noise))
-            task = task.replace(data=task.data._replace(inputs=drawn.to(task.data.inputs)))
+            data = task.data._replace(inputs=drawn.to(task.data.inputs))
+            task = task.replace(data=_other(data, task.classes, noise) if other else data)
         chosen = torch.zeros_like(flatten(task.weights)) if gradient is None else gradient
 
         def sent(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
@@ -257,7 +281,9 @@ class _Code:
             )
             return Update(observed.client, observed.round, tensors, {}, len(task.data.labels), loss=0.0)
 
-        with nullcontext() if rounded else NotRounded():
+        if counted is not None:
+            counted.generator = task.generator
+        with counted or (nullcontext() if rounded else NotRounded()):
             return flatten(wrap_updates(update, defences)(task).tensors)
 
 
@@ -290,7 +316,8 @@ class KnownCode(Grant):
         learnt = _remembered(code, update)
         try:
             made = _as_trained(code)
-            learnt = learnt._replace(beyond=learnt.beyond or _samples_beyond(code, made))
+            lost = _samples_beyond(code, made)
+            made, learnt = None if lost else made, learnt._replace(beyond=learnt.beyond or lost)
         except Exception as error:  # see `_undone`
             learnt = learnt._replace(undone=_why(error) if learnt.undone is None else learnt.undone)
         seen = update.tensors
@@ -346,11 +373,13 @@ def _learnt(code: _Code, update: Update) -> _Learnt:
         return _Learnt(undone, beyond=hidden)
     try:
         answer = partial(code.answer, rounded=True)
-        rehearsal = understood.Rehearsal.of(answer, code.task(0).weights, draws=None if own else _DRAWS)
+        rehearsal = understood.Rehearsal.of(answer, code.task(0).weights, trusted=not own)
         undoes = rehearsal.fixed and isinstance(undone, Mapping)
         beyond = hidden or ("" if undoes else rehearsal.beyond)
         given = torch.randn(len(rehearsal.quiet), generator=torch.Generator().manual_seed(0)).to(rehearsal.quiet.device)
-        if own and not beyond and (_reads_samples(code) or _reads_samples(code, given)):
+        if not beyond and not rehearsal.fixed and own and code.drawn() < rehearsal.noisy:
+            beyond = understood.FEW
+        if own and not beyond and (_reads_samples(code, other=True) or _reads_samples(code, given, other=True)):
             beyond = understood.SAMPLES
     except Exception as error:
         return _Learnt(undone, beyond=_why(error) if own else "")
@@ -387,16 +416,34 @@ def _samples_beyond(code: _Code, made: AsTrained | None) -> str:
         return ""
     task, sample = code.task(0), code.observed.runtime.data.sample
     drawn = sample.noise(len(task.data.labels), torch.Generator().manual_seed(0)).to(task.data.inputs)
-    trained = AsTrained(code.observed.arm.defences, task)
-    batches = [trained.batch(drawn, seed) for seed in range(_REPEATED)]
-    if any(not torch.equal(batch.labels, task.data.labels) for batch in batches):
-        return understood.LABELS
-    if any(not torch.equal(batch.inputs, batches[0].inputs) for batch in batches):
-        return understood.RANDOM_SAMPLES
-    if torch.equal(batches[0].inputs, drawn):
-        return ""
-    undone = made is not None and torch.allclose(made.back(batches[0].inputs), drawn, atol=0.01)
-    return "" if undone else understood.LOST_SAMPLES
+    kinds = [drawn]
+    if drawn.is_floating_point():  # a map may depend on what a sample is like
+        kinds += [drawn / 5, 1 - drawn / 5, (drawn > 0.9).to(drawn), drawn.round(), torch.full_like(drawn, 0.3)]
+    for samples in kinds:
+        data = task.data._replace(inputs=samples)
+        others = [data, *(_other(data, task.classes, seed) for seed in range(1, _DRAWS))]
+        batches = [(one, AsTrained.of(code, one).batch(samples, seed)) for one in others for seed in range(_DRAWS)]
+        if any(not torch.equal(batch.labels, one.labels) for one, batch in batches):
+            return understood.LABELS
+        inputs = [batch.inputs for _, batch in batches]
+        if any(not torch.equal(one, inputs[0]) for one in inputs):
+            return understood.RANDOM_SAMPLES
+        if torch.equal(inputs[0], samples):
+            continue
+        if made is None or not torch.allclose(made.back(inputs[0]), samples, atol=0.01):
+            return understood.LOST_SAMPLES
+    return ""
+
+
+def _other(batch: Batch, classes: int, seed: int) -> Batch:
+    """Return a batch with other places, and other labels where these are classes of samples."""
+    import torch
+
+    draw, labels = torch.Generator().manual_seed(seed), batch.labels
+    if labels.ndim == 1 and not labels.is_floating_point():
+        labels = torch.randint(classes, labels.shape, generator=draw).to(labels)
+    places = torch.randint(1, 10_000, (len(labels),), generator=draw).to(labels.device)
+    return batch._replace(labels=labels, places=places)
 
 
 def _undone(code: _Code, update: Update) -> Named | Undo | str | None:
@@ -438,12 +485,15 @@ def _as_trained(code: _Code) -> AsTrained | None:
     return found if fixed else None
 
 
-def _reads_samples(code: _Code, gradient: Tensor | None = None) -> bool:
-    """Return whether the defences' answer to a gradient (D,), by default zeros, depends on the samples."""
+def _reads_samples(code: _Code, gradient: Tensor | None = None, other: bool = False) -> bool:
+    """Return whether the defences' answer to a gradient (D,), by default zeros, depends on the samples.
+
+    With `other` also on their labels and places.
+    """
     import torch
 
-    one, other = (code.answer(gradient, 0, noise) for noise in (None, 1))
-    return bool((one - other).norm() > SAME * torch.maximum(one.norm(), other.norm()))
+    blank, drawn = (code.answer(gradient, 0, noise, other=other) for noise in (None, 1))
+    return bool((blank - drawn).norm() > SAME * torch.maximum(blank.norm(), drawn.norm()))
 
 
 def _rehearsed(code: _Code, values: Tensor | None) -> Undo:

@@ -37,11 +37,15 @@ LOST = "gradients are changed in a way that was not undone"
 CHANGED = "what is done by chance is more than to add noise"
 RELATED = "noise is related from value to value"
 LEVELS = "noise takes few values"
+OFFSET = "noise has a part that is the same each time"
+SIZES = "noise is larger on some values of a tensor than on others"
+DENSITY = "noise is neither normal nor Laplace's"
+FEW = "noise follows from fewer random numbers than it is added to"
 
 _SIZES = 1.0, 0.01
 """Standard deviations of the attacker's own gradients."""
-_MOST_DRAWS, _FEWER_DRAWS, _LARGE = 64, 32, 2**20
-"""Draws of noise, of many values, and how many these are."""
+_MOST_DRAWS, _FEWER_DRAWS, _FEW_DRAWS, _LARGE = 64, 32, 4, 2**20
+"""Draws of noise, of many values, of noise that is known but for its size, and how many values are many."""
 _LOOKED_AT = 2**19
 """Values that are compared with each other, at most."""
 _COMPARED = 8
@@ -52,6 +56,18 @@ _SAME, _ROUNDING = 1e-5, 1e-6
 """Difference up to which values are equal, over the larger of gradient and noise, and over the usual noise."""
 _CLEARLY = 8.0
 """Standard errors from which values are related."""
+_WIDEST = 0.3
+"""Variance of the squares of noise over values, over their mean squared, up to which it is of one size."""
+_SEVERAL = 64
+"""Fewest values whose sizes are compared."""
+_LIKE = 0.02
+"""Distance of Kolmogorov and Smirnov from a density up to which noise has it, where there are countless draws."""
+_COUNTED = 20_000
+"""Draws whose density is looked at."""
+_SIDE = 256
+"""Rows and columns of a matrix whose covariances are looked at."""
+_EDGE = 2.0
+"""Factor from the edges of Marchenko and Pastur beyond which an eigenvalue is not that of independent values."""
 _OFTEN = 0.01
 """Share of values whose noise came twice, from which noise takes few values."""
 _MEDIAN, _OUTLIER = 0.6745, 9.0
@@ -107,21 +123,23 @@ class Rehearsal:
     """What is done of which attacks make no use, in words; empty if there is nothing of that kind."""
     energy: dict[str, float]
     """Sum of squares of the noise on each tensor."""
+    noisy: int
+    """Number of values with noise."""
     noise: Noise | None
     """The noise, where gradients are sent as they are, or all times one factor, but for noise that is understood."""
 
     @classmethod
-    def of(cls, answer: Answer, like: Named, draws: int | None = None) -> Rehearsal:
+    def of(cls, answer: Answer, like: Named, trusted: bool = False) -> Rehearsal:
         """Run defences on zeros and on random gradients, of tensors `like` those that are sent.
 
-        It does so `draws` times, a multiple of 4.
+        Noise that is `trusted` to be of its own for each value is drawn a few times, to see its size.
         """
         import torch
 
         from rayfed.gradients import flatten, unflatten
 
         zeros = torch.zeros_like(flatten(like))
-        draws = draws or (_MOST_DRAWS if len(zeros) <= _LARGE else _FEWER_DRAWS)
+        draws = _FEW_DRAWS if trusted else _MOST_DRAWS if len(zeros) <= _LARGE else _FEWER_DRAWS
         places = _places(like).to(zeros.device)
         silent, energy = torch.ones_like(zeros, dtype=torch.bool), zeros.double()
         looked: list[Tensor] = []
@@ -145,7 +163,9 @@ class Rehearsal:
                 masks, fixed = masks or bool(masked.any()), fixed and torch.equal(sent, answer(gradient, seed + 1))
         whole, loud = bool(kept.all()), not bool(silent.all())
         quiet = kept & silent & ((times >= _OFTEN_SENT) if loud or not whole else torch.ones_like(silent))
-        beyond = (_beyond(known, places, like) if whole else CHANGED) if not fixed else "" if whole else LOST
+        beyond = "" if whole else LOST if fixed else CHANGED
+        if whole and not fixed and not trusted:
+            beyond = _beyond(known, places, like)
         clear = whole and loud and not masks and not fixed and not beyond
         return cls(
             quiet=quiet,
@@ -153,6 +173,7 @@ class Rehearsal:
             fixed=fixed,
             beyond=beyond,
             energy={name: float(t.sum()) for name, t in unflatten(energy, like).items()},
+            noisy=int((~silent).sum()),
             noise=_noise(known, places, unflatten(~silent, like)) if clear else None,
         )
 
@@ -197,10 +218,16 @@ def _by_tensor(draws: Tensor, places: Tensor, like: Named) -> dict[str, Tensor]:
 
 def _beyond(draws: Tensor, places: Tensor, like: Named) -> str:
     """Return of what kind noise (M, n) at `places` is of which attacks make no use; empty if it is of none."""
-    parts = [draws, *_by_tensor(draws, places, like).values()]
-    if any(map(_related, parts)):
+    parts = _by_tensor(draws, places, like)
+    loud = [part[:, part.any(0)] for part in parts.values() if part.any()]
+    if _related(draws) or any(map(_related, loud)):
         return RELATED
-    return LEVELS if any(map(_levelled, parts)) else ""
+    if any(map(_shifted, loud)):
+        return OFFSET
+    if any(_spread(parts[name], tensor) for name, tensor in like.items()):
+        return RELATED
+    kinds = (_levelled, LEVELS), (_uneven, SIZES), (_of_other_density, DENSITY)
+    return next((said for told, said in kinds if any(map(told, loud))), "")
 
 
 def _noise(draws: Tensor, places: Tensor, noisy: Named) -> Noise:
@@ -246,3 +273,53 @@ def _levelled(draws: Tensor) -> bool:
     random = draws[:, (draws != draws[0]).any(0)]
     back = (random.sort(0).values.diff(dim=0) == 0).any(0)
     return bool(back.sum() > _OFTEN * len(back))
+
+
+def _spread(draws: Tensor, tensor: Tensor) -> bool:
+    """Return whether rows or columns of the noise (M, n) on a tensor's first values have sums with less or more noise.
+
+    Of N draws of p independent values the eigenvalues of their covariance lie within (1 -+ sqrt(p / N))^2, where p and
+    N are large (Marchenko and Pastur 1967).
+    """
+    import torch
+
+    if tensor.ndim < 2 or not draws.any():
+        return False
+    columns = tensor[0].numel()
+    matrices = draws[:, : draws.shape[1] // columns * columns].view(len(draws), -1, columns)[:, :_SIDE, :_SIDE]
+    scale = matrices.square().mean(0).sqrt()
+    matrices = torch.where(scale > 0, matrices / scale, 0).double()
+    for values in (matrices.movedim(1, 2).flatten(0, 1), matrices.flatten(0, 1)):
+        values = values[:, values.any(0)]
+        count, size = values.shape
+        if size < 2 or count < 4 * size:
+            continue
+        found = torch.linalg.eigvalsh(values.T @ values / count)
+        low, high = ((1 + side * sqrt(size / count)) ** 2 for side in (-1, 1))
+        if float(found[0]) < low / _EDGE or float(found[-1]) > high * _EDGE:
+            return True
+    return False
+
+
+def _shifted(draws: Tensor) -> bool:
+    """Return whether the mean of random values (M, D) over draws is further from 0 than chance has it."""
+    means = draws.double().mean(0).square() / (draws.double().var(0) / len(draws)).clamp(min=1e-300)
+    return float(means.clamp(max=1e6).mean()) > 1.1 + _CLEARLY * sqrt(2 / len(means))
+
+
+def _uneven(draws: Tensor) -> bool:
+    """Return whether random values (M, D) are of several sizes."""
+    sizes = draws.double().square().mean(0)
+    return len(sizes) >= _SEVERAL and float(sizes.var() / sizes.mean().square()) > _WIDEST
+
+
+def _of_other_density(draws: Tensor) -> bool:
+    """Return whether random values (M, D) of one size are neither normal nor of Laplace's distribution."""
+    import torch
+
+    values = draws.double().flatten().sort().values
+    values = values[:: max(1, len(values) // _COUNTED)] / values.square().mean().sqrt()
+    places = (torch.arange(len(values), device=values.device) + 0.5) / len(values)
+    tail = 0.5 * torch.exp(-(2**0.5) * values.abs())
+    laws = torch.special.ndtr(values), torch.where(values < 0, tail, 1 - tail)
+    return min(float((law - places).abs().max()) for law in laws) > _LIKE + 2 / sqrt(len(values))

@@ -48,8 +48,8 @@ _MOST_DRAWS, _FEWER_DRAWS, _FEW_DRAWS, _LARGE = 64, 32, 4, 2**20
 """Draws of noise, of many values, of noise that is known but for its size, and how many values are many."""
 _LOOKED_AT = 2**19
 """Values that are compared with each other, at most."""
-_COMPARED = 8
-"""Draws whose answers to gradients are compared with those to zeros."""
+_COMPARED, _SELDOM_COMPARED = 8, 2
+"""Draws whose answers to gradients are compared with those to zeros, and of noise that is known but for its size."""
 _OFTEN_SENT = 4
 """Comparisons in which a value was sent, from which it counts as one that has no noise where others have."""
 _SAME, _ROUNDING = 1e-5, 1e-6
@@ -139,6 +139,7 @@ class Rehearsal:
         from rayfed.gradients import flatten, unflatten
 
         zeros = torch.zeros_like(flatten(like))
+        compared = _SELDOM_COMPARED if trusted else _COMPARED
         draws = _FEW_DRAWS if trusted else _MOST_DRAWS if len(zeros) <= _LARGE else _FEWER_DRAWS
         places = _places(like).to(zeros.device)
         silent, energy = torch.ones_like(zeros, dtype=torch.bool), zeros.double()
@@ -148,7 +149,7 @@ class Rehearsal:
             noise = answer(zeros, seed)
             silent, energy = silent & (noise == 0), energy + noise.double().square() / draws
             looked.append(noise[places])
-            first += [noise] * (seed < _COMPARED)
+            first += [noise] * (seed < compared)
         known = torch.stack(looked)
         kept, times = torch.ones_like(silent), torch.zeros_like(zeros)
         masks, fixed = False, bool((known == known[0]).all()) and all(torch.equal(one, first[0]) for one in first)

@@ -141,7 +141,7 @@ def test_nothing_passes_that_nothing_shows() -> None:
 
 def test_what_is_recorded_and_far_from_its_control_passes_only_where_a_defence_is_declared() -> None:
     for defended, far, expected in ((False, 0.6, "inconclusive"), (False, 0.4, "passed"), (True, 9.0, "passed")):
-        arms = {"none": [], "x": [{"name": "m:Recorded", "defended": defended}]}
+        arms = {"none": [], "x": [{"name": "rayfed.engine.replaying:Recorded", "defended": defended}]}
         rows = [row("none", 40.0, distortion=0.0), row("x", 9.0, distortion=far)]
         [check] = Played(SCENARIO | {"arms": arms}, rows, []).checks([PSNR], ["x"])
         assert (check.state, "--defended" in check.reason) == (expected, expected == "inconclusive")

@@ -98,6 +98,18 @@ class _Learnt(NamedTuple):
         return self.rehearsal.above_noise(update) if any(t.ndim > 1 and bool(t.all()) for t in left) else None
 
 
+class _Opened(NamedTuple):
+    """What is known of the values of an update that the attacker opens later."""
+
+    learnt: _Learnt
+    what: str
+
+    def __call__(self, update: Update) -> Named | None:
+        """Return the masks `what` of an opened update."""
+        found: Named | None = getattr(self.learnt, self.what)(update.tensors)
+        return found
+
+
 class Moved(NamedTuple):
     """Map of the values of an update: source index and factor of each."""
 
@@ -324,8 +336,8 @@ class KnownCode(Grant):
         return {
             "undone": learnt.undone,
             "as_trained": made,
-            "left": learnt.left(seen) if seen else lambda opened: learnt.left(opened.tensors),
-            "heard": learnt.heard(seen) if seen else lambda opened: learnt.heard(opened.tensors),
+            "left": learnt.left(seen) if seen else _Opened(learnt, "left"),
+            "heard": learnt.heard(seen) if seen else _Opened(learnt, "heard"),
             "noise": learnt.noise if observed.attack.averages == 1 else None,
             "beyond": learnt.beyond,
         }

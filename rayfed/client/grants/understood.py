@@ -13,9 +13,8 @@ distribution. Of related values it is the sum of the squares of all correlations
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,8 +77,7 @@ _DROWNED = 2.0
 """Energy of a tensor over that of its noise up to which it is little else."""
 
 
-@dataclass(frozen=True)
-class Noise:
+class Noise(NamedTuple):
     """Noise of its own on each value of an update, as an attacker who drew it knows it."""
 
     noisy: Named
@@ -109,8 +107,7 @@ class Noise:
         return torch.cat([tensors[name].cpu().double()[noisy[name]] / self.scales[name] for name in self.scales])
 
 
-@dataclass(frozen=True)
-class Rehearsal:
+class Rehearsal(NamedTuple):
     """What answers of defences to gradients of the attacker's own tell of an update."""
 
     quiet: Tensor

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import yaml
 
 from rayfed import registry
-from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.summary import Row, code_given, labels_given, measured
 from rayfed.hidden import CHANNELS, UNREHEARSED, UNUSED
 from rayfed.metrics.images import PSNR_CEILING
-from rayfed.metrics.known import leading
+from rayfed.metrics.known import NOUNS, leading
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 
 if TYPE_CHECKING:

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from rayfed.analysis.summary import Spread, measured
 from rayfed.metrics.images import PSNR_CEILING
-from rayfed.metrics.known import leading
+from rayfed.metrics.known import NOUNS, leading
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most, share_at_most
 
 if TYPE_CHECKING:
-    from rayfed.samples import Modality
+    pass
 
 NONE = "–"
 """Text for what was not measured."""
-NOUNS: dict[Modality, str] = {"pixels": "image", "tokens": "text", "records": "record"}
-"""Name of one sample, by form."""
 _FOUND = {leading(form): noun for form, noun in NOUNS.items() if form != "pixels"}
 """Name of samples that are no images, by the metric that leads for them."""
 

@@ -15,14 +15,13 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayfed.analysis.audit import Criterion, Finding
-from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.membership import RATES, Roc, roc, stated
 from rayfed.analysis.summary import Row, arm_names, arm_spec, labels_given, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.base import Metric
-from rayfed.metrics.known import METRICS, leading, metrics_of, modality_by
+from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
 from rayfed.metrics.measures import JUDGED
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1

@@ -21,12 +21,11 @@ from rayfed.analysis.audit import (
     modality_of,
     sentence,
 )
-from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, code_given, undefended
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.hidden import UNUSED
-from rayfed.metrics.known import leading
+from rayfed.metrics.known import NOUNS, leading
 from rayfed.store.schemas import UNPLAYED, VERSUS
 
 MOST = 10

@@ -18,7 +18,7 @@ import yaml
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.audit import FEWEST, TWINS, UNDEFENDED, Criterion, Defences, Plan, called, title
-from rayfed.analysis.formats import NOUNS, duration
+from rayfed.analysis.formats import duration
 from rayfed.data.section import data_section
 from rayfed.engine import runs
 from rayfed.engine.attacking import Allowance, Spare
@@ -28,6 +28,7 @@ from rayfed.engine.finding import dotted, loss_section, search_where
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.errors import ClientError, UserError
+from rayfed.metrics.known import NOUNS
 from rayfed.models.describe import described
 from rayfed.scenario import Scenario, resolve
 from rayfed.scenario.components import named

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from rayfed.samples import Modality
 
 
+NOUNS: dict[Modality, str] = {"pixels": "image", "tokens": "text", "records": "record"}
+"""Name of one sample, by form."""
+
+
 def _found() -> dict[str, Metric]:
     found = {name: registry.find("metrics", name) for name in registry.table("metrics")}
     for name, metric in found.items():

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.base import Metric
-from rayfed.metrics.known import METRICS
+from rayfed.metrics.known import METRICS, NOUNS
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Measure:
 
 
 def worst_of(metric: str) -> str:
-    """Return the column of a metric's value for the worst image."""
+    """Return the column of a metric's value for the worst sample."""
     return f"{metric}_worst"
 
 
@@ -43,7 +43,7 @@ def measure_of(name: str) -> Measure:
 _FIRST = ("psnr", "ssim", "lpips_alex", "lpips_vgg")
 """Metrics that stand before the others, as they do in the outcomes of earlier sweeps."""
 JUDGED = sorted((metric for metric in METRICS.values() if metric.outcome), key=lambda metric: metric.name not in _FIRST)
-"""Metrics of reconstructions that have a column of means over images and one of the worst image."""
+"""Metrics of reconstructions that have a column of means over samples and one of the worst sample."""
 
 
 def _bounds(metric: Metric) -> tuple[float, float]:
@@ -67,7 +67,7 @@ MEASURES: dict[str, Measure] = {
     },
     **{
         worst_of(metric.name): Measure(
-            f"{metric.title}, worst image",
+            f"{metric.title}, worst {NOUNS[metric.modalities[0]]}",
             "leakage",
             not metric.higher_is_closer,
             metric.unit,

@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.analysis import audit, summary
-from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
@@ -28,7 +27,7 @@ from rayfed.analysis.unanswered import BROKEN, MEANING, closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, guess, run_findings, verdicts
 from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
-from rayfed.metrics.known import METRICS, leading
+from rayfed.metrics.known import METRICS, NOUNS, leading
 from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import at_most
 from rayfed.report import words

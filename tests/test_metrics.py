@@ -22,6 +22,7 @@ from rayfed.metrics.assignment import assign
 from rayfed.metrics.images import mse, psnr, ssim
 from rayfed.metrics.labels import even_guess, label_accuracy
 from rayfed.metrics.lpips import Lpips, LpipsUnavailable
+from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.metrics.score import Scorer
 
 
@@ -301,3 +302,8 @@ def test_lpips_with_imagenet_weights(net, arch, taps, shared_data, photographs):
     features = features_of(arch, torch.load(file, weights_only=True))
     expected = written_out_lpips(features, taps, net, photographs, noisy(photographs, 0.1))
     torch.testing.assert_close(distances[2], expected)
+
+
+def test_the_worst_sample_of_a_metric_is_called_what_it_is_of():
+    titles = {name: MEASURES[worst_of(name)].title for name in ("psnr", "rouge1", "feature_accuracy")}
+    assert [title.rpartition(", ")[2] for title in titles.values()] == ["worst image", "worst text", "worst record"]

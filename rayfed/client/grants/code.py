@@ -78,7 +78,6 @@ class _Learnt(NamedTuple):
 
     def left(self, update: Named) -> Named | None:
         """Return which values of an update, in which nothing is left to undo, are the gradient's own; None: unknown."""
-
         if self.rehearsal is None:
             return None
         if self.rehearsal.fixed and isinstance(self.undone, Mapping):  # what it lost is 0
@@ -187,7 +186,7 @@ class AsTrained:
         return self.batch(samples, seed).inputs
 
     def batch(self, samples: Tensor, seed: int) -> Batch:
-        """Return these samples (N, *shape), and blank labels, as a client trains on them."""
+        """Return these samples (N, *shape), with the task's labels, as a client trains on them."""
         import torch
 
         from rayfed.client.local import data_method

@@ -604,7 +604,7 @@ def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: py
 
 
 def test_how_long_searches_take_at_least_is_told_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing.Rehearsal, "gradient", lambda self: 0.5)
+    monkeypatch.setattr(auditing.Rehearsal, "gradient", property(lambda self: 0.5))
     monkeypatch.setattr(auditing.Rehearsal, "trials", lambda *_: [])
 
     def told(seconds: float, iterations: int | None = None, **changes: Any) -> list[str]:
@@ -618,6 +618,27 @@ def test_how_long_searches_take_at_least_is_told_before_the_trials(monkeypatch: 
     assert "behind one take at least about 1 min 20 s, more than --minutes 1" in long
     assert alone.endswith("40 for one image without a defence take at least about 20 s")
     assert told(3600.0) == told(60.0, iterations=40) == []
+
+
+def test_nothing_more_is_tried_where_no_two_arms_can_be_compared() -> None:
+    """A long search alone: then what is left of the time goes to the undefended model."""
+    search, form = Trial("tag batch 1, blind", each=1.0, evaluation=1.0), Trial("analytic batch 1, blind", "no layer")
+    asked = plan(batches=[1, 4], samples=2)
+    alone = 4 * audit.FEWEST * 0.5  # of one of two samples, without a defence and by three attackers
+    assert auditing.beyond(asked, [form, search], alone - 1)
+    assert not auditing.beyond(asked, [form, search], alone + 1)
+    assert not auditing.beyond(asked, [form], 0.0), "nothing was timed"
+    assert not auditing.beyond(asked, [replace(form, obstacle=""), search], 0.0), "a closed form says something"
+
+
+def test_a_trial_that_is_enough_is_the_last() -> None:
+    asked = plan(batches=[1, 2])
+    loaded = scenario.parse(asked.scenario_text({audit.title(*search): 1 for search in asked.searches}))
+    trials = list(auditing.Rehearsal(prepare(loaded)).trials(enough=lambda trial: trial.evaluation > 0))
+    assert len(trials) == len(loaded.attacks)
+    tried = [trial.title for trial in trials if trial.tried and not trial.obstacle and trial.each]
+    assert all(title.startswith("inverting_gradients batch 1") for title in tried)
+    assert all(not trial.tried for trial in trials if " batch 2" in trial.title)
 
 
 def test_what_attacks_need_starts_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -634,7 +655,7 @@ def test_what_attacks_need_starts_before_the_trials(monkeypatch: pytest.MonkeyPa
 
 def test_starting_takes_none_of_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[float] = []
-    monkeypatch.setattr(auditing.Rehearsal, "trials", lambda self, until, shown: ends.append(until) or [])
+    monkeypatch.setattr(auditing.Rehearsal, "trials", lambda self, until, *_: ends.append(until) or [])
     began = monotonic()
     engine.rehearsed(plan(batches=[1]), [], Budget(began, 1.0), AuditProgress(), True, lambda _: sleep(0.3))
     assert ends[0] >= began + 0.5 + 0.3

@@ -16,8 +16,9 @@ Boenisch et al. 2023, "When the Curious Abandon Honesty", section 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import inf, prod
 from typing import ClassVar
@@ -31,6 +32,7 @@ from rayfed.attacks.closed_form.answer import (
     answer,
     distance,
     fitted_numbers,
+    labelled,
     nothing_found,
     studied,
 )
@@ -45,6 +47,7 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 NO_LAYER = "no linear layer whose gradient is sent sees each sample as one vector that determines the sample"
+_NO_BIAS = "the linear layer '{}' has no bias, so nothing tells the samples of a batch apart"
 _NO_SCALE = (
     "the linear layer '{}' has no bias, so that the gradient tells its input's direction alone, and its length by the "
     "labels, which are of each place and were not given"
@@ -86,30 +89,44 @@ class Analytic:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`)."""
-        return studied(_reconstruction, observations, model, generators, reads_labels=True)
+        return studied(_reconstruction, observations, model, generators)
 
 
 def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
-    reason, single, products = NO_LAYER, list[Reconstruction](), list[Reconstruction]()
-    for layer in linear_layers(probed, observation.update):
-        affine, size = front(probed, layer)
-        if not affine and size < prod(observation.sample.shape):
-            continue
-        if observation.batch_size == 1 and (affine or layer.bias):
-            single.append(_single(probed, observation, layer, affine))
-            if single[-1].loss < _FITS:
-                break
-            if affine and not _unlabelled(observation) and _contradicts(layer, observation, _NO_ACCIDENT):
-                products.append(_of_one_product(probed, observation, replace(layer, bias=None)))
-            continue
+    if observation.batch_size == 1:
+        return labelled(_of_one, probed, observation)
+    reason = NO_LAYER
+    for layer, affine in _determining(probed, observation):
         if affine and layer.bias:
-            return _batch(probed, observation, layer)
+            return labelled(partial(_batch, layer=layer), probed, observation)
         reason = (
             f"what stands before the linear layer '{layer.weight}' is not affine, and mixes the samples of a batch"
             if layer.bias
-            else f"the linear layer '{layer.weight}' has no bias, so nothing tells the samples of a batch apart"
+            else _NO_BIAS.format(layer.weight)
         )
-    if observation.batch_size == 1 and not any(one.loss < _FITS for one in single):
+    return not_applicable(observation, reason, inherent=True)
+
+
+def _determining(probed: Probe, observation: Observation) -> Iterator[tuple[Layer, bool]]:
+    """Yield the linear layers whose input tells a sample, and whether it is affine in it."""
+    for layer in linear_layers(probed, observation.update):
+        affine, size = front(probed, layer)
+        if affine or size >= prod(observation.sample.shape):
+            yield layer, affine
+
+
+def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
+    reason, single, products = NO_LAYER, list[Reconstruction](), list[Reconstruction]()
+    for layer, affine in _determining(probed, observation):
+        if not affine and not layer.bias:
+            reason = _NO_BIAS.format(layer.weight)
+            continue
+        single.append(_single(probed, observation, layer, affine))
+        if single[-1].loss < _FITS:
+            break
+        if affine and not _unlabelled(observation) and _contradicts(layer, observation, _NO_ACCIDENT):
+            products.append(_of_one_product(probed, observation, replace(layer, bias=None)))
+    if not any(one.loss < _FITS for one in single):
         single += _by_ratios(probed, observation)
     if not single:
         return not_applicable(observation, reason, inherent=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import answer, nothing_found, studied
+from rayfed.attacks.closed_form.answer import answer, labelled, nothing_found, studied
 from rayfed.attacks.closed_form.equations import is_affine, solve
 from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
@@ -59,19 +59,25 @@ class April:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`)."""
-        return studied(_reconstruction, observations, model, generators, reads_labels=True)
+        return studied(_reconstruction, observations, model, generators)
 
 
 def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
     if observation.batch_size > 1:
         return not_applicable(observation, _SEVERAL, inherent=True)
+    return labelled(_of_one, probed, observation)
+
+
+def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
     gradient = {name: tensor.to(probed.dtype) for name, tensor in observation.gradient.items()}
     if not all(tensor.isfinite().all() for tensor in gradient.values()):
         return nothing_found(observation, "the gradient is not finite")
     names = tuple(gradient)
     kept = probed.once(("sums", names), lambda: [_sums(probed, names)])
     kept[0], every = tee(kept[0])  # each is found when the first observation comes to it, and once
+    never = True
     for added in every:
+        never = False
         function = _equations(probed, added, gradient)
         if is_affine(function, probed.samples(1, seed=1)):
             target = torch.cat([gradient[name].flatten() for name in added.weights])
@@ -79,7 +85,7 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
             if solution.residual < _RESIDUAL:
                 return answer(probed, observation, solution.samples, aligned=True)
             return nothing_found(observation, f"the gradients of {', '.join(added.weights)} fit no sample")
-    return not_applicable(observation, _NOTHING_ADDED)
+    return not_applicable(observation, _NOTHING_ADDED, inherent=never)
 
 
 def _equations(probed: Probe, added: _Sum, gradient: Named) -> Callable[[Tensor], Tensor]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import answer, nothing_found, studied
+from rayfed.attacks.closed_form.answer import answer, labelled, nothing_found, studied
 from rayfed.attacks.closed_form.equations import is_affine, solve
 from rayfed.attacks.closed_form.probe import Probe
 from rayfed.gradients import within
@@ -51,7 +52,7 @@ class Buffers:
         def find(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
             return _reconstruction(model, probed, observation)
 
-        return studied(find, observations, model, generators, reads_labels=True)
+        return studied(find, observations, model, generators)
 
 
 def _reconstruction(model: nn.Module, probed: Probe, observation: Observation) -> Reconstruction:
@@ -65,9 +66,17 @@ def _reconstruction(model: nn.Module, probed: Probe, observation: Observation) -
         return not_applicable(observation, _NOTHING, inherent=True)
     if (count := sum(one[name].numel() for name in moved)) < prod(observation.sample.shape):
         return not_applicable(observation, _FEW.format(count, prod(observation.sample.shape)), inherent=True)
+    return labelled(partial(_solved, kept=kept, sizes={name: one[name].numel() for name in moved}), probed, observation)
+
+
+def _solved(
+    probed: Probe, observation: Observation, kept: Callable[[Tensor], Named], sizes: Mapping[str, int]
+) -> Reconstruction:
+    """Return the batch that has the buffers which move, of these sizes, those that are affine in it first."""
+    shape, moved = (observation.batch_size, *observation.sample.shape), list(sizes)
     names = [name for name in moved if is_affine(_of(kept, [name]), probed.samples(shape[0], 1))]
     for chosen, affine in ((names, True), (moved, False)):
-        if sum(one[name].numel() for name in chosen) < prod(observation.sample.shape):
+        if sum(sizes[name] for name in chosen) < prod(observation.sample.shape):
             continue
         target = torch.cat([observation.returned_buffers[name].to(probed.dtype).flatten() for name in chosen])
         solution = solve(_of(kept, chosen), target.to(probed.device), shape, affine)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import answer, nothing_found, studied
+from rayfed.attacks.closed_form.answer import answer, labelled, nothing_found, studied
 from rayfed.attacks.closed_form.equations import solve
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
 from rayfed.attacks.closed_form.probe import Probe
@@ -48,12 +48,16 @@ class Columns:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`)."""
-        return studied(_reconstruction, observations, model, generators, reads_labels=True)
+        return studied(_reconstruction, observations, model, generators)
 
 
 def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
     if observation.batch_size > 1:
         return not_applicable(observation, _SEVERAL, inherent=True)
+    return labelled(_of_one, probed, observation)
+
+
+def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
     for layer in linear_layers(probed, observation.update):
         affine, size = front(probed, layer)
         if affine and size >= prod(probed.shape) and _never_negative(probed, layer):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import answer, studied
+from rayfed.attacks.closed_form.answer import answer, labelled, studied
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
 from rayfed.attacks.closed_form.probe import Probe
 from rayfed.attacks.closed_form.rows import least_squares
@@ -57,12 +57,16 @@ class Entries:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`)."""
-        return studied(_reconstruction, observations, model, generators, reads_labels=True)
+        return studied(_reconstruction, observations, model, generators)
 
 
 def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
     if observation.batch_size > 1:
         return not_applicable(observation, _SEVERAL, inherent=True)
+    return labelled(_of_one, probed, observation)
+
+
+def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
     reason, inherent = _NO_LAYER, True
     for layer in linear_layers(probed, observation.update):
         if layer.bias is None or _is_affine(probed, observation, layer):

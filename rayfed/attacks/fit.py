@@ -32,11 +32,13 @@ def with_fit(
     the model does not take what was found.
     """
     network = without_tracking(model)
-    return [
-        replace(one, fit=fit, nats=nats) if one.status == "ok" else one
-        for one, seen in zip(found, observations, strict=True)
-        for fit, nats in [fit_of(one.images, one.labels, seen, network)]
-    ]
+
+    def explaining(one: Reconstruction, seen: Observation) -> Reconstruction:
+        fit, nats = fit_of(one.images, one.labels, seen, network)
+        return replace(one, fit=fit, nats=nats)
+
+    answers = zip(found, observations, strict=True)
+    return [explaining(one, seen) if one.status == "ok" else one for one, seen in answers]
 
 
 def fit_of(

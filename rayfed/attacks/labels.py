@@ -32,6 +32,7 @@ from rayfed.attacks.base import Attack, Reconstruction
 from rayfed.attacks.head import Head
 from rayfed.attacks.label_shares import estimated_shares, likelihood
 from rayfed.attacks.own_samples import own_samples
+from rayfed.attacks.remembered import once
 from rayfed.gradients import norm
 from rayfed.objective import NO_TARGET
 from rayfed.update import Named, Observation
@@ -139,7 +140,8 @@ class LabelReader:
 
     @cached_property
     def _own(self) -> OwnProducts:
-        return OwnProducts.of(self.head, self.given)
+        what = "own products", self.head.layer, self.given.classes
+        return once(what, self.given, lambda: OwnProducts.of(self.head, self.given))
 
     def read(self, observation: Observation) -> Labels:
         """Return the labels of an observation."""

@@ -14,6 +14,7 @@ from time import perf_counter
 import torch
 
 from rayfed.attacks.base import Attack, Guess, InferenceAttack, Reconstruction, failed
+from rayfed.attacks.remembered import Memory, remembering
 from rayfed.attacks.sealed import attempt
 from rayfed.client.arm import build_arm
 from rayfed.errors import UserError
@@ -32,6 +33,8 @@ class Attacker:
         self._sample, self._classes, self._device = sample, classes, device
         self._fitting: defaultdict[str, Fitting] = defaultdict(Fitting)
         """How many victims go together, by the attack's title."""
+        self._memories: list[tuple[ResolvedArm, Memory]] = []
+        """What was found of the model alone, by arm without its name: most arms differ in defences, not in this."""
 
     def attack(
         self,
@@ -55,7 +58,8 @@ class Attacker:
 
         def some(part: slice) -> Sequence[Guess]:
             generators = [torch_generator(key) for key in keys[part]]
-            return attempt(method, seen[part], model, generators, attack.factor)
+            with remembering(self._memory(arm)):
+                return attempt(method, seen[part], model, generators, attack.factor)
 
         try:
             parts = self._fitting[attack.title].in_parts(some, len(seen), f"victims of {attack.title}")
@@ -70,6 +74,14 @@ class Attacker:
             found = [replace(guess, seconds=(perf_counter() - began) / len(found)) for guess in found]
         found[0] = replace(found[0], notes=tuple(take_notes()))
         return [_without_images(guess) for guess in found], list(found)
+
+    def _memory(self, arm: ResolvedArm) -> Memory:
+        nameless = replace(arm, name="")
+        for known, memory in self._memories:
+            if known == nameless:
+                return memory
+        self._memories.append((nameless, Memory()))
+        return self._memories[-1][1]
 
 
 def _without_images(guess: Guess) -> Guess:

@@ -22,7 +22,19 @@ from rayfed.analysis.formats import duration
 from rayfed.data.section import data_section
 from rayfed.engine import runs
 from rayfed.engine.attacking import Allowance, Spare
-from rayfed.engine.auditing import SHARE, Fitted, Pace, Rehearsal, Trial, Unit, fit, of_calls, of_one_sample, untimed
+from rayfed.engine.auditing import (
+    SHARE,
+    Fitted,
+    Pace,
+    Rehearsal,
+    Trial,
+    Unit,
+    beyond,
+    fit,
+    of_calls,
+    of_one_sample,
+    untimed,
+)
 from rayfed.engine.executor import Execution
 from rayfed.engine.finding import dotted, loss_section, search_where
 from rayfed.engine.inputs import Inputs, prepare
@@ -270,15 +282,20 @@ def rehearsed(
     clock = monotonic()
     start(inputs)
     budget = replace(budget, began=budget.began + monotonic() - clock)
-    if budget.iterations is None and plan.searches and (line := _at_least(plan, Rehearsal(inputs).gradient(), budget)):
+    rehearsal, arms = Rehearsal(inputs), list(loaded.played)
+    if budget.iterations is None and plan.searches and (line := _at_least(plan, rehearsal.gradient, budget)):
         say(line)
     say("attacks, tried on the undefended model:")
-    rehearsal, arms = Rehearsal(inputs), list(loaded.played)
     clock, work = monotonic(), process_time()
     trials: list[Trial] = []
     criterion = Criterion.of(plan.modality, plan.threshold)
+
+    def enough(trial: Trial) -> bool:
+        return bool(plan.defences) and beyond(plan, [*trials, trial], SHARE * budget.left)
+
     try:
-        trials.extend(rehearsal.trials(budget.trials_end, progress.trying))
+        for trial in rehearsal.trials(budget.trials_end, progress.trying, enough):
+            trials.append(trial)
         leaking = rehearsal.leaking(criterion)
     except KeyboardInterrupt:  # nothing is written yet: what is known is told
         progress.tried()
@@ -294,7 +311,9 @@ def rehearsed(
     answered = any(not trial.obstacle for trial in trials)
     # where nothing is to be played, nothing more is measured
     try:
-        pace = rehearsal.pace(budget.pace_end) if answered else Pace()
+        # and where defences are not compared, one alone
+        until = monotonic() if plan.defences and beyond(plan, trials, SHARE * budget.left) else budget.pace_end
+        pace = rehearsal.pace(until) if answered else Pace()
     except (KeyboardInterrupt, UserError):  # nothing is written yet
         _tell_found(rehearsal.found(criterion), say)
         raise
@@ -422,11 +441,11 @@ def _takes(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: boo
 def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> int:
     """Return the whole command's minutes for attacks of this many seconds, rounded up.
 
-    Where not all could be `tried`, trials take half of any time that is given, and what defences take is measured
-    for a fourth of the time that is gone.
+    Trials have half of the time that is given. Where not all could be `tried`, the rest counts as much as those were.
     """
-    spent, needed = budget.seconds - budget.left * budget.sets, _MARGIN * slower * seconds / SHARE * budget.sets
-    return ceil((max(spent + needed, 2 * spent) if tried else 2 * needed + spent / 2) / 60)
+    trials = (budget.seconds - budget.left * budget.sets) * (1 if tried else 2)
+    needed = _MARGIN * slower * seconds / SHARE * budget.sets
+    return ceil(max(trials + needed, 2 * trials) / 60)
 
 
 def _busy(slower: float) -> str:

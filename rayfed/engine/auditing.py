@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from math import floor, inf, log10
 from statistics import median
@@ -38,7 +38,12 @@ _STEPS = 6
 _LONG = 10
 """Iterations of a search whose steps take as long as any: L-BFGS has remembered as many as it ever does."""
 _PATIENCE = 1 / 8
-"""Share of the time that is left after which a trial of a search ends, if `_STEPS` steps have told its pace."""
+"""Share of the time that is left after which a trial of a search ends, if `_STEPS` steps have told its pace, or steps
+that took as long."""
+_SLOW = 5.0
+"""Seconds from which on the steps of a search may be too many for all victims: attacks are tried on one of them."""
+_MOST_OF_TRIALS = 1 / 2
+"""Share of the time that trials have left which a step of a search may take for it to be tried."""
 _QUICK = 1 / 20
 """Share of the time that is left which a trial may have taken, for a twin of it to be tried, too."""
 _UNKNOWN = 1.5
@@ -90,8 +95,8 @@ class _Enough(BaseException):
 class _Watch:
     """Timer of a trial's search steps, which stops the trial when enough is known or time is up."""
 
-    def __init__(self, until: float, shown: Callable[[Standing], None]) -> None:
-        self._until, self._shown = until, shown
+    def __init__(self, patience: float, shown: Callable[[Standing], None]) -> None:
+        self._patience, self._until, self._shown = patience, monotonic() + patience, shown
         self.steps: list[float] = []
         """Seconds of each step that follows another one of its search."""
         self.iterations: list[int] = []
@@ -107,7 +112,8 @@ class _Watch:
             self.steps.append(now - self._last)
         self._last = now
         self._shown(standing)
-        if len(self.steps) > _STEPS and monotonic() > self._until:
+        enough = len(self.steps) > _STEPS or sum(self.steps) > self._patience > 0
+        if self.steps and enough and monotonic() > self._until:
             raise _Enough
 
 
@@ -122,6 +128,8 @@ class Rehearsal:
         """Names of the attacks that have been called."""
         self._steps_each: dict[str, float] = {}
         """Steps that the searches of an attack make in all for each iteration that it is given."""
+        self._largest = max(inputs.scenario.attacks, key=lambda attack: attack.batch_size)
+        """Attack on the largest batches that were tried, or are."""
         self._answers: dict[str, tuple[Sequence[Truth], Sequence[Reconstruction]]] = {}
         """What trials answered, by title, with the truth, which is looked at once all have been tried."""
         self._rows: dict[str, Sequence[Row]] = {}
@@ -140,20 +148,33 @@ class Rehearsal:
                 continue
         return found
 
+    @cached_property
     def gradient(self) -> float:
-        """Return the seconds, by the clock, of one observation of the smallest batch without a defence."""
+        """Seconds, by the clock, of one observation of the smallest batch without a defence."""
         first = min(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
-        began = monotonic()
-        with suppress(Exception):  # the attacks' own trials meet it again, and tell
-            self._observe(UNDEFENDED, first, most=1)
-        return monotonic() - began
+        taken = []
+        for _ in range(2):  # the first may load something
+            began = monotonic()
+            with suppress(Exception):  # the attacks' own trials meet it again, and tell
+                self._observe(UNDEFENDED, first, most=1)
+            taken.append(monotonic() - began)
+        return min(taken)
 
-    def trials(self, until: float = inf, shown: Shown = lambda *_: None) -> Iterator[Trial]:
+    def _steps(self, attack: AttackSpec) -> float:
+        """Return about how many seconds the steps of a search's trial take, on all victims of a call."""
+        smallest = min(attack.batch_size for attack in self._inputs.scenario.attacks)
+        each = self.gradient * attack.batch_size / smallest
+        return (_TIMED + _STEPS) * len(self._members(attack)) * each
+
+    def trials(
+        self, until: float = inf, shown: Shown = lambda *_: None, enough: Callable[[Trial], bool] = lambda _: False
+    ) -> Iterator[Trial]:
         """Yield a trial of each attack, small batches first; for searches, the first applicable one is timed.
 
         That is one of an attack's twins on a batch size, and the others count as it does where it took long. Where the
-        clock (`monotonic`) passes `until`, nothing more is tried; but a search is, where nothing that applies is known
-        yet, for nobody could say how long an audit takes.
+        clock (`monotonic`) passes `until`, or a step of a search would take most of what is left, it is not tried; but
+        a search is, where nothing that applies is known yet, for nobody could say how long an audit takes. Once a trial
+        is `enough`, nothing more is tried.
         """
         timed: dict[tuple[str, int], Trial] = {}
         tried: dict[tuple[str, int], Trial] = {}
@@ -161,9 +182,10 @@ class Rehearsal:
         attacks = sorted(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         for number, attack in enumerate(attacks):
             key = attack.name, attack.batch_size
-            if monotonic() > until and (timed or not _iterations_tried(attack)):
-                late = Trial(attack.title, "not tried, for want of time", tried=False)
-                yield replace(timed[key], title=attack.title) if key in timed else late
+            late = self._step(attack, timed) > _MOST_OF_TRIALS * (until - monotonic())
+            if late and (timed or not _iterations_tried(attack)):
+                untried = Trial(attack.title, "not tried, for want of time", tried=False)
+                yield replace(timed[key], title=attack.title) if key in timed else untried
                 continue
             if key in timed and _iterations_tried(attack) and took[key] > _QUICK * (until - monotonic()):
                 yield replace(timed[key], title=attack.title)
@@ -179,7 +201,19 @@ class Rehearsal:
             tried.setdefault(key, trial)
             if not trial.obstacle:
                 timed.setdefault(key, trial)
+            self._largest = attack
+            if enough(trial):
+                until = -inf
             yield trial
+
+    def _step(self, attack: AttackSpec, timed: Mapping[tuple[str, int], Trial]) -> float:
+        """Return about how many seconds one step of a search takes, by those that were timed at its batch size.
+
+        One of several evaluations has another precision, which is slower. 0 for closed forms, and if none was timed.
+        """
+        known = [trial.evaluation for (_, size), trial in timed.items() if size == attack.batch_size]
+        many = _evaluations(attack)
+        return (2 * many if many > 1 else many) * max(known, default=0.0) if _iterations_tried(attack) else 0.0
 
     def _tells_nothing(self, attack: AttackSpec) -> bool:
         """Return whether the attacker's only extra knowledge is of defences, which the tried model lacks."""
@@ -209,8 +243,8 @@ class Rehearsal:
         return Pace(found, self._scoring())
 
     def _scoring(self) -> float:
-        """Return the seconds for scoring one victim of the largest batch; the scores are discarded."""
-        attack = max(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
+        """Return the seconds for scoring one victim of the largest batch that was tried; the scores are discarded."""
+        attack = self._largest
         seen, truths = self._observed(UNDEFENDED, attack, most=1)
         blank = Reconstruction(seen[0].sample.blank(attack.batch_size), truths[0].labels.cpu())
         taken = []
@@ -266,14 +300,17 @@ class Rehearsal:
 
     def _trial(self, attack: AttackSpec, timed: Trial | None, until: float, shown: Callable[[Standing], None]) -> Trial:
         patience = _PATIENCE * max(until - monotonic(), 0.0)
-        watch = _Watch(monotonic() + patience if timed is None else 0.0, shown)
+        watch = _Watch(0.0 if timed else patience, shown)
         count = _iterations_tried(attack)
+        many = len(self._members(attack))
+        tried = 1 if self._steps(attack) > max(patience, _SLOW) else many
+        times = many / tried  # a call takes as long for each victim
         if timed and timed.each:  # a search that remembers its steps slows down: it is begun as the longest are
             count = max(count, floor(min(_LONG, max(until - monotonic(), 0.0) / timed.each)))
         guesses: Sequence[Reconstruction] = ()
         began = process_time()
         try:
-            observations, truths = self._observed(UNDEFENDED, attack, None)
+            observations, truths = self._observed(UNDEFENDED, attack, tried)
             began = process_time()
             with suppress(_Enough), listening(watch.hear, every=0.0):
                 guesses = self._played(attack, observations, count)
@@ -283,18 +320,20 @@ class Rehearsal:
             said = str(error).partition("\n")[0]
             return Trial(attack.title, f"{type(error).__name__}: {said}", raised=True)
         spent = process_time() - began
-        start = self._start(attack, observations, max(spent - sum(watch.steps), 0.0), until)
         if guesses and all(guess.status in ("not applicable", "failed") for guess in guesses):
             raised = any(guess.status == "failed" for guess in guesses)
             said = "; ".join(dict.fromkeys(guess.message for guess in guesses))
-            return Trial(attack.title, said, raised, start, never=all(guess.inherent for guess in guesses))
+            never = all(guess.inherent for guess in guesses)  # it is played nowhere, so nobody asks how long it takes
+            start = 0.0 if never else times * self._start(attack, observations, spent, until)
+            return Trial(attack.title, said, raised, start, never=never)
+        start = times * self._start(attack, observations, max(spent - sum(watch.steps), 0.0), until)
         if guesses:
             self._answers[attack.title] = truths, guesses
         if not count or not watch.steps:
             return Trial(attack.title, start=start)
         if guesses and timed is None:
             self._steps_each[attack.name] = sum(watch.iterations) / count
-        steps, step = self._steps_each.get(attack.name, _UNKNOWN * _evaluations(attack)), median(watch.steps)
+        steps, step = self._steps_each.get(attack.name, _UNKNOWN * _evaluations(attack)), times * median(watch.steps)
         return Trial(attack.title, start=start, each=steps * step, evaluation=step)
 
     def _start(self, attack: AttackSpec, observations: Any, took: float, until: float) -> float:
@@ -610,6 +649,21 @@ def _step(plan: Plan, trials: Sequence[Trial], unit: Unit) -> float:
 
 def _each(twins: Sequence[Trial]) -> float:
     return max((trial.each for trial in twins), default=0.0)
+
+
+def beyond(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
+    """Return whether so many seconds are too few to compare two arms: neither is there a closed form, nor the time.
+
+    The first search that was timed counts, on one sample: without a defence, and by all attackers behind one.
+    """
+    if any(not trial.obstacle and not trial.each for trial in trials):
+        return False
+    timed = next((trial for trial in trials if trial.each), None)
+    if timed is None:
+        return False
+    method = next(method for method in METHODS if timed.title.startswith(f"{method.name} "))
+    [alone] = of_one_sample(plan, [timed])[1]
+    return (1 + len(TWINS)) * fewest(method) * alone.each > seconds
 
 
 def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:

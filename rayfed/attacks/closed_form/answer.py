@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -29,49 +30,58 @@ Find = Callable[[Probe, Observation, torch.Generator], Reconstruction]
 
 
 def studied(
-    find: Find,
-    observations: Sequence[Observation],
-    model: nn.Module,
-    generators: Sequence[torch.Generator],
-    reads_labels: bool = False,
+    find: Find, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
     """Return what a closed form finds in each observation, on one probe of the model for all of a kind.
 
-    With `reads_labels` those that are not given are read off the gradient first; where that fails the results say why.
+    Where labels that it asks for (`labelled`) cannot be read, the results say why.
     """
 
     def attack(group: Sequence[Observation], own: Sequence[torch.Generator]) -> list[Reconstruction]:
         probed = probe(model, group[0])
-        labelled = _labelled(group, model) if reads_labels else [(observation, "") for observation in group]
-        return [
-            _found(find, probed, observation, generator, unread)
-            for (observation, unread), generator in zip(labelled, own, strict=True)
-        ]
+        probed.read_labels = partial(_labelled, group, model)
+        return [_found(find, probed, *one) for one in zip(group, own, strict=True)]
 
     return in_groups(attack, observations, generators)
 
 
-def _found(
-    find: Find, probed: Probe, observation: Observation, generator: torch.Generator, unread: str
-) -> Reconstruction:
+def _found(find: Find, probed: Probe, observation: Observation, generator: torch.Generator) -> Reconstruction:
     """Return the result of a closed form on one observation, independent of the other observations."""
     if not observation.update:
         return not_applicable(observation, "the update is empty")
     try:
-        found = find(probed, observation, generator)
+        return find(probed, observation, generator)
     except NotApplicable as reason:
-        found = not_applicable(observation, str(reason), reason.inherent)
+        return not_applicable(observation, str(reason), reason.inherent)
+
+
+def labelled(
+    find: Callable[[Probe, Observation], Reconstruction], probed: Probe, observation: Observation
+) -> Reconstruction:
+    """Return what a closed form finds with labels, which are read off the gradient where they are not given.
+
+    Where they cannot be read, its message says why. To read a batch's takes many passes of the model, so a closed form
+    asks for them where it is known to apply.
+    """
+    read: Mapping[int, tuple[Observation, str]] = probed.once("labels", probed.read_labels)
+    own, unread = read[id(observation)]
+    found = find(probed, own)
     return replace(found, message="; ".join(filter(None, (found.message, unread))))
 
 
-def _labelled(group: Sequence[Observation], model: nn.Module) -> list[tuple[Observation, str]]:
-    """Return the observations with labels, each with the reason why labels could not be read, empty if they were."""
+def _labelled(group: Sequence[Observation], model: nn.Module) -> dict[int, tuple[Observation, str]]:
+    """Return, by identity, observations with labels, and the reason why they could not be read, empty if they were."""
     try:
-        return [(observation, "") for observation in with_labels(group, model)]
+        return {id(one): (read, "") for one, read in zip(group, with_labels(group, model), strict=True)}
     except Exception as error:  # whatever a user's own model raises on samples it was not made for
         if len(group) > 1:
-            return [one for observation in group for one in _labelled([observation], model)]
-        return [(group[0], f"labels could not be read ({type(error).__name__}: {str(error).partition(chr(10))[0]})")]
+            return {name: read for one in group for name, read in _labelled([one], model).items()}
+        return {
+            id(group[0]): (
+                group[0],
+                f"labels could not be read ({type(error).__name__}: {str(error).partition(chr(10))[0]})",
+            )
+        }
 
 
 def distance(probe: Probe, observation: Observation, images: Tensor, labels: Tensor, scaled: bool = True) -> float:

@@ -49,6 +49,8 @@ class Probe:
         self._places = observation.places
         self.loss, self._outputs = losses.of(self._model), observation.classes if observation.has_numbers else None
         self._known: dict[Hashable, Any] = {}
+        self.read_labels: Callable[[], Any] = dict
+        """Reads the labels of all observations (`rayfed.attacks.closed_form.answer.labelled`)."""
 
     def once(self, what: Hashable, find: Callable[[], Any]) -> Any:
         """Return what is found of the model alone, which is found once for all observations."""

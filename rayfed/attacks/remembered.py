@@ -1,0 +1,71 @@
+"""What an attacker finds of a model alone, kept for its later attacks on the same model at the same weights."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import torch
+
+from rayfed.update import Observation
+
+Found = TypeVar("Found")
+_MOST = 4
+"""Findings that are kept: those of more weights, such as earlier rounds', would fill memory."""
+
+
+class Memory:
+    """Findings of a model, by what they are and the weights that they are of."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def once(self, what: Hashable, find: Callable[[], Found]) -> Found:
+        """Return what is known, or find it."""
+        if what not in self._found:
+            self._found[what] = find()
+            while len(self._found) > _MOST:
+                self._found.popitem(last=False)
+        self._found.move_to_end(what)
+        found: Found = self._found[what]
+        return found
+
+
+_MEMORY: ContextVar[Memory | None] = ContextVar("memory", default=None)
+
+
+@contextmanager
+def remembering(memory: Memory) -> Iterator[None]:
+    """Keep what attacks find in the block of a model, which has to be the same for all of a memory's blocks."""
+    token = _MEMORY.set(memory)
+    try:
+        yield
+    finally:
+        _MEMORY.reset(token)
+
+
+def once(what: Hashable, observation: Observation, find: Callable[[], Found]) -> Found:
+    """Return what is found of a model at an observation's weights, and with the public samples that it grants.
+
+    `what` names the finding and all else of the observation that it depends on. Outside of `remembering` it is found
+    anew.
+    """
+    memory = _MEMORY.get()
+    if memory is None:
+        return find()
+    return memory.once((what, _digest(observation)), find)
+
+
+def _digest(observation: Observation) -> bytes:
+    """Return a digest of an observation's weights, buffers and public samples."""
+    digest = blake2b()
+    tensors = {**observation.weights, **observation.buffers}
+    tensors |= {f"public {place}": tensor for place, tensor in enumerate(observation.extra.get("public", ()))}
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()

@@ -1,0 +1,119 @@
+"""What is found of a model alone is found once, and anew for other weights, other arms and other public samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rayfed.attacks import fit, labels
+from rayfed.attacks.analytic import Analytic
+from rayfed.attacks.base import Attack
+from rayfed.attacks.columns import Columns
+from rayfed.attacks.labels import OwnProducts, with_labels
+from rayfed.attacks.remembered import Memory, once, remembering
+from rayfed.engine.attacker import Attacker
+from rayfed.models.lenet import LeNet
+from rayfed.samples import Pixels
+from rayfed.scenario import parse, resolve
+from rayfed.update import Observation
+from tests.attack_fixtures import digit, observe, seeded
+
+
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return LeNet().build((1, 8, 8), 10)
+
+
+def batch(network: nn.Module) -> Observation:
+    return observe(network, torch.cat([digit(3), digit(5)]), torch.tensor([3, 5]), known=False)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Observation]:
+    """Observations for which samples of the attacker's own were made."""
+    found: list[Observation] = []
+    of: Callable[..., OwnProducts] = OwnProducts.of
+
+    def counted(head: Any, seen: Observation) -> OwnProducts:
+        found.append(seen)
+        return of(head, seen)
+
+    monkeypatch.setattr(labels.OwnProducts, "of", counted)
+    return found
+
+
+def test_samples_of_ones_own_are_made_once_for_all_observations_at_the_same_weights(made: list[Observation]) -> None:
+    network, memory = model(), Memory()
+    first, again = batch(network), batch(network)
+    with remembering(memory):
+        [told] = with_labels([first], network)
+        [same] = with_labels([again], network)
+    assert len(made) == 1
+    [alone] = with_labels([again], network)
+    assert len(made) == 2, "nothing is kept outside"
+    for found in (told, same, alone):
+        assert found.labels is not None
+        assert found.labels.tolist() == [3, 5]
+
+
+def test_other_weights_and_other_public_samples_are_looked_at_anew(made: list[Observation]) -> None:
+    network, memory = model(), Memory()
+    first = batch(network)
+    moved = {name: weight + 1e-3 for name, weight in first.weights.items()}
+    public = torch.cat([digit(number) for number in range(10)]), torch.arange(10)
+    others = [replace(first, weights=moved), replace(first, extra={**first.extra, "public": public})]
+    with remembering(memory):
+        for seen in (first, *others, first, *others):
+            with_labels([seen], network)
+    assert len(made) == 3
+
+
+def test_few_findings_are_kept() -> None:
+    seen, memory, found = batch(model()), Memory(), list[int]()
+    with remembering(memory):
+        for number in (*range(10), 9, 0):
+            once(number, seen, lambda number=number: found.append(number))  # type: ignore[misc]
+    assert found == [*range(10), 0]
+
+
+def test_arms_that_differ_by_their_name_alone_share_what_is_known_and_others_do_not() -> None:
+    text = """
+    name: arms
+    data: {name: digits}
+    model: mlp
+    federation: {rounds: 1, clients: 2}
+    arms:
+      none: []
+      gaussian: {defences: [{name: gaussian, sigma: 0.1}]}
+      wide: {model: {hidden: [8]}}
+    """
+    arms = {name: arm.to_attackers() for name, arm in resolve(parse(text, "here")).items()}
+    attacker = Attacker(Pixels(1, 8, 8), 10, torch.device("cpu"))
+    none, gaussian, wide = (attacker._memory(arms[name]) for name in ("none", "gaussian", "wide"))
+    assert none is gaussian is not wide
+
+
+@pytest.mark.parametrize(("attack", "asks"), [(Columns(), False), (Analytic(), True)])
+def test_labels_of_a_batch_are_read_where_a_closed_form_applies(
+    attack: Attack, asks: bool, made: list[Observation]
+) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10))
+    [found] = attack.reconstruct([batch(network)], network, seeded(1))
+    assert (found.status == "ok") == bool(made) == asks
+
+
+def test_no_gradient_is_compared_with_that_of_an_attack_that_does_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Tensor) -> None:
+        pytest.fail("compared for nothing")
+
+    network = model()
+    seen = batch(network)
+    found = Columns().reconstruct([seen], network, seeded(1))
+    monkeypatch.setattr(fit, "fit_of", never)
+    assert [one.fit for one in fit.with_fit(found, [seen], network)] == [None]

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from rayfed import scenario as scenarios
 from rayfed.analysis import summary
+from rayfed.analysis.loading import Run, load
 from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
-from rayfed.analysis.verdicts import closest, criterion_of, headline, next_step, verdicts
+from rayfed.analysis.verdicts import closest, criterion_of, headline, next_step, verdicts, verdicts_table
 from rayfed.hidden import UNREHEARSED
 from rayfed.report import words
 from rayfed.report.run import write_report
@@ -62,6 +63,29 @@ def test_a_state_for_each_arm_of_any_run() -> None:
     assert "no nearer than a guess: 12.0 dB" in told["noise"].sentence
     assert "masked" in told["masks"].sentence
     assert of(row("bare", 30.0))["noise"].state == "not measured"
+
+
+def test_the_table_has_the_figures_of_the_sentences() -> None:
+    rows = [row("bare", 30.0), row("bare", 20.0, batch_size=4, label_accuracy=None), row("noise", 9.0)]
+    bare, larger, noise, masks = verdicts_table(SCENARIO, rows, list(ARMS), True).to_pylist()
+    assert [bare[name] for name in ("arm", "batch_size", "verdict", "metric")] == ["bare", 2, "leaks", "psnr"]
+    assert [bare[name] for name in ("closest", "above_guessing", "attack")] == [30.0, 18.0, "dlg, blind"]
+    assert [bare[name] for name in ("leaked", "samples", "labels", "labels_guessed")] == [1, 1, 1.0, 1.0]
+    assert (larger["batch_size"], larger["labels"], larger["labels_guessed"]) == (4, None, None)
+    assert (noise["verdict"], noise["above_guessing"], bare["reason"]) == ("not reconstructed", -3.0, None)
+    assert {name for name, value in masks.items() if value is not None} == {"arm", "verdict", "reason"}
+    assert (masks["verdict"], "no attack rebuilt" in masks["reason"]) == ("not measured", True)
+    [unfinished] = verdicts_table(SCENARIO, [], ["bare"], False).to_pylist()
+    assert "not finished" in unfinished["reason"]
+
+
+def test_a_run_has_its_verdicts_as_a_table(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0)])
+    run = load(folder.url)
+    assert isinstance(run, Run)
+    found = [(one["arm"], one["verdict"]) for one in run.table("verdicts").to_pylist()]
+    assert found == [(one.arm, one.state) for one in run.verdicts()]
 
 
 def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:

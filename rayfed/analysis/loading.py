@@ -18,7 +18,7 @@ from rayfed.analysis.pictures import Picture
 from rayfed.analysis.settings import Setting
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.analysis.unanswered import closed_forms
-from rayfed.analysis.verdicts import Verdict, verdicts
+from rayfed.analysis.verdicts import Verdict, verdicts, verdicts_table
 from rayfed.errors import RunError, nearest
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 OUTCOMES = "outcomes"
 """Name of the table of outcomes, which runs and sweeps both have."""
+VERDICTS = "verdicts"
+"""Name of the table of a run with the verdict on each arm and batch size."""
 SUCCESS = "success_rates"
 """Name of the table of `Results.success_rates` for all metrics that were measured."""
 PAIRED = "paired"
@@ -154,8 +156,8 @@ class Run(Results):
 
     @property
     def tables(self) -> list[str]:
-        """Names of the tables: `outcomes`, `success_rates`, `paired` and those of `rayfed.store.schemas`."""
-        return [OUTCOMES, SUCCESS, PAIRED, *TABLES]
+        """Names of the tables: `outcomes`, `verdicts`, `success_rates`, `paired`, those of `rayfed.store.schemas`."""
+        return [OUTCOMES, VERDICTS, SUCCESS, PAIRED, *TABLES]
 
     def table(self, name: str) -> pa.Table:
         """Return a table as Arrow; without rows if the run did not write it.
@@ -167,6 +169,9 @@ class Run(Results):
             return self.success_rates()
         if name == PAIRED:
             return paired.paired_table(self.paired())
+        if name == VERDICTS:
+            arms = [one.arm for one in self.verdicts()]
+            return verdicts_table(self.scenario, self.attacks.to_pylist(), arms, self._finished)
         return (
             outcomes.outcomes_table(outcomes.outcomes(self.folder))
             if name == OUTCOMES
@@ -180,8 +185,11 @@ class Run(Results):
 
     def verdicts(self) -> list[Verdict]:
         """Return the verdict on each arm with its sentence, as in the report and the terminal."""
-        finished = self.status.get("state") == "finished"
-        return verdicts(self.scenario, self.attacks.to_pylist(), self.inferences.to_pylist(), finished)
+        return verdicts(self.scenario, self.attacks.to_pylist(), self.inferences.to_pylist(), self._finished)
+
+    @property
+    def _finished(self) -> bool:
+        return bool(self.status.get("state") == "finished")
 
     def with_intervals(self) -> list[Setting]:
         """Return the settings with intervals over the attacked clients."""

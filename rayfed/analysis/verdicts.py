@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+
 from rayfed import registry
 from rayfed.analysis.audit import (
     FEWEST,
@@ -130,6 +132,56 @@ def verdicts(
         nearest = closest([row for row in attacks if row["arm"] == arm], criterion)
         told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest, labels_beyond(own)))
     return told
+
+
+COLUMNS = pa.schema(
+    [
+        ("arm", pa.string()),
+        ("batch_size", pa.int64()),  # null where no attack rebuilt samples
+        ("verdict", pa.string()),  # one of `State`
+        ("metric", pa.string()),
+        ("closest", pa.float64()),  # of the leaks if there are any
+        ("above_guessing", pa.float64()),  # as in the table `attacks`, of that reconstruction
+        ("attack", pa.string()),  # that made it, without batch size, and who played it
+        ("leaked", pa.int64()),
+        ("samples", pa.int64()),
+        ("labels", pa.float64()),  # share found by the best attack that was not given them
+        ("labels_guessed", pa.float64()),  # by the better of two guesses
+        ("reason", pa.string()),  # why it says no more
+    ]
+)
+"""Columns of the table of verdicts, a row for each arm and batch size."""
+
+
+def verdicts_table(
+    scenario: Mapping[str, Any], attacks: Sequence[Row], arms: Sequence[str], finished: bool
+) -> pa.Table:
+    """Return the verdicts on these arms in figures (`COLUMNS`), the findings that their sentences are made of."""
+    metric = leading(modality_of(attacks)).name
+    found = run_findings(scenario, attacks, finished)
+    rows = [
+        {
+            "arm": one.arm,
+            "batch_size": one.batch,
+            "verdict": one.state,
+            "metric": metric,
+            "closest": one.best,
+            "above_guessing": one.gain,
+            "attack": one.by or None,
+            "leaked": one.leaked,
+            "samples": one.samples,
+            "labels": one.labels,
+            "labels_guessed": None if one.labels is None else max(one.commonest, one.evenly) or None,
+            "reason": "; ".join(filter(None, (one.lacking, *one.awaited, *one.unplayed, *one.reasons))) or None,
+        }
+        for arm in arms
+        for one in found
+        if one.arm == arm
+    ]
+    silent = [arm for arm in arms if arm not in {one.arm for one in found}]
+    why = NOTHING_REBUILT if finished else UNFINISHED
+    rows += [{"arm": arm, "verdict": "not measured", "reason": why} for arm in silent]
+    return pa.Table.from_pylist(sorted(rows, key=lambda row: arms.index(str(row["arm"]))), COLUMNS)
 
 
 def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:

@@ -146,7 +146,7 @@ def export(
     ] = "csv",
     table: Annotated[
         str,
-        typer.Option(help="outcomes; paired: differences between arms; of a run also rounds, clients, attacks ..."),
+        typer.Option(help="outcomes; paired: differences between arms; of a run also verdicts, rounds, attacks ..."),
     ] = "outcomes",
     columns: Annotated[
         str | None,

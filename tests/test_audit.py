@@ -432,12 +432,13 @@ def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
     planned = plan(batches=[1], samples=2)
     rehearsal = auditing.Rehearsal(prepare(scenario.parse(planned.scenario_text({}))))
-    observed: list[str] = []
-    monkeypatch.setattr(rehearsal, "_observe", lambda arm, *_, **__: observed.append(arm))
+    observed, of = list[str](), rehearsal._observed
+    monkeypatch.setattr(rehearsal, "_observed", lambda arm, *args: observed.append(arm) or of(arm, *args))
     late = rehearsal.pace(until=0.0)
-    assert set(observed) == {"none"}
+    assert set(observed) == {"none", "gaussian 0.01"}, "an arm with a defence shows what its code takes"
     assert {arm for arm, _ in late.observing} == {audit.UNDEFENDED, *planned.defences}
-    assert late.observing["prune 0.9", "informed"] == late.observing["none", "informed"]
+    slowest = max(late.observing[arm, "informed"] for arm in ("none", "gaussian 0.01"))
+    assert late.observing["prune 0.9", "informed"] == slowest
 
 
 def test_an_attacker_that_could_not_do_what_its_name_says_shows_nothing() -> None:
@@ -625,10 +626,12 @@ def test_nothing_more_is_tried_where_no_two_arms_can_be_compared() -> None:
     search, form = Trial("tag batch 1, blind", each=1.0, evaluation=1.0), Trial("analytic batch 1, blind", "no layer")
     asked = plan(batches=[1, 4], samples=2)
     alone = 4 * audit.FEWEST * 0.5  # of one of two samples, without a defence and by three attackers
-    assert auditing.beyond(asked, [form, search], alone - 1)
-    assert not auditing.beyond(asked, [form, search], alone + 1)
-    assert not auditing.beyond(asked, [form], 0.0), "nothing was timed"
-    assert not auditing.beyond(asked, [replace(form, obstacle=""), search], 0.0), "a closed form says something"
+    assert auditing.too_slow_to_compare(asked, [form, search], alone - 1)
+    assert not auditing.too_slow_to_compare(asked, [form, search], alone + 1)
+    assert not auditing.too_slow_to_compare(asked, [form], 0.0), "nothing was timed"
+    assert not auditing.too_slow_to_compare(asked, [replace(form, obstacle=""), search], 0.0), (
+        "a closed form says something"
+    )
 
 
 def test_a_trial_that_is_enough_is_the_last() -> None:

@@ -18,6 +18,7 @@ from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack, Reconstruction
 from rayfed.attacks.closed_form.equations import is_affine, solve
+from rayfed.attacks.closed_form.factors import Factors
 from rayfed.attacks.closed_form.kept import kept
 from rayfed.attacks.closed_form.layers import Layer
 from rayfed.attacks.closed_form.probe import probe
@@ -643,3 +644,15 @@ def test_a_random_share_of_the_gradient_tells_every_pixel(seed: int) -> None:
     sent = {name: torch.where(torch.rand(tensor.shape) < 0.5, tensor, 0) for name, tensor in seen.update.items()}
     (result,) = Analytic().reconstruct([replace(seen, update=sent)], model, seeded(0))
     assert psnr(result.images, images) > 100
+
+
+def test_guides_leave_out_rows_whose_bias_was_pruned() -> None:
+    left = torch.rand(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
+    right = torch.tensor([[0.5, 0.2, 1.0], [0.1, 0.9, -1.0]], dtype=torch.float64)
+    whole, _ = Factors(left, torch.ones(2).double(), right, 0.0).guides(biased=True)
+    left[2] = torch.tensor([0.3, 0.3])  # whose bias has no gradient
+    some, _ = Factors(left, torch.ones(2).double(), right, 0.0).guides(biased=True)
+    assert len(whole) > 0
+    assert some.isfinite().all()
+    nothing, _ = Factors(left[2:3], torch.ones(2).double(), right, 0.0).guides(biased=True)
+    assert nothing.shape == (0, 2)

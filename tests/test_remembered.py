@@ -12,11 +12,15 @@ from torch import Tensor, nn
 
 from rayfed.attacks import fit, labels
 from rayfed.attacks.analytic import Analytic
+from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack
 from rayfed.attacks.columns import Columns
 from rayfed.attacks.labels import OwnProducts, with_labels
 from rayfed.attacks.remembered import Memory, once, remembering
+from rayfed.client.sent import Sent
 from rayfed.engine.attacker import Attacker
+from rayfed.engine.inputs import prepare
+from rayfed.engine.worker import ClientWorker
 from rayfed.models.lenet import LeNet
 from rayfed.samples import Pixels
 from rayfed.scenario import parse, resolve
@@ -73,12 +77,43 @@ def test_other_weights_and_other_public_samples_are_looked_at_anew(made: list[Ob
     assert len(made) == 3
 
 
+def test_an_attacker_keeps_them_from_call_to_call_and_over_arms(made: list[Observation]) -> None:
+    text = """
+    name: two
+    data: {name: digits, size: 8, train_samples: 40, test_samples: 20}
+    model: lenet
+    federation: {rounds: 1, clients: 2}
+    arms: {none: [], gaussian: [{name: gaussian, sigma: 1.0e-6}]}
+    attacks: [{name: inverting_gradients, iterations: 1, observes: gradient, batch_size: 2, victims: 1}]
+    """
+    scenario = parse(text, "here")
+    inputs, [attack] = prepare(scenario), scenario.attacks
+    client = ClientWorker(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    attacker = Attacker(inputs.data.sample, 10, torch.device("cpu"))
+    for account in inputs.accounts:
+        sent = Sent(0, account.arm.weights, account.arm.buffers)
+        for _ in range(2):
+            seen = client.observe(account.name, sent, [0], attack, {}, 0)[1]
+            attacker.attack(attack, client.specs[account.name].to_attackers(), seen, [b"0"])
+    assert len(made) == 1
+
+
+def test_views_of_tensors_count_by_their_values(made: list[Observation]) -> None:
+    network, memory = model(), Memory()
+    first = batch(network)
+    strided = {name: torch.stack([w, w], -1)[..., 0] for name, w in first.weights.items()}
+    with remembering(memory):
+        with_labels([first], network)
+        with_labels([replace(first, weights=strided)], network)
+    assert len(made) == 1
+
+
 def test_few_findings_are_kept() -> None:
     seen, memory, found = batch(model()), Memory(), list[int]()
     with remembering(memory):
-        for number in (*range(10), 9, 0):
+        for number in (*range(30), 29, 0):
             once(number, seen, lambda number=number: found.append(number))  # type: ignore[misc]
-    assert found == [*range(10), 0]
+    assert found == [*range(30), 0]
 
 
 def test_arms_that_differ_by_their_name_alone_share_what_is_known_and_others_do_not() -> None:
@@ -117,3 +152,29 @@ def test_no_gradient_is_compared_with_that_of_an_attack_that_does_not_apply(monk
     found = Columns().reconstruct([seen], network, seeded(1))
     monkeypatch.setattr(fit, "fit_of", never)
     assert [one.fit for one in fit.with_fit(found, [seen], network)] == [None]
+
+
+class Tokens(nn.Module):
+    """Patches with learned positions, and a head that begins at 0."""
+
+    def __init__(self, affine: bool) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, 16, 4, 4)
+        self.before = nn.Identity() if affine else nn.GELU()
+        self.positions = nn.Parameter(torch.randn(1, 4, 16))
+        self.head = nn.Linear(16, 10, bias=False)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.before(self.patches(images)).flatten(2).transpose(1, 2) + self.positions
+        return self.head(torch.tanh(tokens).mean(1))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_head_that_begins_at_zero_does_not_hide_learned_positions(affine: bool) -> None:
+    """What applies at other weights of the same model is not called inherent."""
+    torch.manual_seed(0)
+    network = Tokens(affine)
+    [found] = April().reconstruct([observe(network, digit(3), torch.tensor([3]))], network, seeded(1))
+    assert found.status == "not applicable"
+    assert found.inherent == (not affine)

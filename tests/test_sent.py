@@ -348,3 +348,10 @@ def test_the_chosen_weight_vanishes_at_the_truth() -> None:
     problem = InvertingGradients()._matching(observations, model, seeded(0, 1))
     truth = torch.stack([digit(3).flatten(), digit(5).flatten()])
     assert (problem.values(truth, torch.arange(2)) < 1e-4).all()
+
+
+def test_many_vectors_that_enter_a_matrix_say_nothing_of_its_zeros() -> None:
+    """As of a transformer on a batch, where 2 to their number is beyond a float."""
+    gradient = {"weight": torch.randn(4, 6, generator=torch.Generator().manual_seed(0))}
+    gradient["weight"][0, :3] = gradient["weight"][1, 2:] = 0
+    assert bounds(gradient, gradient, lambda: {"weight": 5000}) is not None

@@ -660,7 +660,12 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
         nearest = "" if public is None else f", {_times(public)} that of the nearest public record"
         return f"{said} of the columns right, its error {_times(finding.gain)} that of a guess{nearest}"
     guess = criterion.written(best - finding.gain)
-    told = f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
+    if finding.gain <= 0:
+        told = f"{said}, no nearer than a guess: {guess}"
+    elif guess == said:
+        told = f"{said}, a little nearer than a guess"
+    else:
+        told = f"{said}, where a guess gets {guess}"
     if finding.above_public is None:
         return told
     return f"{told}, the nearest public {criterion.noun} {criterion.written(best - finding.above_public)}"

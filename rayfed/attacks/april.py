@@ -30,6 +30,8 @@ _SEVERAL = "it takes a batch of one: the gradient of learned positions is a sum 
 _NOTHING_ADDED = (
     "no parameter whose gradient is sent is added to a map that is affine in the sample, as learned positions are"
 )
+_AFFINE = 1e-4
+"""Distance of an entry from the mean of two, over theirs, up to which it is affine."""
 _RESIDUAL = 0.99
 """Part of the distance to a grey sample that is left where the equations say nothing."""
 
@@ -75,9 +77,7 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
     names = tuple(gradient)
     kept = probed.once(("sums", names), lambda: [_sums(probed, names)])
     kept[0], every = tee(kept[0])  # each is found when the first observation comes to it, and once
-    never = True
     for added in every:
-        never = False
         function = _equations(probed, added, gradient)
         if is_affine(function, probed.samples(1, seed=1)):
             target = torch.cat([gradient[name].flatten() for name in added.weights])
@@ -85,6 +85,7 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
             if solution.residual < _RESIDUAL:
                 return answer(probed, observation, solution.samples, aligned=True)
             return nothing_found(observation, f"the gradients of {', '.join(added.weights)} fit no sample")
+    never: bool = probed.once(("no equation", names), lambda: _no_equation(probed, names))
     return not_applicable(observation, _NOTHING_ADDED, inherent=never)
 
 
@@ -123,6 +124,36 @@ def _sums(probed: Probe, names: Sequence[str]) -> Iterator[_Sum]:
             weights = tuple(n for n, part in parts if part.any() and _same(part, gradient[n]))
             if weights:
                 yield _Sum(parameter, place, order, weights)
+
+
+def _no_equation(probed: Probe, names: Sequence[str]) -> bool:
+    """Return whether no weight before a sum has a gradient with an entry that is affine in the sample.
+
+    This is of the model, whatever gradients it has at its weights: those of a head that begins at 0 show no layer.
+    """
+    one, other = probed.samples(1, seed=1), probed.samples(1, seed=2)
+    if not one.is_floating_point():
+        return False
+    ends, middle = (
+        [_of_sums(probed, sample, names) for sample in (one, other)],
+        _of_sums(probed, (one + other) / 2, names),
+    )
+    moved = (ends[0] - ends[1]).abs()
+    return not bool(((middle - (ends[0] + ends[1]) / 2).abs() < _AFFINE * moved).any())
+
+
+def _of_sums(probed: Probe, sample: Tensor, names: Sequence[str]) -> Tensor:
+    """Return the gradients of all weights before each sum, (n,), where the loss has a random slope in it."""
+    uses, leaves, _ = probed.run(sample)
+    wanted, found = [leaves[name] for name in names], [sample.new_zeros(0)]
+    for use in uses:
+        for parameter in sorted(use.names & set(names)):
+            if _order(use.output, leaves[parameter]) is not None:
+                slope = torch.rand(use.output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+                slope = slope.to(use.output)
+                parts = torch.autograd.grad(use.output, wanted, slope, retain_graph=True, materialize_grads=True)
+                found += [part.flatten() for part in parts]
+    return torch.cat(found)
 
 
 def _order(output: Tensor, parameter: Tensor) -> Tensor | None:

@@ -14,8 +14,8 @@ import torch
 from rayfed.update import Observation
 
 Found = TypeVar("Found")
-_MOST = 4
-"""Findings that are kept: those of more weights, such as earlier rounds', would fill memory."""
+_MOST = 16
+"""Findings that are kept: those of more weights, such as of many earlier rounds, would fill memory."""
 
 
 class Memory:
@@ -67,5 +67,5 @@ def _digest(observation: Observation) -> bytes:
     tensors |= {f"public {place}": tensor for place, tensor in enumerate(observation.extra.get("public", ()))}
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.digest()

@@ -111,7 +111,7 @@ def _sides(probed: Probe, observation: Observation, layer: Layer, factors: Facto
     """Return which units a sample keeps below the threshold, as a function of its coordinates in the inputs' span."""
     outputs = outputs_of(probed, layer, factors)
     guides, one = factors.guides(layer.bias is not None)
-    if outputs is None or (layer.bias is None and abs(threshold) > 1e-2):
+    if outputs is None or not len(guides) or (layer.bias is None and abs(threshold) > 1e-2):
         return None
     if layer.bias is None:
         return Sides(outputs, guides, False, None)

@@ -21,6 +21,7 @@ class Compression(Defence):
     # The residual is made of what earlier defences let through, so it tells no more than they did.
     vectorises: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
+    nothing_to_undo: ClassVar[bool] = True
 
     error_feedback: bool = False
     """Add what compression took from this update to the client's next one, instead of losing it."""

@@ -36,6 +36,7 @@ class LocalNoise(Defence):
 
     vectorises: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
+    nothing_to_undo: ClassVar[bool] = True
     family: ClassVar[Literal["gaussian", "laplace"]]
     order: ClassVar[float]
     """Order of the norm that is clipped."""

@@ -153,8 +153,12 @@ class Attacks:
         play = _Play(round, due, ends, answered=self.allowance.seconds <= 0)
 
         def run(indices: Sequence[int]) -> None:
-            self._observe(play, indices, sent, earlier)
-            self._attack(play, indices)
+            while indices:
+                self._observe(play, indices, sent, earlier)
+                self._attack(play, [i for i in indices if i in play.observed])
+                indices = [i for i in indices if i not in play.observed]
+                if indices and play.answered:
+                    raise _TimeIsUp
 
         try:
             with suppress(_TimeIsUp):
@@ -173,7 +177,7 @@ class Attacks:
     def _observe(
         self, play: _Play, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
     ) -> None:
-        """Make the observations of these calls, and add them to `play`."""
+        """Make the observations of these calls, behind the time limit no more than one, and add them to `play`."""
         observe = []
         for i in indices:
             d = play.due[i]
@@ -184,6 +188,8 @@ class Attacks:
         for made, (call, _, refs, _) in enumerate(self.run_clients(observe), 1):
             play.observed[call.tag] = refs
             self.progress.observations_done(play.round, made, len(indices))
+            if monotonic() > play.ends:
+                break
 
     def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[int]:
         """Return the calls in the order of play: where time is short that of the allowance, small batches first."""

@@ -29,10 +29,10 @@ from rayfed.engine.auditing import (
     Rehearsal,
     Trial,
     Unit,
-    beyond,
     fit,
     of_calls,
     of_one_sample,
+    too_slow_to_compare,
     untimed,
 )
 from rayfed.engine.executor import Execution
@@ -290,8 +290,9 @@ def rehearsed(
     trials: list[Trial] = []
     criterion = Criterion.of(plan.modality, plan.threshold)
 
-    def enough(trial: Trial) -> bool:
-        return bool(plan.defences) and beyond(plan, [*trials, trial], SHARE * budget.left)
+    def enough(*trial: Trial) -> bool:
+        slower = max((monotonic() - clock) / max(process_time() - work, 1e-9), 1.0)
+        return bool(plan.defences) and too_slow_to_compare(plan, [*trials, *trial], SHARE * budget.left / slower)
 
     try:
         for trial in rehearsal.trials(budget.trials_end, progress.trying, enough):
@@ -312,7 +313,7 @@ def rehearsed(
     # where nothing is to be played, nothing more is measured
     try:
         # and where defences are not compared, one alone
-        until = monotonic() if plan.defences and beyond(plan, trials, SHARE * budget.left) else budget.pace_end
+        until = monotonic() if enough() else budget.pace_end
         pace = rehearsal.pace(until) if answered else Pace()
     except (KeyboardInterrupt, UserError):  # nothing is written yet
         _tell_found(rehearsal.found(criterion), say)
@@ -441,11 +442,11 @@ def _takes(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: boo
 def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> int:
     """Return the whole command's minutes for attacks of this many seconds, rounded up.
 
-    Trials have half of the time that is given. Where not all could be `tried`, the rest counts as much as those were.
+    Where not all could be `tried`, trials take half of any time that is given, and what defences take is measured
+    for a fourth of the time that is gone.
     """
-    trials = (budget.seconds - budget.left * budget.sets) * (1 if tried else 2)
-    needed = _MARGIN * slower * seconds / SHARE * budget.sets
-    return ceil(max(trials + needed, 2 * trials) / 60)
+    spent, needed = budget.seconds - budget.left * budget.sets, _MARGIN * slower * seconds / SHARE * budget.sets
+    return ceil((max(spent + needed, 2 * spent) if tried else 2 * needed + spent / 2) / 60)
 
 
 def _busy(slower: float) -> str:

@@ -96,6 +96,7 @@ class _Watch:
     """Timer of a trial's search steps, which stops the trial when enough is known or time is up."""
 
     def __init__(self, patience: float, shown: Callable[[Standing], None]) -> None:
+        """Stop after `patience` seconds, once `_STEPS` steps have told the pace, or steps that took as long."""
         self._patience, self._until, self._shown = patience, monotonic() + patience, shown
         self.steps: list[float] = []
         """Seconds of each step that follows another one of its search."""
@@ -112,8 +113,7 @@ class _Watch:
             self.steps.append(now - self._last)
         self._last = now
         self._shown(standing)
-        enough = len(self.steps) > _STEPS or sum(self.steps) > self._patience > 0
-        if self.steps and enough and monotonic() > self._until:
+        if monotonic() > self._until and (len(self.steps) > _STEPS or sum(self.steps) > max(self._patience, _SLOW)):
             raise _Enough
 
 
@@ -129,7 +129,7 @@ class Rehearsal:
         self._steps_each: dict[str, float] = {}
         """Steps that the searches of an attack make in all for each iteration that it is given."""
         self._largest = max(inputs.scenario.attacks, key=lambda attack: attack.batch_size)
-        """Attack on the largest batches that were tried, or are."""
+        """An attack on the largest batches of those that were tried; before trials, of all."""
         self._answers: dict[str, tuple[Sequence[Truth], Sequence[Reconstruction]]] = {}
         """What trials answered, by title, with the truth, which is looked at once all have been tried."""
         self._rows: dict[str, Sequence[Row]] = {}
@@ -152,8 +152,8 @@ class Rehearsal:
     def gradient(self) -> float:
         """Seconds, by the clock, of one observation of the smallest batch without a defence."""
         first = min(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
-        taken = []
-        for _ in range(2):  # the first may load something
+        taken = list[float]()
+        while not taken or (len(taken) == 1 and taken[0] < _SLOW):  # the first may load something
             began = monotonic()
             with suppress(Exception):  # the attacks' own trials meet it again, and tell
                 self._observe(UNDEFENDED, first, most=1)
@@ -182,12 +182,13 @@ class Rehearsal:
         attacks = sorted(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         for number, attack in enumerate(attacks):
             key = attack.name, attack.batch_size
-            late = self._step(attack, timed) > _MOST_OF_TRIALS * (until - monotonic())
+            needed = max(self._first_step(attack, timed), *_on_smaller(attack, took), 0.0)
+            late = needed > _MOST_OF_TRIALS * (until - monotonic())
             if late and (timed or not _iterations_tried(attack)):
                 untried = Trial(attack.title, "not tried, for want of time", tried=False)
                 yield replace(timed[key], title=attack.title) if key in timed else untried
                 continue
-            if key in timed and _iterations_tried(attack) and took[key] > _QUICK * (until - monotonic()):
+            if key in timed and took[key] > _QUICK * (until - monotonic()):
                 yield replace(timed[key], title=attack.title)
                 continue
             shown(attack.title, number, len(attacks), None)
@@ -206,7 +207,7 @@ class Rehearsal:
                 until = -inf
             yield trial
 
-    def _step(self, attack: AttackSpec, timed: Mapping[tuple[str, int], Trial]) -> float:
+    def _first_step(self, attack: AttackSpec, timed: Mapping[tuple[str, int], Trial]) -> float:
         """Return about how many seconds one step of a search takes, by those that were timed at its batch size.
 
         One of several evaluations has another precision, which is slower. 0 for closed forms, and if none was timed.
@@ -222,13 +223,13 @@ class Rehearsal:
     def pace(self, until: float = inf) -> Pace:
         """Return the time for observations and scores, measured on the smallest batch.
 
-        Where the clock (`monotonic`) passes `until`, observations of the arms that are left count as the slowest ones.
-        Raises `UserError` where a client fails.
+        Where the clock (`monotonic`) passes `until`, observations of the arms that are left count as the slowest ones;
+        those of the first two are measured in any case. Raises `UserError` where a client fails.
         """
         first = min(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         found: dict[tuple[str, str], float] = {}
         for arm in self._sent:
-            late = bool(found) and monotonic() > until
+            late = len({other for other, _ in found}) > 1 and monotonic() > until
             for twin, granted in TWINS.items():
                 if "labels" in granted:  # which are no work
                     found[arm, twin] = found[arm, "informed"]
@@ -237,15 +238,19 @@ class Rehearsal:
                     found[arm, twin] = max(seconds for (_, other), seconds in found.items() if other == twin)
                     continue
                 attack = first.model_copy(update={"knowledge": list(granted)})
-                began = process_time()
-                self._observe(arm, attack, most=1)
-                found[arm, twin] = process_time() - began
+                found[arm, twin] = inf
+                for victim in self._members(attack)[:2]:  # what an arm's code does may be seen once for all
+                    began = process_time()
+                    self._observed(arm, attack, [victim])
+                    found[arm, twin] = min(found[arm, twin], process_time() - began)
+                    if found[arm, twin] < _LOADING:
+                        break
         return Pace(found, self._scoring())
 
     def _scoring(self) -> float:
         """Return the seconds for scoring one victim of the largest batch that was tried; the scores are discarded."""
         attack = self._largest
-        seen, truths = self._observed(UNDEFENDED, attack, most=1)
+        seen, truths = self._observed(UNDEFENDED, attack, self._members(attack)[:1])
         blank = Reconstruction(seen[0].sample.blank(attack.batch_size), truths[0].labels.cpu())
         taken = []
         for _ in range(2):  # the first loads what metrics need
@@ -290,27 +295,45 @@ class Rehearsal:
         return rounds.victims(self._inputs.scenario, attack, 0, self._inputs.parts.sizes)[: attack.victims_per_call]
 
     def _observe(self, arm: str, attack: AttackSpec, most: int | None = None) -> Any:
-        return self._observed(arm, attack, most)[0]
+        return self._observed(arm, attack, self._members(attack)[:most])[0]
 
-    def _observed(self, arm: str, attack: AttackSpec, most: int | None) -> tuple[Any, Any]:
-        """Return the observations of the attack's first call, for at most this many victims, and the truths."""
-        args: tuple[Any, ...] = arm, self._sent[arm], self._members(attack)[:most], attack, {}, 0
+    def _observed(self, arm: str, attack: AttackSpec, victims: Sequence[int]) -> tuple[Any, Any]:
+        """Return the observations of these victims, and the truths."""
+        args: tuple[Any, ...] = arm, self._sent[arm], list(victims), attack, {}, 0
         [done] = self._executor.run_clients([Call("observe", args, returns=3)])
         return done.rest[0], done.rest[1]
 
     def _trial(self, attack: AttackSpec, timed: Trial | None, until: float, shown: Callable[[Standing], None]) -> Trial:
+        """Return the trial of an attack, on its first victim alone where the model is slow and that one tells enough.
+
+        One victim may be refused for what it has, which says nothing of others.
+        """
+        patience, many = _PATIENCE * max(until - monotonic(), 0.0), len(self._members(attack))
+        if self._steps(attack) > max(patience, _SLOW) and many > 1:
+            trial = self._trial_of(1, attack, timed, until, shown)
+            if not trial.obstacle or trial.never:
+                return trial
+        return self._trial_of(many, attack, timed, until, shown)
+
+    def _trial_of(
+        self,
+        tried: int,
+        attack: AttackSpec,
+        timed: Trial | None,
+        until: float,
+        shown: Callable[[Standing], None],
+    ) -> Trial:
+        """Return the trial of an attack on so many victims, with the seconds of all of a call."""
         patience = _PATIENCE * max(until - monotonic(), 0.0)
         watch = _Watch(0.0 if timed else patience, shown)
         count = _iterations_tried(attack)
-        many = len(self._members(attack))
-        tried = 1 if self._steps(attack) > max(patience, _SLOW) else many
-        times = many / tried  # a call takes as long for each victim
+        times = len(self._members(attack)) / tried  # a call takes as long for each victim
         if timed and timed.each:  # a search that remembers its steps slows down: it is begun as the longest are
             count = max(count, floor(min(_LONG, max(until - monotonic(), 0.0) / timed.each)))
         guesses: Sequence[Reconstruction] = ()
         began = process_time()
         try:
-            observations, truths = self._observed(UNDEFENDED, attack, tried)
+            observations, truths = self._observed(UNDEFENDED, attack, self._members(attack)[:tried])
             began = process_time()
             with suppress(_Enough), listening(watch.hear, every=0.0):
                 guesses = self._played(attack, observations, count)
@@ -323,8 +346,8 @@ class Rehearsal:
         if guesses and all(guess.status in ("not applicable", "failed") for guess in guesses):
             raised = any(guess.status == "failed" for guess in guesses)
             said = "; ".join(dict.fromkeys(guess.message for guess in guesses))
-            never = all(guess.inherent for guess in guesses)  # it is played nowhere, so nobody asks how long it takes
-            start = 0.0 if never else times * self._start(attack, observations, spent, until)
+            never = all(guess.inherent for guess in guesses)  # it is played on other architectures alone
+            start = times * (spent if never else self._start(attack, observations, spent, until))
             return Trial(attack.title, said, raised, start, never=never)
         start = times * self._start(attack, observations, max(spent - sum(watch.steps), 0.0), until)
         if guesses:
@@ -364,6 +387,13 @@ class Rehearsal:
         [done] = self._executor.run_attackers([call])
         guesses: Sequence[Reconstruction] = done.rest[0]  # with their images
         return guesses
+
+
+def _on_smaller(attack: AttackSpec, took: Mapping[tuple[str, int], float]) -> list[float]:
+    """Return the seconds of an attack's trials on smaller batches; those of searches end as time does."""
+    if _iterations_tried(attack):
+        return []
+    return [seconds for (name, size), seconds in took.items() if name == attack.name and size < attack.batch_size]
 
 
 def _iterations_tried(attack: AttackSpec) -> int:
@@ -651,19 +681,19 @@ def _each(twins: Sequence[Trial]) -> float:
     return max((trial.each for trial in twins), default=0.0)
 
 
-def beyond(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
-    """Return whether so many seconds are too few to compare two arms: neither is there a closed form, nor the time.
+def too_slow_to_compare(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
+    """Return whether so many seconds are too few to compare two arms by the searches that were timed.
 
-    The first search that was timed counts, on one sample: without a defence, and by all attackers behind one.
+    The quickest counts, on one sample of the smallest batch: without a defence, and by all attackers behind one. Where
+    a closed form applies, or no search was timed, it is not known.
     """
-    if any(not trial.obstacle and not trial.each for trial in trials):
+    own = [trial for trial in trials if f" batch {min(plan.batches)}, " in trial.title]
+    if any(not trial.obstacle and not trial.each for trial in own):
         return False
-    timed = next((trial for trial in trials if trial.each), None)
-    if timed is None:
-        return False
-    method = next(method for method in METHODS if timed.title.startswith(f"{method.name} "))
-    [alone] = of_one_sample(plan, [timed])[1]
-    return (1 + len(TWINS)) * fewest(method) * alone.each > seconds
+    evaluations = {method.name: fewest(method) for method in METHODS if method.evaluations}
+    alone = of_one_sample(plan, [trial for trial in own if trial.each])[1]
+    least = min((evaluations[trial.title.partition(" ")[0]] * trial.each for trial in alone), default=0.0)
+    return (1 + len(TWINS)) * least > seconds
 
 
 def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:

@@ -60,12 +60,15 @@ def labelled(
 ) -> Reconstruction:
     """Return what a closed form finds with labels, which are read off the gradient where they are not given.
 
-    Where they cannot be read, its message says why. To read a batch's takes many passes of the model, so a closed form
-    asks for them where it is known to apply.
+    The observation is the one that `studied` gave. Where labels cannot be read, the message says why. To read a batch's
+    takes many passes of the model, so a closed form asks for them where it is known to apply.
     """
     read: Mapping[int, tuple[Observation, str]] = probed.once("labels", probed.read_labels)
     own, unread = read[id(observation)]
-    found = find(probed, own)
+    try:
+        found = find(probed, own)
+    except NotApplicable as reason:
+        found = not_applicable(observation, str(reason), reason.inherent)
     return replace(found, message="; ".join(filter(None, (found.message, unread))))
 
 

@@ -29,7 +29,8 @@ class Factors(NamedTuple):
     def guides(self, biased: bool) -> tuple[Tensor, Tensor]:
         """Return the gradient's rows in the coordinates of `right`, (O', b), and the coordinates' last column (b, 1).
 
-        With a bias the rows are divided by its gradient, and so are mixtures of inputs; without, they have length 1.
+        With a bias the rows are divided by its gradient, where there is any, and so are mixtures of inputs; without,
+        they have length 1.
         """
         rows = self.left * self.values
         rows = rows[rows.norm(dim=1) > 1e-6 * rows.norm()]
@@ -37,6 +38,9 @@ class Factors(NamedTuple):
         if not biased:
             return rows / rows.norm(dim=1, keepdim=True) * rows[:, :1].sign(), one
         guides = rows / (rows @ one)
+        guides = guides[guides.isfinite().all(1)]  # others have no gradient of their bias left
+        if not len(guides):
+            return guides, one
         far = (guides - guides.median(0).values).norm(dim=1)
         return guides[far <= 3 * far.median()], one
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import inf, log1p
+from math import inf, log1p, log2
 from typing import Self
 
 import torch
@@ -265,7 +265,7 @@ def _drawn(core: Tensor, name: str, entering: Callable[[], dict[str, int]]) -> b
     if patterns.all() or _even(core):
         return False
     most = max(len(side.unique(dim=0)) for side in (patterns, patterns.T))
-    return most > 1 and most >= 2.0 ** entering().get(name, inf)
+    return most > 1 and log2(most) >= entering().get(name, inf)
 
 
 def _magnitudes(core: Tensor) -> Tensor:

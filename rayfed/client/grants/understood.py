@@ -72,7 +72,9 @@ _OFTEN = 0.01
 _MEDIAN, _OUTLIER = 0.6745, 9.0
 """Median size of normal noise of deviation 1, and the square from which a value counts no more."""
 _FITTED = 5
-"""Times that the factor between a gradient and an update is fitted, without outliers."""
+"""Times that the factor between a gradient and an update is fitted, without outliers, at last on all values."""
+_FEW_FITTED = 2**20
+"""About how many values it is fitted on before."""
 _DROWNED = 2.0
 """Energy of a tensor over that of its noise up to which it is little else."""
 
@@ -93,10 +95,12 @@ class Noise(NamedTuple):
         import torch
 
         sent, way = self._known(seen), self._known(gradient)
-        factor, counted = torch.zeros(()).to(sent), sent.square() < _OUTLIER
-        for _ in range(_FITTED):
-            counted = (sent - factor * way).square() < _OUTLIER if bool(factor) else counted
-            factor = (way[counted] @ sent[counted] / way[counted].square().sum()).nan_to_num().clamp(min=0)
+        few = slice(None, None, max(1, len(sent) // _FEW_FITTED))
+        factor = torch.zeros(()).to(sent)
+        for part in (*[few] * (_FITTED - 1), slice(None)):
+            own, other = way[part], sent[part]
+            counted = (other - factor * own).square() < _OUTLIER
+            factor = ((own * other)[counted].sum() / own[counted].square().sum()).nan_to_num().clamp(min=0)
         return float((sent - factor * way).square().clamp(max=_OUTLIER).sum()) / 2
 
     def _known(self, tensors: Named) -> Tensor:

@@ -17,7 +17,7 @@ from rayfed.analysis import summary
 from rayfed.analysis.loading import Run, load
 from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
-from rayfed.analysis.verdicts import closest, criterion_of, headline, next_step, verdicts, verdicts_table
+from rayfed.analysis.verdicts import closest, criterion_of, guess, headline, next_step, verdicts, verdicts_table
 from rayfed.hidden import UNREHEARSED
 from rayfed.report import words
 from rayfed.report.run import write_report
@@ -77,6 +77,13 @@ def test_the_table_has_the_figures_of_the_sentences() -> None:
     assert (masks["verdict"], "no attack rebuilt" in masks["reason"]) == ("not measured", True)
     [unfinished] = verdicts_table(SCENARIO, [], ["bare"], False).to_pylist()
     assert "not finished" in unfinished["reason"]
+
+
+def test_a_run_of_texts_of_which_nothing_is_measured_speaks_of_texts() -> None:
+    scenario = SCENARIO | {"metrics": {"names": ["token_accuracy"]}}
+    assert criterion_of(scenario, []).noun == "text"
+    assert "commonest token" in guess(scenario, [])
+    assert criterion_of(SCENARIO, []).noun == "image"
 
 
 def test_a_run_has_its_verdicts_as_a_table(tmp_path: Path) -> None:

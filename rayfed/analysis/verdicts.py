@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -27,8 +27,11 @@ from rayfed.analysis.membership import area, stated
 from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, code_given, undefended
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.hidden import UNUSED
-from rayfed.metrics.known import NOUNS, leading
+from rayfed.metrics.known import NOUNS, leading, modality_by
 from rayfed.store.schemas import UNPLAYED, VERSUS
+
+if TYPE_CHECKING:
+    from rayfed.samples import Modality
 
 MOST = 10
 """Most arms that a line of the headline names."""
@@ -69,9 +72,16 @@ def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
     return max(found, key=lambda one: one[:2], default=(False, 0.0, None))[2]
 
 
+def _form(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Modality:
+    """Return the form of a run's samples: by what was measured, or where nothing was by what the scenario measures."""
+    names = (scenario.get("metrics") or {}).get("names") or ()
+    found = modality_of(attacks)
+    return modality_by(names) if found == "pixels" else found
+
+
 def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criterion:
     """Return the criterion for a run's rows, with the scenario's threshold for the leading metric."""
-    form = modality_of(attacks)
+    form = _form(scenario, attacks)
     success = (scenario.get("metrics") or {}).get("success") or {}
     return Criterion.of(form, success.get(leading(form).name))
 
@@ -157,7 +167,7 @@ def verdicts_table(
     scenario: Mapping[str, Any], attacks: Sequence[Row], arms: Sequence[str], finished: bool
 ) -> pa.Table:
     """Return the verdicts on these arms in figures (`COLUMNS`), the findings that their sentences are made of."""
-    metric = leading(modality_of(attacks)).name
+    metric = leading(_form(scenario, attacks)).name
     found = run_findings(scenario, attacks, finished)
     rows = [
         {
@@ -272,7 +282,7 @@ def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequenc
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
     """Return a description of the guesses shown beside the closest reconstructions."""
-    noun = NOUNS[modality_of(attacks)]
+    noun = NOUNS[_form(scenario, attacks)]
     public = (scenario.get("data") or {}).get("public")
     typical = "the commonest token at each place" if noun == "text" else f"the mean {noun} or the best constant"
     nearest = f", and the nearest public {noun} (data.public), chosen by looking at the truth" if public else ""

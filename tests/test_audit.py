@@ -644,6 +644,16 @@ def test_a_trial_that_is_enough_is_the_last() -> None:
     assert all(not trial.tried for trial in trials if " batch 2" in trial.title)
 
 
+def test_a_closed_form_is_not_tried_on_batches_that_would_take_most_of_the_time() -> None:
+    [one] = scenario.parse(plan(batches=[8]).scenario_text({"inverting_gradients batch 8": 1})).attacks[:1]
+    took = {(one.name, 1): 2.0, (one.name, 4): 3.0, (one.name, 16): 90.0, ("other", 1): 50.0}
+    assert auditing._on_smaller(one, took) == [16.0, 6.0]
+    assert auditing._on_smaller(one, {(one.name, 1): 0.5}) == [], "what is quick is tried"
+    search = next(a for a in scenario.parse(plan(batches=[8]).scenario_text({"inverting_gradients batch 8": 1})).attacks
+                  if a.name == "inverting_gradients")  # fmt: skip
+    assert auditing._on_smaller(search, {(search.name, 1): 50.0}) == []
+
+
 def test_what_attacks_need_starts_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditing.Rehearsal, "trials", lambda *_: pytest.fail("tried for nothing"))
 

@@ -390,10 +390,15 @@ class Rehearsal:
 
 
 def _on_smaller(attack: AttackSpec, took: Mapping[tuple[str, int], float]) -> list[float]:
-    """Return the seconds of an attack's trials on smaller batches; those of searches end as time does."""
+    """Return an attack's seconds by its trials on smaller batches, as long for each sample, where that is long.
+
+    Searches have none, as they end when time does.
+    """
     if _iterations_tried(attack):
         return []
-    return [seconds for (name, size), seconds in took.items() if name == attack.name and size < attack.batch_size]
+    own = [(size, seconds) for (name, size), seconds in took.items() if name == attack.name]
+    found = (seconds * attack.batch_size / size for size, seconds in own if size < attack.batch_size)
+    return [seconds for seconds in found if seconds > _SLOW]
 
 
 def _iterations_tried(attack: AttackSpec) -> int:

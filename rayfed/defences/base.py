@@ -127,8 +127,9 @@ class Defence:
     """Whether it changes what is sent from that alone, never looking at the data again, so that a guarantee which an
     earlier defence of the pipeline gives still holds behind it. A defence that can promise it says True."""
     nothing_to_undo: ClassVar[bool] = False
-    """Whether what it sends follows from the update and fresh randomness alone, and who has its code can take nothing
-    off it: then an attacker need not run it to find out. Counts for rayfed's own defences, of which tests show it."""
+    """Whether what it sends follows from the update and fresh randomness alone, which is on all values or on none, and
+    who has its code can take nothing off it: then an attacker need not run it to find out. Counts for rayfed's own
+    defences, of which tests show it."""
     private_epochs: int = 0
     """Passes over a client's data in which its private part alone learns, whenever new weights have arrived."""
 

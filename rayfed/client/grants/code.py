@@ -382,7 +382,7 @@ def _learnt(code: _Code, update: Update) -> _Learnt:
     if not own and len(defences) == 1 and defences[0].nothing_to_undo:
         known = _rehearsals.setdefault(observed.runtime, {})
         if observed.visit.arm not in known:
-            known[observed.visit.arm] = _rehearsal(code, trusted=True)
+            known[observed.visit.arm] = _rehearsal(code, trusted=True, even=True)
         return _Learnt(None, known[observed.visit.arm])
     undone = _undone(code, update)
     hidden = _not_rehearsed(own, one_step)
@@ -405,9 +405,9 @@ def _learnt(code: _Code, update: Update) -> _Learnt:
     return _Learnt(undone, None if adapts else rehearsal, beyond if own else "")
 
 
-def _rehearsal(code: _Code, trusted: bool) -> understood.Rehearsal:
+def _rehearsal(code: _Code, trusted: bool, even: bool = False) -> understood.Rehearsal:
     """Run the defences on gradients of the attacker's own."""
-    return understood.Rehearsal.of(partial(code.answer, rounded=True), code.task(0).weights, trusted)
+    return understood.Rehearsal.of(partial(code.answer, rounded=True), code.task(0).weights, trusted, even)
 
 
 def _not_rehearsed(own: Sequence[Defence], one_step: bool) -> str:

@@ -43,11 +43,11 @@ FEW = "noise follows from fewer random numbers than it is added to"
 
 _SIZES = 1.0, 0.01
 """Standard deviations of the attacker's own gradients."""
-_MOST_DRAWS, _FEWER_DRAWS, _FEW_DRAWS, _LARGE = 64, 32, 2, 2**20
+_MOST_DRAWS, _FEWER_DRAWS, _FEW_DRAWS, _LARGE = 64, 32, 4, 2**20
 """Draws of noise, of many values, of noise that is known but for its size, and how many values are many."""
 _LOOKED_AT = 2**19
 """Values that are compared with each other, at most."""
-_COMPARED, _SELDOM_COMPARED = 8, 1
+_COMPARED, _SELDOM_COMPARED = 8, 2
 """Draws whose answers to gradients are compared with those to zeros, and of noise that is known but for its size."""
 _OFTEN_SENT = 4
 """Comparisons in which a value was sent, from which it counts as one that has no noise where others have."""
@@ -130,18 +130,20 @@ class Rehearsal(NamedTuple):
     """The noise, where gradients are sent as they are, or all times one factor, but for noise that is understood."""
 
     @classmethod
-    def of(cls, answer: Answer, like: Named, trusted: bool = False) -> Rehearsal:
+    def of(cls, answer: Answer, like: Named, trusted: bool = False, even: bool = False) -> Rehearsal:
         """Run defences on zeros and on random gradients, of tensors `like` those that are sent.
 
-        Noise that is `trusted` to be of its own for each value is drawn a few times, to see its size.
+        Noise that is `trusted` to be of its own for each value is drawn a few times, to see its size; twice where it is
+        trusted to be on all values or on none (`even`).
         """
         import torch
 
         from rayfed.gradients import flatten, unflatten
 
         zeros = torch.zeros_like(flatten(like))
-        compared = _SELDOM_COMPARED if trusted else _COMPARED
+        compared = 1 if even else _SELDOM_COMPARED if trusted else _COMPARED
         draws = _FEW_DRAWS if trusted else _MOST_DRAWS if len(zeros) <= _LARGE else _FEWER_DRAWS
+        draws = 2 if even else draws
         places = _places(like).to(zeros.device)
         silent, energy = torch.ones_like(zeros, dtype=torch.bool), zeros.double()
         looked: list[Tensor] = []
@@ -156,7 +158,7 @@ class Rehearsal(NamedTuple):
         masks, fixed = False, bool((known == known[0]).all()) and all(torch.equal(one, first[0]) for one in first)
         draw = torch.Generator().manual_seed(0)
         for seed, noise in enumerate(first):
-            for size in _SIZES[:1] if trusted else _SIZES:
+            for size in _SIZES[:1] if even else _SIZES:
                 gradient = size * torch.randn(len(zeros), generator=draw).to(zeros)
                 sent = answer(gradient, seed)
                 near = _SAME * torch.maximum(noise.abs(), gradient.abs()) + _ROUNDING * energy.sqrt().to(zeros)

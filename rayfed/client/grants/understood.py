@@ -141,9 +141,8 @@ class Rehearsal(NamedTuple):
         from rayfed.gradients import flatten, unflatten
 
         zeros = torch.zeros_like(flatten(like))
-        compared = 1 if even else _SELDOM_COMPARED if trusted else _COMPARED
-        draws = _FEW_DRAWS if trusted else _MOST_DRAWS if len(zeros) <= _LARGE else _FEWER_DRAWS
-        draws = 2 if even else draws
+        many = _MOST_DRAWS if len(zeros) <= _LARGE else _FEWER_DRAWS
+        draws, compared = (2, 1) if even else (_FEW_DRAWS, _SELDOM_COMPARED) if trusted else (many, _COMPARED)
         places = _places(like).to(zeros.device)
         silent, energy = torch.ones_like(zeros, dtype=torch.bool), zeros.double()
         looked: list[Tensor] = []

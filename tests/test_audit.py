@@ -43,6 +43,7 @@ from rayfed.models.describe import described
 from rayfed.report.terminal_run import RunView
 from rayfed.samples import Pixels
 from rayfed.scenario import Scenario
+from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 from rayfed.update import LocalTraining, Observation
 from tests.attack_fixtures import digit, observe
@@ -678,7 +679,7 @@ def test_starting_takes_none_of_the_minutes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_trials_found_is_told_where_no_attack_is_played(
     stopped: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pace(self: Any, until: float) -> Pace:
+    def pace(self: Any, until: float, arms: Sequence[str]) -> Pace:
         raise stopped
 
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
@@ -859,8 +860,85 @@ def test_attacks_are_played_in_the_order_in_which_they_were_planned(
         return run_attackers(self, calls, hear)
 
     monkeypatch.setattr(LocalExecutor, "run_attackers", noted)
-    runs.attack(loaded, None, str(tmp_path / "run"), local, Progress(), None, Allowance(600, order=order))
+    runs.attack(loaded, None, str(tmp_path / "run"), local, Progress(), None, Allowance(600, stages=[order]))
     assert played == order
+
+
+def test_what_later_stages_need_is_observed_when_earlier_ones_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So an interrupted audit has rows of its first stage."""
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("april")))
+    planned = plan(batches=[1], samples=1, defences={"x": [{"name": "gaussian", "sigma": 1.0}]})
+    loaded = scenario.parse(planned.scenario_text({}))
+    first, *rest = [(arm, a.title) for arm in ("none", "x") for a in loaded.attacks]
+    done: list[str] = []
+    run_clients = LocalExecutor.run_clients
+
+    def noted(self: LocalExecutor, calls: Any) -> Any:
+        for call in calls:
+            if call.method == "observe":
+                done.append(call.args[0])
+                if call.args[0] == "x":
+                    raise KeyboardInterrupt
+        return run_clients(self, calls)
+
+    monkeypatch.setattr(LocalExecutor, "run_clients", noted)
+    with pytest.raises(KeyboardInterrupt):
+        runs.attack(
+            loaded, None, str(tmp_path / "run"), local, Progress(), None, Allowance(600, stages=[[first], rest])
+        )
+    assert done[:2] == ["none", "none"]
+    [folder] = (tmp_path / "run").iterdir()
+    [row] = RunFolder.open(str(folder)).read_table("attacks").to_pylist()
+    assert (row["arm"], row["attack"]) == first
+
+
+def test_a_verdict_can_be_had_where_all_attacks_are_played_or_one_that_leaked() -> None:
+    planned = plan(batches=[1, 2])
+    trials = trials_of(planned, each=0.01, start=0.001)
+    some = fitted(planned, trials, 1e6)
+    arms = ["none", "a", "b"]
+    assert auditing.answerable(some, arms, []) == ["a", "b"]
+    search = next(u for u in some.played if u.arm == "b" and u.batch == 1 and u.method.evaluations)
+    without = replace(some, played=[u for u in some.played if u != search], left_out=[search])
+    assert auditing.answerable(without, arms, []) == ["a"]
+    shown = ["analytic batch 1, blind"]
+    assert auditing.answerable(without, arms, shown) == ["a", "b"]
+    larger = [u for u in some.played if u.arm == "b" and u.batch == 2]
+    without = replace(some, played=[u for u in some.played if u not in larger], left_out=larger)
+    assert auditing.answerable(without, arms, []) == ["a", "b"], "larger batches are not waited for"
+    assert auditing.answerable(replace(some, played=[], left_out=some.played), arms, shown) == ["a"]
+
+
+def test_of_the_usual_defences_those_are_audited_that_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("inverting_gradients", evaluations=1),))
+    monkeypatch.setattr(engine, "answerable", lambda *_: ["gaussian 0.01", "prune 0.9"])
+    timed: list[str] = []
+    of = auditing.Rehearsal._observed
+    monkeypatch.setattr(
+        auditing.Rehearsal, "_observed", lambda self, arm, *args: timed.append(arm) or of(self, arm, *args)
+    )
+    said: list[str] = []
+    found = rehearsed(plan(batches=[1], samples=1), said, seconds=60.0, iterations=None)
+    assert found is not None
+    assert list(found[0].played) == ["none", "gaussian 0.01", "prune 0.9"]
+    assert set(timed) == {"none", "gaussian 0.01", "prune 0.9"}, "the others are not even timed"
+    [line] = [line for line in said if line.startswith("defences: ")]
+    assert line.startswith("defences: gaussian 0.01, prune 0.9, of 9 usual ones, as there is no time for more: --min")
+    asked = {"a": [{"name": "prune", "ratio": 0.9}], "b": [{"name": "prune", "ratio": 0.8}]}
+    found = rehearsed(plan(batches=[1], samples=1, defences=asked), seconds=60.0, iterations=None)
+    assert found is not None
+    assert list(found[0].played) == ["none", "a", "b"], "what was asked for is answered, if only by its name"
+
+
+def test_what_takes_next_to_nothing_is_played_small_batches_first() -> None:
+    planned = plan(batches=[1, 4])
+    trials = trials_of(planned, each=0.01, start=1e-6)
+    leaking = ["analytic batch 4, blind"]
+    units = auditing.fit(planned, trials, Pace(), ARMS, 600.0, leaking=leaking).played
+    quick = [unit.batch for unit in units if unit.method.name == "analytic"]
+    assert quick == sorted(quick)
 
 
 def test_what_does_not_apply_takes_no_time_from_what_does() -> None:
@@ -888,7 +966,7 @@ def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
     )
     leaking = [f for f in audit.findings([*bare, here | {"psnr": 20.0}, late], IMAGES) if f.arm == "x"]
     assert leaking[0].state == "leaks"
-    assert "no time for analytic (about 4.0 s) at batch 1" in audit.sentence(leaking, IMAGES)
+    assert audit.sentence(leaking, IMAGES).endswith("not all attackers had time at batch 1")
     told = here | {"attack": "analytic batch 1, informed", "knowledge": "defence,code"}
     some = [f for f in audit.findings([*bare, here, told, late], IMAGES) if f.arm == "x"]
     assert "analytic (“blind”; about 4.0 s) at batch 1" in audit.sentence(some, IMAGES), "the other twin was played"

@@ -506,8 +506,9 @@ def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:
         missing.setdefault(short_title(row), {})[_twin(row)] = took
     told = []
     for name, twins in missing.items():
-        every = {_twin(row) for row in rows if short_title(row) == name}
-        which = [] if set(twins) == every else [" and ".join(f"“{twin}”" for twin in twins)]
+        played = {_twin(row) for row in rows if short_title(row) == name} - set(twins)
+        some, but = (sorted(played), "all but ") if 0 < len(played) < len(twins) else (list(twins), "")
+        which = [but + " and ".join(f"“{twin}”" for twin in some)] if played else []
         notes = "; ".join([*which, *dict.fromkeys(filter(None, twins.values()))])
         told.append(f"{name} ({notes})" if notes else name)
     return tuple(told)
@@ -618,7 +619,8 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
             + (f", {f.alike} more near, though no nearer than a public {noun} is: look at them" if f.alike else "")
             for f in group
         ]
-        return f"LEAKS at {'; '.join(told)}{silent}" + (f"; no time for {short}" if short else "")
+        late = f"not all attackers had time at batch {', '.join(str(f.batch) for f in group if f.unplayed)}"
+        return f"LEAKS at {'; '.join(told)}{silent}" + (f"; {late}" if short else "")
     nearest = max((f for f in group if f.best is not None), key=lambda f: f.best or 0.0, default=None)
     if short:
         beside = f" (the closest here at {_beside_guess(nearest, criterion)})" if nearest else ""

@@ -18,6 +18,7 @@ from rayfed.analysis.audit import (
     Criterion,
     Finding,
     State,
+    distortions,
     findings,
     labels_beyond,
     modality_of,
@@ -274,10 +275,16 @@ def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequenc
         return "Next: every arm leaks. Try stronger or other defences."
     if "leaks" not in states:
         return ""
-    read = [verdict.arm for verdict in told if verdict.labels and verdict.state == "not reconstructed"]
+    held = [verdict for verdict in told if verdict.state == "not reconstructed"]
+    read = [verdict.arm for verdict in held if verdict.labels]
     leak = "leak" if len(read) > 1 else "leaks"
     unless = f"; where the label is secret, {', '.join(read)} {leak}, too" if read else ""
-    return f"Next: choose among the arms of which no sample was rebuilt, and attack them with more time{unless}."
+    step = f"Next: choose among the arms of which no sample was rebuilt, and attack them with more time{unless}."
+    changed = {arm: far for arm, far in distortions(attacks).items() if arm in {verdict.arm for verdict in held}}
+    if len(changed) < 2:
+        return step
+    least, far = next(iter(changed.items()))  # the smallest stands first
+    return f"{step} Of these {least} changes what is sent least (distortion {far:.2g}); accuracy shows in a training."
 
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:

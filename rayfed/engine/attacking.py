@@ -82,8 +82,9 @@ class Allowance:
     """About how many of them the scores of all calls take."""
     calls: Mapping[str, float] = field(default_factory=dict)
     """About how many seconds a call of each attack takes, by its title."""
-    order: Sequence[tuple[str, str]] = ()
-    """Arms and titles in the order of play; what is not named comes first."""
+    stages: Sequence[Sequence[tuple[str, str]]] = ()
+    """Arms and titles in the order of play; what is not named comes first. What later stages need is observed when
+    the attacks of earlier ones are over, so that these have their rows whatever becomes of the rest."""
     left_out: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     """What is not begun with the others, by arm and title, with the status and the message of its rows."""
     spare: Sequence[Spare] = ()
@@ -154,15 +155,16 @@ class Attacks:
 
         def run(indices: Sequence[int]) -> None:
             while indices:
+                if play.answered and monotonic() > play.ends:
+                    raise _TimeIsUp
                 self._observe(play, indices, sent, earlier)
                 self._attack(play, [i for i in indices if i in play.observed])
                 indices = [i for i in indices if i not in play.observed]
-                if indices and play.answered:
-                    raise _TimeIsUp
 
         try:
             with suppress(_TimeIsUp):
-                run(self._in_order(due, playing))
+                for stage in self._in_order(due, playing):
+                    run(stage)
                 for spare in self.allowance.spare:
                     more = [i for i, d in enumerate(due) if d.arm.name == spare.arm and d.attack.title in spare.titles]
                     if more and monotonic() + spare.seconds <= play.ends:
@@ -191,14 +193,16 @@ class Attacks:
             if monotonic() > play.ends:
                 break
 
-    def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[int]:
-        """Return the calls in the order of play: where time is short that of the allowance, small batches first."""
+    def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return the calls in the order of play, where time is short by the allowance's stages, small batches first."""
         if self.allowance.seconds == inf:
-            return playing
-        place = {named: number for number, named in enumerate(self.allowance.order)}
-        return sorted(
-            playing, key=lambda i: (place.get((due[i].arm.name, due[i].attack.title), -1), due[i].attack.batch_size)
-        )
+            return [playing]
+        stages: list[list[int]] = [[] for _ in self.allowance.stages] or [[]]
+        place = {one: (i, j) for i, stage in enumerate(self.allowance.stages) for j, one in enumerate(stage)}
+        where = {i: place.get((due[i].arm.name, due[i].attack.title), (0, -1)) for i in playing}
+        for i in sorted(playing, key=lambda i: (where[i], due[i].attack.batch_size)):
+            stages[where[i][0]].append(i)
+        return stages
 
     def _attack(self, play: _Play, indices: Sequence[int]) -> None:
         """Run calls that were observed, and add their results to `play`; raises `_TimeIsUp` at the time limit.

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from time import monotonic, process_time
@@ -17,7 +16,7 @@ from typing import Any
 import yaml
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.audit import FEWEST, TWINS, UNDEFENDED, Criterion, Defences, Plan, called, title
+from rayfed.analysis.audit import DEFENCES, FEWEST, TWINS, UNDEFENDED, Criterion, Defences, Plan, called, title
 from rayfed.analysis.formats import duration
 from rayfed.data.section import data_section
 from rayfed.engine import runs
@@ -29,6 +28,7 @@ from rayfed.engine.auditing import (
     Rehearsal,
     Trial,
     Unit,
+    answerable,
     fit,
     of_calls,
     of_one_sample,
@@ -311,29 +311,46 @@ def rehearsed(
         return None
     answered = any(not trial.obstacle for trial in trials)
     # where nothing is to be played, nothing more is measured
+    forms = {account.name: repr(account.arm.model) for account in inputs.accounts}
+
+    def chosen(plan: Plan, trials: Sequence[Trial], until: float) -> tuple[Fitted, float, float]:
+        """Return what fits, the seconds left, and how much slower the clock is than this process."""
+        own = [UNDEFENDED, *plan.defences]
+        pace = rehearsal.pace(until, own) if answered else Pace()
+        slower = max((monotonic() - clock) / max(process_time() - work, 1e-9), 1.0)
+        alike = {arm: forms[arm] == forms[UNDEFENDED] for arm in own}
+        left = budget.left
+        seconds = SHARE * left / slower
+        fitted = fit(plan, trials, pace, alike, seconds=seconds, given=budget.iterations, leaking=leaking)
+        return fitted, left, slower
+
     try:
-        # and where defences are not compared, one alone
-        until = monotonic() if enough() else budget.pace_end
-        pace = rehearsal.pace(until) if answered else Pace()
+        # where defences are not compared, or not all of them may be, two arms alone are timed
+        brief = plan.defences is DEFENCES or enough()
+        fitted, left, slower = chosen(plan, trials, monotonic() if brief else budget.pace_end)
+        whole, fewer_defences = plan, ""
+        kept = answerable(fitted, arms, leaking) if plan.defences is DEFENCES and answered else list(plan.defences)
+        if len(kept) < len(plan.defences):
+            fewer_defences = _fewer(kept, budget, plan, fitted, slower)
+            plan = replace(plan, defences={name: plan.defences[name] for name in kept})
+            arms = [UNDEFENDED, *kept]
+        if brief and not enough():
+            fitted, left, slower = chosen(plan, trials, budget.pace_end)
     except (KeyboardInterrupt, UserError):  # nothing is written yet
         _tell_found(rehearsal.found(criterion), say)
         raise
-    slower = max((monotonic() - clock) / max(process_time() - work, 1e-9), 1.0)
-    left = budget.left
-    forms = {account.name: repr(account.arm.model) for account in inputs.accounts}
-    alike = {arm: forms[arm] == forms[UNDEFENDED] for arm in arms}
-    choose = partial(fit, pace=pace, arms=alike, seconds=SHARE * left / slower, given=budget.iterations)
-    fitted = choose(plan, trials, leaking=leaking)
     asked, offered = plan, fitted
     if not fitted.compares and plan.samples > 1:
         one, alone = of_one_sample(plan, trials)
-        fewer = choose(one, alone, leaking=leaking)
+        fewer, left, slower = chosen(one, alone, monotonic())
         if fewer.compares or (fewer.says_anything and not fitted.says_anything):
             say(f"--batch {one.batches[0]} --images 1: there is no time for more, which is NOT MEASURED")
             plan, trials, fitted = one, alone, fewer
     if not fitted.says_anything:
         _tell_found(rehearsal.found(criterion), say)
-        raise _too_short(budget, plan, fitted, slower)
+        raise _too_short(budget, whole, fitted, slower)
+    if fewer_defences:
+        say(fewer_defences)
     if searches := {name: count for name, count in fitted.iterations.items() if _plays(fitted, name)}:
         unknown = untimed(plan, trials)
         each = {title(m, batch): m.evaluations for m, batch in plan.searches}
@@ -362,9 +379,19 @@ def rehearsed(
         for unit in short
         if unit.seconds is not None
     ]
-    order = [(unit.arm, name) for unit in fitted.played for name in unit.titles]
-    allowance = Allowance(left, slower * fitted.scoring, calls, order, left_out, spare)
+    rest = [unit for unit in fitted.played if unit not in fitted.first]
+    stages = [[(unit.arm, name) for unit in units for name in unit.titles] for units in (fitted.first, rest)]
+    allowance = Allowance(left, slower * fitted.scoring, calls, stages, left_out, spare)
     return _scenario(plan, fitted.iterations, changes), allowance, inputs.remarks
+
+
+def _fewer(kept: Sequence[str], budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> str:
+    """Return which of the default defences are audited, and how long all of them take at the smallest batch size."""
+    minutes = _minutes(budget, fitted.first_batch, slower, tried=True)
+    return (
+        f"defences: {', '.join(kept)}, of {len(plan.defences)} usual ones, as there is no time for more: --minutes "
+        f"{minutes} --batch {min(plan.batches)} has time for all; --defence chooses"
+    )
 
 
 def _at_least(plan: Plan, gradient: float, budget: Budget) -> str:

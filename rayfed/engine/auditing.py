@@ -132,6 +132,8 @@ class Rehearsal:
         """An attack on the largest batches of those that were tried; before trials, of all."""
         self._answers: dict[str, tuple[Sequence[Truth], Sequence[Reconstruction]]] = {}
         """What trials answered, by title, with the truth, which is looked at once all have been tried."""
+        self._observing: dict[tuple[str, str], float] = {}
+        """Seconds of one observation, by arm and name of the twin, of those that were timed."""
         self._rows: dict[str, Sequence[Row]] = {}
         """Their scores, by title."""
 
@@ -220,35 +222,41 @@ class Rehearsal:
         """Return whether the attacker's only extra knowledge is of defences, which the tried model lacks."""
         return bool(attack.knowledge) and set(attack.knowledge) <= {"defence", "code"}
 
-    def pace(self, until: float = inf) -> Pace:
+    def pace(self, until: float = inf, arms: Collection[str] | None = None) -> Pace:
         """Return the time for observations and scores, measured on the smallest batch.
 
         Where the clock (`monotonic`) passes `until`, observations of the arms that are left count as the slowest ones;
-        those of the first two are measured in any case. Raises `UserError` where a client fails.
+        those of the first two are measured in any case, and what an earlier call measured is not measured again.
+        `arms` are those that are played, by default all. Raises `UserError` where a client fails.
         """
         first = min(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
-        found: dict[tuple[str, str], float] = {}
-        for arm in self._sent:
+        found = self._observing
+        guessed: dict[tuple[str, str], float] = {}
+        for arm in self._sent if arms is None else arms:
             late = len({other for other, _ in found}) > 1 and monotonic() > until
             for twin, granted in TWINS.items():
+                if (arm, twin) in found:
+                    continue
+                if late:
+                    guessed[arm, twin] = max(seconds for (_, other), seconds in found.items() if other == twin)
+                    continue
                 if "labels" in granted:  # which are no work
                     found[arm, twin] = found[arm, "informed"]
                     continue
-                if late:
-                    found[arm, twin] = max(seconds for (_, other), seconds in found.items() if other == twin)
-                    continue
                 attack = first.model_copy(update={"knowledge": list(granted)})
-                found[arm, twin] = inf
+                taken = inf
                 for victim in self._members(attack)[:2]:  # what an arm's code does may be seen once for all
                     began = process_time()
                     self._observed(arm, attack, [victim])
-                    found[arm, twin] = min(found[arm, twin], process_time() - began)
-                    if found[arm, twin] < _LOADING:
+                    taken = min(taken, process_time() - began)
+                    if taken < _LOADING:
                         break
-        return Pace(found, self._scoring())
+                found[arm, twin] = taken
+        return Pace(found | guessed, self._scoring)
 
+    @cached_property
     def _scoring(self) -> float:
-        """Return the seconds for scoring one victim of the largest batch that was tried; the scores are discarded."""
+        """Seconds for scoring one victim of the largest batch that was tried; the scores are discarded."""
         attack = self._largest
         seen, truths = self._observed(UNDEFENDED, attack, self._members(attack)[:1])
         blank = Reconstruction(seen[0].sample.blank(attack.batch_size), truths[0].labels.cpu())
@@ -462,6 +470,9 @@ class Fitted:
     iterations: Mapping[str, int]
     """Of each search, by title (`rayfed.analysis.audit.title`)."""
     played: Sequence[Unit]
+    """In the order in which they are played, those of `first` before."""
+    first: Sequence[Unit]
+    """What of it may give the undefended arm its verdict at the smallest batch size: one attack that takes long."""
     left_out: Sequence[Unit]
     seconds: float
     """About how long all that is played takes, one after the other."""
@@ -540,6 +551,7 @@ def fit(
     return Fitted(
         iterations=iterations,
         played=played,
+        first=_first(played, _later(units, leaking), _CHEAP * seconds),
         left_out=[longer(unit) for unit in units if unit not in played],
         seconds=spent,
         scoring=sum(unit.scoring for unit in played),
@@ -548,6 +560,19 @@ def fit(
         first_batch=sum(needed for unit, needed in known if unit.batch == smallest),
         compares=set(two) <= {unit.arm for unit in played if unit.applies and unit.batch == smallest},
     )
+
+
+def answerable(fitted: Fitted, arms: Sequence[str], leaking: Collection[str]) -> list[str]:
+    """Return the defended arms that a verdict can be had on, at least the first.
+
+    On these every attack that applies is played at the smallest batch size, or one that was seen `leaking` in its
+    trial, which may leak there, too.
+    """
+    smallest = min(unit.batch for unit in [*fitted.played, *fitted.left_out])
+    lacking = {unit.arm for unit in fitted.left_out if unit.applies and unit.batch == smallest}
+    shown = {unit.arm for unit in fitted.played if unit.batch == smallest and set(leaking) & set(unit.titles)}
+    defended = [arm for arm in arms if arm != UNDEFENDED]
+    return [arm for arm in defended if arm == defended[0] or arm in shown or arm not in lacking]
 
 
 def _useful(plan: Plan, trials: Sequence[Trial]) -> dict[str, int]:
@@ -562,14 +587,18 @@ def _useful(plan: Plan, trials: Sequence[Trial]) -> dict[str, int]:
 def _selected(every: Sequence[Unit], seconds: float, leaking: Collection[str]) -> tuple[list[Unit], list[Unit]]:
     """Return units in the order in which they are chosen, and the chosen.
 
-    What takes next to nothing comes before all else, as closed forms on large batches do. Then come one attack on the
+    What takes next to nothing comes before all else, small batches first. Then come one attack on the
     undefended model that was seen `leaking` in its trial (by title), and the same attack behind the defences; then
     what the defences still wait for; and at the end what no verdict on a defence needs (`_later`).
     """
     cheap, later = _CHEAP * seconds, _later(every, leaking)
-    units = sorted(
-        every, key=lambda u: (u.seconds is None or u.seconds > cheap, u in later, not set(leaking) & set(u.titles))
-    )
+
+    def place(unit: Unit) -> tuple[bool, ...]:
+        if unit.seconds is not None and unit.seconds <= cheap:
+            return (False,)
+        return True, unit in later, not set(leaking) & set(unit.titles)
+
+    units = sorted(every, key=place)
     spent, played = 0.0, list[Unit]()
     for unit in units:
         if unit.seconds is None or unit.obstacle or spent + unit.seconds > seconds:
@@ -578,6 +607,14 @@ def _selected(every: Sequence[Unit], seconds: float, leaking: Collection[str]) -
             spent += unit.seconds
             played.append(unit)
     return units, played
+
+
+def _first(played: Sequence[Unit], later: Sequence[Unit], cheap: float) -> list[Unit]:
+    """Return what is played first on the undefended arm: what takes no more than `cheap` seconds, and one attack."""
+    smallest = min((unit.batch for unit in played), default=0)
+    bare = [u for u in played if u.arm == UNDEFENDED and u.batch == smallest and u.applies and u not in later]
+    quick = [unit for unit in bare if (unit.seconds or 0.0) <= cheap]
+    return quick + [unit for unit in bare if unit not in quick][:1]
 
 
 def _waits(units: Sequence[Unit], played: Sequence[Unit], spare: float) -> bool:

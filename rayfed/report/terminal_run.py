@@ -24,7 +24,7 @@ from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import labels_given, measured, passing, people, success
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import BROKEN, MEANING, closed_forms, counted
-from rayfed.analysis.verdicts import criterion_of, guess, run_findings, verdicts
+from rayfed.analysis.verdicts import Verdict, criterion_of, guess, headline, next_step, run_findings, verdicts
 from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS, NOUNS, leading
@@ -299,7 +299,9 @@ class RunView:
                 found = run_findings(self._scenario, self._attacks)
                 self._console.print(_worst_cases(cases, criterion))
                 self._console.print(_defence_effects(found, audit.distortions(self._attacks), criterion))
-        self._say_verdicts()
+        told = self._say_verdicts()
+        for line in filter(None, [*headline(self._scenario, told), next_step(self._scenario, self._attacks, told)]):
+            self.say(line)
         self.say(f"report: {report}")
         self._warn_of_samples()
 
@@ -312,15 +314,18 @@ class RunView:
             for line in words.effects(compared, {verdict.arm: verdict for verdict in found}):
                 self.say(f"  {line}")
 
-    def _say_verdicts(self, finished: bool = True) -> None:
-        """Print the verdict on each arm, as at the top of the report, if anything was attacked."""
+    def _say_verdicts(self, finished: bool = True) -> Sequence[Verdict]:
+        """Print and return the verdict on each arm, as at the top of the report, if anything was attacked."""
+        told: Sequence[Verdict] = ()
         if self._attacks or self._inferences:
-            for verdict in verdicts(self._scenario, self._attacks, self._inferences, finished):
-                self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
+            told = verdicts(self._scenario, self._attacks, self._inferences, finished)
+        for verdict in told:
+            self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
         if any(measured(row.get("above_guessing")) for row in self._attacks):
             self.say(guess(self._scenario, self._attacks))
         if self._attacks or self._inferences:
             self._say_proved()
+        return told
 
     def _say_proved(self) -> None:
         """Print what attacks got beside what is proved, of each attack that an account covers."""

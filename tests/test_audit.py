@@ -27,15 +27,16 @@ from rayfed.attacks.fit import with_fit
 from rayfed.cli.options import of_fields
 from rayfed.data.section import data_section
 from rayfed.engine import audit as engine
-from rayfed.engine import auditing, runs
+from rayfed.engine import fitting, rehearsing, runs
 from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.audit import Budget, TooShort, _limit, _not_measured, pipelines
 from rayfed.engine.audit import rehearsed as rehearse
-from rayfed.engine.auditing import Fitted, Pace, Trial
 from rayfed.engine.executor import Done
+from rayfed.engine.fitting import Fitted
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.local import LocalExecutor, local
 from rayfed.engine.progress import AuditProgress, Progress
+from rayfed.engine.rehearsing import Pace, Trial
 from rayfed.errors import ClientError, ResourceError, UserError
 from rayfed.hidden import UNREHEARSED
 from rayfed.models.build import build_model
@@ -251,9 +252,9 @@ def test_a_search_that_was_not_timed_had_no_budget() -> None:
     [first, *rest] = [audit.title(*search) for search in planned.searches]
     timed = trials_of(planned, 0.01)
     trials = [Trial(t.title, "does not fit") if t.title.startswith(f"{first},") else t for t in timed]
-    assert auditing.untimed(planned, timed) == []
-    assert auditing.untimed(planned, trials) == [first]
-    assert auditing.untimed(planned, [Trial(t.title, "broke", raised=True) for t in trials]) == []
+    assert fitting.untimed(planned, timed) == []
+    assert fitting.untimed(planned, trials) == [first]
+    assert fitting.untimed(planned, [Trial(t.title, "broke", raised=True) for t in trials]) == []
     rows = [row(arm, 1, psnr, f"{first}, blind") for arm, psnr in {"none": 30.0, "x": 8.0}.items()]
     [found] = [f for f in audit.findings(rows, IMAGES, [first]) if f.arm == "x"]
     told = audit.sentence([found], IMAGES)
@@ -275,7 +276,7 @@ def test_an_attack_applies_where_any_victim_of_the_call_answers(monkeypatch: pyt
     monkeypatch.setattr(LocalExecutor, "run_attackers", first_refused)
     planned = plan(batches=[1], samples=2)
     inputs = prepare(scenario.parse(planned.scenario_text({audit.title(*s): 1 for s in planned.searches})))
-    assert [trial.obstacle for trial in auditing.Rehearsal(inputs).trials()] == ["", "", ""]
+    assert [trial.obstacle for trial in rehearsing.Rehearsal(inputs).trials()] == ["", "", ""]
 
 
 @pytest.mark.parametrize("inherent", [True, False])
@@ -292,14 +293,14 @@ def test_what_does_not_apply_is_tried_with_labels_unless_nothing_known_would_hel
         yield Done(calls[0], guesses, [guesses])
 
     monkeypatch.setattr(LocalExecutor, "run_attackers", refused)
-    trials = list(auditing.Rehearsal(prepare(scenario.parse(plan(batches=[1]).scenario_text({})))).trials())
+    trials = list(rehearsing.Rehearsal(prepare(scenario.parse(plan(batches=[1]).scenario_text({})))).trials())
     assert played == ([()] if inherent else [(), ("defence", "code", "labels")])
     assert [trial.never for trial in trials] == [inherent] * 3
 
 
 def test_what_only_the_first_call_loads_is_not_counted_for_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("inverting_gradients", 1)))
-    monkeypatch.setattr(auditing, "_LOADING", 0.3)
+    monkeypatch.setattr(rehearsing, "_LOADING", 0.3)
     played, called = LocalExecutor.run_attackers, set()
 
     def loading_first(self: LocalExecutor, calls: Any) -> Any:
@@ -312,7 +313,7 @@ def test_what_only_the_first_call_loads_is_not_counted_for_every_arm(monkeypatch
     monkeypatch.setattr(LocalExecutor, "run_attackers", loading_first)
     planned = plan(batches=[1], samples=1, defences={})
     text = planned.scenario_text({audit.title(*search): 1 for search in planned.searches})
-    trials = list(auditing.Rehearsal(prepare(scenario.parse(text))).trials())
+    trials = list(rehearsing.Rehearsal(prepare(scenario.parse(text))).trials())
     assert called == {"analytic", "inverting_gradients"}
     assert max(trial.start for trial in trials) < 0.3
 
@@ -346,7 +347,7 @@ def test_what_was_left_out_is_played_where_time_is_left_for_it(
 
 
 def test_one_sample_is_attacked_where_there_is_no_time_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    fit = auditing.fit
+    fit = fitting.fit
 
     def short(planned: Plan, *args: Any, **more: Any) -> Fitted:
         return fit(planned, *args, **more | ({} if planned.samples == 1 else {"seconds": 0.0, "given": None}))
@@ -365,7 +366,7 @@ def test_two_arms_have_searches_that_find_something_before_many_have_any() -> No
     trials = trials_of(planned, each=0.01)
 
     def played(seconds: float, **given: Any) -> tuple[dict[str, int], set[str]]:
-        fitted = auditing.fit(planned, trials, Pace(), arms, seconds, **given)
+        fitted = fitting.fit(planned, trials, Pace(), arms, seconds, **given)
         return fitted.iterations, {u.arm for u in fitted.played if u.batch == 1 and u.method.name.startswith("inv")}
 
     (few, more), (enough, some) = played(4.0), played(5.0)
@@ -384,9 +385,9 @@ def test_two_arms_have_searches_that_find_something_before_many_have_any() -> No
 def test_a_richer_search_takes_nothing_from_an_audit_that_has_time_for_it() -> None:
     planned, arms = plan(batches=[1, 8]), dict.fromkeys(("none", *"abcdefghi"), True)
     trials = trials_of(planned, each=0.01)
-    whole = auditing.fit(planned, trials, Pace(), arms, 1.0).whole
+    whole = fitting.fit(planned, trials, Pace(), arms, 1.0).whole
     left_out = [
-        sum(not u.obstacle for u in auditing.fit(planned, trials, Pace(), arms, times * whole).left_out)
+        sum(not u.obstacle for u in fitting.fit(planned, trials, Pace(), arms, times * whole).left_out)
         for times in (0.5, 1, 2, 3, 6)
     ]
     assert left_out == sorted(left_out, reverse=True)
@@ -399,7 +400,7 @@ def test_a_richer_search_does_not_push_its_own_arms_out() -> None:
     trials = trials_of(planned, each=0.01)
     leaking = [f"inverting_gradients batch 8, {twin}" for twin in audit.TWINS]
     for seconds in (2.0, 3.0, 5.0, 8.0):
-        fitted = auditing.fit(planned, trials, Pace(), arms, seconds, leaking=leaking)
+        fitted = fitting.fit(planned, trials, Pace(), arms, seconds, leaking=leaking)
         if fitted.iterations["inverting_gradients batch 1"] > audit.FEWEST:
             assert {u.arm for u in fitted.played if u.batch == 1 and u.method.name.startswith("inv")} == {*arms}
 
@@ -409,7 +410,7 @@ def test_what_leaked_in_its_trial_comes_before_what_did_not() -> None:
     trials = trials_of(planned, each=1.0)
     whole = fitted(planned, trials, 1e6)
     last = whole.played[-1]
-    some = auditing.fit(planned, trials, Pace(), ARMS, whole.whole / 2, leaking=last.titles[:1])
+    some = fitting.fit(planned, trials, Pace(), ARMS, whole.whole / 2, leaking=last.titles[:1])
     assert last.titles not in [unit.titles for unit in fitted(planned, trials, whole.whole / 2).played]
     assert last.titles in [unit.titles for unit in some.played]
 
@@ -432,7 +433,7 @@ def test_a_defence_is_told_as_its_option_takes_it(given: Any, said: str) -> None
 def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
     planned = plan(batches=[1], samples=2)
-    rehearsal = auditing.Rehearsal(prepare(scenario.parse(planned.scenario_text({}))))
+    rehearsal = rehearsing.Rehearsal(prepare(scenario.parse(planned.scenario_text({}))))
     observed, of = list[str](), rehearsal._observed
     monkeypatch.setattr(rehearsal, "_observed", lambda arm, *args: observed.append(arm) or of(arm, *args))
     late = rehearsal.pace(until=0.0)
@@ -537,7 +538,7 @@ def test_notes_on_the_data_come_before_the_trials_and_once(tmp_path: Path, monke
 
 def test_where_no_trial_answers_nothing_more_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
-    monkeypatch.setattr(auditing.Rehearsal, "pace", lambda self: pytest.fail("measured for nothing"))
+    monkeypatch.setattr(rehearsing.Rehearsal, "pace", lambda self: pytest.fail("measured for nothing"))
     with pytest.raises(UserError, match=r"--minutes 0 is too short.* how many it takes is not known"):
         rehearsed(plan(batches=[1]), iterations=None)
 
@@ -578,7 +579,7 @@ def test_twins_of_a_timed_search_need_no_trial_where_time_is_up(monkeypatch: pyt
     monkeypatch.setattr(audit, "METHODS", searches)
     planned = plan(batches=[1], samples=1, defences={})
     text = planned.scenario_text({audit.title(*search): 1 for search in planned.searches})
-    trials = list(auditing.Rehearsal(prepare(scenario.parse(text))).trials(until=0.0))
+    trials = list(rehearsing.Rehearsal(prepare(scenario.parse(text))).trials(until=0.0))
     assert [trial.tried for trial in trials] == [True, True, True, False, False, False]
     assert len({(trial.each, trial.evaluation) for trial in trials[:3]}) == 1
     assert trials[0].evaluation > 0
@@ -594,7 +595,7 @@ def test_a_search_is_as_slow_as_the_slowest_of_its_twins() -> None:
 
 def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     none = lambda *args, **more: replace(fit(*args, **more), played=[])  # noqa: E731
-    fit = auditing.fit
+    fit = fitting.fit
     monkeypatch.setattr("rayfed.engine.audit.fit", none)
     said: list[str] = []
     with pytest.raises(UserError, match="--minutes 60 is too short"):
@@ -606,8 +607,8 @@ def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: py
 
 
 def test_how_long_searches_take_at_least_is_told_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing.Rehearsal, "gradient", property(lambda self: 0.5))
-    monkeypatch.setattr(auditing.Rehearsal, "trials", lambda *_: [])
+    monkeypatch.setattr(rehearsing.Rehearsal, "gradient", property(lambda self: 0.5))
+    monkeypatch.setattr(rehearsing.Rehearsal, "trials", lambda *_: [])
 
     def told(seconds: float, iterations: int | None = None, **changes: Any) -> list[str]:
         said: list[str] = []
@@ -627,10 +628,10 @@ def test_nothing_more_is_tried_where_no_two_arms_can_be_compared() -> None:
     search, form = Trial("tag batch 1, blind", each=1.0, evaluation=1.0), Trial("analytic batch 1, blind", "no layer")
     asked = plan(batches=[1, 4], samples=2)
     alone = 4 * audit.FEWEST * 0.5  # of one of two samples, without a defence and by three attackers
-    assert auditing.too_slow_to_compare(asked, [form, search], alone - 1)
-    assert not auditing.too_slow_to_compare(asked, [form, search], alone + 1)
-    assert not auditing.too_slow_to_compare(asked, [form], 0.0), "nothing was timed"
-    assert not auditing.too_slow_to_compare(asked, [replace(form, obstacle=""), search], 0.0), (
+    assert fitting.too_slow_to_compare(asked, [form, search], alone - 1)
+    assert not fitting.too_slow_to_compare(asked, [form, search], alone + 1)
+    assert not fitting.too_slow_to_compare(asked, [form], 0.0), "nothing was timed"
+    assert not fitting.too_slow_to_compare(asked, [replace(form, obstacle=""), search], 0.0), (
         "a closed form says something"
     )
 
@@ -638,7 +639,7 @@ def test_nothing_more_is_tried_where_no_two_arms_can_be_compared() -> None:
 def test_a_trial_that_is_enough_is_the_last() -> None:
     asked = plan(batches=[1, 2])
     loaded = scenario.parse(asked.scenario_text({audit.title(*search): 1 for search in asked.searches}))
-    trials = list(auditing.Rehearsal(prepare(loaded)).trials(enough=lambda trial: trial.evaluation > 0))
+    trials = list(rehearsing.Rehearsal(prepare(loaded)).trials(enough=lambda trial: trial.evaluation > 0))
     assert len(trials) == len(loaded.attacks)
     tried = [trial.title for trial in trials if trial.tried and not trial.obstacle and trial.each]
     assert all(title.startswith("inverting_gradients batch 1") for title in tried)
@@ -648,15 +649,15 @@ def test_a_trial_that_is_enough_is_the_last() -> None:
 def test_a_closed_form_is_not_tried_on_batches_that_would_take_most_of_the_time() -> None:
     [one] = scenario.parse(plan(batches=[8]).scenario_text({"inverting_gradients batch 8": 1})).attacks[:1]
     took = {(one.name, 1): 2.0, (one.name, 4): 3.0, (one.name, 16): 90.0, ("other", 1): 50.0}
-    assert auditing._on_smaller(one, took) == [16.0, 6.0]
-    assert auditing._on_smaller(one, {(one.name, 1): 0.5}) == [], "what is quick is tried"
+    assert rehearsing._on_smaller(one, took) == [16.0, 6.0]
+    assert rehearsing._on_smaller(one, {(one.name, 1): 0.5}) == [], "what is quick is tried"
     search = next(a for a in scenario.parse(plan(batches=[8]).scenario_text({"inverting_gradients batch 8": 1})).attacks
                   if a.name == "inverting_gradients")  # fmt: skip
-    assert auditing._on_smaller(search, {(search.name, 1): 50.0}) == []
+    assert rehearsing._on_smaller(search, {(search.name, 1): 50.0}) == []
 
 
 def test_what_attacks_need_starts_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing.Rehearsal, "trials", lambda *_: pytest.fail("tried for nothing"))
+    monkeypatch.setattr(rehearsing.Rehearsal, "trials", lambda *_: pytest.fail("tried for nothing"))
 
     @contextmanager
     def fails(inputs: Inputs, progress: Progress) -> Iterator[Any]:
@@ -669,7 +670,7 @@ def test_what_attacks_need_starts_before_the_trials(monkeypatch: pytest.MonkeyPa
 
 def test_starting_takes_none_of_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[float] = []
-    monkeypatch.setattr(auditing.Rehearsal, "trials", lambda self, until, *_: ends.append(until) or [])
+    monkeypatch.setattr(rehearsing.Rehearsal, "trials", lambda self, until, *_: ends.append(until) or [])
     began = monotonic()
     engine.rehearsed(plan(batches=[1]), [], Budget(began, 1.0), AuditProgress(), True, lambda _: sleep(0.3))
     assert ends[0] >= began + 0.5 + 0.3
@@ -683,7 +684,7 @@ def test_what_trials_found_is_told_where_no_attack_is_played(
         raise stopped
 
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
-    monkeypatch.setattr(auditing.Rehearsal, "pace", pace)
+    monkeypatch.setattr(rehearsing.Rehearsal, "pace", pace)
     said: list[str] = []
     with pytest.raises(stopped):
         rehearsed(plan(batches=[1]), said)
@@ -732,7 +733,7 @@ ARMS = {"none": True, "a": True, "b": True}
 
 
 def fitted(planned: Plan, trials: list[Trial], seconds: float, pace: Pace | None = None) -> Fitted:
-    return auditing.fit(planned, trials, pace or Pace(), ARMS, seconds)
+    return fitting.fit(planned, trials, pace or Pace(), ARMS, seconds)
 
 
 def test_a_budget_is_spent_and_not_exceeded() -> None:
@@ -742,14 +743,14 @@ def test_a_budget_is_spent_and_not_exceeded() -> None:
         found = fitted(planned, trials, seconds)
         assert not found.left_out
         assert 0.8 * seconds < found.seconds <= seconds
-        calls = auditing.of_calls(trials, found.iterations)  # one call of four victims, one of two
+        calls = fitting.of_calls(trials, found.iterations)  # one call of four victims, one of two
         assert found.seconds == pytest.approx(len(ARMS) * sum(calls.values()))
 
 
 def test_a_budget_has_bounds_and_iterations_two_digits() -> None:
     planned = plan(batches=[1])
     few = fitted(planned, trials_of(planned, each=10.0), 1.0).iterations
-    assert few == {audit.title(m, b): auditing.fewest(m) for m, b in planned.searches}
+    assert few == {audit.title(m, b): fitting.fewest(m) for m, b in planned.searches}
     many = fitted(planned, trials_of(planned, each=1e-9), 600.0).iterations
     assert many == {audit.title(m, b): audit.MOST // m.evaluations for m, b in planned.searches}
     some = fitted(planned, trials_of(planned, each=0.0123), 600.0).iterations
@@ -759,7 +760,7 @@ def test_a_budget_has_bounds_and_iterations_two_digits() -> None:
 def test_what_does_not_fit_is_left_out_attack_by_attack_and_large_batches_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auditing, "_CHEAP", 0.0)
+    monkeypatch.setattr(fitting, "_CHEAP", 0.0)
     planned, needed = plan(batches=[1, 2]), Pace({(arm, twin): 0.5 for arm in ARMS for twin in audit.TWINS})
     trials = trials_of(planned, each=0.01, start=0.1)
     whole = fitted(planned, trials, 1e6, needed)
@@ -807,14 +808,14 @@ def test_time_goes_to_the_defences_before_what_is_answered_already() -> None:
     leaking = [f"analytic batch 1, {twin}" for twin in audit.TWINS]
     first = 40 * 0.01 * 3 + 2 * 0.01 * 3  # both searches behind one defence
     for share, arms in ((1.1, {"a"}), (2.1, {"a", "b"})):
-        found = auditing.fit(planned, trials, Pace(), ARMS, share * first, leaking=leaking)
+        found = fitting.fit(planned, trials, Pace(), ARMS, share * first, leaking=leaking)
         assert {u.arm for u in found.played if u.method.name == "inverting_gradients"} == arms
         assert found.iterations["inverting_gradients batch 1"] == audit.FEWEST
         assert found.compares
     bare = [u for u in found.left_out if u.arm == "none"]
     assert {u.method.name for u in bare} == {"inverting_gradients"}
     assert found.left_out[-len(bare) :] == bare, "what is left goes to them last"
-    unknown = auditing.fit(planned, trials, Pace(), ARMS, 1.7 * first)
+    unknown = fitting.fit(planned, trials, Pace(), ARMS, 1.7 * first)
     searched = [(u.arm, u.titles) for u in unknown.played if u.method.name == "inverting_gradients"]
     assert [arm for arm, _ in searched] == ["none", "a"], "without a leak each search is played without a defence, too"
     assert searched[0][1] == ("inverting_gradients batch 1, blind",)
@@ -824,11 +825,11 @@ def test_no_time_goes_to_longer_searches_while_a_defence_waits_for_it() -> None:
     planned, arms = plan(batches=[1]), {"none": True, "a": True}
     trials = trials_of(planned, each=0.01)
     needed = 40 * 0.01 * 4 + 2 * 0.01 * 4
-    waits = auditing.fit(planned, trials, Pace(), arms, 0.9 * needed)
+    waits = fitting.fit(planned, trials, Pace(), arms, 0.9 * needed)
     assert "a" in {u.arm for u in waits.left_out if u.method.name == "inverting_gradients"}
     assert waits.iterations["inverting_gradients batch 1"] == audit.FEWEST
     assert not [u for u in waits.played if u.beyond and u.method.name == "inverting_gradients"]
-    hopeless = auditing.fit(planned, trials, Pace(), arms, 0.5 * needed)
+    hopeless = fitting.fit(planned, trials, Pace(), arms, 0.5 * needed)
     assert hopeless.iterations["inverting_gradients batch 1"] > audit.FEWEST, "what would not suffice for it is used"
 
 
@@ -899,25 +900,25 @@ def test_a_verdict_can_be_had_where_all_attacks_are_played_or_one_that_leaked() 
     trials = trials_of(planned, each=0.01, start=0.001)
     some = fitted(planned, trials, 1e6)
     arms = ["none", "a", "b"]
-    assert auditing.answerable(some, arms, []) == ["a", "b"]
+    assert fitting.answerable(some, arms, []) == ["a", "b"]
     search = next(u for u in some.played if u.arm == "b" and u.batch == 1 and u.method.evaluations)
     without = replace(some, played=[u for u in some.played if u != search], left_out=[search])
-    assert auditing.answerable(without, arms, []) == ["a"]
+    assert fitting.answerable(without, arms, []) == ["a"]
     shown = ["analytic batch 1, blind"]
-    assert auditing.answerable(without, arms, shown) == ["a", "b"]
+    assert fitting.answerable(without, arms, shown) == ["a", "b"]
     larger = [u for u in some.played if u.arm == "b" and u.batch == 2]
     without = replace(some, played=[u for u in some.played if u not in larger], left_out=larger)
-    assert auditing.answerable(without, arms, []) == ["a", "b"], "larger batches are not waited for"
-    assert auditing.answerable(replace(some, played=[], left_out=some.played), arms, shown) == ["a"]
+    assert fitting.answerable(without, arms, []) == ["a", "b"], "larger batches are not waited for"
+    assert fitting.answerable(replace(some, played=[], left_out=some.played), arms, shown) == ["a"]
 
 
 def test_of_the_usual_defences_those_are_audited_that_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("inverting_gradients", evaluations=1),))
     monkeypatch.setattr(engine, "answerable", lambda *_: ["gaussian 0.01", "prune 0.9"])
     timed: list[str] = []
-    of = auditing.Rehearsal._observed
+    of = rehearsing.Rehearsal._observed
     monkeypatch.setattr(
-        auditing.Rehearsal, "_observed", lambda self, arm, *args: timed.append(arm) or of(self, arm, *args)
+        rehearsing.Rehearsal, "_observed", lambda self, arm, *args: timed.append(arm) or of(self, arm, *args)
     )
     said: list[str] = []
     found = rehearsed(plan(batches=[1], samples=1), said, seconds=60.0, iterations=None)
@@ -936,7 +937,7 @@ def test_what_takes_next_to_nothing_is_played_small_batches_first() -> None:
     planned = plan(batches=[1, 4])
     trials = trials_of(planned, each=0.01, start=1e-6)
     leaking = ["analytic batch 4, blind"]
-    units = auditing.fit(planned, trials, Pace(), ARMS, 600.0, leaking=leaking).played
+    units = fitting.fit(planned, trials, Pace(), ARMS, 600.0, leaking=leaking).played
     quick = [unit.batch for unit in units if unit.method.name == "analytic"]
     assert quick == sorted(quick)
 
@@ -949,7 +950,7 @@ def test_what_does_not_apply_takes_no_time_from_what_does() -> None:
     found = fitted(planned, trials, applying)
     assert {unit.method.name for unit in found.left_out} == {"analytic"}
     assert {unit.unplayed(1.0) for unit in found.left_out} == {("not applicable", "no head")}
-    other = auditing.fit(planned, trials, Pace(), ARMS | {"b": False}, applying)
+    other = fitting.fit(planned, trials, Pace(), ARMS | {"b": False}, applying)
     assert ("b", "analytic") in {(unit.arm, unit.method.name) for unit in other.played}, "its model may have another"
 
 

@@ -21,12 +21,11 @@ from rayfed.analysis.formats import duration
 from rayfed.data.section import data_section
 from rayfed.engine import runs
 from rayfed.engine.attacking import Allowance, Spare
-from rayfed.engine.auditing import (
+from rayfed.engine.executor import Execution
+from rayfed.engine.finding import dotted, loss_section, search_where
+from rayfed.engine.fitting import (
     SHARE,
     Fitted,
-    Pace,
-    Rehearsal,
-    Trial,
     Unit,
     answerable,
     fit,
@@ -35,10 +34,9 @@ from rayfed.engine.auditing import (
     too_slow_to_compare,
     untimed,
 )
-from rayfed.engine.executor import Execution
-from rayfed.engine.finding import dotted, loss_section, search_where
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.progress import AuditProgress, Progress
+from rayfed.engine.rehearsing import Pace, Rehearsal, Trial
 from rayfed.errors import ClientError, UserError
 from rayfed.metrics.known import NOUNS
 from rayfed.models.describe import described

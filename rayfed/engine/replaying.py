@@ -29,7 +29,7 @@ from rayfed.attacks.telling import Standing, listening
 from rayfed.client.sent import Sent
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine.auditing import fewest
+from rayfed.engine.fitting import fewest
 from rayfed.errors import UserError
 from rayfed.models.build import build_model
 from rayfed.recording import Header, RecordedUpdate, Recording

@@ -1,0 +1,383 @@
+"""Selection of the attacks that fit into an audit's time, by how long their trials took."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import floor, inf, log10
+
+from rayfed.analysis.audit import FEWEST, METHODS, MOST, TWINS, UNDEFENDED, USEFUL, Method, Plan, title
+from rayfed.engine.attacking import want_of_time
+from rayfed.engine.rehearsing import TIMED, Pace, Trial
+from rayfed.scenario import AttackSpec
+from rayfed.store.schemas import UNPLAYED
+
+_CHEAP = 0.01
+"""Share of the time that an attack on an arm may take to come before the others."""
+SHARE = 0.75
+"""Share of the time that is planned: some searches take longer behind a defence than on the undefended gradient."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An attack on one arm at one batch size, played as a whole or not at all.
+
+    Behind a defence it has all its variants, for a verdict needs them. On the undefended arm the blind attacker is one
+    unit, and those who know more are another.
+    """
+
+    arm: str
+    method: Method
+    batch: int
+    titles: tuple[str, ...]
+    seconds: float | None
+    """About how long it takes with the fewest iterations; None where it was not tried."""
+    applies: bool
+    obstacle: str = ""
+    """Why it does not apply, on the undefended model and so on others of the same form; empty where it may."""
+    scoring: float = 0.0
+    """Seconds of its scores."""
+    beyond: bool = False
+    """Whether these are the attackers of the undefended arm who know more, whom no verdict on a defence waits for."""
+
+    def unplayed(self, slower: float) -> tuple[str, str]:
+        """Return status and message of its rows if it is left out; clock time is `slower` than its seconds."""
+        if self.obstacle:
+            return "not applicable", self.obstacle
+        return UNPLAYED, want_of_time(None if self.seconds is None else slower * self.seconds)
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The smallest audit that says something of a defence: one attack on one sample, without and with one defence."""
+
+    batch: int
+    attack: str
+    evaluation: float
+    """Seconds of one evaluation of its objective on one sample; 0 for a closed form."""
+    arms: Sequence[str]
+    seconds: float
+    """About how long its attacks take."""
+    untried: float
+    """About how long trials take that were not made at this batch size, as those that were."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Selection of attacks that fits into an audit's time."""
+
+    iterations: Mapping[str, int]
+    """Of each search, by title (`rayfed.analysis.audit.title`)."""
+    played: Sequence[Unit]
+    """In the order in which they are played, those of `first` before."""
+    first: Sequence[Unit]
+    """What of it may give the undefended arm its verdict at the smallest batch size: one attack that takes long."""
+    left_out: Sequence[Unit]
+    seconds: float
+    """About how long all that is played takes, one after the other."""
+    scoring: float
+    """How much of that are scores."""
+    smallest: Smallest | None
+    """The smallest audit that says something of a defence; None where no attack that applies was tried."""
+    whole: float
+    """Seconds of everything with the fewest iterations."""
+    first_batch: float
+    """Seconds of everything at the smallest batch size."""
+    compares: bool
+    """Whether an attack that applies is played at the smallest batch size on each of the first two arms."""
+
+    @property
+    def says_anything(self) -> bool:
+        """Whether any applicable attack is played."""
+        return any(unit.applies for unit in self.played)
+
+
+def fit(
+    plan: Plan,
+    trials: Sequence[Trial],
+    pace: Pace,
+    arms: Mapping[str, bool],
+    seconds: float,
+    given: int | None = None,
+    leaking: Collection[str] = (),
+) -> Fitted:
+    """Choose the attacks for about this many seconds, in the order of `_selected`.
+
+    At the smallest batch size searches have at least `USEFUL` evaluations, if what a verdict on the first defence needs
+    then fits: many arms that nothing was found on say less than two. Otherwise, and on larger batches, they have
+    `FEWEST`.
+    `arms` says of each whether its model has the form of the undefended one; what does not apply to that is not played
+    there, for its trial said why. What does not fit is left out. The time that is left goes to the searches, by the
+    `share` of each method on each batch size, unless it is kept for a defence (`_waits`); two digits of their
+    iterations count, so that a repeated audit often has the same. `given` are evaluations that every search makes,
+    whatever the time.
+    """
+    least = {title(m, b): fewest(m, FEWEST if given is None else given) for m, b in plan.searches}
+    every = _units(plan, trials, pace, arms, least)
+    units, played = _selected(every, seconds, leaking)
+    smallest, two = min(plan.batches), list(arms)[:2]
+    if given is None:
+        useful = least | _useful(plan, trials)
+        richer = _units(plan, trials, pace, arms, useful)
+        first_units, first_played = _selected(richer, seconds, leaking)
+        later = _later(richer, leaking)
+        first = [u for u in richer if u.batch == smallest and u.arm in two and not u.obstacle]
+        if all(unit in first_played for unit in first if unit not in later):
+            least, units, played = useful, first_units, first_played
+    known = [(unit, unit.seconds) for unit in units if unit.seconds is not None and not unit.obstacle]
+    spent = sum(unit.seconds or 0.0 for unit in played)
+    iterations = dict(least)
+    steps: dict[str, float] = {}
+    for unit in played:
+        name = title(unit.method, unit.batch)
+        steps[name] = steps.get(name, 0.0) + _step(plan, trials, unit)
+    searches = {title(*search): search[0] for search in plan.searches if steps.get(title(*search))}
+    if given is None and searches and seconds < inf and not _waits(units, played, seconds / SHARE - spent):
+        weights = sum(method.share for method in searches.values())
+        each = (seconds - spent) / weights
+        for name, method in searches.items():
+            more = floor(each * method.share / steps[name])
+            most = max(MOST // method.evaluations, iterations[name])
+            chosen = _two_digits(min(iterations[name] + more, most))
+            spent += (chosen - iterations[name]) * steps[name]
+            iterations[name] = chosen
+
+    def longer(unit: Unit) -> Unit:
+        name = title(unit.method, unit.batch)
+        more = iterations.get(name, 0) - least.get(name, 0)
+        return unit if unit.seconds is None else replace(unit, seconds=unit.seconds + more * _step(plan, trials, unit))
+
+    return Fitted(
+        iterations=iterations,
+        played=played,
+        first=_first(played, _later(units, leaking), _CHEAP * seconds),
+        left_out=[longer(unit) for unit in units if unit not in played],
+        seconds=spent,
+        scoring=sum(unit.scoring for unit in played),
+        smallest=_smallest(plan, trials, pace, arms, FEWEST if given is None else given),
+        whole=sum(needed for _, needed in known),
+        first_batch=sum(needed for unit, needed in known if unit.batch == smallest),
+        compares=set(two) <= {unit.arm for unit in played if unit.applies and unit.batch == smallest},
+    )
+
+
+def answerable(fitted: Fitted, arms: Sequence[str], leaking: Collection[str]) -> list[str]:
+    """Return the defended arms that a verdict can be had on, at least the first.
+
+    On these every attack that applies is played at the smallest batch size, or one that was seen `leaking` in its
+    trial, which may leak there, too.
+    """
+    smallest = min(unit.batch for unit in [*fitted.played, *fitted.left_out])
+    lacking = {unit.arm for unit in fitted.left_out if unit.applies and unit.batch == smallest}
+    shown = {unit.arm for unit in fitted.played if unit.batch == smallest and set(leaking) & set(unit.titles)}
+    defended = [arm for arm in arms if arm != UNDEFENDED]
+    return [arm for arm in defended if arm == defended[0] or arm in shown or arm not in lacking]
+
+
+def _useful(plan: Plan, trials: Sequence[Trial]) -> dict[str, int]:
+    """Return iterations with `USEFUL` evaluations of the searches on the smallest batch size that trials have timed."""
+    return {
+        title(method, batch): fewest(method, max(FEWEST, round(USEFUL * method.share)))
+        for method, batch in plan.searches
+        if batch == min(plan.batches) and _each(_twins(trials, title(method, batch)))
+    }
+
+
+def _selected(every: Sequence[Unit], seconds: float, leaking: Collection[str]) -> tuple[list[Unit], list[Unit]]:
+    """Return units in the order in which they are chosen, and the chosen.
+
+    What takes next to nothing comes before all else, small batches first. Then come one attack on the
+    undefended model that was seen `leaking` in its trial (by title), and the same attack behind the defences; then
+    what the defences still wait for; and at the end what no verdict on a defence needs (`_later`).
+    """
+    cheap, later = _CHEAP * seconds, _later(every, leaking)
+
+    def place(unit: Unit) -> tuple[bool, ...]:
+        if unit.seconds is not None and unit.seconds <= cheap:
+            return (False,)
+        return True, unit in later, not set(leaking) & set(unit.titles)
+
+    units = sorted(every, key=place)
+    spent, played = 0.0, list[Unit]()
+    for unit in units:
+        if unit.seconds is None or unit.obstacle or spent + unit.seconds > seconds:
+            continue
+        if unit.seconds <= cheap or unit not in later or not _waits(units, played, seconds / SHARE - spent):
+            spent += unit.seconds
+            played.append(unit)
+    return units, played
+
+
+def _first(played: Sequence[Unit], later: Sequence[Unit], cheap: float) -> list[Unit]:
+    """Return what is played first on the undefended arm: what takes no more than `cheap` seconds, and one attack."""
+    smallest = min((unit.batch for unit in played), default=0)
+    bare = [u for u in played if u.arm == UNDEFENDED and u.batch == smallest and u.applies and u not in later]
+    quick = [unit for unit in bare if (unit.seconds or 0.0) <= cheap]
+    return quick + [unit for unit in bare if unit not in quick][:1]
+
+
+def _waits(units: Sequence[Unit], played: Sequence[Unit], spare: float) -> bool:
+    """Return whether an attack on a defence at the smallest batch size is left out that `spare` seconds suffice for.
+
+    It is played at the end of all that was planned, in the time that was not.
+    """
+    smallest = min(unit.batch for unit in units)
+    waiting = [u for u in units if u.arm != UNDEFENDED and u.batch == smallest and u.applies and u not in played]
+    return any(unit.seconds is not None and unit.seconds <= spare for unit in waiting)
+
+
+def _later(every: Sequence[Unit], leaking: Collection[str]) -> list[Unit]:
+    """Return the units of the undefended arm that no verdict on a defence needs.
+
+    One leak at a batch size shows that attacks work there; where no trial leaked, each attack's blind attacker may.
+    """
+    bare = [unit for unit in every if unit.arm == UNDEFENDED]
+    leaked = [(unit.seconds, unit) for unit in bare if unit.seconds is not None and set(leaking) & set(unit.titles)]
+    shown = {unit.batch: unit for _, unit in sorted(leaked, key=lambda one: -one[0])}
+    return [unit for unit in bare if unit != shown.get(unit.batch) and (unit.beyond or unit.batch in shown)]
+
+
+def _smallest(
+    plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int
+) -> Smallest | None:
+    """Return the smallest audit (`of_one_sample`)."""
+    batch, two = min(plan.batches), dict(list(arms.items())[:2])
+    one, alone = of_one_sample(plan, trials)
+    costs: dict[str, float] = {}
+    for unit in _units(one, alone, pace, two, {title(m, b): fewest(m, evaluations) for m, b in one.searches}):
+        if unit.applies and unit.seconds is not None and not unit.beyond:
+            costs[unit.method.name] = costs.get(unit.method.name, 0.0) + unit.seconds
+    if not costs:
+        return None
+    attack = min(costs, key=costs.__getitem__)
+    timed = {t.title.partition(" ")[0]: t for t in reversed(alone) if t.tried}
+    late = dict.fromkeys(t.title.partition(" ")[0] for t in alone if not t.tried)
+    step, start = (max((getattr(t, n) for t in timed.values()), default=0.0) for n in ("evaluation", "start"))
+    untried = sum(start + max(TIMED, m.evaluations) * step for m in METHODS if m.name in late)
+    return Smallest(batch, attack, timed[attack].evaluation, list(two), costs[attack], untried)
+
+
+def of_one_sample(plan: Plan, trials: Sequence[Trial]) -> tuple[Plan, list[Trial]]:
+    """Return the plan for one sample at the smallest batch size, and its trials.
+
+    A call takes as long for each sample as the call that was tried.
+    """
+    size: int = AttackSpec.model_fields["victims_per_call"].default
+    batch = min(plan.batches)
+    many = min(_victims(plan, batch), size)
+    own = [trial for trial in trials if f" batch {batch}, " in trial.title]
+    alone = [replace(t, start=t.start / many, each=t.each / many, evaluation=t.evaluation / many) for t in own]
+    return replace(plan, batches=[batch], samples=1), alone
+
+
+def _units(
+    plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], iterations: Mapping[str, int]
+) -> list[Unit]:
+    """Return all units in order of priority; `iterations` of searches are by title.
+
+    Small batches come first. At each one every attack is on the undefended model and behind the first defence, then
+    behind each other defence, in their order; the undefended arm's attackers who know more are last.
+    """
+    found, blind = [], list(TWINS)[:1]
+    beyond = [twin for twin in TWINS if twin not in blind]
+    for batch in plan.batches:
+        methods = [method for method in METHODS if method.takes(plan.modality, batch)]
+        groups = [(m, arm, blind if arm == UNDEFENDED else [*TWINS]) for m, arm in product(methods, list(arms)[:2])]
+        groups += [(m, arm, [*TWINS]) for arm in list(arms)[2:] for m in methods]
+        groups += [(m, UNDEFENDED, beyond) for m in methods]
+        for method, arm, twins in groups:
+            name, victims = title(method, batch), _victims(plan, batch)
+            titles = tuple(f"{name}, {twin}" for twin in twins)
+            own = [trial for trial in _twins(trials, name) if trial.title in titles]
+            took = _seconds(own, iterations.get(name, 0)) * _calls(plan, batch)
+            beside = sum(pace.observing.get((arm, twin), 0.0) + pace.scoring for twin in twins) * victims
+            needed = took + beside if all(trial.tried for trial in own) else None
+            obstacles = dict.fromkeys(trial.obstacle for trial in own)
+            never = arms[arm] and all(trial.never for trial in own)
+            obstacle = "; ".join(obstacles) if never else ""
+            scoring = pace.scoring * len(titles) * victims
+            applies, more = "" in obstacles, twins == beyond
+            found.append(Unit(arm, method, batch, titles, needed, applies, obstacle, scoring, more))
+    return found
+
+
+def _seconds(twins: Sequence[Trial], iterations: int) -> float:
+    """Return the estimated time of one call of each of an attack's variants, together.
+
+    The first one may have loaded what the others found, so of those that search the smallest start counts; and the
+    slowest pace, for the others may have been seen at their beginning alone.
+    """
+    able = [trial for trial in twins if not trial.obstacle and trial.each]
+    start = min((trial.start for trial in able), default=0.0)
+    return sum(start + _each(able) * iterations if t in able else t.start for t in twins)
+
+
+def _step(plan: Plan, trials: Sequence[Trial], unit: Unit) -> float:
+    """Return the estimated seconds of one iteration of all searches of a unit, on all samples."""
+    able = [trial for trial in trials if trial.title in unit.titles and not trial.obstacle and trial.each]
+    return len(able) * _each(able) * _calls(plan, unit.batch)
+
+
+def _each(twins: Sequence[Trial]) -> float:
+    return max((trial.each for trial in twins), default=0.0)
+
+
+def too_slow_to_compare(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
+    """Return whether so many seconds are too few to compare two arms by the searches that were timed.
+
+    The quickest counts, on one sample of the smallest batch: without a defence, and by all attackers behind one. Where
+    a closed form applies, or no search was timed, it is not known.
+    """
+    own = [trial for trial in trials if f" batch {min(plan.batches)}, " in trial.title]
+    if any(not trial.obstacle and not trial.each for trial in own):
+        return False
+    evaluations = {method.name: fewest(method) for method in METHODS if method.evaluations}
+    alone = of_one_sample(plan, [trial for trial in own if trial.each])[1]
+    least = min((evaluations[trial.title.partition(" ")[0]] * trial.each for trial in alone), default=0.0)
+    return (1 + len(TWINS)) * least > seconds
+
+
+def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:
+    """Return the titles of searches that get `FEWEST` evaluations because no trial timed them."""
+    twins = {title(*search): _twins(trials, title(*search)) for search in plan.searches}
+    return [
+        name
+        for name, own in twins.items()
+        if not any(trial.each for trial in own) and not all(trial.raised or not trial.tried for trial in own)
+    ]
+
+
+def of_calls(trials: Sequence[Trial], iterations: Mapping[str, int]) -> dict[str, float]:
+    """Return the estimated seconds of one call of each attack, by title."""
+    found = {}
+    for trial in trials:
+        name = trial.title.partition(",")[0]
+        twins = [t for t in _twins(trials, name) if not t.obstacle and t.each]
+        start = min((t.start for t in twins), default=trial.start) if trial in twins else trial.start
+        found[trial.title] = start + (_each(twins) if trial in twins else 0.0) * iterations.get(name, 0)
+    return found
+
+
+def _twins(trials: Sequence[Trial], name: str) -> list[Trial]:
+    return [trial for trial in trials if trial.title.startswith(f"{name},")]
+
+
+def fewest(method: Method, evaluations: int = FEWEST) -> int:
+    """Return the number of iterations in which a method makes this many evaluations, at least one."""
+    return max(1, -(-evaluations // method.evaluations))
+
+
+def _victims(plan: Plan, batch: int) -> int:
+    return -(-plan.samples // batch)
+
+
+def _calls(plan: Plan, batch: int) -> int:
+    """Return the calls of one attack on one arm."""
+    size: int = AttackSpec.model_fields["victims_per_call"].default
+    return -(-_victims(plan, batch) // size)
+
+
+def _two_digits(number: int) -> int:
+    unit: int = 10 ** max(floor(log10(number)) - 1, 0)
+    return number // unit * unit

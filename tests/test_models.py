@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from rayfed import gradients
 from rayfed.errors import UserError
+from rayfed.models import build
 from rayfed.models.build import build_model, is_stochastic, uses_batch_statistics
 from rayfed.registry import table
 
@@ -282,3 +284,20 @@ def test_errors_say_what_where_and_what_to_do(name, parameters, shape, words):
 def test_statistics_that_do_not_fit_the_channels_are_refused(normalise):
     with pytest.raises(UserError, match="3 means and 3 positive deviations"):
         build_model("lenet", {}, (3, 32, 32), 10, 0, normalise=normalise)
+
+
+def test_a_model_is_built_once_and_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies have the weights that the seed draws, and share none of them."""
+    built, of = list[Any](), build.build_model
+    monkeypatch.setattr(build, "build_model", lambda *args: built.append(args) or of(*args))
+    copied, shape = build.CopiedModels(), (1, 8, 8)
+    one, other = (copied("mlp", {"hidden": [8]}, shape, 10, 0) for _ in range(2))
+    assert len(built) == 1
+    with torch.no_grad():
+        next(one.parameters()).zero_()
+    anew = of("mlp", {"hidden": [8]}, shape, 10, 0)
+    assert all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), anew.state_dict().values(), strict=True))
+    for changed in (({"hidden": [9]}, shape, 10, 0), ({"hidden": [8]}, shape, 9, 0), ({"hidden": [8]}, shape, 10, 1)):
+        copied("mlp", *changed)
+    copied("mlp", {"hidden": [8]}, shape, 10, 0, ([0.5], [0.5]))
+    assert len(built) == 5

@@ -18,7 +18,7 @@ from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.data.base import Dataset
 from rayfed.engine.inputs import prepare
 from rayfed.errors import DataError, UserError
-from rayfed.models.build import build_model, places_of
+from rayfed.models.build import build_model, output_shape
 from rayfed.registry import build
 from rayfed.samples import Pixels
 from rayfed.scenario import parse
@@ -215,7 +215,7 @@ def test_partitions_go_by_the_sources() -> None:
 def test_the_network_gives_a_class_for_every_fourth_column() -> None:
     model = build_model("crnn", {"width": 2, "hidden": 4}, (1, 32, 100), 37, seed=0)
     assert model(torch.rand(2, 1, 32, 100)).shape == (2, 26, 37)
-    assert places_of(model, Pixels(1, 32, 100)) == 26
+    assert output_shape(model, Pixels(1, 32, 100))[0] == 26
     with pytest.raises(UserError, match="32 pixels high"):
         build_model("crnn", {}, (1, 28, 28), 37, seed=0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -108,12 +108,21 @@ def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> An
     return protecting.wrap(rule) if protecting else rule
 
 
-def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | bytes) -> Arm:
-    """Build an arm; raises `UserError` if the model does not fit the data or defences, or has nothing to train."""
+def build_arm(
+    spec: ResolvedArm,
+    sample: SampleSpec,
+    classes: int,
+    seed: int | bytes,
+    build: Callable[..., nn.Module] = build_model,
+) -> Arm:
+    """Build an arm, its model by `build`, which takes the arguments of `build_model`.
+
+    Raises `UserError` if the model does not fit the data or defences, or has nothing to train.
+    """
     model, pipeline = spec.model, spec.defences
     defences = tuple(defence.build() for defence in pipeline)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
-    net = build_model(model.name, model.parameters, sample, classes, seed, normalise, model.state)
+    net = build(model.name, model.parameters, sample, classes, seed, normalise, model.state)
     if model.train:
         with seeds.global_stream(seed, "adapters"):
             _choose(net, model.train, sample.shape)

@@ -34,6 +34,7 @@ from rayfed.data.base import Dataset, Images
 from rayfed.data.partitions.base import Parts
 from rayfed.defences.base import Batch, Task
 from rayfed.memory import take_notes
+from rayfed.models.build import CopiedModels
 from rayfed.models.private import only, without
 from rayfed.protections.channel import ClientRound
 from rayfed.scenario import Scenario, resolve
@@ -118,6 +119,7 @@ class ClientRuntime:
         self.specs = resolve(scenario)
         self.malicious = {name: Malicious.of(scenario, arm) for name, arm in self.specs.items()}
         self._arms: dict[str, Arm] = {}
+        self._build_model = CopiedModels()
         self._aggregations: dict[str, AnyAggregation] = {
             name: protected_aggregation(arm, plan.protecting(scenario, arm, self.parts.sizes))
             for name, arm in self.specs.items()
@@ -127,7 +129,7 @@ class ClientRuntime:
         """Return an arm, which is built on first use."""
         if name not in self._arms:
             data = self.data
-            arm = build_arm(self.specs[name], data.sample, len(data.classes), self.scenario.seed)
+            arm = build_arm(self.specs[name], data.sample, len(data.classes), self.scenario.seed, self._build_model)
             self._arms[name] = replace(arm, model=arm.model.to(self.device))
         return self._arms[name]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfed import gradients, registry
+from rayfed import registry
 from rayfed.client import plan
 from rayfed.client.arm import Arm, aggregation_of
 from rayfed.client.local import local_training
@@ -57,6 +57,7 @@ class Account:
             drawn[plan.drawn_clients(s, round)] += 1
         alike, which = np.unique(np.stack([self.samples, drawn]), axis=1, return_inverse=True)
         works, protection = [], self._protection
+        trained = {name: p.numel() for name, p in self.arm.model.named_parameters() if p.requires_grad}
         for n, times in alike.T.tolist():
             local = local_training(n, training)
             works.append(Work(n, local.batch_size or n, local.steps, times))
@@ -66,8 +67,8 @@ class Account:
             rounds=rounds,
             client_sampling=s.federation.sampling,
             sample_sampling=training.sampling,
-            layers=len(gradients.weights_of(self.arm.model)),
-            values=sum(w.numel() for w in self.arm.weights.values()),
+            layers=len(trained),
+            values=sum(count for name, count in trained.items() if name not in self.arm.private),
             missing=protection.missing if protection else 0,
             masked=protection is not None and protection.masks,
         )

@@ -19,6 +19,7 @@ from rayfed.attacks.sealed import attempt
 from rayfed.client.arm import build_arm
 from rayfed.errors import UserError
 from rayfed.memory import Fitting, take_notes
+from rayfed.models.build import CopiedModels
 from rayfed.models.private import freeze
 from rayfed.samples import SampleSpec
 from rayfed.scenario import AttackSpec, ResolvedArm
@@ -33,6 +34,7 @@ class Attacker:
         self._sample, self._classes, self._device = sample, classes, device
         self._fitting: defaultdict[str, Fitting] = defaultdict(Fitting)
         """How many victims go together, by the attack's title."""
+        self._build_model = CopiedModels()
         self._memories: list[tuple[ResolvedArm, Memory]] = []
         """What was found of the model alone, by arm without its name: most arms differ in defences, not in this."""
 
@@ -51,7 +53,7 @@ class Attacker:
         for all of them together, fewer go together, with the same results up to rounding.
         """
         method: Attack | InferenceAttack = attack.build()
-        built = build_arm(arm, self._sample, self._classes, seed=0)
+        built = build_arm(arm, self._sample, self._classes, seed=0, build=self._build_model)
         seen = [observation.to(self._device) for observation in observations]
         freeze(built.model, built.private - seen[0].weights.keys())
         model, began = built.model.to(self._device), perf_counter()

@@ -268,10 +268,12 @@ def rehearsed(
         say(f"attacks: none of the audit's works on {plan.modality}")
         return None
     inputs = prepare(loaded, data=data)
-    if refused := Rehearsal(inputs).refused():
+    rehearsal = Rehearsal(inputs)
+    if refused := rehearsal.refused():
         plan = _able(plan, refused, say, shrink)
         loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
         inputs = prepare(loaded, data=data)
+        rehearsal = Rehearsal(inputs)
     for message in inputs.remarks:
         progress.note(message)
     say(f"model {loaded.model.title}, loss {loaded.loss.name}:")
@@ -280,7 +282,7 @@ def rehearsed(
     clock = monotonic()
     start(inputs)
     budget = replace(budget, began=budget.began + monotonic() - clock)
-    rehearsal, arms = Rehearsal(inputs), list(loaded.played)
+    arms = list(loaded.played)
     if budget.iterations is None and plan.searches and (line := _at_least(plan, rehearsal.gradient, budget)):
         say(line)
     say("attacks, tried on the undefended model:")

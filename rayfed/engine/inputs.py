@@ -30,7 +30,7 @@ from rayfed.errors import UserError
 from rayfed.losses import DEFAULT, BinaryCrossEntropy, Loss, MaskedLM, OwnLoss
 from rayfed.metrics.guessing import Others
 from rayfed.metrics.score import Scorer
-from rayfed.models.build import output_shape, places_of
+from rayfed.models.build import CopiedModels, output_shape
 from rayfed.models.notes import notes_of
 from rayfed.objective import needed_places
 from rayfed.poisoning.base import Poisoning
@@ -177,7 +177,8 @@ def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None 
     data = _with_targets(scenario, scenario.data.load() if data is None else data)
     parts, validation = _dealt(scenario, data)
     plan.check_victims(scenario, parts.sizes)
-    accounts = [_account(scenario, arm, data, parts.sizes, rounds) for arm in resolve(scenario).values()]
+    build = CopiedModels()
+    accounts = [_account(scenario, arm, data, parts.sizes, rounds, build) for arm in resolve(scenario).values()]
     if not any(account.arm.private for account in accounts):
         plan.check_nothing_private_is_given(scenario)
     scenario = scenario.with_defences({account.name: account.arm.spec.defences for account in accounts})
@@ -281,12 +282,19 @@ def _check_dealt(scenario: Scenario, sizes: np.ndarray) -> None:
         )
 
 
-def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.ndarray, rounds: int | None) -> Account:
+def _account(
+    scenario: Scenario,
+    spec: ResolvedArm,
+    data: Dataset,
+    samples: np.ndarray,
+    rounds: int | None,
+    build: CopiedModels,
+) -> Account:
     """Return the account of an arm, with the noise for its epsilons, after checking the arm against data and attacks.
 
     `samples[i]` is how many samples client i holds.
     """
-    arm = build_arm(spec, data.sample, len(data.classes), scenario.seed)
+    arm = build_arm(spec, data.sample, len(data.classes), scenario.seed, build)
     _check_loss(arm, data)
     if data.has_places:
         _check_places(scenario, arm, data)
@@ -381,12 +389,13 @@ def _check_words(scenario: Scenario, arm: Arm, data: Dataset) -> None:
     CTC cannot be differentiated twice, as attacks do, nor sample by sample under vmap.
     """
     model = arm.spec.model.name
-    if len(output_shape(arm.model, data.sample)) == 3:
+    shape = output_shape(arm.model, data.sample)
+    if len(shape) == 3:
         raise UserError(
             f"model '{model}' scores each pixel, and data '{scenario.data.name}' has one label for each image: take a "
             f"model that classifies images, or images with masks (`data.name: image_masks`)"
         )
-    places = places_of(arm.model, data.sample)
+    places = shape[0] if len(shape) == 2 else None
     if data.has_words != (places is not None):
         kinds = ("words", "classes") if data.has_words else ("classes", "words")
         raise UserError(

@@ -116,7 +116,9 @@ class Rehearsal:
     def __init__(self, inputs: Inputs) -> None:
         self._inputs, self._arms = inputs, resolve(inputs.scenario)
         self._executor = LocalExecutor(inputs)
-        self._sent = {a.name: Sent(0, a.arm.weights, a.arm.buffers) for a in inputs.accounts}
+        self._built = {account.name: account.arm for account in inputs.accounts}
+        self._sent: dict[str, Sent] = {}
+        """What clients of an arm are sent, by its name, of those that were looked at."""
         self._started: set[str] = set()
         """Names of the attacks that have been called."""
         self._steps_each: dict[str, float] = {}
@@ -225,7 +227,7 @@ class Rehearsal:
         first = min(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         found = self._observing
         guessed: dict[tuple[str, str], float] = {}
-        for arm in self._sent if arms is None else arms:
+        for arm in self._built if arms is None else arms:
             late = len({other for other, _ in found}) > 1 and monotonic() > until
             for twin, granted in TWINS.items():
                 if (arm, twin) in found:
@@ -300,6 +302,8 @@ class Rehearsal:
 
     def _observed(self, arm: str, attack: AttackSpec, victims: Sequence[int]) -> tuple[Any, Any]:
         """Return the observations of these victims, and the truths."""
+        if arm not in self._sent:
+            self._sent[arm] = Sent(0, self._built[arm].weights, self._built[arm].buffers)
         args: tuple[Any, ...] = arm, self._sent[arm], list(victims), attack, {}, 0
         [done] = self._executor.run_clients([Call("observe", args, returns=3)])
         return done.rest[0], done.rest[1]

@@ -103,6 +103,32 @@ def build_model(
     return built
 
 
+class CopiedModels:
+    """`build_model` for samples of one form, which builds and tries a model once, and copies it from then on.
+
+    Arms of a scenario mostly differ in their defences, and have the same model.
+    """
+
+    def __init__(self) -> None:
+        self._built: dict[str, nn.Module] = {}
+
+    def __call__(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        sample: SampleSpec | Shape,
+        classes: int,
+        seed: int | bytes,
+        normalise: tuple[list[float], list[float]] | None = None,
+        state: str | Path | None = None,
+    ) -> nn.Module:
+        """Return a model of one's own."""
+        key = repr((name, dict(parameters), classes, seed, normalise, state))
+        if key not in self._built:
+            self._built[key] = build_model(name, parameters, sample, classes, seed, normalise, state)
+        return copy.deepcopy(self._built[key])
+
+
 def _from_component(name: str, parameters: Mapping[str, Any], image_shape: tuple[int, ...], classes: int) -> Any:
     try:
         component = registry.build("models", name, parameters)
@@ -233,12 +259,6 @@ def output_shape(model: nn.Module, sample: SampleSpec) -> Shape:
     """Return the shape of a model's output for one input."""
     with torch.no_grad():
         return tuple(copy.deepcopy(model).eval()(sample.trial()).shape[1:])
-
-
-def places_of(model: nn.Module, sample: SampleSpec) -> int | None:
-    """Return T if the model's logits are (N, T, K), for T places of an input; None if they are (N, K)."""
-    shape = output_shape(model, sample)
-    return shape[0] if len(shape) == 2 else None
 
 
 def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:

@@ -285,6 +285,7 @@ def audit(
     from rayfed.analysis.audit import DEFENCES, Plan
     from rayfed.analysis.loading import Run
     from rayfed.engine import audit as engine
+    from rayfed.engine.auditing import BATCHES, Budget
     from rayfed.engine.calling import address_of, name_of, shown
     from rayfed.engine.executions import execution
 
@@ -295,13 +296,13 @@ def audit(
         model=engine.model_of(name_of(model) if isinstance(model, type) else model, trained),
         data=engine.data_of(_text(data), size, label, targets, text, trained),
         loss=engine.loss_of(loss, trained),
-        batches=list(batches or engine.BATCHES),
+        batches=list(batches or BATCHES),
         samples=images,
         seed=seed,
         defences=DEFENCES if defences is None else engine.pipelines(defences),
         threshold=threshold,
     )
-    budget = engine.Budget(monotonic(), 60 * minutes, 1 if trained is None else 2, iterations)
+    budget = Budget(monotonic(), 60 * minutes, 1 if trained is None else 2, iterations)
     audited = engine.audit(
         plan,
         budget,

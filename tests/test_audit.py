@@ -27,10 +27,11 @@ from rayfed.attacks.fit import with_fit
 from rayfed.cli.options import of_fields
 from rayfed.data.section import data_section
 from rayfed.engine import audit as engine
-from rayfed.engine import fitting, rehearsing, runs
+from rayfed.engine import auditing, fitting, rehearsing, runs
 from rayfed.engine.attacking import Allowance, Spare
-from rayfed.engine.audit import Budget, TooShort, _limit, _not_measured, pipelines
-from rayfed.engine.audit import rehearsed as rehearse
+from rayfed.engine.audit import pipelines
+from rayfed.engine.auditing import Budget, TooShort, _limit, _not_measured
+from rayfed.engine.auditing import rehearsed as rehearse
 from rayfed.engine.executor import Done
 from rayfed.engine.fitting import Fitted
 from rayfed.engine.inputs import Inputs, prepare
@@ -352,7 +353,7 @@ def test_one_sample_is_attacked_where_there_is_no_time_for_more(monkeypatch: pyt
     def short(planned: Plan, *args: Any, **more: Any) -> Fitted:
         return fit(planned, *args, **more | ({} if planned.samples == 1 else {"seconds": 0.0, "given": None}))
 
-    monkeypatch.setattr("rayfed.engine.audit.fit", short)
+    monkeypatch.setattr("rayfed.engine.auditing.fit", short)
     lines: list[str] = []
     found = rehearsed(plan(batches=[1, 8], samples=4, defences={}), lines, seconds=60.0, iterations=None)
     assert found is not None
@@ -596,7 +597,7 @@ def test_a_search_is_as_slow_as_the_slowest_of_its_twins() -> None:
 def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     none = lambda *args, **more: replace(fit(*args, **more), played=[])  # noqa: E731
     fit = fitting.fit
-    monkeypatch.setattr("rayfed.engine.audit.fit", none)
+    monkeypatch.setattr("rayfed.engine.auditing.fit", none)
     said: list[str] = []
     with pytest.raises(UserError, match="--minutes 60 is too short"):
         rehearsed(plan(batches=[1]), said, seconds=3600.0, iterations=None)
@@ -672,7 +673,7 @@ def test_starting_takes_none_of_the_minutes(monkeypatch: pytest.MonkeyPatch) -> 
     ends: list[float] = []
     monkeypatch.setattr(rehearsing.Rehearsal, "trials", lambda self, until, *_: ends.append(until) or [])
     began = monotonic()
-    engine.rehearsed(plan(batches=[1]), [], Budget(began, 1.0), AuditProgress(), True, lambda _: sleep(0.3))
+    rehearse(plan(batches=[1]), [], Budget(began, 1.0), AuditProgress(), True, lambda _: sleep(0.3))
     assert ends[0] >= began + 0.5 + 0.3
 
 
@@ -914,7 +915,7 @@ def test_a_verdict_can_be_had_where_all_attacks_are_played_or_one_that_leaked() 
 
 def test_of_the_usual_defences_those_are_audited_that_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("inverting_gradients", evaluations=1),))
-    monkeypatch.setattr(engine, "answerable", lambda *_: ["gaussian 0.01", "prune 0.9"])
+    monkeypatch.setattr(auditing, "answerable", lambda *_: ["gaussian 0.01", "prune 0.9"])
     timed: list[str] = []
     of = rehearsing.Rehearsal._observed
     monkeypatch.setattr(

@@ -120,8 +120,9 @@ def audit(
         registry.search(str(Path.cwd()))
         _check_given(model, data, run, bool(target), loss is not None)
         from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
-        from rayfed.engine.audit import BATCHES, Budget, TooShort, Trained, data_of, loss_of, model_of
+        from rayfed.engine.audit import Trained, data_of, loss_of, model_of
         from rayfed.engine.audit import audit as played
+        from rayfed.engine.auditing import BATCHES, Budget, TooShort
         from rayfed.engine.executions import execution
         from rayfed.report.gate import Gated
 

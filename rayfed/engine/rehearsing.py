@@ -114,7 +114,7 @@ class Rehearsal:
     """Trials of the attacks of an audit's scenario in this process."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self._inputs, self._arms = inputs, resolve(inputs.scenario)
+        self.inputs, self._arms = inputs, resolve(inputs.scenario)
         self._executor = LocalExecutor(inputs)
         self._built = {account.name: account.arm for account in inputs.accounts}
         self._sent: dict[str, Sent] = {}
@@ -135,7 +135,7 @@ class Rehearsal:
     def refused(self) -> dict[int, ClientError]:
         """Return the batch sizes for which the undefended model gives no gradient, with the client's error."""
         found = {}
-        first = {attack.batch_size: attack for attack in reversed(self._inputs.scenario.attacks)}
+        first = {attack.batch_size: attack for attack in reversed(self.inputs.scenario.attacks)}
         for size, attack in sorted(first.items()):
             try:
                 self._observe(UNDEFENDED, attack)
@@ -148,7 +148,7 @@ class Rehearsal:
     @cached_property
     def gradient(self) -> float:
         """Seconds, by the clock, of one observation of the smallest batch without a defence."""
-        first = min(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
+        first = min(self.inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         taken = list[float]()
         while not taken or (len(taken) == 1 and taken[0] < _SLOW):  # the first may load something
             began = monotonic()
@@ -159,7 +159,7 @@ class Rehearsal:
 
     def _steps(self, attack: AttackSpec) -> float:
         """Return about how many seconds the steps of a search's trial take, on all victims of a call."""
-        smallest = min(attack.batch_size for attack in self._inputs.scenario.attacks)
+        smallest = min(attack.batch_size for attack in self.inputs.scenario.attacks)
         each = self.gradient * attack.batch_size / smallest
         return (TIMED + _STEPS) * len(self._members(attack)) * each
 
@@ -176,7 +176,7 @@ class Rehearsal:
         timed: dict[tuple[str, int], Trial] = {}
         tried: dict[tuple[str, int], Trial] = {}
         took: dict[tuple[str, int], float] = {}
-        attacks = sorted(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
+        attacks = sorted(self.inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         for number, attack in enumerate(attacks):
             key = attack.name, attack.batch_size
             needed = max(self._first_step(attack, timed), *_on_smaller(attack, took), 0.0)
@@ -224,7 +224,7 @@ class Rehearsal:
         those of the first two are measured in any case, and what an earlier call measured is not measured again.
         `arms` are those that are played, by default all. Raises `UserError` where a client fails.
         """
-        first = min(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
+        first = min(self.inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         found = self._observing
         guessed: dict[tuple[str, str], float] = {}
         for arm in self._built if arms is None else arms:
@@ -295,7 +295,7 @@ class Rehearsal:
 
     def _members(self, attack: AttackSpec) -> list[int]:
         """Return the victims of the attack's first call."""
-        return rounds.victims(self._inputs.scenario, attack, 0, self._inputs.parts.sizes)[: attack.victims_per_call]
+        return rounds.victims(self.inputs.scenario, attack, 0, self.inputs.parts.sizes)[: attack.victims_per_call]
 
     def _observe(self, arm: str, attack: AttackSpec, most: int | None = None) -> Any:
         return self._observed(arm, attack, self._members(attack)[:most])[0]

@@ -1,0 +1,470 @@
+"""Rehearsal of an audit: its attacks are tried, and those that fit into the time are chosen and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from pathlib import Path
+from time import monotonic, process_time
+from typing import Any
+
+import yaml
+
+from rayfed import scenario as scenarios
+from rayfed.analysis.audit import DEFENCES, FEWEST, TWINS, UNDEFENDED, Criterion, Plan, title
+from rayfed.analysis.formats import duration
+from rayfed.engine.attacking import Allowance, Spare
+from rayfed.engine.fitting import (
+    SHARE,
+    Fitted,
+    Unit,
+    answerable,
+    fit,
+    of_calls,
+    of_one_sample,
+    too_slow_to_compare,
+    untimed,
+)
+from rayfed.engine.inputs import Inputs, prepare
+from rayfed.engine.progress import AuditProgress
+from rayfed.engine.rehearsing import Pace, Rehearsal, Trial
+from rayfed.errors import ClientError, UserError
+from rayfed.metrics.known import NOUNS
+from rayfed.models.describe import described
+from rayfed.scenario import Scenario
+
+BATCHES = 1, 4, 16
+"""Batch sizes where none are given."""
+_MARGIN = 1.25
+"""Times as long as estimated is what minutes that are said to be enough have room for."""
+
+
+class TooShort(UserError):
+    """An audit's time that suffices for no attack."""
+
+    def __init__(self, message: str, options: Mapping[str, Any]) -> None:
+        """Keep the `options` (name -> value) of the smallest audit, those that differ; empty where it is not known."""
+        super().__init__(message)
+        self.options = options
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Time budget of an audit, or its replacement by a fixed number of evaluations."""
+
+    began: float
+    """When it began, by the clock of `monotonic`."""
+    seconds: float
+    """Seconds that it may take in all, the trials with it."""
+    sets: int = 1
+    """Sets of weights that are attacked."""
+    iterations: int | None = None
+    """Evaluations of each search, in place of a time."""
+
+    @property
+    def trials_end(self) -> float:
+        """End of the trials: at most half of the time."""
+        return inf if self.iterations is not None else self.began + self.seconds / 2
+
+    @property
+    def pace_end(self) -> float:
+        """End of timing the defences: at most two thirds of the time."""
+        return inf if self.iterations is not None else self.began + self.seconds * 2 / 3
+
+    @property
+    def left(self) -> float:
+        """Seconds left for each set of weights."""
+        return inf if self.iterations is not None else (self.began + self.seconds - monotonic()) / self.sets
+
+
+def rehearsed(
+    plan: Plan,
+    changes: Sequence[str],
+    budget: Budget,
+    progress: AuditProgress,
+    shrink: bool,
+    start: Callable[[Inputs], Any] = lambda _: None,
+) -> tuple[Scenario, Allowance, Sequence[str]] | None:
+    """Inspect the model and try all attacks; return the audit's scenario, the part that fits into the time, and notes.
+
+    The notes are on data and models, and are told before anything is tried. Then `start` starts what the attacks need,
+    which takes none of the budget. Returns None where no attack applies;
+    raises `UserError` where there is no time for any that does. With `shrink` batches are no larger than what clients
+    have, and those that the model does not take are left out.
+    """
+    inspected = _inspected(plan, changes, progress, shrink)
+    if inspected is None:
+        return None
+    plan, rehearsal = inspected
+    say, inputs, began = progress.say, rehearsal.inputs, monotonic()
+    start(inputs)
+    budget = replace(budget, began=budget.began + monotonic() - began)
+    if budget.iterations is None and plan.searches and (line := _at_least(plan, rehearsal.gradient, budget)):
+        say(line)
+    criterion, clock = Criterion.of(plan.modality, plan.threshold), _Clock()
+    trials = _tried(plan, rehearsal, budget, clock, progress, criterion)
+    if all(trial.obstacle and trial.tried for trial in trials):
+        return None
+    choice = _Choice(rehearsal, budget, clock, rehearsal.leaking(criterion))
+    try:
+        asked, fitted = choice.fitted(plan, trials)
+    except (KeyboardInterrupt, UserError):  # nothing is written yet
+        _tell_found(rehearsal.found(criterion), say)
+        raise
+    whole, plan, offered = plan, asked, fitted
+    if not fitted.compares and plan.samples > 1:
+        one, alone = of_one_sample(plan, trials)
+        fewer = choice.at_once(one, alone)
+        if fewer.compares or (fewer.says_anything and not fitted.says_anything):
+            say(f"--batch {one.batches[0]} --images 1: there is no time for more, which is NOT MEASURED")
+            plan, trials, fitted = one, alone, fewer
+    left, slower = budget.left, clock.slower
+    if not fitted.says_anything:
+        _tell_found(rehearsal.found(criterion), say)
+        raise _too_short(budget, whole, fitted, slower)
+    if len(plan.defences) < len(whole.defences):
+        say(_fewer(plan, whole, budget, choice.of_all, slower))
+    _tell_plan(plan, trials, fitted, budget, slower, say)
+    if plan is not asked or any(not unit.obstacle for unit in fitted.left_out):
+        done = all(trial.tried for trial in trials)
+        say(f"with at least {FEWEST} evaluations of each search, {_takes(budget, asked, offered, slower, done)}")
+        _tell_found(rehearsal.found(criterion, _bare(offered.left_out) - _bare(fitted.played)), say)
+    return _scenario(plan, fitted.iterations, changes), _allowance(fitted, trials, left, slower), inputs.remarks
+
+
+class _Clock:
+    """Clock of the process's work since it was made."""
+
+    def __init__(self) -> None:
+        self._began, self._work = monotonic(), process_time()
+
+    @property
+    def slower(self) -> float:
+        """How many seconds a second of work takes, at least 1, for what else the machine does."""
+        return max((monotonic() - self._began) / max(process_time() - self._work, 1e-9), 1.0)
+
+
+def _inspected(
+    plan: Plan, changes: Sequence[str], progress: AuditProgress, shrink: bool
+) -> tuple[Plan, Rehearsal] | None:
+    """Describe the model, and return the plan as far as data and model allow it; None where no attack is of such data.
+
+    Of the plan's batch sizes those are left that clients have samples for and that the model takes; raises `UserError`
+    where others were asked for (not `shrink`).
+    """
+    say = progress.say
+    loaded = _one_iteration(plan, changes)
+    data = loaded.data.load()
+    largest = max(len(data.train_labels) // loaded.federation.clients, 1)
+    if not shrink and largest < max(plan.batches):
+        raise UserError(
+            f"--batch {max(plan.batches)}: each of {plan.samples} clients (--images) has no more than {largest} of the "
+            f"{len(data.train_labels)} samples: take smaller batches, fewer images, or more data"
+        )
+    if largest < max(plan.batches):
+        plan = replace(plan, batches=sorted({min(size, largest) for size in plan.batches}))
+        fitting, usual = (",".join(map(str, sizes)) for sizes in (plan.batches, BATCHES))
+        say(f"--batch {fitting} in place of {usual}: each of {plan.samples} clients (--images) has no more samples")
+        loaded = _one_iteration(plan, changes)
+    if not loaded.attacks:
+        say(f"attacks: none of the audit's works on {plan.modality}")
+        return None
+    rehearsal = Rehearsal(prepare(loaded, data=data))
+    if refused := rehearsal.refused():
+        plan = _able(plan, refused, say, shrink)
+        rehearsal = Rehearsal(prepare(_one_iteration(plan, changes), data=data))
+    for message in rehearsal.inputs.remarks:
+        progress.note(message)
+    say(f"model {loaded.model.title}, loss {loaded.loss.name}:")
+    for line in described(rehearsal.inputs.accounts[0].arm.model, data.sample):
+        say(f"  {line}")
+    return plan, rehearsal
+
+
+def _tried(
+    plan: Plan, rehearsal: Rehearsal, budget: Budget, clock: _Clock, progress: AuditProgress, criterion: Criterion
+) -> list[Trial]:
+    """Try the attacks on the undefended model, and tell which apply; what is known is told at Ctrl-C, too."""
+    say, trials = progress.say, list[Trial]()
+    say("attacks, tried on the undefended model:")
+
+    def enough(trial: Trial) -> bool:
+        return _compares_nothing(plan, [*trials, trial], budget, clock)
+
+    try:
+        for trial in rehearsal.trials(budget.trials_end, progress.trying, enough):
+            trials.append(trial)
+    except KeyboardInterrupt:  # nothing is written yet
+        progress.tried()
+        for line in [*_applying(trials), *rehearsal.found(criterion)]:
+            say(f"  {line}")
+        say("no attack was played yet, so there is no report: give the command again")
+        raise
+    progress.tried()
+    for line in _applying(trials):
+        say(f"  {line}")
+    return trials
+
+
+def _compares_nothing(plan: Plan, trials: Sequence[Trial], budget: Budget, clock: _Clock) -> bool:
+    """Return whether the trials say that no two arms can be compared in the time that is left."""
+    return bool(plan.defences) and too_slow_to_compare(plan, trials, SHARE * budget.left / clock.slower)
+
+
+class _Choice:
+    """Choice of the attacks that fit into the time that is left."""
+
+    def __init__(self, rehearsal: Rehearsal, budget: Budget, clock: _Clock, leaking: Sequence[str]) -> None:
+        """Take the titles of the attacks that leaked in their trials as `leaking`."""
+        self._rehearsal, self._budget, self._clock, self._leaking = rehearsal, budget, clock, leaking
+        self._forms = {account.name: repr(account.arm.model) for account in rehearsal.inputs.accounts}
+        self.of_all: Fitted
+        """What fits of the plan that was asked for, with all of its defences."""
+
+    def fitted(self, plan: Plan, trials: Sequence[Trial]) -> tuple[Plan, Fitted]:
+        """Return what fits, and the plan with as many of the default defences as there is time for.
+
+        What attackers see is timed of two arms alone where that may be all: by default, or if none can be compared.
+        """
+        alone = _compares_nothing(plan, trials, self._budget, self._clock)
+        usual = plan.defences is DEFENCES
+        fitted = self.of_all = self._fit(plan, trials, monotonic() if alone or usual else self._budget.pace_end)
+        if usual and any(not trial.obstacle for trial in trials):
+            kept = answerable(fitted, list(plan.defences), self._leaking)
+            if len(kept) < len(DEFENCES):
+                plan = replace(plan, defences={name: DEFENCES[name] for name in kept})
+        if usual and not alone:
+            fitted = self._fit(plan, trials, self._budget.pace_end)
+        return plan, fitted
+
+    def at_once(self, plan: Plan, trials: Sequence[Trial]) -> Fitted:
+        """Return what fits by what was timed already."""
+        return self._fit(plan, trials, monotonic())
+
+    def _fit(self, plan: Plan, trials: Sequence[Trial], until: float) -> Fitted:
+        arms = [UNDEFENDED, *plan.defences]
+        # where nothing is to be played, nothing more is measured
+        pace = self._rehearsal.pace(until, arms) if any(not trial.obstacle for trial in trials) else Pace()
+        alike = {arm: self._forms[arm] == self._forms[UNDEFENDED] for arm in arms}
+        seconds = SHARE * self._budget.left / self._clock.slower
+        return fit(plan, trials, pace, alike, seconds=seconds, given=self._budget.iterations, leaking=self._leaking)
+
+
+def _tell_plan(
+    plan: Plan, trials: Sequence[Trial], fitted: Fitted, budget: Budget, slower: float, say: Callable[[str], None]
+) -> None:
+    """Tell the evaluations of each search, about how long everything takes, and what there is no time for."""
+    if searches := {name: count for name, count in fitted.iterations.items() if _plays(fitted, name)}:
+        unknown = untimed(plan, trials)
+        each = {title(m, batch): m.evaluations for m, batch in plan.searches}
+        told = (
+            f"{name} {count * each[name]:,}{' (not timed)' * (name in unknown)}" for name, count in searches.items()
+        )
+        say(f"evaluations of the objective in each search: {', '.join(told)}")
+    gone, needed = (monotonic() - budget.began) / 60, slower * fitted.seconds / 60
+    many = f" for each of {budget.sets} sets of weights" if budget.sets > 1 else ""
+    short = [unit for unit in fitted.left_out if not unit.obstacle]
+    limit = _limit(budget, any(unit.seconds is not None for unit in short))
+    say(f"estimate: {gone:.1f} min so far and {needed:.1f} min of attacks{many}, on one core{_busy(slower)}{limit}")
+    for line in _not_measured(short, [UNDEFENDED, *plan.defences], slower):
+        say(line)
+
+
+def _allowance(fitted: Fitted, trials: Sequence[Trial], left: float, slower: float) -> Allowance:
+    """Return the time limit of the run, `left` seconds, in seconds by the clock, which work takes `slower`."""
+    rest = [unit for unit in fitted.played if unit not in fitted.first]
+    return Allowance(
+        seconds=left,
+        scoring=slower * fitted.scoring,
+        calls={name: slower * took for name, took in of_calls(trials, fitted.iterations).items()},
+        stages=[[(unit.arm, name) for unit in units for name in unit.titles] for units in (fitted.first, rest)],
+        left_out={(unit.arm, name): unit.unplayed(slower) for unit in fitted.left_out for name in unit.titles},
+        spare=[
+            Spare(unit.arm, unit.titles, slower * unit.seconds, slower * unit.scoring)
+            for unit in fitted.left_out
+            if not unit.obstacle and unit.seconds is not None
+        ],
+    )
+
+
+def _bare(units: Sequence[Unit]) -> set[str]:
+    """Return the titles of the units on the undefended arm."""
+    return {name for unit in units if unit.arm == UNDEFENDED for name in unit.titles}
+
+
+def _fewer(plan: Plan, whole: Plan, budget: Budget, of_all: Fitted, slower: float) -> str:
+    """Return which of the default defences are audited, and how long all of them take at the smallest batch size."""
+    minutes = _minutes(budget, of_all.first_batch, slower, tried=True)
+    return (
+        f"defences: {', '.join(plan.defences)}, of {len(whole.defences)} usual ones, as there is no time for more: "
+        f"--minutes {minutes} --batch {min(whole.batches)} has time for all; --defence chooses"
+    )
+
+
+def _at_least(plan: Plan, gradient: float, budget: Budget) -> str:
+    """Return how long searches on one sample take at least, where a gradient takes this many seconds.
+
+    Empty where it is next to nothing of the budget.
+    """
+    least = FEWEST * (1 + len(TWINS) * bool(plan.defences)) * gradient
+    if least < budget.seconds / 10:
+        return ""
+    where = "without a defence" + " and by three attackers behind one" * bool(plan.defences)
+    over = f", more than --minutes {budget.seconds / 60:g}" * (least > budget.seconds)
+    pace = f"one gradient takes about {duration(gradient)} at batch {min(plan.batches)}, and an evaluation more"
+    count = f"{FEWEST} for one {NOUNS[plan.modality]} {where}"
+    return f"searches: {pace}: {count} take at least about {duration(least)}{over}"
+
+
+def _limit(budget: Budget, spare: bool) -> str:
+    """Return how much longer than estimated an audit may take, and why; empty if no time was given.
+
+    `spare` is whether something is left out that is played where time is left.
+    """
+    if budget.iterations is not None:
+        return ""
+    longer = f"; they may take longer, up to about --minutes {budget.seconds / 60:g} in all"
+    return longer + ", and time that is left goes to what is left out" * spare
+
+
+def _plays(fitted: Fitted, name: str) -> bool:
+    return any(title(unit.method, unit.batch) == name and unit.applies for unit in fitted.played)
+
+
+def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> list[str]:
+    """Return a line for each group of attacks that there is no time for, grouped by batch size and arms."""
+    cells: dict[tuple[int, str], list[Unit]] = {}
+    for unit in units:
+        cells.setdefault((unit.batch, unit.method.name), []).append(unit)
+    alike: dict[tuple[int, str, bool], list[Unit]] = {}
+    for (batch, _), own in cells.items():
+        known = all(unit.seconds is not None for unit in own)
+        alike.setdefault((batch, _where(own, arms), known), []).extend(own)
+    lines = []
+    for (batch, where, known), own in alike.items():
+        names = ", ".join(dict.fromkeys(unit.method.name for unit in own))
+        took = sum(unit.seconds or 0.0 for unit in own)
+        needs = f"about {duration(slower * took)} in all" if known else "not even tried"
+        lines.append(f"NOT MEASURED for want of time: {names} at batch {batch} on {where} ({needs})")
+    return lines
+
+
+def _where(units: Sequence[Unit], arms: Sequence[str]) -> str:
+    """Return the arms of an attack's units, in their order, with the attackers where it is not all of them."""
+    twins: dict[str, list[str]] = {arm: [] for arm in arms}
+    for unit in units:
+        twins[unit.arm] += [name.partition(", ")[2] for name in unit.titles]
+    some = {arm: own for arm, own in twins.items() if own}
+    if all(len(own) == len(TWINS) for own in twins.values()):
+        return "all arms"
+    told = (f" ({' and '.join(f'“{twin}”' for twin in own)})" * (len(own) < len(TWINS)) for own in some.values())
+    return ", ".join(arm + note for arm, note in zip(some, told, strict=True))
+
+
+def _takes(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bool) -> str:
+    """Return the options and minutes with which an audit of the tried attacks would fit."""
+    ways = [("all that was tried" if not tried else "all of it", fitted.whole)]
+    if len(plan.batches) > 1:
+        ways.append((f"--batch {min(plan.batches)} alone", fitted.first_batch))
+    if len(plan.defences) > 1:
+        ways.append(
+            (f"--batch {min(plan.batches)} with one --defence", 2 / (1 + len(plan.defences)) * fitted.first_batch)
+        )
+    return "; ".join(f"{what} takes about --minutes {_minutes(budget, took, slower, tried)}" for what, took in ways)
+
+
+def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> int:
+    """Return the whole command's minutes for attacks of this many seconds, rounded up.
+
+    Where not all could be `tried`, trials take half of any time that is given, and what defences take is measured
+    for a fourth of the time that is gone.
+    """
+    spent, needed = budget.seconds - budget.left * budget.sets, _MARGIN * slower * seconds / SHARE * budget.sets
+    return ceil((max(spent + needed, 2 * spent) if tried else 2 * needed + spent / 2) / 60)
+
+
+def _busy(slower: float) -> str:
+    """Return a remark on other work that slows the machine down; empty if there is little."""
+    return f" (other work makes it {slower:.1f} times as long)" if slower > 1.2 else ""
+
+
+def _tell_found(lines: Sequence[str], say: Callable[[str], None]) -> None:
+    if lines:
+        say("what trials found on the undefended model, of what was not played:")
+    for line in lines:
+        say(f"  {line}")
+
+
+def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> TooShort:
+    """Return the error of an audit without time for any attack, with the options of the smallest that has it."""
+    given, least = f"--minutes {budget.seconds / 60:g} is too short", fitted.smallest
+    if least is None:
+        return TooShort(f"{given}: no attack that applies could be tried, so how many it takes is not known", {})
+    fewer: dict[str, Any] = {}
+    if len(plan.batches) > 1:
+        fewer["batch"] = str(least.batch)
+    if plan.samples > 1:
+        fewer["images"] = 1
+    if len(plan.defences) > 1:
+        name = least.arms[1]
+        fewer["defence"] = plan.defences[name]
+    needed = slower * (least.seconds * _MARGIN / SHARE + least.untried) * budget.sets
+    minutes = ceil((budget.seconds - budget.left * budget.sets + needed) / 60)
+    noun, count = NOUNS[plan.modality], "closed form" if not least.evaluation else f"{FEWEST} evaluations"
+    pace = f"one evaluation takes about {duration(slower * least.evaluation)} for one {noun}"
+    took = f": {pace} on this machine{_busy(slower)}" if least.evaluation else ", and needs no search"
+    where = " and ".join("without a defence" if arm == UNDEFENDED else f"behind {arm}" for arm in least.arms)
+    size = ", fewer with a smaller --size" if plan.modality == "pixels" else ""
+    one = slower * least.seconds * _MARGIN / SHARE / len(least.arms) * budget.sets
+    others = f"; each further --defence takes about {duration(one)} more" if len(plan.defences) > 1 else ""
+    return TooShort(
+        f"{given}: {least.attack} applies, and was tried{took}. The smallest audit "
+        f"that says something ({least.attack} on one {noun} at batch {least.batch}, {count}, {where}) takes about "
+        f"{minutes} minute{'s' * (minutes > 1)}{size}{others}",
+        {**fewer, "minutes": minutes},
+    )
+
+
+def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], None], shrink: bool) -> Plan:
+    """Return the plan without batch sizes that the model cannot process; raises `UserError` if the user asked for them.
+
+    Where it takes none, the first error is raised.
+    """
+    able, sizes = [size for size in plan.batches if size not in refused], ",".join(map(str, refused))
+    error = next(iter(refused.values()))
+    if not able:
+        raise error
+    said = str(error).partition("\n")[0]
+    if not shrink:
+        raise UserError(f"leave {sizes} out of --batch, for the model does not take batches of so many: {said}")
+    say(f"--batch {','.join(map(str, able))}: without {sizes}, for the model does not take batches of so many: {said}")
+    return replace(plan, batches=able)
+
+
+def _one_iteration(plan: Plan, changes: Sequence[str]) -> Scenario:
+    """Return the audit's scenario before the iterations of searches are known."""
+    return _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
+
+
+def _scenario(plan: Plan, iterations: Mapping[str, int], changes: Sequence[str]) -> Scenario:
+    """Return the audit's scenario; its problems have no line numbers, as there is no file."""
+    document = scenarios.with_changes(yaml.safe_load(plan.scenario_text(iterations)), list(changes))
+    scenarios.find_inputs(document, [Path.cwd()])
+    return scenarios.check(document, "the audit (arms: --defence; other fields: --set PATH=VALUE)")
+
+
+def _applying(trials: Sequence[Trial]) -> list[str]:
+    """Return a line for each attack: where it applies, and why not elsewhere."""
+    lines = []
+    for name in dict.fromkeys(trial.title.partition(" ")[0] for trial in trials):
+        own = [trial for trial in trials if trial.title.startswith(f"{name} ")]
+        own = [trial for trial in own if trial.tried]
+        if not own:
+            lines.append(f"{name}: not tried, for want of time")
+            continue
+        able = [trial.title.removeprefix(f"{name} ") for trial in own if not trial.obstacle]
+        reasons = dict.fromkeys(trial.obstacle for trial in own if trial.obstacle)
+        applies = "applies" if len(able) == len(own) else f"applies to {'; '.join(able)}" if able else "does not apply"
+        lines.append(f"{name}: {applies}" + "".join(f" ({reason})" for reason in reasons))
+    return lines

@@ -23,6 +23,7 @@ TABLE: dict[str, str] = {
     "ggl": "rayfed.attacks.ggl:Ggl",
     "model_inversion": "rayfed.attacks.model_inversion:ModelInversion",
     "imprint": "rayfed.attacks.imprint:Imprint",
+    "peftleak": "rayfed.attacks.peftleak:PeftLeak",
     "embedding_rows": "rayfed.attacks.text.embedding_rows:EmbeddingRows",
     "tag": "rayfed.attacks.text.tag:Tag",
     "dager": "rayfed.attacks.text.dager:Dager",

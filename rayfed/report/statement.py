@@ -294,7 +294,7 @@ class Statement:
             yield f"who is also given: {'; '.join(more)}"
         if not any(spec.get("earlier") or (spec.get("averages") or 1) > 1 for spec in specs):
             yield "who combines the answers of several rounds, or repeated answers"
-        if "imprint" not in names:
+        if not names & {"imprint", "peftleak"}:
             yield "a server that sends weights or layers of its own making so that clients reveal more"
         if "gan" not in names:
             yield "a client that trains a generator against the models that it is sent"

@@ -1,0 +1,580 @@
+"""PEFTLeak: a malicious server reads patches of images out of the adapters of a vision transformer.
+
+Clients train bottleneck adapters, u + W' act(W u + b), in a frozen transformer. The server made both. In all blocks but
+the last, attention and MLP pass each token on as it is, so that what enters an adapter is an affine image of
+
+    x = (E (patch - 1/2), tag, R s_p, R, 0, 0)    for the patch at position p:
+
+E are the lowest coefficients of a cosine transform, orthonormal, as many as fit. Norms scale and shift a token by what
+they please: the known entries (R s_p, R, 0), with codes |s_p| = 1, tell scale and shift, and undo both exactly. An MLP
+is made to pass by W2 = (I, -I), W1 = W2^T, for act(t) - act(-t) = t of ReLU, GELU and SiLU alike. The attention of the
+first block, with queries of 0, takes the mean over an image's tokens and writes eight entries of it into `tag`: patches
+of one image have one tag, by which they are put together.
+
+The rows l of W that aim at position p all measure its brightness, h(x) = E_1 x + l (R s_p x_s - R x_R), which at other
+positions lies below all thresholds, and differ in their thresholds c_1 < c_2 < ... alone. All columns of W' are equal.
+With g_i the slope of the loss in a row's activation, row l gets sum g_i u_i (weight) and sum g_i (bias) over the images
+with h > c_l, so rows l and l + 1 differ by bin l: weight over bias is the token, where one is alone there. A norm's
+outputs have one length, and means of them are shorter, which tells them apart.
+
+Source: Sami et al. 2025, "Gradient Inversion Attacks on Parameter-Efficient Fine-Tuning" (PEFTLeak), section 4. There
+large biases carry tokens through an MLP, positions are so large that norms hardly change a token, and patches of an
+image are found by clustering; codes, exact inversion of norms and equal tags are our own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import pi
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rayfed.attacks.base import NotApplicable, Reconstruction, not_applicable
+from rayfed.attacks.forward_probe import without_tracking
+from rayfed.attacks.groups import in_groups
+from rayfed.attacks.labels import filled, with_labels
+from rayfed.models.trained import blocks_of
+from rayfed.registry import component
+from rayfed.update import Named, Observation
+
+_PHOTOGRAPHS = (0.47, 0.23)
+"""Mean and standard deviation of the brightness of patches of photographs, such as CIFAR-10's of 8 x 8."""
+_SAMPLES = 128
+"""Most images that set the bins."""
+_TAGS, _CODES = 8, 16
+"""Entries of a token for the tag, and fewest for codes of positions."""
+_PREFIX = 4
+"""Most tokens in front of the patches."""
+_STEEP = 1000.0
+"""Factor on the rows in front of GELU, which then bends within a hundredth of a bin or so."""
+_EXACT = 1e-3
+"""Relative error up to which what enters an adapter is a token as the server means it."""
+_SURE = 3e-5
+"""Error of known entries and of length up to which a patch is called alone in its bin, or so near to those that share
+it that its pixels are theirs within about 0.01."""
+_PLAUSIBLE = 0.3
+"""The same, up to which a patch is used at all."""
+_SAME_TAG = 0.02
+"""Distance of two tags of one image, over the spread of tags, beside what noise explains."""
+
+_NO_EMBEDDING = "it is no vision transformer: no convolution cuts the image into patches without overlap"
+_NO_BLOCKS = "it has fewer than two blocks; the last one is left as it is, for the loss to depend on all tokens"
+_NO_ADAPTERS = (
+    "no adapter with a bias is trained in front of the last block: a linear layer to fewer values, ReLU or GELU, and a "
+    "linear layer back. LoRA's have neither bias nor activation"
+)
+_NO_POSITIONS = "no position embedding, with a vector for each patch, is among the model's tensors"
+_TOLD = "{} of {} patches are alone in their bin for sure"
+_NO_LENGTH = "no norm stands before some adapters, so nothing tells which patches are alone in their bin"
+_UNTOUCHED = (
+    "no adapter is shown patches by what the client was sent: the server has to tamper with the frozen model and the "
+    "adapters (see `MaliciousServer`), and this attack's own cannot with attention or MLPs of this kind"
+)
+
+
+class _Adapter(NamedTuple):
+    """Paths of an adapter's two linear layers, and its number of rows."""
+
+    down: str
+    up: str
+    rows: int
+
+
+class _Seen(NamedTuple):
+    """What enters an adapter."""
+
+    tokens: Tensor
+    """(N, tokens, D)."""
+    smooth: bool
+    """Whether the activation is GELU; else it is ReLU."""
+
+
+class _Aim(NamedTuple):
+    """Rows of one adapter that aim at one position."""
+
+    adapter: int
+    position: int
+    rows: slice
+    first: int
+    """The bin that the first of the rows opens."""
+    last: bool
+    """Whether the last of the rows opens a bin, too; else it only closes the one before."""
+
+
+@dataclass(frozen=True)
+class _Transformer:
+    """Parts of a vision transformer, found by their kinds and shapes."""
+
+    model: nn.Module
+    embed: str
+    positions: str
+    adapters: tuple[_Adapter, ...]
+    blocks: tuple[str, ...]
+    shape: tuple[int, ...]
+    grid: tuple[int, int]
+
+    @classmethod
+    def of(cls, model: nn.Module, trained: Sequence[str], shape: tuple[int, ...]) -> _Transformer:
+        """Find the parts; raises `NotApplicable` where one is missing."""
+        embed, conv = next(((n, m) for n, m in model.named_modules() if _cuts(m, shape)), ("", None))
+        if conv is None:
+            raise NotApplicable(_NO_EMBEDDING, inherent=True)
+        blocks = tuple(blocks_of(model))
+        if len(blocks) < 2:
+            raise NotApplicable(_NO_BLOCKS, inherent=True)
+        grid = (shape[1] // conv.kernel_size[0], shape[2] // conv.kernel_size[1])
+        inside = tuple(
+            a for b in blocks[:-1] for a in _adapters(model, b, conv.out_channels) if f"{a.down}.bias" in trained
+        )
+        if not inside:
+            raise NotApplicable(_NO_ADAPTERS, inherent=True)
+        linear = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+        wanted = {(grid[0] * grid[1] + more) * conv.out_channels for more in range(_PREFIX + 1)}
+        outside = ((n, t) for n, t in _state(model).items() if n not in linear and not n.startswith(blocks))
+        positions = next((n for n, t in outside if t.ndim > 1 and t.numel() in wanted and _is_row(t, conv)), None)
+        if positions is None:
+            raise NotApplicable(_NO_POSITIONS, inherent=True)
+        if conv.out_channels < 2 * (_TAGS + _CODES):
+            raise NotApplicable(f"tokens of {conv.out_channels} values are too narrow for patches and codes", True)
+        return cls(model, embed, positions, inside, blocks, shape, grid)
+
+    @property
+    def width(self) -> int:
+        """Entries of a token."""
+        return int(self._conv.out_channels)
+
+    @property
+    def places(self) -> int:
+        """Number of patches of an image."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def radius(self) -> float:
+        """Length R of a position's code: twice that of the brightest patch."""
+        return float(self.basis.shape[1] ** 0.5)
+
+    @property
+    def known(self) -> slice:
+        """Entries of a token that the server knows."""
+        return slice(len(self.basis) + _TAGS, self.width - 1)
+
+    @property
+    def tags(self) -> slice:
+        """Entries of a token for the tag of its image."""
+        return slice(len(self.basis), len(self.basis) + _TAGS)
+
+    @property
+    def _conv(self) -> nn.Conv2d:
+        conv = self.model.get_submodule(self.embed)
+        assert isinstance(conv, nn.Conv2d)
+        return conv
+
+    @cached_property
+    def basis(self) -> Tensor:
+        """Rows of E, (K, C * height * width) float64, lowest frequencies first."""
+        sizes = (self.shape[0], *self._conv.kernel_size)
+        waves = [_cosines(size) for size in sizes]
+        rows = torch.einsum("ax,by,cz->abcxyz", *waves).flatten(0, 2).flatten(1)
+        colour, down, across = (index.flatten() for index in torch.meshgrid(*map(torch.arange, sizes), indexing="ij"))
+        order = ((down + across) * sizes[0] + colour).argsort(stable=True)
+        return rows[order[: self.width - _TAGS - _CODES - 3]]
+
+    @cached_property
+    def codes(self) -> Tensor:
+        """Known entries of the tokens, (positions + 1, S) float64; the last are those of tokens in front."""
+        size = self.known.stop - self.known.start - 2
+        drawn = torch.randn(self.places + 1, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        fixed = torch.tensor([1.0, 0.0]).double().expand(len(drawn), -1)
+        return self.radius * torch.cat([F.normalize(drawn), fixed], 1)
+
+    def measure(self, position: int) -> Tensor:
+        """Return the row (D,) that measures brightness at a position, and less than any image has at all others."""
+        units = self.codes[:, :-2] / self.radius
+        alike = float((units @ units.T).fill_diagonal_(-1).max())
+        row = torch.zeros(self.width, dtype=torch.float64)
+        row[0] = 1
+        row[self.known][:-2] = units[position]
+        row[self.known][-2] = -1
+        row[self.known] *= 1.5 / (1 - alike)
+        row[self.known.stop - 1] = -row.sum()  # a norm's shift then changes nothing
+        return row
+
+    @torch.no_grad()
+    def look(self, state: Named, images: Tensor) -> list[_Seen]:
+        """Return what enters each adapter, of images (N, *shape) at these weights."""
+        copy = without_tracking(self.model)
+        seen: dict[str, list[Tensor]] = defaultdict(list)
+
+        def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+            def hook(_: nn.Module, entered: tuple[Tensor, ...], left: Tensor) -> None:
+                seen[name].append(entered[0])
+                seen[f"{name} left"].append(left)
+
+            return hook
+
+        for path in (path for adapter in self.adapters for path in (adapter.down, adapter.up)):
+            copy.get_submodule(path).register_forward_hook(keep(path))
+        _run(copy, state, images)
+        return [self._entering(adapter, seen, images) for adapter in self.adapters]
+
+    def _entering(self, adapter: _Adapter, seen: Mapping[str, list[Tensor]], images: Tensor) -> _Seen:
+        none = _Seen(images.new_zeros(len(images), 0, self.width), smooth=False)
+        if not {adapter.down, adapter.up} <= seen.keys():
+            return none
+        tokens, measured, active = (
+            torch.cat(seen[name]) for name in (adapter.down, f"{adapter.down} left", adapter.up)
+        )
+        if tokens.ndim != 3 or len(tokens) != len(images) or measured.shape != active.shape:
+            return none
+        smooth = not torch.equal(measured.relu(), active)
+        return (
+            none
+            if smooth and not torch.allclose(F.gelu(measured), active, atol=1e-3)
+            else _Seen(tokens.double(), smooth)
+        )
+
+    def plain(self, tokens: Tensor, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Undo scale and shift of tokens (..., P, D), at these P positions; return them and their relative errors."""
+        known = self.codes[positions].to(tokens)
+        entries, centred = tokens[..., self.known], known - known.mean(-1, keepdim=True)
+        scale = (entries * centred).sum(-1, keepdim=True) / centred.square().sum(-1, keepdim=True)
+        shift = entries.mean(-1, keepdim=True) - scale * known.mean(-1, keepdim=True)
+        plain = (tokens - shift) / scale
+        error = (plain[..., self.known] - known).norm(dim=-1) / known.norm(dim=-1)
+        return plain, torch.where(scale[..., 0] > 0, error, torch.inf)
+
+    def shown(self, state: Named) -> dict[int, bool]:
+        """Return the adapters that are shown patches at these weights, and whether what enters has one length."""
+        drawn = torch.rand((4, *self.shape), generator=torch.Generator().manual_seed(0))
+        images = drawn.to(next(iter(state.values())).device)
+        patches = self.cut(images).double()
+        wanted = (patches - 0.5) @ self.basis.T.to(patches)
+        good = {}
+        for number, (tokens, _) in enumerate(self.look(state, images)):
+            if tokens.shape[1] < self.places:
+                continue
+            plain, error = self.plain(tokens[:, -self.places :], slice(self.places))
+            tags = plain[..., self.tags]
+            apart = (tags - tags[:, :1]).norm() / (tags - tags.mean(0)).norm()
+            missed = (plain[..., : len(self.basis)] - wanted).norm() / wanted.norm()
+            if all(bool(amiss < _EXACT) for amiss in (error.max(), missed, apart)):
+                lengths = tokens.square().sum(-1) / self.width
+                good[number] = bool((lengths - 1).abs().max() < _EXACT)
+        return good
+
+    def cut(self, images: Tensor) -> Tensor:
+        """Return the patches (N, positions, C * height * width) of images."""
+        return F.unfold(images, self._conv.kernel_size, stride=self._conv.kernel_size).transpose(1, 2)
+
+    def joined(self, patches: Tensor) -> Tensor:
+        """Return the images (N, *shape) of patches, NaN at borders that are no part of any."""
+        size = (self.grid[0] * self._conv.kernel_size[0], self.grid[1] * self._conv.kernel_size[1])
+        images = F.fold(patches.transpose(1, 2), size, self._conv.kernel_size, stride=self._conv.kernel_size)
+        return F.pad(images, (0, self.shape[2] - size[1], 0, self.shape[1] - size[0]), value=torch.nan)
+
+    def aims(self, adapters: Sequence[int]) -> list[_Aim]:
+        """Return which rows of these adapters aim at which position."""
+        shares: dict[int, list[tuple[int, slice]]] = {}
+        groups: dict[int, list[int]] = {}
+        for turn in range(max(len(adapters), self.places)):
+            groups.setdefault(adapters[turn % len(adapters)], []).append(turn % self.places)
+        for adapter, positions in groups.items():
+            each = max(1, self.adapters[adapter].rows // len(positions))
+            for place, position in enumerate(positions[: self.adapters[adapter].rows]):
+                shares.setdefault(position, []).append((adapter, slice(place * each, (place + 1) * each)))
+        aims = []
+        for position, parts in sorted(shares.items()):
+            first = 0
+            for adapter, rows in parts:
+                aims.append(_Aim(adapter, position, rows, first, (adapter, rows) == parts[-1]))
+                first += rows.stop - rows.start - 1
+        return aims
+
+
+@component
+class PeftLeak:
+    """Active attack: the victims are sent a vision transformer and adapters whose gradient holds patches of images.
+
+    It needs a trained bottleneck adapter in at least one block before the last, and clients who take the frozen part
+    from this server, too. The message of its result counts the patches that were read for sure; what was not read has
+    the mean colour of the image's other patches. Labels are read from the gradient.
+    """
+
+    place_labels: ClassVar[str] = "unneeded"
+
+    gain: Annotated[float, Field(gt=0)] = 1e6
+    """By how much an adapter's first layer scales less, and its second more. The gradient of the first grows with it,
+    above noise and in a gradient that is clipped, and nothing else changes; it is of no use behind GELU."""
+    brightness: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0)]] | None = None
+    """Mean and standard deviation of patches' mean pixel; null: bins of equal share of the public images' patches under
+    `knowledge: [public]`, and otherwise 0.47 and 0.23, as of photographs."""
+
+    def tamper(
+        self,
+        model: nn.Module,
+        weights: Named,
+        buffers: Named,
+        image_shape: tuple[int, ...],
+        extra: Mapping[str, Any],
+        generator: torch.Generator,
+    ) -> tuple[nn.Module, Named, Named]:
+        """Return the model with other weights, frozen and trained; the same where it is none that this attack knows."""
+        try:
+            found = _Transformer.of(model, list(weights), image_shape)
+        except NotApplicable:
+            return model, weights, buffers
+        state = _transparent(found, weights | buffers)
+        if shown := found.shown(state):
+            self._aim(found, state, found.aims(list(shown)), self._samples(found, extra))
+        return model, {name: state[name] for name in weights}, {name: state[name] for name in buffers}
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`)."""
+        first = observations[0]
+        try:
+            if first.sample.modality != "pixels":
+                raise NotApplicable(_NO_EMBEDDING, inherent=True)
+            found = _Transformer.of(model, list(first.weights), first.sample.shape)
+            shown = found.shown(first.weights | first.buffers)
+            if not shown:
+                raise NotApplicable(_UNTOUCHED)
+        except NotApplicable as reason:
+            return [not_applicable(observation, str(reason), reason.inherent) for observation in observations]
+        labelled = [filled(observation) for observation in with_labels(observations, model)]
+        return in_groups(lambda group, _: [_reconstruction(found, shown, o) for o in group], labelled, generators)
+
+    def _samples(self, found: _Transformer, extra: Mapping[str, Any]) -> Tensor:
+        """Return images (n, *shape) whose patches are as bright as clients' are taken to be."""
+        if "public" in extra and self.brightness is None:
+            images: Tensor = extra["public"][0]
+            return images[:: -(-len(images) // _SAMPLES)]
+        mean, deviation = self.brightness or _PHOTOGRAPHS
+        levels: Tensor = mean + deviation * torch.special.ndtri((torch.arange(_SAMPLES) + 0.5) / _SAMPLES)
+        return levels.view(-1, 1, 1, 1).expand(-1, *found.shape).float()
+
+    def _aim(self, found: _Transformer, state: Named, aims: Sequence[_Aim], samples: Tensor) -> None:
+        """Write rows, thresholds and outputs of the adapters into the weights."""
+        ends = torch.stack([samples.new_zeros(found.shape), samples.new_ones(found.shape)])
+        like = state[found.positions]
+        seen = found.look(state, torch.cat([ends, samples]).to(like.device))
+        bins: dict[int, int] = {}
+        for aim in aims:
+            bins[aim.position] = aim.first + aim.rows.stop - aim.rows.start
+        for aim in aims:
+            tokens, smooth = seen[aim.adapter]
+            row, count = found.measure(aim.position).to(tokens), bins[aim.position]
+            measured = tokens @ row
+            own = measured.shape[1] - found.places + aim.position
+            values = measured[:, own]
+            others = torch.cat([measured[:, :own], measured[:, own + 1 :]], 1)
+            shares = torch.arange(1, count, device=tokens.device, dtype=tokens.dtype) / count
+            lowest = (values.min() + others.max()) / 2 if others.numel() else values.min() - values.std()
+            edges = torch.cat([lowest[None], values[2:].quantile(shares)])
+            slope = 1 / (count * values[2:].std())
+            steep = _STEEP if smooth else 1 / self.gain
+            adapter, size = found.adapters[aim.adapter], aim.rows.stop - aim.rows.start
+            state[f"{adapter.down}.weight"][aim.rows] = (steep * slope * row).to(like)
+            state[f"{adapter.down}.bias"][aim.rows] = (-steep * slope * edges[aim.first : aim.first + size]).to(like)
+            state[f"{adapter.up}.weight"][-1, aim.rows] = 1 / steep
+
+
+def _transparent(found: _Transformer, state: Named) -> Named:
+    """Return the weights at which blocks pass tokens on as the server means them, and adapters add nothing."""
+    state = {name: tensor.detach().clone() for name, tensor in state.items()}
+    conv, basis = found.model.get_submodule(found.embed), found.basis
+    assert isinstance(conv, nn.Conv2d)
+    low, scale = _entering(found, state)
+    kernel = (basis.view(len(basis), *conv.weight.shape[1:]) / scale.view(-1, 1, 1)).flatten(1)
+    grey = (low / scale + 0.5).repeat_interleave(basis.shape[1] // len(low))
+    rows = torch.zeros(found.places + 1, found.width, dtype=torch.float64)
+    rows[:, found.known] = found.codes
+    rows[:-1, : len(basis)] = -basis @ grey
+    table = {name: tensor for name, tensor in state.items() if not name.startswith(found.blocks)}
+    for name in (n for n, t in table.items() if t.ndim == 3 and n != found.positions and _is_row(t, conv)):
+        if table[name].numel() <= _PREFIX * found.width:  # a class token
+            state[name] = torch.zeros_like(state[name])
+            if state[found.positions].numel() == found.places * found.width:
+                state[name] += rows[-1].to(state[name])
+    places = state[found.positions].view(-1, found.width)
+    places[:] = rows[-1].to(places)
+    places[-found.places :] = rows[:-1].to(places)
+    state[f"{found.embed}.weight"] = torch.zeros_like(conv.weight)
+    state[f"{found.embed}.weight"].flatten(1)[: len(basis)] = kernel.to(conv.weight)
+    if conv.bias is not None:
+        state[f"{found.embed}.bias"] = torch.zeros_like(conv.bias)
+    for block in found.blocks[:-1]:
+        _pass_on(found, state, block)
+    for adapter in found.adapters:
+        state[f"{adapter.down}.bias"] += 1  # ReLU and GELU differ there, and what follows is 0
+    _tag(found, state)
+    device = next(iter(state.values())).device
+    return {name: tensor.detach().to(device) for name, tensor in state.items()}
+
+
+def _pass_on(found: _Transformer, state: Named, block: str) -> None:
+    """Make attention add nothing in a block, norms norm alone, and MLPs give what enters them."""
+    module = found.model.get_submodule(block)
+    for name, parameter in module.named_parameters():
+        scale = parameter.ndim < 2 and not name.endswith("bias")
+        state[f"{block}.{name}"] = torch.full_like(state[f"{block}.{name}"], float(scale))
+    for (name, one), (after, other) in pairwise(_linear(module)):
+        if (one.out_features, one.in_features) == (other.in_features, other.out_features) and (
+            one.in_features == found.width and one.out_features >= 2 * found.width
+        ):
+            both = torch.cat([torch.eye(found.width), -torch.eye(found.width)])
+            state[f"{block}.{name}.weight"][: 2 * found.width] = both.to(state[f"{block}.{name}.weight"])
+            state[f"{block}.{after}.weight"][:, : 2 * found.width] = both.T.to(state[f"{block}.{after}.weight"])
+
+
+def _tag(found: _Transformer, state: Named) -> None:
+    """Make the first block's attention write the mean of an image's tokens into their tags."""
+    block, width = found.blocks[0], found.width
+    sizes = {n: tuple(p.shape) for n, p in found.model.get_submodule(block).named_parameters() if p.ndim == 2}
+    square = [name for name, size in sizes.items() if size == (width, width)]
+    fused = [name for name, size in sizes.items() if size == (3 * width, width)]
+    if not square or (not fused and len(square) < 4):
+        return
+    value, first, out = (fused[0], 2 * width, square[0]) if fused else (square[2], 0, square[3])
+    for entry in range(_TAGS):
+        state[f"{block}.{value}"][first + entry, entry] = 1
+        state[f"{block}.{out}"][found.tags.start + entry, entry] = 1
+
+
+def _entering(found: _Transformer, state: Named) -> tuple[Tensor, Tensor]:
+    """Return shift and scale (C,) by which a pixel enters the embedding, as of a model that normalises images."""
+    copy, seen = without_tracking(found.model), list[Tensor]()
+    copy.get_submodule(found.embed).register_forward_pre_hook(lambda _, entered: seen.append(entered[0]))
+    ends = torch.stack([torch.zeros(found.shape), torch.ones(found.shape)])
+    with torch.no_grad():
+        _run(copy, state, ends.to(next(iter(state.values())).device))
+    low, high = seen[0].double().cpu().flatten(2).mean(2)
+    return low, high - low
+
+
+def _run(model: nn.Module, state: Named, images: Tensor) -> None:
+    model.to(images.device)
+    own = _state(model)
+    for part in images.split(128):
+        functional_call(model, {name: tensor for name, tensor in state.items() if name in own}, (part,))
+
+
+def _reconstruction(found: _Transformer, shown: Mapping[int, bool], observation: Observation) -> Reconstruction:
+    assert observation.labels is not None
+    labels, count = observation.labels.cpu(), observation.batch_size
+    patches, places, tags, errors, noise = _patches(found, shown, observation)
+    message = _TOLD.format(int((errors < _SURE).sum()), count * found.places)
+    if count > 1 and not all(shown.values()):
+        message = _NO_LENGTH
+    images = torch.full((count, found.places, found.basis.shape[1]), torch.nan, dtype=torch.float64)
+    for number, members in enumerate(_together(places, tags, errors, noise)[:count]):
+        images[number, places[members]] = patches[members]
+    if images.isnan().all():
+        shape = (count, *found.shape)
+        return Reconstruction(images=torch.full(shape, 0.5), labels=labels, status="diverged", message=message)
+    joined = found.joined(images)
+    colour = joined.flatten(2).nanmean(2)[..., None, None].nan_to_num(0.5)
+    joined = torch.where(joined.isnan(), colour, joined)
+    return Reconstruction(images=joined.clamp(0, 1).float(), labels=labels, message=message)
+
+
+def _patches(
+    found: _Transformer, shown: Mapping[int, bool], observation: Observation
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the patches (n, pixels) in the bins, their positions, tags, errors, and the noise of an entry of each.
+
+    The error is that of the known entries, and of the length where there is but one; most trusted patches come first.
+    """
+    parts, sent = [], observation.undecayed
+    for aim in found.aims(list(shown)):
+        adapter, rows = found.adapters[aim.adapter], aim.rows
+        weight, sums = (sent[f"{adapter.down}.{kind}"][rows].double().cpu() for kind in ("weight", "bias"))
+        weight, sums = (torch.cat([t, torch.zeros_like(t[:1])]) for t in (weight, sums))
+        tokens = ((weight[:-1] - weight[1:]) / (sums[:-1] - sums[1:])[:, None])[: None if aim.last else -1]
+        plain, error = found.plain(tokens[:, None], torch.tensor([aim.position]))
+        plain, error = plain[:, 0], error[:, 0]
+        off = (tokens.square().sum(1) / found.width - 1).abs() if shown[aim.adapter] else torch.zeros(len(tokens))
+        spread = error * found.radius * (2 / (found.known.stop - found.known.start)) ** 0.5
+        places = torch.full((len(tokens),), aim.position)
+        parts.append((plain, places, torch.maximum(error, off.to(error)), spread))
+    plain, places, errors, noise = (torch.cat(every) for every in zip(*parts, strict=True))
+    order = errors.nan_to_num(torch.inf).argsort(stable=True)
+    order = order[(errors[order] < _PLAUSIBLE) & plain[order].isfinite().all(1)]
+    plain, places, errors, noise = (t[order] for t in (plain, places, errors, noise))
+    return plain[:, : len(found.basis)] @ found.basis + 0.5, places, plain[:, found.tags], errors, noise
+
+
+def _together(places: Tensor, tags: Tensor, errors: Tensor, noise: Tensor) -> list[list[int]]:
+    """Return groups of patches with the same tag, one for each position at most, most trusted patches first.
+
+    Groups with more patches come first, of the same size those that begin with a better one.
+    """
+    groups: list[list[int]] = []
+    spread = float((tags - tags.median(0).values).norm(dim=1).median()) if len(tags) else 0.0
+    for patch, place in enumerate(places.tolist()):
+        near = sorted((float((tags[patch] - tags[group[0]]).norm()), n) for n, group in enumerate(groups))
+        for away, number in near:
+            group = groups[number]
+            explained = 2 * _TAGS**0.5 * float(noise[patch] + noise[group[0]])
+            if away < _SAME_TAG * spread + explained and place not in places[group].tolist():
+                group.append(patch)
+                break
+        else:
+            groups.append([patch])
+    return sorted(groups, key=lambda group: (-len(group), float(errors[group[0]])))
+
+
+def _cuts(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Return whether a module is a convolution that cuts images of this shape into patches without overlap."""
+    return (
+        isinstance(module, nn.Conv2d)
+        and len(shape) == 3
+        and module.in_channels == shape[0]
+        and module.kernel_size == module.stride
+        and min(module.kernel_size) > 1
+        and module.groups == 1
+        and module.padding in ((0, 0), "valid")
+        and all(size >= kernel for size, kernel in zip(shape[1:], module.kernel_size, strict=True))
+    )
+
+
+def _adapters(model: nn.Module, block: str, width: int) -> list[_Adapter]:
+    """Return a block's pairs of linear layers to fewer values and back, the first with a bias."""
+    return [
+        _Adapter(f"{block}.{name}", f"{block}.{after}", one.out_features)
+        for (name, one), (after, other) in pairwise(_linear(model.get_submodule(block)))
+        if one.bias is not None
+        and one.out_features < width
+        and (one.in_features, one.out_features) == (width, other.in_features)
+        and other.out_features == width
+    ]
+
+
+def _linear(module: nn.Module) -> list[tuple[str, nn.Linear]]:
+    return [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+
+
+def _is_row(tensor: Tensor, conv: nn.Module) -> bool:
+    return tensor.is_floating_point() and tensor.shape[-1] == conv.out_channels
+
+
+def _state(model: nn.Module) -> Named:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _cosines(size: int) -> Tensor:
+    """Return the orthonormal cosine transform (size, size), float64, a frequency in each row."""
+    places = torch.arange(size, dtype=torch.float64)
+    waves: Tensor = torch.cos(pi / size * (places[None] + 0.5) * places[:, None]) * (2 / size) ** 0.5
+    waves[0] /= 2**0.5
+    return waves

@@ -63,7 +63,7 @@ def test_what_a_scenario_needs_comes_with_its_copy() -> None:
     code, output = run("validate", "mine.yaml")
     assert (code, "mine.yaml: valid" in output) == (0, True), output
     code, output = run("new", "other", "--from", "nonid")
-    assert (code, "did you mean 'noniid'? (valid: attacks, augmentation" in output) == (2, True), output
+    assert (code, "did you mean 'noniid'? (valid: adapters, attacks" in output) == (2, True), output
 
 
 def test_a_name_is_a_scenario_that_comes_with_rayfed_unless_a_file_has_it() -> None:

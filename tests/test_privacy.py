@@ -424,3 +424,11 @@ def test_poisson_draws_have_their_rate() -> None:
     training = Training(steps=3000, batch_size=2, sampling="poisson")
     counts = [len(index) for index in batches(6, training, order=5)]
     assert stats.chisquare(np.bincount(counts, minlength=7), 3000 * stats.binom.pmf(range(7), 6, 1 / 3)).pvalue > 1e-3
+
+
+def test_without_a_mechanism_no_clients_are_drawn_for_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws of all rounds would take time that goes with the rounds, before the first."""
+    text = "{name: t, data: {name: digits, size: 8}, model: mlp, federation: {rounds: 9, clients: 4}}"
+    found = prepare(scenarios.parse(text, changes=["defences=[{name: prune, ratio: 0.5}]"]))
+    monkeypatch.setattr("rayfed.client.plan.drawn_clients", None)
+    assert not any(row.get("epsilon") for row in found.privacy)

@@ -75,6 +75,8 @@ class Account:
 
     def calibrated(self, rounds: int) -> Account:
         """Return a copy with the noise that the arm's epsilons need over `rounds` rounds."""
+        if not self._accounted:
+            return self
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
         defences = tuple(defence.calibrated(setting, accountant) for defence in self.arm.defences)
         before = zip(self.arm.spec.defences, self.arm.defences, defences, strict=True)
@@ -191,6 +193,8 @@ class Account:
 
     def mechanisms(self, rounds: int) -> dict[int, tuple[DefenceSpec, Spending, Guarantee]]:
         """Return the mechanisms with a valid guarantee, by their places in the defence pipeline."""
+        if not self._accounted:
+            return {}
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
         found = {}
         for place, (spec, defence) in enumerate(zip(self.arm.spec.defences, self.arm.defences, strict=True)):
@@ -212,9 +216,16 @@ class Account:
     def _named(self) -> list[tuple[str, Defence]]:
         return [(spec.name, defence) for spec, defence in zip(self.arm.spec.defences, self.arm.defences, strict=True)]
 
+    @property
+    def _accounted(self) -> bool:
+        """Return whether a defence may have a guarantee; the clients of all rounds are drawn for its account."""
+        return any(defence.overrides("spends", "calibrated") for defence in self.arm.defences)
+
     @cached_property
     def _broken(self) -> dict[int, str]:
         """Return why a mechanism's guarantee does not carry over to the arm, by its place in the pipeline."""
+        if not self._accounted:
+            return {}
         setting = self.setting(1)
         spending = enumerate(defence.spends(setting) for defence in self.arm.defences)
         found = [(place, self._obstacle(place, spent)) for place, spent in spending if spent is not None]

@@ -267,7 +267,8 @@ def audit(
     Return the results on the untrained weights and, where a `run` is named, then those on what it has learnt; none
     where no attack applies, which says nothing about the gradient. The `model` is a name, as for the command, or a
     class, whose instances are made without arguments; model and data are the run's where they are not given.
-    `defences` are names, mappings with a `name`, or lists of these: one arm each; nine common ones by default.
+    `defences` are names, mappings with a `name`, or lists of these: one arm each; by default as many of nine
+    usual ones as there is time for.
 
     >>> import tempfile
     >>> import rayfed

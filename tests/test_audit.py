@@ -901,21 +901,21 @@ def test_a_verdict_can_be_had_where_all_attacks_are_played_or_one_that_leaked() 
     trials = trials_of(planned, each=0.01, start=0.001)
     some = fitted(planned, trials, 1e6)
     arms = ["none", "a", "b"]
-    assert fitting.answerable(some, arms, []) == ["a", "b"]
+    assert fitting.answerable(some, arms, []) == {"a", "b"}
     search = next(u for u in some.played if u.arm == "b" and u.batch == 1 and u.method.evaluations)
     without = replace(some, played=[u for u in some.played if u != search], left_out=[search])
-    assert fitting.answerable(without, arms, []) == ["a"]
+    assert fitting.answerable(without, arms, []) == {"a"}
     shown = ["analytic batch 1, blind"]
-    assert fitting.answerable(without, arms, shown) == ["a", "b"]
+    assert fitting.answerable(without, arms, shown) == {"a", "b"}
     larger = [u for u in some.played if u.arm == "b" and u.batch == 2]
     without = replace(some, played=[u for u in some.played if u not in larger], left_out=larger)
-    assert fitting.answerable(without, arms, []) == ["a", "b"], "larger batches are not waited for"
-    assert fitting.answerable(replace(some, played=[], left_out=some.played), arms, shown) == ["a"]
+    assert fitting.answerable(without, arms, []) == {"a", "b"}, "larger batches are not waited for"
+    assert fitting.answerable(replace(some, played=[], left_out=some.played), arms, shown) == {"a"}
 
 
 def test_of_the_usual_defences_those_are_audited_that_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("inverting_gradients", evaluations=1),))
-    monkeypatch.setattr(auditing, "answerable", lambda *_: ["gaussian 0.01", "prune 0.9"])
+    monkeypatch.setattr(auditing, "answerable", lambda *_: {"gaussian 0.01", "prune 0.9"})
     timed: list[str] = []
     of = rehearsing.Rehearsal._observed
     monkeypatch.setattr(
@@ -932,6 +932,38 @@ def test_of_the_usual_defences_those_are_audited_that_there_is_time_for(monkeypa
     found = rehearsed(plan(batches=[1], samples=1, defences=asked), seconds=60.0, iterations=None)
     assert found is not None
     assert list(found[0].played) == ["none", "a", "b"], "what was asked for is answered, if only by its name"
+
+
+@pytest.mark.parametrize(("each", "samples"), [(0.3, 1), (0.8, 2)])
+def test_where_no_two_arms_can_be_compared_one_usual_defence_is_left(
+    each: float, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time suffices for the undefended model alone, and all that is told is of the arms that are left."""
+    only = (audit.Method("inverting_gradients", evaluations=1),)
+    for module in (audit, rehearsing, fitting):
+        monkeypatch.setattr(module, "METHODS", only)
+    slow = lambda self, *_: [Trial(a.title, each=each, evaluation=each) for a in self.inputs.scenario.attacks]  # noqa: E731
+    monkeypatch.setattr(rehearsing.Rehearsal, "trials", slow)
+    said: list[str] = []
+    found = rehearsed(plan(batches=[1], samples=samples), said, seconds=60.0, iterations=None)
+    assert found is not None
+    assert list(found[0].played) == ["none", "gaussian 0.01"]
+    assert {arm for arm, _ in found[1].left_out} == {"none", "gaussian 0.01"}
+    assert sum(line.startswith("NOT MEASURED for want of time: inverting_gradients at batch 1") for line in said) == 1
+
+
+@pytest.mark.parametrize("methods", [("inverting_gradients",), ("inverting_gradients", "idlg")])
+def test_the_minutes_that_are_said_to_suffice_for_all_usual_defences_do(
+    methods: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "METHODS", [method for method in audit.METHODS if method.name in methods])
+    planned, arms = plan(batches=[1]), dict.fromkeys(["none", *audit.DEFENCES], True)
+    tried = [trial for trial in trials_of(planned, each=0.1) if trial.title.partition(" ")[0] in methods]
+    for seconds in (10.0, 40.0, 100.0):
+        short = fitting.fit(planned, tried, Pace(), arms, seconds)
+        assert len(fitting.answerable(short, list(arms), [])) < len(audit.DEFENCES)
+        enough = fitting.fit(planned, tried, Pace(), arms, 1.25 * short.first_batch)
+        assert fitting.answerable(enough, list(arms), []) == audit.DEFENCES.keys()
 
 
 def test_what_takes_next_to_nothing_is_played_small_batches_first() -> None:

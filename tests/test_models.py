@@ -297,7 +297,29 @@ def test_a_model_is_built_once_and_copied(monkeypatch: pytest.MonkeyPatch) -> No
         next(one.parameters()).zero_()
     anew = of("mlp", {"hidden": [8]}, shape, 10, 0)
     assert all(torch.equal(a, b) for a, b in zip(other.state_dict().values(), anew.state_dict().values(), strict=True))
-    for changed in (({"hidden": [9]}, shape, 10, 0), ({"hidden": [8]}, shape, 9, 0), ({"hidden": [8]}, shape, 10, 1)):
+    others = [({"hidden": [9]}, shape, 10, 0), ({"hidden": [8]}, (1, 9, 9), 10, 0), ({"hidden": [8]}, shape, 9, 0)]
+    for changed in [*others, ({"hidden": [8]}, shape, 10, 1), ({"hidden": [8]}, shape, 10, 0, ([0.5], [0.5]))]:
         copied("mlp", *changed)
-    copied("mlp", {"hidden": [8]}, shape, 10, 0, ([0.5], [0.5]))
-    assert len(built) == 5
+    assert len(built) == 6
+
+
+class Closed(nn.Module):
+    """A network whose function refers to the module that made it, which copies share."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, classes)
+        self.answer = lambda images: self.head(images.flatten(1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.answer(images)
+
+
+def test_a_model_of_ones_own_is_built_anew_for_each_arm() -> None:
+    copied, images = build.CopiedModels(), torch.rand(2, 1, 8, 8)
+    one, other = (copied("tests.test_models:Closed", {}, (1, 8, 8), 10, 0) for _ in range(2))
+    before = other(images)
+    with torch.no_grad():
+        one.head.weight.zero_()
+    assert torch.equal(other(images), before)
+    assert not torch.equal(one(images), before)

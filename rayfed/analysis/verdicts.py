@@ -280,11 +280,16 @@ def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequenc
     leak = "leak" if len(read) > 1 else "leaks"
     unless = f"; where the label is secret, {', '.join(read)} {leak}, too" if read else ""
     step = f"Next: choose among the arms of which no sample was rebuilt, and attack them with more time{unless}."
-    changed = {arm: far for arm, far in distortions(attacks).items() if arm in {verdict.arm for verdict in held}}
+    models = {verdict.arm: repr(arm_spec(scenario, verdict.arm).get("model")) for verdict in told}
+    undefended_models = {model for arm, model in models.items() if undefended(scenario, arm)}
+    silent = {v.arm for v in held if not v.labels and not undefended(scenario, v.arm)}
+    silent = {arm for arm in silent if undefended_models <= {models[arm]}}
+    changed = {arm: far for arm, far in distortions(attacks).items() if arm in silent}
     if len(changed) < 2:
         return step
     least, far = next(iter(changed.items()))  # the smallest stands first
-    return f"{step} Of these {least} changes what is sent least (distortion {far:.2g}); accuracy shows in a training."
+    of_these = f"Of those whose labels were not read off, {least} changes what is sent least (distortion {far:.2g})"
+    return f"{step} {of_these}; what it costs in accuracy takes a training."
 
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:

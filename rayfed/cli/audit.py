@@ -72,7 +72,8 @@ def audit(
         typer.Option(
             metavar="YAML",
             help="A defence, `my_module:Mine`, `FILE.py:Mine` or `{name: gaussian, sigma: 0.01}`, or a list of "
-            "several, one after the other. May be repeated; nine common ones when not given.",
+            "several, one after the other. May be repeated; when not given, those of nine usual ones that there is "
+            "time for.",
         ),
     ] = None,
     run: Annotated[

@@ -34,7 +34,7 @@ from rayfed.data.base import Dataset, Images
 from rayfed.data.partitions.base import Parts
 from rayfed.defences.base import Batch, Task
 from rayfed.memory import take_notes
-from rayfed.models.build import CopiedModels
+from rayfed.models.build import CopiedModels, build_model
 from rayfed.models.private import only, without
 from rayfed.protections.channel import ClientRound
 from rayfed.scenario import Scenario, resolve
@@ -119,7 +119,7 @@ class ClientRuntime:
         self.specs = resolve(scenario)
         self.malicious = {name: Malicious.of(scenario, arm) for name, arm in self.specs.items()}
         self._arms: dict[str, Arm] = {}
-        self._build_model = CopiedModels()
+        self._build_model = CopiedModels() if len(self.specs) > 1 else build_model
         self._aggregations: dict[str, AnyAggregation] = {
             name: protected_aggregation(arm, plan.protecting(scenario, arm, self.parts.sizes))
             for name, arm in self.specs.items()

@@ -123,12 +123,12 @@ def rehearsed(
     if not fitted.says_anything:
         _tell_found(rehearsal.found(criterion), say)
         raise _too_short(budget, whole, fitted, slower)
+    done = all(trial.tried for trial in trials)
     if len(plan.defences) < len(whole.defences):
-        say(_fewer(plan, whole, budget, choice.of_all, slower))
-    _tell_plan(plan, trials, fitted, budget, slower, say)
+        say(_fewer(plan, whole, budget, choice.of_all, slower, done))
+    _tell_plan(plan, choice.arms(plan), trials, fitted, budget, slower, say)
     if plan is not asked or any(not unit.obstacle for unit in fitted.left_out):
-        done = all(trial.tried for trial in trials)
-        say(f"with at least {FEWEST} evaluations of each search, {_takes(budget, asked, offered, slower, done)}")
+        say(f"on these arms, {_takes(budget, asked, offered, slower, done)}")
         _tell_found(rehearsal.found(criterion, _bare(offered.left_out) - _bare(fitted.played)), say)
     return _scenario(plan, fitted.iterations, changes), _allowance(fitted, trials, left, slower), inputs.remarks
 
@@ -195,6 +195,7 @@ def _tried(
     try:
         for trial in rehearsal.trials(budget.trials_end, progress.trying, enough):
             trials.append(trial)
+        rehearsal.leaking(criterion)  # scored once, which takes its time
     except KeyboardInterrupt:  # nothing is written yet
         progress.tried()
         for line in [*_applying(trials), *rehearsal.found(criterion)]:
@@ -222,6 +223,10 @@ class _Choice:
         self.of_all: Fitted
         """What fits of the plan that was asked for, with all of its defences."""
 
+    def arms(self, plan: Plan) -> list[str]:
+        """Return the arms of the scenario, without the default defences that the plan leaves out."""
+        return [arm for arm in self._forms if arm in plan.defences or arm not in DEFENCES]
+
     def fitted(self, plan: Plan, trials: Sequence[Trial]) -> tuple[Plan, Fitted]:
         """Return what fits, and the plan with as many of the default defences as there is time for.
 
@@ -231,11 +236,11 @@ class _Choice:
         usual = plan.defences is DEFENCES
         fitted = self.of_all = self._fit(plan, trials, monotonic() if alone or usual else self._budget.pace_end)
         if usual and any(not trial.obstacle for trial in trials):
-            kept = answerable(fitted, list(plan.defences), self._leaking)
-            if len(kept) < len(DEFENCES):
-                plan = replace(plan, defences={name: DEFENCES[name] for name in kept})
-        if usual and not alone:
-            fitted = self._fit(plan, trials, self._budget.pace_end)
+            kept = answerable(fitted, self.arms(plan), self._leaking)
+            if not kept >= self._forms.keys() & DEFENCES.keys():
+                plan = replace(plan, defences={name: how for name, how in DEFENCES.items() if name in kept})
+        if usual:
+            fitted = self._fit(plan, trials, monotonic() if alone else self._budget.pace_end)
         return plan, fitted
 
     def at_once(self, plan: Plan, trials: Sequence[Trial]) -> Fitted:
@@ -243,7 +248,7 @@ class _Choice:
         return self._fit(plan, trials, monotonic())
 
     def _fit(self, plan: Plan, trials: Sequence[Trial], until: float) -> Fitted:
-        arms = [UNDEFENDED, *plan.defences]
+        arms = self.arms(plan)
         # where nothing is to be played, nothing more is measured
         pace = self._rehearsal.pace(until, arms) if any(not trial.obstacle for trial in trials) else Pace()
         alike = {arm: self._forms[arm] == self._forms[UNDEFENDED] for arm in arms}
@@ -252,7 +257,13 @@ class _Choice:
 
 
 def _tell_plan(
-    plan: Plan, trials: Sequence[Trial], fitted: Fitted, budget: Budget, slower: float, say: Callable[[str], None]
+    plan: Plan,
+    arms: Sequence[str],
+    trials: Sequence[Trial],
+    fitted: Fitted,
+    budget: Budget,
+    slower: float,
+    say: Callable[[str], None],
 ) -> None:
     """Tell the evaluations of each search, about how long everything takes, and what there is no time for."""
     if searches := {name: count for name, count in fitted.iterations.items() if _plays(fitted, name)}:
@@ -267,7 +278,7 @@ def _tell_plan(
     short = [unit for unit in fitted.left_out if not unit.obstacle]
     limit = _limit(budget, any(unit.seconds is not None for unit in short))
     say(f"estimate: {gone:.1f} min so far and {needed:.1f} min of attacks{many}, on one core{_busy(slower)}{limit}")
-    for line in _not_measured(short, [UNDEFENDED, *plan.defences], slower):
+    for line in _not_measured(short, arms, slower):
         say(line)
 
 
@@ -293,9 +304,9 @@ def _bare(units: Sequence[Unit]) -> set[str]:
     return {name for unit in units if unit.arm == UNDEFENDED for name in unit.titles}
 
 
-def _fewer(plan: Plan, whole: Plan, budget: Budget, of_all: Fitted, slower: float) -> str:
+def _fewer(plan: Plan, whole: Plan, budget: Budget, of_all: Fitted, slower: float, tried: bool) -> str:
     """Return which of the default defences are audited, and how long all of them take at the smallest batch size."""
-    minutes = _minutes(budget, of_all.first_batch, slower, tried=True)
+    minutes = _minutes(budget, of_all.first_batch, slower, tried)
     return (
         f"defences: {', '.join(plan.defences)}, of {len(whole.defences)} usual ones, as there is no time for more: "
         f"--minutes {minutes} --batch {min(whole.batches)} has time for all; --defence chooses"

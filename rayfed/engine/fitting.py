@@ -81,9 +81,9 @@ class Fitted:
     smallest: Smallest | None
     """The smallest audit that says something of a defence; None where no attack that applies was tried."""
     whole: float
-    """Seconds of everything with the fewest iterations."""
+    """Seconds of everything, searches at the smallest batch size with `USEFUL` evaluations, which are chosen first."""
     first_batch: float
-    """Seconds of everything at the smallest batch size."""
+    """Seconds of everything at the smallest batch size, likewise."""
     compares: bool
     """Whether an attack that applies is played at the smallest batch size on each of the first two arms."""
 
@@ -117,6 +117,7 @@ def fit(
     every = _units(plan, trials, pace, arms, least)
     units, played = _selected(every, seconds, leaking)
     smallest, two = min(plan.batches), list(arms)[:2]
+    richer = every
     if given is None:
         useful = least | _useful(plan, trials)
         richer = _units(plan, trials, pace, arms, useful)
@@ -125,7 +126,7 @@ def fit(
         first = [u for u in richer if u.batch == smallest and u.arm in two and not u.obstacle]
         if all(unit in first_played for unit in first if unit not in later):
             least, units, played = useful, first_units, first_played
-    known = [(unit, unit.seconds) for unit in units if unit.seconds is not None and not unit.obstacle]
+    known = [(unit, unit.seconds) for unit in richer if unit.seconds is not None and not unit.obstacle]
     spent = sum(unit.seconds or 0.0 for unit in played)
     iterations = dict(least)
     steps: dict[str, float] = {}
@@ -162,8 +163,8 @@ def fit(
     )
 
 
-def answerable(fitted: Fitted, arms: Sequence[str], leaking: Collection[str]) -> list[str]:
-    """Return the defended arms that a verdict can be had on, at least the first.
+def answerable(fitted: Fitted, arms: Sequence[str], leaking: Collection[str]) -> set[str]:
+    """Return the names of the defended arms that a verdict can be had on, at least the first.
 
     On these every attack that applies is played at the smallest batch size, or one that was seen `leaking` in its
     trial, which may leak there, too.
@@ -172,7 +173,7 @@ def answerable(fitted: Fitted, arms: Sequence[str], leaking: Collection[str]) ->
     lacking = {unit.arm for unit in fitted.left_out if unit.applies and unit.batch == smallest}
     shown = {unit.arm for unit in fitted.played if unit.batch == smallest and set(leaking) & set(unit.titles)}
     defended = [arm for arm in arms if arm != UNDEFENDED]
-    return [arm for arm in defended if arm == defended[0] or arm in shown or arm not in lacking]
+    return {arm for arm in defended if arm == defended[0] or arm in shown or arm not in lacking}
 
 
 def _useful(plan: Plan, trials: Sequence[Trial]) -> dict[str, int]:

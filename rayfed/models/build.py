@@ -104,29 +104,25 @@ def build_model(
 
 
 class CopiedModels:
-    """`build_model` for samples of one form, which builds and tries a model once, and copies it from then on.
+    """`build_model` that builds and tries a model of rayfed's own once, and copies it from then on.
 
-    Arms of a scenario mostly differ in their defences, and have the same model.
+    Arms of a scenario mostly differ in their defences, and have the same model. Models of others are built anew each
+    time: what they are made of may be shared by a copy, such as a function that refers to the module it was made in.
     """
 
     def __init__(self) -> None:
-        self._built: dict[str, nn.Module] = {}
+        self._built: list[tuple[tuple[Any, ...], nn.Module]] = []
 
-    def __call__(
-        self,
-        name: str,
-        parameters: Mapping[str, Any],
-        sample: SampleSpec | Shape,
-        classes: int,
-        seed: int | bytes,
-        normalise: tuple[list[float], list[float]] | None = None,
-        state: str | Path | None = None,
-    ) -> nn.Module:
-        """Return a model of one's own."""
-        key = repr((name, dict(parameters), classes, seed, normalise, state))
-        if key not in self._built:
-            self._built[key] = build_model(name, parameters, sample, classes, seed, normalise, state)
-        return copy.deepcopy(self._built[key])
+    def __call__(self, name: str, parameters: Mapping[str, Any], *others: Any) -> nn.Module:
+        """Return a model of one's own; takes the arguments of `build_model`."""
+        if not registry.find("models", name).__module__.startswith("rayfed."):
+            return build_model(name, parameters, *others)
+        given = name, dict(parameters), *others
+        known = next((model for args, model in self._built if args == given), None)
+        if known is None:
+            known = build_model(name, parameters, *others)
+            self._built.append((given, known))
+        return copy.deepcopy(known)
 
 
 def _from_component(name: str, parameters: Mapping[str, Any], image_shape: tuple[int, ...], classes: int) -> Any:

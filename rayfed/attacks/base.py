@@ -143,8 +143,10 @@ class MaliciousServer(Protocol):
     ) -> tuple[nn.Module, Named, Named]:
         """Return the model, weights and buffers that victims are sent in place of these, which stay as they are.
 
-        A pure function of its arguments. `extra` holds the public data where they are granted, as in the observation;
-        the tampered weights and buffers are those of the observation, so `reconstruct` can read what was done.
+        A pure function of its arguments. What never leaves a client (`rayfed.models.private`) is not among them: of
+        such tensors `model` has a draw of its own, and what is returned of them is not used. `extra` holds the public
+        data where they are granted, as in the observation; the tampered weights and buffers are those of the
+        observation, so `reconstruct` can read what was done.
         """
         ...
 

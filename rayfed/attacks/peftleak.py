@@ -42,6 +42,7 @@ from rayfed.attacks.base import NotApplicable, Reconstruction, not_applicable
 from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import filled, with_labels
+from rayfed.models.private import private_names, without
 from rayfed.models.trained import blocks_of
 from rayfed.registry import component
 from rayfed.update import Named, Observation
@@ -59,8 +60,8 @@ _STEEP = 1000.0
 _EXACT = 1e-3
 """Relative error up to which what enters an adapter is a token as the server means it."""
 _SURE = 3e-5
-"""Error of known entries and of length up to which a patch is called alone in its bin, or so near to those that share
-it that its pixels are theirs within about 0.01."""
+"""Error of known entries and of length up to which a patch was read for sure: it is alone in its bin, or so near to
+those that share it that its pixels are theirs within about 0.01."""
 _PLAUSIBLE = 0.3
 """The same, up to which a patch is used at all."""
 _SAME_TAG = 0.02
@@ -73,12 +74,14 @@ _NO_ADAPTERS = (
     "linear layer back. LoRA's have neither bias nor activation"
 )
 _NO_POSITIONS = "no position embedding, with a vector for each patch, is among the model's tensors"
-_TOLD = "{} of {} patches are alone in their bin for sure"
+_TOLD = "{} of {} patches were read for sure"
 _NO_LENGTH = "no norm stands before some adapters, so nothing tells which patches are alone in their bin"
 _UNTOUCHED = (
     "no adapter is shown patches by what the client was sent: the server has to tamper with the frozen model and the "
-    "adapters (see `MaliciousServer`), and this attack's own cannot with attention or MLPs of this kind"
+    "adapters (see `MaliciousServer`), and this attack's own cannot with attention, MLPs or private parts of this kind"
 )
+_OTHER_PRECISION = "a model with weights of {} does not take images of float32, as clients have them"
+_COARSE = "weights of {} are too coarse: what enters an adapter is no patch up to a relative error of {}"
 
 
 class _Adapter(NamedTuple):
@@ -123,17 +126,33 @@ class _Transformer:
     grid: tuple[int, int]
 
     @classmethod
-    def of(cls, model: nn.Module, trained: Sequence[str], shape: tuple[int, ...]) -> _Transformer:
-        """Find the parts; raises `NotApplicable` where one is missing."""
-        embed, conv = next(((n, m) for n, m in model.named_modules() if _cuts(m, shape)), ("", None))
-        if conv is None:
-            raise NotApplicable(_NO_EMBEDDING, inherent=True)
+    def found_in(cls, model: nn.Module, trained: Sequence[str], shape: tuple[int, ...]) -> list[_Transformer]:
+        """Find the parts, with each convolution that may cut patches; raises `NotApplicable` where one is missing."""
+        found, reason = list[_Transformer](), NotApplicable(_NO_EMBEDDING, inherent=True)
+        for embed, conv in model.named_modules():
+            if _cuts(conv, shape):
+                try:
+                    found.append(cls._of(model, embed, trained, shape))
+                except NotApplicable as missing:
+                    reason = missing
+        if not found:
+            raise reason
+        return found
+
+    @classmethod
+    def _of(cls, model: nn.Module, embed: str, trained: Sequence[str], shape: tuple[int, ...]) -> _Transformer:
+        conv = model.get_submodule(embed)
+        assert isinstance(conv, nn.Conv2d)
         blocks = tuple(blocks_of(model))
         if len(blocks) < 2:
             raise NotApplicable(_NO_BLOCKS, inherent=True)
         grid = (shape[1] // conv.kernel_size[0], shape[2] // conv.kernel_size[1])
+        private = private_names(model)
         inside = tuple(
-            a for b in blocks[:-1] for a in _adapters(model, b, conv.out_channels) if f"{a.down}.bias" in trained
+            adapter
+            for block in blocks[:-1]
+            for adapter in _adapters(model, block, conv.out_channels)
+            if f"{adapter.down}.bias" in trained and f"{adapter.up}.weight" not in private
         )
         if not inside:
             raise NotApplicable(_NO_ADAPTERS, inherent=True)
@@ -255,7 +274,7 @@ class _Transformer:
     def shown(self, state: Named) -> dict[int, bool]:
         """Return the adapters that are shown patches at these weights, and whether what enters has one length."""
         drawn = torch.rand((4, *self.shape), generator=torch.Generator().manual_seed(0))
-        images = drawn.to(next(iter(state.values())).device)
+        images = drawn.to(_device(state))
         patches = self.cut(images).double()
         wanted = (patches - 0.5) @ self.basis.T.to(patches)
         good = {}
@@ -328,14 +347,17 @@ class PeftLeak:
         generator: torch.Generator,
     ) -> tuple[nn.Module, Named, Named]:
         """Return the model with other weights, frozen and trained; the same where it is none that this attack knows."""
+        unsent = without(_state(model), weights | buffers)
+        kept = {name: tensor.detach().to(_device(weights)) for name, tensor in unsent.items()}
         try:
-            found = _Transformer.of(model, list(weights), image_shape)
+            for found in _Transformer.found_in(model, list(weights), image_shape):
+                state = _transparent(found, kept | weights | buffers) | kept  # which is not the server's to write
+                if shown := found.shown(state):
+                    self._aim(found, state, found.aims(list(shown)), self._samples(found, extra))
+                    return model, {name: state[name] for name in weights}, {name: state[name] for name in buffers}
         except NotApplicable:
-            return model, weights, buffers
-        state = _transparent(found, weights | buffers)
-        if shown := found.shown(state):
-            self._aim(found, state, found.aims(list(shown)), self._samples(found, extra))
-        return model, {name: state[name] for name in weights}, {name: state[name] for name in buffers}
+            pass
+        return model, weights, buffers
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -345,10 +367,11 @@ class PeftLeak:
         try:
             if first.sample.modality != "pixels":
                 raise NotApplicable(_NO_EMBEDDING, inherent=True)
-            found = _Transformer.of(model, list(first.weights), first.sample.shape)
-            shown = found.shown(first.weights | first.buffers)
+            state = first.weights | first.buffers
+            every = _Transformer.found_in(model, list(first.weights), first.sample.shape)
+            found, shown = next(((one, seen) for one in every if (seen := one.shown(state))), (every[0], {}))
             if not shown:
-                raise NotApplicable(_UNTOUCHED)
+                raise NotApplicable(_untouched(state[f"{found.embed}.weight"].dtype))
         except NotApplicable as reason:
             return [not_applicable(observation, str(reason), reason.inherent) for observation in observations]
         labelled = [filled(observation) for observation in with_labels(observations, model)]
@@ -389,6 +412,11 @@ class PeftLeak:
             state[f"{adapter.up}.weight"][-1, aim.rows] = 1 / steep
 
 
+def _untouched(dtype: torch.dtype) -> str:
+    """Return why no adapter is shown patches by weights of this kind."""
+    return _UNTOUCHED if dtype.itemsize >= 4 else _COARSE.format(str(dtype).split(".")[-1], _EXACT)
+
+
 def _transparent(found: _Transformer, state: Named) -> Named:
     """Return the weights at which blocks pass tokens on as the server means them, and adapters add nothing."""
     state = {name: tensor.detach().clone() for name, tensor in state.items()}
@@ -402,10 +430,8 @@ def _transparent(found: _Transformer, state: Named) -> Named:
     rows[:-1, : len(basis)] = -basis @ grey
     table = {name: tensor for name, tensor in state.items() if not name.startswith(found.blocks)}
     for name in (n for n, t in table.items() if t.ndim == 3 and n != found.positions and _is_row(t, conv)):
-        if table[name].numel() <= _PREFIX * found.width:  # a class token
-            state[name] = torch.zeros_like(state[name])
-            if state[found.positions].numel() == found.places * found.width:
-                state[name] += rows[-1].to(state[name])
+        if table[name].numel() <= _PREFIX * found.width:  # tokens in front, which may have no position
+            state[name] = torch.zeros_like(state[name]) + rows[-1].to(state[name])
     places = state[found.positions].view(-1, found.width)
     places[:] = rows[-1].to(places)
     places[-found.places :] = rows[:-1].to(places)
@@ -418,8 +444,7 @@ def _transparent(found: _Transformer, state: Named) -> Named:
     for adapter in found.adapters:
         state[f"{adapter.down}.bias"] += 1  # ReLU and GELU differ there, and what follows is 0
     _tag(found, state)
-    device = next(iter(state.values())).device
-    return {name: tensor.detach().to(device) for name, tensor in state.items()}
+    return {name: tensor.detach().to(_device(state)) for name, tensor in state.items()}
 
 
 def _pass_on(found: _Transformer, state: Named, block: str) -> None:
@@ -457,16 +482,28 @@ def _entering(found: _Transformer, state: Named) -> tuple[Tensor, Tensor]:
     copy.get_submodule(found.embed).register_forward_pre_hook(lambda _, entered: seen.append(entered[0]))
     ends = torch.stack([torch.zeros(found.shape), torch.ones(found.shape)])
     with torch.no_grad():
-        _run(copy, state, ends.to(next(iter(state.values())).device))
+        _run(copy, state, ends.to(_device(state)))
+    if not seen:  # a convolution that the model does not use
+        return torch.zeros(found.shape[0]).double(), torch.ones(found.shape[0]).double()
     low, high = seen[0].double().cpu().flatten(2).mean(2)
     return low, high - low
+
+
+def _device(state: Named) -> torch.device:
+    return next(iter(state.values())).device
 
 
 def _run(model: nn.Module, state: Named, images: Tensor) -> None:
     model.to(images.device)
     own = _state(model)
+    others = {str(t.dtype).split(".")[-1] for t in state.values() if t.is_floating_point()} - {"float32"}
     for part in images.split(128):
-        functional_call(model, {name: tensor for name, tensor in state.items() if name in own}, (part,))
+        try:
+            functional_call(model, {name: tensor for name, tensor in state.items() if name in own}, (part,))
+        except RuntimeError as error:
+            if not others:
+                raise
+            raise NotApplicable(_OTHER_PRECISION.format(" and ".join(sorted(others)))) from error
 
 
 def _reconstruction(found: _Transformer, shown: Mapping[int, bool], observation: Observation) -> Reconstruction:
@@ -477,7 +514,8 @@ def _reconstruction(found: _Transformer, shown: Mapping[int, bool], observation:
     if count > 1 and not all(shown.values()):
         message = _NO_LENGTH
     images = torch.full((count, found.places, found.basis.shape[1]), torch.nan, dtype=torch.float64)
-    for number, members in enumerate(_together(places, tags, errors, noise)[:count]):
+    groups = [_best(places)] if count == 1 else _together(places, tags, errors, noise)
+    for number, members in enumerate(groups[:count]):
         images[number, places[members]] = patches[members]
     if images.isnan().all():
         shape = (count, *found.shape)
@@ -512,6 +550,14 @@ def _patches(
     order = order[(errors[order] < _PLAUSIBLE) & plain[order].isfinite().all(1)]
     plain, places, errors, noise = (t[order] for t in (plain, places, errors, noise))
     return plain[:, : len(found.basis)] @ found.basis + 0.5, places, plain[:, found.tags], errors, noise
+
+
+def _best(places: Tensor) -> list[int]:
+    """Return the most trusted patch of each position, whatever its tag: those of a single image, all of them."""
+    first: dict[int, int] = {}
+    for patch, place in enumerate(places.tolist()):
+        first.setdefault(place, patch)
+    return list(first.values())
 
 
 def _together(places: Tensor, tags: Tensor, errors: Tensor, noise: Tensor) -> list[list[int]]:

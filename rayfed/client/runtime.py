@@ -223,7 +223,7 @@ class ClientRuntime:
         own = {name: t.to(self.device) for name, t in kept.items()}
         weights = {**sent.weights, **only(own, built.trained_privately)}
         buffers = {**sent.buffers, **without(own, built.trained_privately)}
-        epochs = max(defence.private_epochs for defence in built.defences)
+        epochs = max((defence.private_epochs for defence in built.defences), default=0)
         if epochs and sent.round:  # in round 0 nothing has been averaged that it could adapt to
             task = Task(
                 client=client,

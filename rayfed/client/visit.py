@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from rayfed.client.runtime import ClientRuntime
 from rayfed.client.sent import Sent, Split, State
 from rayfed.defences.base import Task
 from rayfed.models.front import Front
-from rayfed.models.private import only, private_names
+from rayfed.models.private import only, private_names, without
 from rayfed.scenario import AttackSpec, Training
 from rayfed.update import Named, Update
 
@@ -227,13 +227,24 @@ class ObservedClient:
         return task.replace(generator=noise, private=task.private.difference(*public))
 
     def _tampered(self, task: Task) -> Task:
-        """Return the task with the model of a malicious server, the same for all victims of a round."""
+        """Return the task with the model of a malicious server, the same for all victims of a round.
+
+        The client's private part stays as it is: no server has it, or can send another.
+        """
         server, runtime = self.attack.build(), self.runtime
         if not isinstance(server, MaliciousServer):
             return task
         generator = seeds.torch_generator(runtime.scenario.seed, "tamper", self.attack.title, task.round)
         grants, shape = self.attack.grants.values(), runtime.data.sample.shape
         extra = {name: known for grant in grants for name, known in grant.known_before(runtime).items()}
-        model, weights, buffers = server.tamper(task.model, task.weights, task.buffers, shape, extra, generator)
-        kept = (name for name in private_names(model) if name.endswith(tuple(task.private)))
+        sent = without(task.weights, task.private), without(task.buffers, task.private)
+        model, weights, buffers = server.tamper(task.model, *sent, shape, extra, generator)
+        kept = {name: own for name in private_names(model) if (own := _within(name, task.private))}
+        weights = weights | {name: task.weights[own] for name, own in kept.items() if own in task.weights}
+        buffers = buffers | {name: task.buffers[own] for name, own in kept.items() if own in task.buffers}
         return task.replace(model=model, weights=weights, buffers=buffers, private=frozenset(kept))
+
+
+def _within(name: str, names: Collection[str]) -> str:
+    """Return which of these names one is that a server may have put another module around; the empty string: none."""
+    return max((own for own in names if f".{name}".endswith(f".{own}")), key=len, default="")

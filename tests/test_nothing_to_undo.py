@@ -54,9 +54,9 @@ def test_an_arm_is_run_once_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> 
     runs: list[bool] = []
     of = Rehearsal.of
 
-    def counted(answer: Any, like: Any, trusted: bool = False, even: bool = False) -> Rehearsal:
+    def counted(answer: Any, like: Any, trusted: bool = False, even: bool = False, *others: Any) -> Rehearsal:
         runs.append(even)
-        return of(answer, like, trusted, even)
+        return of(answer, like, trusted, even, *others)
 
     monkeypatch.setattr(understood.Rehearsal, "of", counted)
     inputs = prepared({"name": "prune", "ratio": 0.9})

@@ -53,6 +53,17 @@ def test_behind_a_defence_the_sample_need_not_explain_what_was_sent(tmp_path: Pa
     assert [row["verdict"] for row in outcomes(other)] == ["inconclusive"]
 
 
+def test_of_an_own_defence_nothing_is_said_where_no_attacker_has_its_code(tmp_path: Path) -> None:
+    """So that no recommendation rests on attackers who know less."""
+    far = {"psnr": 8.0, "above_guessing": -5.0, "told_apart": 0.0}
+    for knowledge, said in (("defence", "inconclusive"), ("defence,code", "not reconstructed")):
+        folder = small_run(str(tmp_path / knowledge), {"arms": {"none": [], "own": ["my_defence:Clip"]}})
+        rows = [attacked("none", "dlg", i, psnr=60.0, fit=0.0) for i in (0, 1)]
+        rows += [attacked("own", "dlg", i, fit=0.0, knowledge=knowledge, **far) for i in (0, 1)]
+        folder.write_part("attacks", 0, rows)
+        assert [row["verdict"] for row in outcomes(folder)] == ["leaks", said]
+
+
 def test_of_a_run_that_broke_off_leaks_alone_are_known(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": {"none": [], "noise": ["gaussian"]}})
     rows = [attacked("none", "dlg", i, psnr=60.0) for i in (0, 1)]

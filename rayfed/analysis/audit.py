@@ -92,6 +92,7 @@ EXPLAINS_IN_TOKENS = 1e-3
 """The same of texts: tokens are right or wrong, and those of wrong ones may come near, where few layers are trained."""
 UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
 UNEXPLAINED_PART = "no attacker with the code found a sample that explains what was sent as well as the true one does"
+UNCOMPARED = "no answer of an attacker with the code could be compared with what was sent"
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
 FOUND_NOTHING = "the attacks found nothing without a defence either"
 FEWEST, USEFUL, MOST = 40, 100, 24_000
@@ -232,6 +233,8 @@ class Finding:
     """Samples of this batch size that leak without a defence; None for an arm without a defence."""
     guessed: float | None = None
     """Mean absolute error of naming the median for every sample; None if it is not known."""
+    caveat: str = ""
+    """What was not looked at of the defence, where nothing was reconstructed."""
     behind: str = ""
     """For an undefended arm without a leak: which attack succeeded behind a defence, and what it did here."""
 
@@ -484,10 +487,14 @@ def _unexplained(rows: Sequence[Row], criterion: Criterion, bare: bool) -> str:
 
     The sample itself has this gradient, so an attack whose answer does not have it has not finished its search. Tables
     of earlier versions, and updates of several local steps, have no `fit`. Behind a defence those count who know from
-    its code which values it leaves as they are and what noise it adds, and samples where that is known.
+    its code which values it leaves as they are and what noise it adds, and samples where that is known; where it is
+    known of none, nothing shows that these attacks could have found anything.
     """
     if not bare:
-        rows = [row for row in rows if code_given(row) and row.get("fit") is not None]
+        told = [row for row in rows if code_given(row)]
+        rows = [row for row in told if row.get("fit") is not None]
+        if told and not rows:
+            return UNCOMPARED
     fits = [(_sample(row), row["fit"]) for row in rows if row.get("fit") is not None]
     explains = EXPLAINS_IN_TOKENS if criterion.modality == "tokens" else EXPLAINS
     explained = {sample for sample, fit in fits if fit <= explains}
@@ -640,7 +647,8 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
     noun = criterion.noun
     few = [f"{f.shown} of {f.samples} {noun}s at batch {f.batch}" for f in group if f.shown not in (None, f.samples)]
     shown = f"; without a defence they find {', '.join(few)}, and say nothing about the others" if few else ""
-    return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}{shown}){silent}"
+    caveats = "".join(f"; {caveat}" for caveat in dict.fromkeys(f.caveat for f in group if f.caveat))
+    return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}{shown}){silent}{caveats}"
 
 
 def _no_time(group: Sequence[Finding]) -> str:

@@ -15,9 +15,9 @@ import yaml
 from rayfed.analysis import summary
 from rayfed.analysis.audit import State, findings
 from rayfed.analysis.settings import INAPPLICABLE, estimate
-from rayfed.analysis.summary import Leak, Row, arm_spec, undefended, warmed_up
+from rayfed.analysis.summary import Leak, Row, arm_spec, code_given, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
-from rayfed.analysis.verdicts import criterion_of, weightiest
+from rayfed.analysis.verdicts import criterion_of, has_own, weightiest
 from rayfed.hidden import CHANNELS
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store import exits
@@ -81,26 +81,35 @@ def with_verdicts(
     """Return the rows with `verdict`, derived from each attack's result (`answer`).
 
     Attacks show that they work on arms without a defence of the same model, of which `alike` is the same: on batches of
-    the same size, and as many images.
+    the same size, and as many images. Of a defence that rayfed does not come with nothing is said where no attacker has
+    its code (`rayfed.analysis.verdicts.UNREAD`).
     """
 
     def key(row: Row) -> Any:
         return repr(arm_spec(scenario, row["arm"]).get("model")), alike(row)
+
+    def place(row: Row) -> Any:
+        return row.get("trial"), row["arm"]
 
     def played(row: Row) -> Any:
         return row["attack"], row.get("batch_size"), row.get("images")
 
     working: dict[Any, set[Any]] = {}
     groups: dict[Any, dict[Any, str]] = {}
+    read = {place(row) for row in rows if row.get("answer") == "not reconstructed" and code_given(row)}
     for row in rows:
-        answers = groups.setdefault((row.get("trial"), row["arm"]), {})
+        answers = groups.setdefault(place(row), {})
         if row.get("answer"):
             answers[played(row)] = row["answer"]
         if row.get("answer") == "leaks" and undefended(scenario, row["arm"]):
             working.setdefault(key(row), set()).add(played(row))
-    return [
-        {**row, "verdict": _verdict(groups[row.get("trial"), row["arm"]], working.get(key(row), set()))} for row in rows
-    ]
+
+    def verdict(row: Row) -> State:
+        found = _verdict(groups[place(row)], working.get(key(row), set()))
+        unread = found == "not reconstructed" and has_own(scenario, row["arm"]) and place(row) not in read
+        return "inconclusive" if unread else found
+
+    return [{**row, "verdict": verdict(row)} for row in rows]
 
 
 def _verdict(answers: Mapping[Any, str], working: Collection[Any]) -> State:

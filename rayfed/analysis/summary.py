@@ -180,7 +180,7 @@ def labels_given(row: Row) -> bool:
 
 def code_given(row: Row) -> bool:
     """Return whether the attacker of a row of `attacks` had the code of the defences."""
-    return "code" in (row["knowledge"] or "").split(",")
+    return "code" in (row.get("knowledge") or "").split(",")
 
 
 def undefended(scenario: Row, arm: str) -> bool:

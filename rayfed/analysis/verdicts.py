@@ -15,6 +15,7 @@ from rayfed import registry
 from rayfed.analysis.audit import (
     FEWEST,
     METHODS,
+    UNCOMPARED,
     Criterion,
     Finding,
     State,
@@ -101,12 +102,13 @@ def run_findings(
         rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
         found += findings(rows, criterion, _brief(scenario), bare, finished, closed_forms(scenario))
     answered = [row for row in attacks if code_given(row) and row["status"] == "ok"]
-    own, read = {a for a in models if _has_own(scenario, a)}, {(row["arm"], row["batch_size"]) for row in answered}
+    own, read = {a for a in models if has_own(scenario, a)}, {(row["arm"], row["batch_size"]) for row in answered}
     unread = [f.arm in own and (f.arm, f.batch) not in read and f.state == "not reconstructed" for f in found]
-    return [replace(f, state="inconclusive", lacking=UNREAD) if u else f for f, u in zip(found, unread, strict=True)]
+    found = [replace(f, state="inconclusive", lacking=UNREAD) if u else f for f, u in zip(found, unread, strict=True)]
+    return [replace(f, caveat=TRIED) if f.arm in own and f.state == "not reconstructed" else f for f in found]
 
 
-def _has_own(scenario: Mapping[str, Any], arm: str) -> bool:
+def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
     """Return whether an arm has defences that rayfed does not come with."""
     specs = arm_spec(scenario, arm).get("defences") or []
     names = [str(spec["name"] if isinstance(spec, Mapping) else spec) for spec in specs]
@@ -115,6 +117,7 @@ def _has_own(scenario: Mapping[str, Any], arm: str) -> bool:
 
 
 UNREAD = "no attacker here has the code of the arm's own defence (knowledge: [defence, code])"
+TRIED = "the defence's code was run on the attacker's own gradients, and may do otherwise on others"
 NOTHING_REBUILT = "no attack rebuilt samples here"
 UNFINISHED = "the run is not finished, and no attack that rebuilds samples is over here"
 """Why an arm without rows of attacks is not measured: in a finished run, and in one that goes on or broke off."""
@@ -262,6 +265,11 @@ def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequenc
         return (
             f"Next: write an attack that uses what the code tells of {', '.join(unused)}, or change the defence: more "
             "time does not help."
+        )
+    if uncompared := [verdict.arm for verdict in inconclusive if UNCOMPARED in verdict.sentence]:
+        return (
+            f"Next: nothing shows that these attacks could find anything behind {', '.join(uncompared)}, and more time "
+            "does not help. A defence with an account says what is proved of any attack."
         )
     bare = any(undefended(scenario, v.arm) and v.state == "not reconstructed" for v in told)
     if inconclusive or (bare and "leaks" not in states):

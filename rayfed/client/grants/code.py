@@ -39,9 +39,9 @@ from rayfed.client.grants.noise import (
 from rayfed.registry import component
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from rayfed.client.grants.drawn import Drawn
     from rayfed.client.runtime import ClientRuntime
     from rayfed.client.visit import ObservedClient, Truth
     from rayfed.defences.base import Batch, Defence, Task
@@ -247,14 +247,6 @@ class _Code:
             state={},
         )
 
-    def drawn(self) -> int:
-        """Return how many random numbers the defences draw from the client's own randomness."""
-        from rayfed.client.grants.drawn import Drawn
-
-        counted = Drawn()
-        self.answer(None, 0, rounded=True, counted=counted)
-        return counted.numbers
-
     def answer(
         self,
         gradient: Tensor | None,
@@ -262,27 +254,34 @@ class _Code:
         noise: int | None = None,
         rounded: bool = False,
         other: bool = False,
-        counted: Drawn | None = None,
     ) -> Tensor:
         """Return the defences' answer (D,) to a gradient, by default zeros, for the victim's number, unrounded.
 
         The samples are blank, or noise of a seed, and with `other` their labels and places are drawn, too. Only answers
-        that are `rounded` are as they are sent. What is drawn for one is `counted`.
+        that are `rounded` are as they are sent.
         """
         from contextlib import nullcontext
 
+        from rayfed.attacks.closed_form.probe import NotRounded
+        from rayfed.gradients import flatten
+
+        task = self.task(seed)
+        if noise is not None:
+            drawn = self.observed.runtime.data.sample.noise(len(task.data.labels), _generator(noise))
+            data = task.data._replace(inputs=drawn.to(task.data.inputs))
+            task = task.replace(data=_other(data, task.classes, noise) if other else data)
+        with nullcontext() if rounded else NotRounded():
+            return flatten(self.update(task, gradient).tensors)
+
+    def update(self, task: Task, gradient: Tensor | None = None) -> Update:
+        """Return the defences' update for a task of the attacker's, in place of a gradient (D,), by default zeros."""
         import torch
 
-        from rayfed.attacks.closed_form.probe import NotRounded
         from rayfed.client.local import gradient_method, wrap_updates
         from rayfed.gradients import flatten, unflatten
         from rayfed.update import Update
 
-        observed, task, defences = self.observed, self.task(seed), self.observed.arm.defences
-        if noise is not None:
-            drawn = observed.runtime.data.sample.noise(len(task.data.labels), torch.Generator().manual_seed(noise))
-            data = task.data._replace(inputs=drawn.to(task.data.inputs))
-            task = task.replace(data=_other(data, task.classes, noise) if other else data)
+        observed, defences = self.observed, self.observed.arm.defences
         chosen = torch.zeros_like(flatten(task.weights)) if gradient is None else gradient
 
         def sent(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
@@ -294,10 +293,20 @@ class _Code:
             )
             return Update(observed.client, observed.round, tensors, {}, len(task.data.labels), loss=0.0)
 
-        if counted is not None:
-            counted.generator = task.generator
-        with counted or (nullcontext() if rounded else NotRounded()):
-            return flatten(wrap_updates(update, defences)(task).tensors)
+        return wrap_updates(update, defences)(task)
+
+    def gradients(self) -> list[Tensor]:
+        """Return the model's own gradients (D,) at samples of several kinds, with drawn labels."""
+        import torch
+
+        from rayfed import gradients
+
+        found, task = [], self.task(0)
+        for seed, samples in enumerate(_kinds(self)):
+            data = _other(task.data._replace(inputs=samples), task.classes, seed)
+            tensors, _ = gradients.gradient(task.model, task.weights, task.buffers, data.inputs, data.labels)
+            found.append(gradients.flatten(tensors))
+        return [one for one in found if bool(one.isfinite().all()) and bool(torch.count_nonzero(one))]
 
 
 @component
@@ -391,12 +400,12 @@ def _learnt(code: _Code, update: Update) -> _Learnt:
     if isinstance(undone, str) or of_steps or of_each or not (own or all(map(_is_quick, defences))):
         return _Learnt(undone, beyond=hidden)
     try:
-        rehearsal = _rehearsal(code, trusted=not own)
+        rehearsal = _rehearsal(code, trusted=not own, others=code.gradients() if own else ())
         undoes = rehearsal.fixed and isinstance(undone, Mapping)
         beyond = hidden or ("" if undoes else rehearsal.beyond)
         given = torch.randn(len(rehearsal.quiet), generator=torch.Generator().manual_seed(0)).to(rehearsal.quiet.device)
-        if not beyond and not rehearsal.fixed and own and code.drawn() < rehearsal.noisy:
-            beyond = understood.FEW
+        if own and not beyond:
+            beyond = _of_one_answer(code, given, rehearsal)
         if own and not beyond and (_reads_samples(code, other=True) or _reads_samples(code, given, other=True)):
             beyond = understood.SAMPLES
     except Exception as error:
@@ -405,9 +414,40 @@ def _learnt(code: _Code, update: Update) -> _Learnt:
     return _Learnt(undone, None if adapts else rehearsal, beyond if own else "")
 
 
-def _rehearsal(code: _Code, trusted: bool, even: bool = False) -> understood.Rehearsal:
+def _rehearsal(code: _Code, trusted: bool, even: bool = False, others: Sequence[Tensor] = ()) -> understood.Rehearsal:
     """Run the defences on gradients of the attacker's own."""
-    return understood.Rehearsal.of(partial(code.answer, rounded=True), code.task(0).weights, trusted, even)
+    return understood.Rehearsal.of(partial(code.answer, rounded=True), code.task(0).weights, trusted, even, others)
+
+
+def _of_one_answer(code: _Code, gradient: Tensor, rehearsal: understood.Rehearsal) -> str:
+    """Return what answers to zeros and a gradient (D,) show beside their values, in words; empty if nothing.
+
+    Noise has to be what was drawn from the client's own randomness; samples are not looked at, and nothing else of the
+    update or of what the client keeps is changed.
+    """
+    from rayfed.client.grants.drawn import Drawn
+
+    bits = set()
+    for given in (None, gradient):
+        seen, task = Drawn(), code.task(0)
+        batches = [task.data] if task.others is None else [task.data, task.others]
+        tensors = [t for batch in batches for t in (batch.inputs, batch.labels, batch.places) if t is not None]
+        seen.watch(task.generator, tensors)
+        with seen:
+            update = code.update(task, given)
+        if task.state:
+            return understood.STATE
+        bits.add(update.bits)
+        if update.buffers or update.loss or update.samples != len(task.data.labels) or len(bits) > 1:
+            return understood.BESIDE
+        if seen.read:
+            return understood.SAMPLES
+        if given is None and not rehearsal.fixed and rehearsal.noisy:
+            if seen.reseeded or seen.numbers < rehearsal.noisy:
+                return understood.FEW
+            if not understood.is_drawn(update.tensors, seen.normal):
+                return understood.UNDRAWN
+    return ""
 
 
 def _not_rehearsed(own: Sequence[Defence], one_step: bool) -> str:
@@ -437,12 +477,8 @@ def _samples_beyond(code: _Code, made: AsTrained | None) -> str:
     changes = [defence for defence in code.observed.arm.defences if defence.overrides("wrap_data")]
     if not any(map(_is_own, changes)):
         return ""
-    task, sample = code.task(0), code.observed.runtime.data.sample
-    drawn = sample.noise(len(task.data.labels), torch.Generator().manual_seed(0)).to(task.data.inputs)
-    kinds = [drawn]
-    if drawn.is_floating_point():  # a map may depend on what a sample is like
-        kinds += [drawn / 5, 1 - drawn / 5, (drawn > 0.9).to(drawn), drawn.round(), torch.full_like(drawn, 0.3)]
-    for samples in kinds:
+    task = code.task(0)
+    for samples in _kinds(code):
         data = task.data._replace(inputs=samples)
         others = [data, *(_other(data, task.classes, seed) for seed in range(1, _DRAWS))]
         batches = [(one, AsTrained.of(code, one).batch(samples, seed)) for one in others for seed in range(_DRAWS)]
@@ -456,6 +492,24 @@ def _samples_beyond(code: _Code, made: AsTrained | None) -> str:
         if made is None or not torch.allclose(made.back(inputs[0]), samples, atol=0.01):
             return understood.LOST_SAMPLES
     return ""
+
+
+def _kinds(code: _Code) -> list[Tensor]:
+    """Return samples (N, *shape) of several kinds, for what is done may depend on what they are like."""
+    import torch
+
+    task = code.task(0)
+    drawn = code.observed.runtime.data.sample.noise(len(task.data.labels), _generator(0)).to(task.data.inputs)
+    if not drawn.is_floating_point():
+        return [drawn]
+    more = drawn / 5, 1 - drawn / 5, (drawn > 0.9).to(drawn), drawn.round(), torch.full_like(drawn, 0.3)
+    return [drawn, *more]
+
+
+def _generator(seed: int) -> torch.Generator:
+    import torch
+
+    return torch.Generator().manual_seed(seed)
 
 
 def _other(batch: Batch, classes: int, seed: int) -> Batch:

@@ -1,22 +1,41 @@
-"""How many random numbers a defence draws from the randomness that it is given."""
+"""What a defence draws from the randomness that it is given, and whether it looks at samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+_NORMAL = {"randn", "normal", "normal_"}
+_OF_FORM = {"size", "dim", "numel", "__len__", "is_floating_point", "new_zeros", "new_ones", "new_empty", "__get__"}
+"""Operations that tell nothing of a tensor's values; `__get__` is that of attributes such as `shape`."""
+_OF_VALUES = {"T", "data", "grad", "mT", "H", "mH", "real", "imag"}
+"""Attributes that do."""
+
 
 class Drawn(TorchFunctionMode):
-    """Counts the numbers that operations draw from one generator."""
+    """Records the numbers that operations draw from one generator, and whether they read the values of tensors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.generator: torch.Generator | None = None
         self.numbers = 0
+        """How many were drawn."""
+        self.normal: list[Tensor] = []
+        """Those of normal distributions, as each operation drew them."""
+        self.reseeded = False
+        """Whether the generator had another seed when something was drawn."""
+        self.read = False
+        """Whether a value of the watched tensors was read."""
+        self._generator: torch.Generator | None = None
+        self._seed = 0
+        self._watched: list[Tensor] = []
+
+    def watch(self, generator: torch.Generator, tensors: Iterable[Tensor]) -> None:
+        """Begin with what is drawn from a generator, and with what is read of these tensors."""
+        self._generator, self._seed, self._watched = generator, generator.initial_seed(), list(tensors)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -24,6 +43,23 @@ class Drawn(TorchFunctionMode):
         """Run an operation; what it makes with the generator counts."""
         given = kwargs or {}
         output = func(*args, **given)
-        if self.generator is not None and any(one is self.generator for one in (*args, *given.values())):
+        every = [*args, *given.values()]
+        name = getattr(func, "__name__", "")
+        if self._generator is not None and any(one is self._generator for one in every):
+            self.reseeded = self.reseeded or self._generator.initial_seed() != self._seed
             self.numbers += output.numel() if isinstance(output, Tensor) else 1
+            if isinstance(output, Tensor) and name in _NORMAL:
+                self.normal.append(output.detach().clone())
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name not in _OF_FORM or attribute in _OF_VALUES:
+            self.read = self.read or self._reads(every)
         return output
+
+    def _reads(self, given: Iterable[Any]) -> bool:
+        """Return whether a watched tensor is among arguments, or in lists of them."""
+        return any(
+            any(one is tensor for tensor in self._watched)
+            if isinstance(one, Tensor)
+            else isinstance(one, list | tuple) and self._reads(one)
+            for one in given
+        )

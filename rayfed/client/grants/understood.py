@@ -12,7 +12,8 @@ distribution. Of related values it is the sum of the squares of all correlations
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,6 +41,8 @@ OFFSET = "noise has a part that is the same each time"
 SIZES = "noise is larger on some values of a tensor than on others"
 DENSITY = "noise is neither normal nor Laplace's"
 FEW = "noise follows from fewer random numbers than it is added to"
+UNDRAWN = "noise is not one number drawn normal for each value, times a factor"
+BESIDE = "what is sent beside the values is changed"
 
 _SIZES = 1.0, 0.01
 """Standard deviations of the attacker's own gradients."""
@@ -49,6 +52,8 @@ _LOOKED_AT = 2**19
 """Values that are compared with each other, at most."""
 _COMPARED, _SELDOM_COMPARED = 8, 2
 """Draws whose answers to gradients are compared with those to zeros, and of noise that is known but for its size."""
+_TRIED_ON_OTHERS = 2
+"""Draws whose answers to gradients other than random ones are compared."""
 _OFTEN_SENT = 4
 """Comparisons in which a value was sent, from which it counts as one that has no noise where others have."""
 _SAME, _ROUNDING = 1e-5, 1e-6
@@ -75,6 +80,8 @@ _FITTED = 5
 """Times that the factor between a gradient and an update is fitted, without outliers, at last on all values."""
 _FEW_FITTED = 2**20
 """About how many values it is fitted on before."""
+_AS_DRAWN = 5e-7
+"""Relative error up to which noise is what was drawn times a factor, after a few roundings."""
 _DROWNED = 2.0
 """Energy of a tensor over that of its noise up to which it is little else."""
 
@@ -130,8 +137,10 @@ class Rehearsal(NamedTuple):
     """The noise, where gradients are sent as they are, or all times one factor, but for noise that is understood."""
 
     @classmethod
-    def of(cls, answer: Answer, like: Named, trusted: bool = False, even: bool = False) -> Rehearsal:
-        """Run defences on zeros and on random gradients, of tensors `like` those that are sent.
+    def of(
+        cls, answer: Answer, like: Named, trusted: bool = False, even: bool = False, others: Sequence[Tensor] = ()
+    ) -> Rehearsal:
+        """Run defences on zeros, on random gradients, and on `others` (D,), of tensors `like` those that are sent.
 
         Noise that is `trusted` to be of its own for each value is drawn a few times, to see its size; twice where it is
         trusted to be on all values or on none (`even`).
@@ -157,8 +166,8 @@ class Rehearsal(NamedTuple):
         masks, fixed = False, bool((known == known[0]).all()) and all(torch.equal(one, first[0]) for one in first)
         draw = torch.Generator().manual_seed(0)
         for seed, noise in enumerate(first):
-            for size in _SIZES[:1] if even else _SIZES:
-                gradient = size * torch.randn(len(zeros), generator=draw).to(zeros)
+            drawn = (size * torch.randn(len(zeros), generator=draw).to(zeros) for size in _SIZES[: 1 if even else None])
+            for gradient in chain(drawn, others if seed < _TRIED_ON_OTHERS else ()):
                 sent = answer(gradient, seed)
                 near = _SAME * torch.maximum(noise.abs(), gradient.abs()) + _ROUNDING * energy.sqrt().to(zeros)
                 masked = sent == 0
@@ -197,6 +206,32 @@ class Rehearsal(NamedTuple):
             return not noise or float(tensor.square().sum()) > _DROWNED * noise
 
         return {name: torch.full_like(t, above(name, t), dtype=torch.bool) for name, t in update.items()}
+
+
+def is_drawn(noise: Named, drawn: Sequence[Tensor]) -> bool:
+    """Return whether the noise on each tensor is what was drawn for it, times a factor.
+
+    It is drawn in one piece for a tensor, and then for no other, or for all of them together.
+    """
+    left, start = [one.flatten() for one in drawn], 0
+    for tensor in noise.values():
+        values, place = tensor.flatten(), start
+        start += len(values)
+        if not values.any():
+            continue
+        whole = next((n for n, one in enumerate(left) if len(one) == len(values) and _is_multiple(values, one)), None)
+        if whole is not None:
+            del left[whole]
+        elif not any(len(one) >= start and _is_multiple(values, one[place:start]) for one in left):
+            return False
+    return True
+
+
+def _is_multiple(values: Tensor, drawn: Tensor) -> bool:
+    """Return whether values (n,) are 0 or as drawn, times one factor, up to rounding."""
+    there, expected = values != 0, drawn.to(values.device).double()
+    expected = (values / expected)[there].median() * expected
+    return bool(((values - expected).abs() <= _AS_DRAWN * expected.abs())[there].all())
 
 
 def _places(like: Named) -> Tensor:

@@ -309,7 +309,7 @@ def _fewer(plan: Plan, whole: Plan, budget: Budget, of_all: Fitted, slower: floa
     minutes = _minutes(budget, of_all.first_batch, slower, tried)
     return (
         f"defences: {', '.join(plan.defences)}, of {len(whole.defences)} usual ones, as there is no time for more: "
-        f"--minutes {minutes} --batch {min(whole.batches)} has time for all; --defence chooses"
+        f"--minutes {minutes} --batch {min(whole.batches)} has time for all attacks on all; --defence chooses"
     )
 
 

@@ -164,16 +164,15 @@ def fit(
 
 
 def answerable(fitted: Fitted, arms: Sequence[str], leaking: Collection[str]) -> set[str]:
-    """Return the names of the defended arms that a verdict can be had on, at least the first.
+    """Return the names of the defended arms on which a leak may be found, at least the first.
 
-    On these every attack that applies is played at the smallest batch size, or one that was seen `leaking` in its
-    trial, which may leak there, too.
+    On these a search is played at the smallest batch size, or an attack that was seen `leaking` in its trial.
     """
     smallest = min(unit.batch for unit in [*fitted.played, *fitted.left_out])
-    lacking = {unit.arm for unit in fitted.left_out if unit.applies and unit.batch == smallest}
-    shown = {unit.arm for unit in fitted.played if unit.batch == smallest and set(leaking) & set(unit.titles)}
+    telling = [u for u in fitted.played if u.applies and (u.method.evaluations or set(leaking) & set(u.titles))]
+    found = {unit.arm for unit in telling if unit.batch == smallest}
     defended = [arm for arm in arms if arm != UNDEFENDED]
-    return {arm for arm in defended if arm == defended[0] or arm in shown or arm not in lacking}
+    return found & set(defended) | set(defended[:1])
 
 
 def _useful(plan: Plan, trials: Sequence[Trial]) -> dict[str, int]:

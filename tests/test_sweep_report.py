@@ -60,6 +60,12 @@ def test_every_attacked_setting_has_a_verdict(sweep: SweepFolder, page: Page) ->
     assert all(sentence in page.text for sentence in told.values())
 
 
+def test_a_leak_in_some_repeats_says_what_the_others_are() -> None:
+    rows = [{"repeat": i, "verdict": state} for i, state in enumerate(("inconclusive", "leaks", "inconclusive"))]
+    assert words._in_some(rows, "leaks") == " (in 1 of 3 repeats; inconclusive in 2)"
+    assert words._in_some(rows[1:2], "leaks") == ""
+
+
 def test_points_are_the_settings_with_their_means_and_intervals(sweep: SweepFolder, page: Page) -> None:
     rows = sweep.outcomes()
     entries = {entry["title"]: entry for entry in page.data()["entries"] if entry["finished"]}

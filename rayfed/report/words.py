@@ -176,10 +176,12 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
 
 
 def _in_some(rows: Sequence[Row], state: str) -> str:
-    """Return in how many repeats a setting has this verdict; empty if in all."""
+    """Return in how many repeats a setting has this verdict, and which the others have; empty if in all."""
     every = {row.get("repeat") for row in rows}
-    those = {row.get("repeat") for row in rows if row.get("verdict") == state}
-    return f" (in {len(those)} of {len(every)} repeats)" if len(those) < len(every) else ""
+    by_state = {one: {row.get("repeat") for row in rows if row.get("verdict") == one} for one in WEIGHT}
+    those = by_state[state]
+    others = ", ".join(f"{one} in {len(met - those)}" for one, met in by_state.items() if met - those)
+    return f" (in {len(those)} of {len(every)} repeats; {others})" if len(those) < len(every) else ""
 
 
 def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True, trained: bool = True) -> Statement:

@@ -962,6 +962,27 @@ def test_the_minutes_that_are_said_to_suffice_for_all_usual_defences_do(
         assert not enough.left_out
 
 
+def test_where_something_leaked_the_first_defence_is_attacked_by_all_before_others_by_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If that takes half of the time at most: one defence measured to its end says more than several begun."""
+    monkeypatch.setattr(fitting, "_CHEAP", 0.0)
+    planned, leaking = plan(batches=[1]), ["analytic batch 1, blind"]
+    tried = trials_of(planned, each=0.01, start=0.1)
+    whole = fitting.fit(planned, tried, Pace(), ARMS, 1e6, given=40).played
+    needed = sum(unit.seconds or 0.0 for unit in whole if unit.arm == "a")
+
+    def order(seconds: float) -> list[tuple[str, str]]:
+        found = fitting.fit(planned, tried, Pace(), ARMS, seconds, given=40, leaking=leaking)
+        return [(unit.arm, unit.method.name) for unit in found.played]
+
+    methods = len({unit.method.name for unit in whole})
+    enough = order(2.5 * needed)
+    assert enough[0] == ("none", "analytic")
+    assert [arm for arm, _ in enough[1 : methods + 1]] == ["a"] * methods
+    assert order(1.5 * needed)[:3] == [("none", "analytic"), ("a", "analytic"), ("b", "analytic")]
+
+
 def test_what_takes_next_to_nothing_is_played_small_batches_first() -> None:
     planned = plan(batches=[1, 4])
     trials = trials_of(planned, each=0.01, start=1e-6)

@@ -188,15 +188,19 @@ def _selected(every: Sequence[Unit], seconds: float, leaking: Collection[str]) -
     """Return units in the order in which they are chosen, and the chosen.
 
     What takes next to nothing comes before all else, small batches first. Then come one attack on the
-    undefended model that was seen `leaking` in its trial (by title), and the same attack behind the defences; then
-    what the defences still wait for; and at the end what no verdict on a defence needs (`_later`).
+    undefended model that was seen `leaking` in its trial (by title); if they fit, all attacks on the first defence; the
+    leaking attack behind the others; then what the defences still wait for; and at the end what no verdict on a defence
+    needs (`_later`).
     """
     cheap, later = _CHEAP * seconds, _later(every, leaking)
+    whole = _on_first_defence(every, seconds, leaking)
 
     def place(unit: Unit) -> tuple[bool, ...]:
         if unit.seconds is not None and unit.seconds <= cheap:
             return (False,)
-        return True, unit in later, not set(leaking) & set(unit.titles)
+        leaks = bool(set(leaking) & set(unit.titles))
+        bare = leaks and unit.arm == UNDEFENDED
+        return True, unit in later, not (bare or unit in whole), not leaks
 
     units = sorted(every, key=place)
     spent, played = 0.0, list[Unit]()
@@ -207,6 +211,20 @@ def _selected(every: Sequence[Unit], seconds: float, leaking: Collection[str]) -
             spent += unit.seconds
             played.append(unit)
     return units, played
+
+
+def _on_first_defence(every: Sequence[Unit], seconds: float, leaking: Collection[str]) -> list[Unit]:
+    """Return all attacks on the first defence at the smallest batch size, where something leaked without one.
+
+    None if half of the time is not enough for them.
+    """
+    smallest = min(unit.batch for unit in every)
+    small = [unit for unit in every if unit.batch == smallest]
+    arm = next((unit.arm for unit in small if unit.arm != UNDEFENDED), None)
+    shown = any(unit.arm == UNDEFENDED and set(leaking) & set(unit.titles) for unit in small)
+    own = [unit for unit in small if unit.arm == arm and unit.applies]
+    needed = [unit.seconds for unit in own if unit.seconds is not None]
+    return own if shown and len(needed) == len(own) and sum(needed) <= seconds / 2 else []
 
 
 def _first(played: Sequence[Unit], later: Sequence[Unit], cheap: float) -> list[Unit]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfed.analysis.audit import Criterion
+from rayfed.analysis.audit import Criterion, State
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
 from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
@@ -175,7 +175,7 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
     ]
 
 
-def _in_some(rows: Sequence[Row], state: str) -> str:
+def _in_some(rows: Sequence[Row], state: State) -> str:
     """Return in how many repeats a setting has this verdict, and which the others have; empty if in all."""
     every = {row.get("repeat") for row in rows}
     by_state = {one: {row.get("repeat") for row in rows if row.get("verdict") == one} for one in WEIGHT}

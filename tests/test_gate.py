@@ -41,7 +41,8 @@ PSNR, LPIPS = Bound("psnr", 15.0), Bound("lpips_alex", 0.3)
 
 
 def row(arm: str, psnr: float | None = None, attack: str = "a", batch: int = 1, **more: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"round": 0, "victim": 0, "sample": 0, "repeat": 0, "true_label": 1, "knowledge": ""}
+    usual: dict[str, Any] = {"round": 0, "victim": 0, "sample": 0, "repeat": 0, "true_label": 1}
+    usual |= {"knowledge": "defence,code", "fit": 0.01}
     usual |= {"above_guessing": 5.0, "told_apart": 1.0, "status": "ok", "message": "", "observes": "gradient"}
     return usual | {"arm": arm, "attack": attack, "batch_size": batch, "psnr": psnr} | more
 
@@ -61,7 +62,7 @@ def test_a_passed_check_says_on_how_many_samples_it_is_shown() -> None:
     rows = [row("none", 40.0), row("none", 9.0, sample=1), row("x", 9.0), row("x", 9.0, sample=1)]
     [check] = Played(SCENARIO, rows, [], True).checks([PSNR], ["x"])
     assert check.state == "passed"
-    assert "PASSED: 9.0 dB (a, blind); shown on 1 of 2 samples" in check.sentence
+    assert "PASSED: 9.0 dB (a, informed); shown on 1 of 2 samples" in check.sentence
     guessed = [row("none", 40.0), row("none", 30.0, sample=1, above_guessing=-1.0), *rows[2:]]
     [near] = Played(SCENARIO, guessed, [], True).checks([PSNR], ["x"])
     assert "shown on 1 of 2 samples: the others do not leak without a defence" in near.sentence
@@ -100,14 +101,14 @@ def test_the_line_of_a_figure_past_the_bound_that_passes_begins_with_why() -> No
     [check] = Played(SCENARIO, rows, []).checks([PSNR], ["x"])
     why = "past the bound, though no nearer than a guess gets without the update"
     assert (check.state, check.reason) == ("passed", why)
-    assert check.sentence == f"{why}: x, batch 1, PSNR below 15.0 dB: PASSED: 16.0 dB (a, blind)"
+    assert check.sentence == f"{why}: x, batch 1, PSNR below 15.0 dB: PASSED: 16.0 dB (a, informed)"
 
 
 def test_an_undefended_arm_that_was_not_measured_says_what_passed_the_bound_behind_a_defence() -> None:
     unplayed = row("none", attack="b", status="not played", message="for want of time")
     none, x = Played(SCENARIO, [row("none", 9.0), unplayed, row("x", 20.0)], []).checks([PSNR], ["none", "x"])
     assert (none.state, x.state, x.reason) == ("not measured", "failed", "")
-    assert "“a, blind” succeeded behind x at batch 1, and here it did not" in none.sentence
+    assert "“a, informed” succeeded behind x at batch 1, and here it did not" in none.sentence
 
 
 def test_an_arm_with_opponents_is_looked_at() -> None:
@@ -155,7 +156,7 @@ def test_a_distance_is_passed_from_below() -> None:
     assert found == of
     nearest = [row("x", 20.0, lpips_alex=0.9), row("x", 20.0, "b", lpips_alex=0.4)]
     [check] = Played(SCENARIO, nearest, []).checks([LPIPS], ["x"])
-    assert (check.value, check.by) == (0.4, "b, blind")
+    assert (check.value, check.by) == (0.4, "b, informed")
     assert "LPIPS (AlexNet) above 0.3" in check.sentence
     assert states(LPIPS, *(row(arm, 20.0, lpips_alex=None) for arm in of))["x"] == "not measured"
 

@@ -56,7 +56,7 @@ def test_a_state_for_each_arm_of_any_run() -> None:
         "bare": "leaks", "noise": "not reconstructed", "masks": "nothing to attack",
     }  # fmt: skip
     assert told["bare"].sentence == (
-        "bare: LEAKS at batch 2, 1 of 1 images, the closest at 30.0 dB, where a guess gets 12.0 dB (dlg, blind), "
+        "bare: LEAKS at batch 2, 1 of 1 images, the closest at 30.0 dB, where a guess gets 12.0 dB (dlg, informed), "
         "labels found: 100% at batch 2 (naming the commonest label each time: 100%; all samples have one "
         "label, so this proves nothing)"
     )
@@ -69,7 +69,7 @@ def test_the_table_has_the_figures_of_the_sentences() -> None:
     rows = [row("bare", 30.0), row("bare", 20.0, batch_size=4, label_accuracy=None), row("noise", 9.0)]
     bare, larger, noise, masks = verdicts_table(SCENARIO, rows, list(ARMS), True).to_pylist()
     assert [bare[name] for name in ("arm", "batch_size", "verdict", "metric")] == ["bare", 2, "leaks", "psnr"]
-    assert [bare[name] for name in ("closest", "above_guessing", "attack")] == [30.0, 18.0, "dlg, blind"]
+    assert [bare[name] for name in ("closest", "above_guessing", "attack")] == [30.0, 18.0, "dlg, informed"]
     assert [bare[name] for name in ("leaked", "samples", "labels", "labels_guessed")] == [1, 1, 1.0, 1.0]
     assert (larger["batch_size"], larger["labels"], larger["labels_guessed"]) == (4, None, None)
     assert (noise["verdict"], noise["above_guessing"], bare["reason"]) == ("not reconstructed", -3.0, None)
@@ -364,8 +364,11 @@ def test_the_next_step_of_what_was_interrupted_is_to_go_on(tmp_path: Path, kind:
 
 
 def test_trials_of_one_arm_find_their_reference_in_others() -> None:
-    def row(arm: str, answer: str | None, attack: str = "a", lr: float = 0.1) -> dict[str, Any]:
-        return {"arm": arm, "attack": attack, "answer": answer, "trial": f"{arm}{lr}", "lr": lr}
+    def row(
+        arm: str, answer: str | None, attack: str = "a", lr: float = 0.1, knowledge: str = "defence,code"
+    ) -> dict[str, Any]:
+        found = {"arm": arm, "attack": attack, "answer": answer, "trial": f"{arm}{lr}", "lr": lr}
+        return found | {"knowledge": knowledge}
 
     def told(*rows: dict[str, Any]) -> list[str]:
         return [one["verdict"] for one in with_verdicts(rows, SCENARIO, lambda row: row["lr"])]
@@ -378,6 +381,9 @@ def test_trials_of_one_arm_find_their_reference_in_others() -> None:
     assert told(row("bare", "not reconstructed"), no) == ["inconclusive", "inconclusive"]
     assert told(leak, row("masks", "nothing to attack"))[1] == "nothing to attack"
     assert told(row("bare", None)) == ["not measured"]
+    blind = row("noise", "not reconstructed", knowledge="defence")
+    assert told(leak, blind) == ["leaks", "inconclusive"], "no attacker has the code"
+    assert told(leak, blind, row("noise", "not reconstructed", "b"))[1] == "not reconstructed"
 
 
 def test_a_run_that_is_not_finished_says_so_of_what_it_has_not_attacked() -> None:

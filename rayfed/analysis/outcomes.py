@@ -17,7 +17,7 @@ from rayfed.analysis.audit import State, findings
 from rayfed.analysis.settings import INAPPLICABLE, estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, code_given, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
-from rayfed.analysis.verdicts import criterion_of, has_own, weightiest
+from rayfed.analysis.verdicts import criterion_of, weightiest
 from rayfed.hidden import CHANNELS
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store import exits
@@ -81,8 +81,8 @@ def with_verdicts(
     """Return the rows with `verdict`, derived from each attack's result (`answer`).
 
     Attacks show that they work on arms without a defence of the same model, of which `alike` is the same: on batches of
-    the same size, and as many images. Of a defence that rayfed does not come with nothing is said where no attacker has
-    its code (`rayfed.analysis.verdicts.UNREAD`).
+    the same size, and as many images. Of an arm with defences nothing is said where no attacker has their code
+    (`rayfed.analysis.verdicts.UNREAD`).
     """
 
     def key(row: Row) -> Any:
@@ -106,8 +106,8 @@ def with_verdicts(
 
     def verdict(row: Row) -> State:
         found = _verdict(groups[place(row)], working.get(key(row), set()))
-        unread = found == "not reconstructed" and has_own(scenario, row["arm"]) and place(row) not in read
-        return "inconclusive" if unread else found
+        blind = bool(arm_spec(scenario, row["arm"]).get("defences")) and place(row) not in read
+        return "inconclusive" if blind and found == "not reconstructed" else found
 
     return [{**row, "verdict": verdict(row)} for row in rows]
 

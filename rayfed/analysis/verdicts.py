@@ -102,10 +102,16 @@ def run_findings(
         rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
         found += findings(rows, criterion, _brief(scenario), bare, finished, closed_forms(scenario))
     answered = [row for row in attacks if code_given(row) and row["status"] == "ok"]
-    own, read = {a for a in models if has_own(scenario, a)}, {(row["arm"], row["batch_size"]) for row in answered}
-    unread = [f.arm in own and (f.arm, f.batch) not in read and f.state == "not reconstructed" for f in found]
-    found = [replace(f, state="inconclusive", lacking=UNREAD) if u else f for f, u in zip(found, unread, strict=True)]
-    return [replace(f, caveat=TRIED) if f.arm in own and f.state == "not reconstructed" else f for f in found]
+    read, own = {(row["arm"], row["batch_size"]) for row in answered}, {a for a in models if has_own(scenario, a)}
+    told = []
+    for one in found:
+        held = one.state == "not reconstructed" and bool(arm_spec(scenario, one.arm).get("defences"))
+        if held and (one.arm, one.batch) not in read:
+            one = replace(one, state="inconclusive", lacking=UNREAD)
+        elif held and one.arm in own:
+            one = replace(one, caveat=TRIED)
+        told.append(one)
+    return told
 
 
 def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
@@ -116,7 +122,7 @@ def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
     return not all(known.get(name, name).startswith("rayfed.") for name in names)
 
 
-UNREAD = "no attacker here has the code of the arm's own defence (knowledge: [defence, code])"
+UNREAD = "no attacker who answered has the defence's code (knowledge: [defence, code])"
 TRIED = "the defence's code was run on the attacker's own gradients, and may do otherwise on others"
 NOTHING_REBUILT = "no attack rebuilt samples here"
 UNFINISHED = "the run is not finished, and no attack that rebuilds samples is over here"

@@ -84,8 +84,10 @@ class GradInversion(GradientMatching):
         )
         victims = torch.arange(len(observations), device=problem.device).repeat_interleave(self.seeds)
 
+        matched = problem.objective(victims)
+
         def objective(points: Tensor) -> tuple[Tensor, Tensor]:
-            values, slopes = problem.value_and_gradient(points, victims)
+            values, slopes = matched(points)
             slopes[:, : problem.pixels] += self.group * _apart(problem.images(points), self.seeds).flatten(1)
             return values, slopes
 

@@ -123,7 +123,7 @@ class GradVit(GradientMatching):
             if part and self.moves:
                 points = _moved(problem, points, victims, patches, (last - first) // _STEPS_A_CHANGE, generators)
             descent = adam(
-                partial(problem.value_and_gradient, victims=victims),
+                problem.objective(victims),
                 points,
                 rates[first:last],
                 watch=lambda step, best, first=first: snapshots.note(first + step, best),  # type: ignore[misc]

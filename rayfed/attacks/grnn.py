@@ -107,9 +107,9 @@ class Grnn:
         optimiser = RmsProp(makers.weights, self.lr, self.momentum, self.smoothing)
         points = makers.points()
         best, best_values = points.detach(), torch.full_like(points[:, 0].detach(), torch.inf)
-        trace = []
+        trace, objective = [], problem.objective(victims)
         for i in range(self.iterations + 1):
-            values, slopes = problem.value_and_gradient(points, victims)
+            values, slopes = objective(points)
             better = values < best_values
             best = torch.where(better[:, None], points.detach(), best)
             best_values = torch.where(better, values, best_values)

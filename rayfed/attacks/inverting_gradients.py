@@ -133,10 +133,11 @@ class InvertingGradients(GradientMatching):
     ) -> tuple[list[Reconstruction], Tensor]:
         """Return each victim's best end of its searches, and the ends of all (Q, D)."""
         snapshots, step = Snapshots(problem.images), count()
-        coarse = rounded(problem, start, victims) if self.precision is None else problem
-        few = _ROUNDED * iterations
+        rough, few = rounded(problem, start, victims) if self.precision is None else problem, _ROUNDED * iterations
+        fine = problem.objective(victims)
+        coarse = fine if rough is problem else rough.objective(victims)
         descent = adam(
-            lambda points: (coarse if next(step) < few else problem).value_and_gradient(points, victims),
+            lambda points: (coarse if next(step) < few else fine)(points),
             start,
             decayed(self.lr, iterations),
             signed=True,

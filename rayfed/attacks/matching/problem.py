@@ -22,6 +22,7 @@ from rayfed.attacks.matching.distances import Distance, inner
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
 from rayfed.attacks.matching.relative import RelativeVariation, image_nats
+from rayfed.attacks.matching.replay import Replayed
 from rayfed.attacks.matching.second_derivatives import DIFFERENCED, TOGETHER, Way, way_of
 from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 from rayfed.errors import UserError, nearest
@@ -349,6 +350,10 @@ class Matching:
 
         values, slopes = zip(*self._in_chunks(both, points, victims), strict=True)
         return torch.cat(values), torch.cat(slopes)
+
+    def objective(self, victims: Tensor) -> Replayed:
+        """Return `value_and_gradient` at points (Q, D) of these victims (Q,), for the many calls of a search."""
+        return Replayed(lambda points: self.value_and_gradient(points, victims))
 
     def _in_chunks(self, act: Callable[[Tensor, Tensor], Found], points: Tensor, victims: Tensor) -> list[Found]:
         """Return what `act` makes of points, detached, and their victims.

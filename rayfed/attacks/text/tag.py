@@ -86,7 +86,7 @@ class Tag:
         ]
         owners = torch.arange(len(group), device=vectors.device).repeat_interleave(self.restarts)
         descent = adam(
-            lambda points: problem.value_and_gradient(points, owners),
+            problem.objective(owners),
             problem.begun(torch.cat(starts).flatten(1), owners),
             [self.lr * (1 - i / self.iterations) for i in range(self.iterations)],
             boxed=problem.pixels,

@@ -1,0 +1,73 @@
+"""Replaying of a search's objective on a GPU: the kernels of a call are launched all at once, as one CUDA graph.
+
+The calls of a search differ by the point alone, and the kernels of a small model take less time than their launches
+(docs/gpu.md has the figures).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Values (P,) and slopes (P, D) at points (P, D), and nothing else: no counting of calls, no drawing of numbers."""
+
+_FIRST = 3
+"""The call that is captured: what the calls before it set up is there."""
+
+
+class Replayed:
+    """An objective whose later calls at points of one shape are replayed on a GPU, with the same bits.
+
+    Every call is a plain one on a CPU. So it stays on a GPU where the objective cannot be captured, as one that reads a
+    value back, where memory does not suffice, or where the first replay differs from the plain call in any bit.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values and slopes at points."""
+        if self._graph is not None and points.shape == self._points.shape:
+            return self._replayed(points)
+        made = self._objective(points)
+        self._calls += 1
+        if points.is_cuda and self._calls == _FIRST:
+            self._capture(points, made)
+        return made
+
+    def _replayed(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._graph is not None
+        self._points.copy_(points.detach())
+        self._graph.replay()
+        values, slopes = self._made
+        return values.clone(), slopes.clone()  # the next replay writes over them
+
+    def _capture(self, points: Tensor, made: tuple[Tensor, Tensor]) -> None:
+        """Capture the call of which this was `made`; leave the objective as it is where that does not do."""
+        self._points = points.detach().clone()
+        try:
+            self._graph, self._made = _captured(self._objective, self._points)
+        except RuntimeError:  # out of memory among them
+            return
+        if not all(torch.equal(*pair) for pair in zip(self._replayed(points), made, strict=True)):
+            self._graph = None
+
+
+def _captured(objective: Objective, points: Tensor) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]:
+    """Return a graph of the objective at whatever `points` holds, and where a replay puts values and slopes."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda.empty_cache()  # a graph has memory of its own, beside what plain calls have left in the cache
+    with torch.cuda.stream(stream):
+        objective(points)  # what a library sets up for a stream must not be captured
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        made = objective(points)
+    return graph, made

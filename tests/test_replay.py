@@ -1,0 +1,103 @@
+"""Replays of a search's objective, with a graph of CUDA that is pretended: it does the captured call again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rayfed.attacks.matching import replay
+from rayfed.attacks.matching.replay import Replayed
+
+
+class Objective:
+    """The square of points, beside what is added to a call in Python, which no graph would do again."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        return points.square().sum(1), 2 * points
+
+
+class Graph:
+    """What a capture of this objective at static points comes to."""
+
+    def __init__(self, points: Tensor, off: float = 0.0) -> None:
+        self.points, self.off, self.replays = points, off, 0
+        self.made = torch.zeros(len(points)), torch.zeros_like(points)
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.made[0].copy_(self.points.square().sum(1) + self.off)
+        self.made[1].copy_(2 * self.points)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    made: list[Graph] = []
+
+    def captured(_: Objective, points: Tensor) -> tuple[Graph, tuple[Tensor, Tensor]]:
+        made.append(Graph(points))
+        return made[-1], made[-1].made
+
+    monkeypatch.setattr(replay, "_captured", captured)
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: True))
+    return made
+
+
+def points(count: int = 2) -> Tensor:
+    return torch.rand(count, 3, generator=torch.Generator().manual_seed(count))
+
+
+def test_on_a_cpu_every_call_is_a_plain_one() -> None:
+    objective = Objective()
+    search = Replayed(objective)
+    for _ in range(6):
+        search(points())
+    assert objective.calls == 6
+
+
+def test_later_calls_are_replayed_and_their_results_are_kept(graphs: list[Graph]) -> None:
+    objective = Objective()
+    search = Replayed(objective)
+    asked = [points() * k for k in range(1, 7)]
+    found = [search(x) for x in asked]
+    assert objective.calls == 3
+    assert [graph.replays for graph in graphs] == [1 + 3]
+    for x, (values, slopes) in zip(asked, found, strict=True):
+        assert torch.equal(values, x.square().sum(1))
+        assert torch.equal(slopes, 2 * x)
+
+
+def test_points_of_another_shape_are_not_replayed(graphs: list[Graph]) -> None:
+    objective = Objective()
+    search = Replayed(objective)
+    for _ in range(4):
+        search(points())
+    assert len(search(points(5))[0]) == 5
+    assert (objective.calls, len(graphs)) == (4, 1)
+
+
+def test_a_replay_that_differs_in_a_bit_is_not_used(monkeypatch: pytest.MonkeyPatch, graphs: list[Graph]) -> None:
+    monkeypatch.setattr(replay, "_captured", lambda _, x: (wrong := Graph(x, 1e-6), wrong.made))
+    objective = Objective()
+    search = Replayed(objective)
+    for _ in range(6):
+        assert torch.equal(search(points())[0], points().square().sum(1))
+    assert objective.calls == 6
+
+
+def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, graphs: list[Graph]) -> None:
+    def refused(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no room for a graph")
+
+    monkeypatch.setattr(replay, "_captured", refused)
+    objective = Objective()
+    search = Replayed(objective)
+    for _ in range(6):
+        search(points())
+    assert objective.calls == 6

@@ -294,9 +294,12 @@ def test_what_does_not_apply_is_tried_with_labels_unless_nothing_known_would_hel
         yield Done(calls[0], guesses, [guesses])
 
     monkeypatch.setattr(LocalExecutor, "run_attackers", refused)
-    trials = list(rehearsing.Rehearsal(prepare(scenario.parse(plan(batches=[1]).scenario_text({})))).trials())
-    assert played == ([()] if inherent else [(), ("defence", "code", "labels")])
-    assert [trial.never for trial in trials] == [inherent] * 3
+    inputs = prepare(scenario.parse(plan(batches=[1, 8]).scenario_text({})))
+    trials = list(rehearsing.Rehearsal(inputs).trials())
+    assert played == ([()] if inherent else 2 * [(), ("defence", "code", "labels")])
+    assert [trial.never for trial in trials] == [inherent] * 6
+    late = list(rehearsing.Rehearsal(inputs).trials(enough=lambda trial: True))
+    assert [trial.tried for trial in late] == ([True] * 6 if inherent else [True, *[False] * 5]), "it is no gap"
 
 
 def test_what_only_the_first_call_loads_is_not_counted_for_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -644,7 +647,7 @@ def test_a_trial_that_is_enough_is_the_last() -> None:
     assert len(trials) == len(loaded.attacks)
     tried = [trial.title for trial in trials if trial.tried and not trial.obstacle and trial.each]
     assert all(title.startswith("inverting_gradients batch 1") for title in tried)
-    assert all(not trial.tried for trial in trials if " batch 2" in trial.title)
+    assert all(not trial.tried or trial.never for trial in trials if " batch 2" in trial.title)
 
 
 def test_a_closed_form_is_not_tried_on_batches_that_would_take_most_of_the_time() -> None:

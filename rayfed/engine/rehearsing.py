@@ -168,17 +168,21 @@ class Rehearsal:
     ) -> Iterator[Trial]:
         """Yield a trial of each attack, small batches first; for searches, the first applicable one is timed.
 
-        That is one of an attack's twins on a batch size, and the others count as it does where it took long. Where the
-        clock (`monotonic`) passes `until`, or a step of a search would take most of what is left, it is not tried; but
-        a search is, where nothing that applies is known yet, for nobody could say how long an audit takes. Once a trial
-        is `enough`, nothing more is tried.
+        That is one of an attack's twins on a batch size, and the others count as it does where it took long. What never
+        applies on a batch size does not on larger ones. Where the clock (`monotonic`) passes `until`, or a step of a
+        search would take most of what is left, it is not tried; but a search is, where nothing that applies is known
+        yet, for nobody could say how long an audit takes. Once a trial is `enough`, nothing more is tried.
         """
+        never: dict[str, Trial] = {}
         timed: dict[tuple[str, int], Trial] = {}
         tried: dict[tuple[str, int], Trial] = {}
         took: dict[tuple[str, int], float] = {}
         attacks = sorted(self.inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         for number, attack in enumerate(attacks):
             key = attack.name, attack.batch_size
+            if attack.name in never:
+                yield replace(never[attack.name], title=attack.title)
+                continue
             needed = max(self._first_step(attack, timed), *_on_smaller(attack, took), 0.0)
             late = needed > _MOST_OF_TRIALS * (until - monotonic())
             if late and (timed or not _iterations_tried(attack)):
@@ -190,13 +194,15 @@ class Rehearsal:
                 continue
             shown(attack.title, number, len(attacks), None)
             same = tried.get(key)
-            if same and (self._tells_nothing(attack) or same.never):
+            if same and self._tells_nothing(attack):
                 yield replace(same, title=attack.title)
                 continue
             began = monotonic()
             trial = self._trial(attack, timed.get(key), until, partial(shown, attack.title, number, len(attacks)))
             took.setdefault(key, monotonic() - began)
             tried.setdefault(key, trial)
+            if trial.never:
+                never[attack.name] = trial
             if not trial.obstacle:
                 timed.setdefault(key, trial)
             self._largest = attack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -27,7 +28,7 @@ from rayfed.attacks.fit import with_fit
 from rayfed.cli.options import of_fields
 from rayfed.data.section import data_section
 from rayfed.engine import audit as engine
-from rayfed.engine import auditing, fitting, rehearsing, runs
+from rayfed.engine import attacking, auditing, fitting, rehearsing, runs
 from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.audit import pipelines
 from rayfed.engine.auditing import Budget, TooShort, _limit, _not_measured
@@ -867,6 +868,40 @@ def test_attacks_are_played_in_the_order_in_which_they_were_planned(
     monkeypatch.setattr(LocalExecutor, "run_attackers", noted)
     runs.attack(loaded, None, str(tmp_path / "run"), local, Progress(), None, Allowance(600, stages=[order]))
     assert played == order
+
+
+def test_no_more_observations_are_held_than_memory_is_set_aside_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a language model behind ten defences would be tens of gigabytes."""
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("april")))
+    planned = plan(batches=[1], samples=2, defences={"x": [{"name": "gaussian", "sigma": 1.0}]})
+    loaded = scenario.parse(planned.scenario_text({}))
+    held, most = list[Any](), list[int]()
+    run_clients = LocalExecutor.run_clients
+
+    def observed(self: LocalExecutor, calls: Any) -> Any:
+        for done in run_clients(self, calls):
+            if done.call.method == "observe":
+                held.append(weakref.ref(done.rest[0][0]))
+                most.append(sum(one() is not None for one in held))
+            yield done
+            del done
+
+    waiting: list[int] = []
+    monkeypatch.setattr(LocalExecutor, "run_clients", observed)
+    monkeypatch.setattr(
+        Progress, "attacks_done", lambda self, round, done, left: waiting.append(len(done) + len(left))
+    )
+    rows = []
+    for name, most_held, calls in (("all", attacking._HELD, 12), ("some", 3 * 20_000 * 4 * 2, 2)):
+        held.clear(), most.clear(), waiting.clear()
+        monkeypatch.setattr(attacking, "_HELD", most_held)
+        folder = runs.attack(loaded, None, str(tmp_path / name), local, Progress())
+        assert max(most) == calls
+        assert set(waiting) == {12}, "what is not observed yet is waiting, too"
+        rows.append([row | {"seconds": 0} for row in folder.read_table("attacks").to_pylist()])
+    assert rows[0] == rows[1]
 
 
 def test_what_later_stages_need_is_observed_when_earlier_ones_are_over(

@@ -38,6 +38,10 @@ class AttackCall:
     """Whether the snapshots of its first victim are kept: of the attack's first in the round, the first time."""
 
 
+_HELD = 4 * 2**30
+"""About how many bytes the observations that are made at once may take: a stage's would be more than a machine has."""
+
+
 @dataclass
 class _Play:
     """The calls of a round, and what has become of them."""
@@ -48,8 +52,8 @@ class _Play:
     """End of the calls by `monotonic`."""
     answered: bool
     """Whether any attack has answered."""
-    observed: dict[int, Sequence[Ref]] = field(default_factory=dict)
-    """By index in `due`."""
+    truths: dict[int, Ref] = field(default_factory=dict)
+    """By index in `due`, of the calls that were observed."""
     attacked: dict[int, tuple[Sequence[Guess], Ref]] = field(default_factory=dict)
     """By index in `due`, in the order of their ends."""
     done: list[tuple[str, float]] = field(default_factory=list)
@@ -131,6 +135,8 @@ class Attacks:
     """Does calls on client workers."""
     run_attackers: RunAttackers
     progress: Progress
+    sizes: Mapping[str, int]
+    """Bytes of what a client is sent, by arm."""
     allowance: Allowance = ALL_THE_TIME
 
     @cached_property
@@ -157,9 +163,9 @@ class Attacks:
             while indices:
                 if play.answered and monotonic() > play.ends:
                     raise _TimeIsUp
-                self._observe(play, indices, sent, earlier)
-                self._attack(play, [i for i in indices if i in play.observed])
-                indices = [i for i in indices if i not in play.observed]
+                observed = self._observe(play, indices, sent, earlier)
+                indices = [i for i in indices if i not in observed]
+                self._attack(play, observed, [play.due[i].attack.title for i in indices])
 
         try:
             with suppress(_TimeIsUp):
@@ -178,20 +184,39 @@ class Attacks:
 
     def _observe(
         self, play: _Play, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
-    ) -> None:
-        """Make the observations of these calls, behind the time limit no more than one, and add them to `play`."""
-        observe = []
-        for i in indices:
+    ) -> dict[int, Ref]:
+        """Return observations of the first of these calls, as many as are held at once, by index.
+
+        Behind the time limit it makes no more than one. Their truths are added to `play`.
+        """
+        observe, some = [], self._at_once(play, indices)
+        for i in some:
             d = play.due[i]
             past = [one for one in earlier.get(d.arm.name, ()) if one.round >= play.round - d.attack.earlier]
             states = self._states_behind(d, play.round)
             args = d.arm.name, sent[d.arm.name], d.victims, d.attack, states, d.repeat, past
             observe.append(Call("observe", args, i, returns=3))
-        for made, (call, _, refs, _) in enumerate(self.run_clients(observe), 1):
-            play.observed[call.tag] = refs
-            self.progress.observations_done(play.round, made, len(indices))
+        observed, total = dict[int, Ref](), len(play.truths) + len(indices)
+        for call, _, refs, _ in self.run_clients(observe):
+            observed[call.tag], play.truths[call.tag] = refs
+            self.progress.observations_done(play.round, len(play.truths), total)
             if monotonic() > play.ends:
                 break
+        return {i: observed[i] for i in some if i in observed}
+
+    def _at_once(self, play: _Play, indices: Sequence[int]) -> Sequence[int]:
+        """Return the first of these calls whose observations are about `_HELD` bytes, at least one.
+
+        An observation has the update of each victim, and the weights that they were sent.
+        """
+        room, some = _HELD, list[int]()
+        for i in indices:
+            d = play.due[i]
+            room -= (1 + len(d.victims) * (1 + d.attack.earlier)) * self.sizes[d.arm.name]
+            if some and room < 0:
+                break
+            some.append(i)
+        return some
 
     def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return the calls in the order of play, where time is short by the allowance's stages, small batches first."""
@@ -204,11 +229,12 @@ class Attacks:
             stages[where[i][0]].append(i)
         return stages
 
-    def _attack(self, play: _Play, indices: Sequence[int]) -> None:
+    def _attack(self, play: _Play, observed: Mapping[int, Ref], later: Sequence[str]) -> None:
         """Run calls that were observed, and add their results to `play`; raises `_TimeIsUp` at the time limit.
 
-        The first call that answers ends even after it: making observations may have taken longer than all of the time,
-        where the machine is busy, and would have been for nothing. Without any time nothing is played.
+        `later` are the titles of those that come behind them. The first call that answers ends even after it: making
+        observations may have taken longer than all of the time, where the machine is busy, and would have been for
+        nothing. Without any time nothing is played.
         """
 
         def hear(call: Call, standing: Standing) -> None:
@@ -217,9 +243,9 @@ class Attacks:
             d = play.due[call.tag]
             self.progress.search_goes_on(play.round, d.attack.title, d.arm.name, standing)
 
-        waiting = dict.fromkeys(indices)
-        self.progress.attacks_done(play.round, play.done, [play.due[i].attack.title for i in waiting])
-        calls = [self._call(i, play.due[i], play.observed[i][0], play.round) for i in indices]
+        waiting = {i: play.due[i].attack.title for i in observed}
+        self.progress.attacks_done(play.round, play.done, [*waiting.values(), *later])
+        calls = [self._call(i, play.due[i], seen, play.round) for i, seen in observed.items()]
         for call, outcomes, rest, _ in self.run_attackers(calls, hear):
             d = play.due[call.tag]
             if isinstance(outcomes, Overdue):
@@ -230,7 +256,7 @@ class Attacks:
             del waiting[call.tag]
             play.answered = play.answered or any(guess.status != "not applicable" for guess in outcomes)
             play.done.append((d.attack.title, sum(guess.seconds for guess in outcomes)))
-            self.progress.attacks_done(play.round, play.done, [play.due[i].attack.title for i in waiting])
+            self.progress.attacks_done(play.round, play.done, [*waiting.values(), *later])
             if play.answered and waiting and monotonic() > play.ends:
                 raise _TimeIsUp
 
@@ -240,7 +266,7 @@ class Attacks:
         Where the round is `complete`, the others have rows which say that there was no time for them.
         """
         attacked = sorted(play.attacked.items())
-        score = [Call("score", (play.observed[i][1], refs, play.due[i].strip), i) for i, (_, refs) in attacked]
+        score = [Call("score", (play.truths[i], refs, play.due[i].strip), i) for i, (_, refs) in attacked]
         scored = {call.tag: result for call, result, *_ in self.run_clients(score)}
         for i, d in enumerate(play.due):
             if i in play.attacked:

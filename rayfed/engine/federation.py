@@ -69,6 +69,7 @@ class Federation:
             self.run_clients,
             executor.run_attackers,
             progress,
+            {name: sum(w.nbytes for w in (arm.weights | arm.buffers).values()) for name, arm in self.arms.items()},
         )
         self._inputs = inputs
         self.held: dict[str, dict[tuple[int, int], Ref]] = {}

@@ -241,7 +241,13 @@ def test_a_sweep_says_which_pareto_optimal_settings_leak() -> None:
     said = StringIO()
     SweepView(Console(file=said, width=200), bar=False).finished(rows, [], "report.html")
     [line] = [line for line in said.getvalue().splitlines() if "Pareto-optimal" in line]
+    assert "†" not in said.getvalue()
     assert set(line.partition(": ")[2].split("; ")) == {"none (leaks)", "noise"}
+    rows = [row | {"seed": seed, "repeat": seed} for row in rows for seed in (0, 1)]
+    rows[-1] |= {"verdict": "inconclusive", "test_accuracy": 0.1}
+    SweepView(Console(file=said, width=200), bar=False).finished(rows, [], "report.html")
+    assert "noise§" in said.getvalue() and "5†" in said.getvalue()
+    assert "§: its accuracy is that of guessing in some repeats: noise in 1 of 2." in said.getvalue()
 
 
 @pytest.mark.engine

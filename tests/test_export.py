@@ -217,6 +217,25 @@ def test_what_proves_nothing_is_marked_and_never_bold() -> None:
     assert "†: no evidence of protection" in found.note
 
 
+def test_repeats_that_prove_nothing_or_collapsed_are_marked_and_not_compared() -> None:
+    rows = [
+        outcome(arm, seed=seed, repeat=seed, psnr=psnr, verdict=verdict, test_accuracy=accuracy, guessing_accuracy=0.1)
+        for arm, psnr, verdicts, accuracies in (
+            ("none", 30.0, ("leaks", "leaks", "leaks"), (0.9, 0.9, 0.9)),
+            ("noise", 10.0, ("leaks", "inconclusive", "inconclusive"), (0.8, 0.8, 0.8)),
+            ("clip", 12.0, ("leaks", "leaks", "leaks"), (0.9, 0.1, 0.9)),
+        )
+        for seed, (verdict, accuracy) in enumerate(zip(verdicts, accuracies, strict=True))
+    ]
+    found = grid(settings(rows), dict.fromkeys(("arm", "psnr")))
+    assert found.rows == [["none", "30"], ["noise", "10†"], ["clip§", "12"]]
+    assert found.best == frozenset(), "one alone is compared"
+    assert "†: the verdict is inconclusive in some of the repeats behind it: noise in 2 of 3." in found.note
+    assert "§: its accuracy is that of guessing in some repeats: clip in 1 of 3." in found.note
+    [entry] = [entry for entry in explore(settings(rows)).entries if entry.setting.arm == "noise"]
+    assert "Its verdict is inconclusive in 2 of 3 repeats." in entry.note
+
+
 def test_means_that_are_printed_alike_are_a_tie_and_guessing_is_marked() -> None:
     arms = [("none", 0.1525), ("weak", 0.1549), ("low", 0.05)]
     settings = [

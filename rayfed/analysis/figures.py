@@ -9,7 +9,7 @@ from math import floor, isinf, log10
 
 from rayfed.analysis.formats import NONE, duration, size
 from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import UNFINISHED, Estimate, Setting, of_attacks
+from rayfed.analysis.settings import UNFINISHED, Estimate, Setting, of_attacks, of_rebuilt
 from rayfed.analysis.unanswered import BROKEN, MEANING, of_so_many
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
@@ -39,7 +39,7 @@ CUT = "Intervals are cut at what is possible: shares at 0 and 1, times and sizes
 TIME = "Training time is of all rounds; the first, in which processes warm up, counts as the mean of the others."
 UNLIKE = "Settings that were not played on the same seeds are not compared: none of theirs is the best value."
 USELESS = "§"
-"""Mark of an arm whose model nobody would use."""
+"""Mark of an arm whose model nobody would use, in some repeats or all."""
 UNPROVEN = "†"
 """Mark of a figure of leakage that is no evidence of protection; the note says for which reason."""
 _SCALES = {"bytes": ("MB", 1e-6)}
@@ -138,7 +138,7 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
     fields = list(dict.fromkeys(path for each in settings for path in each.fields))
     words: dict[str, Callable[[Setting], str]] = {
         **({"run": lambda one: one.source} if any(each.source for each in settings) else {}),
-        "arm": lambda one: f"{one.arm}{USELESS * bool(one.useless)}",
+        "arm": lambda one: one.arm + mark(one),
         **{
             name: lambda one, path=path: _value(one.fields.get(path))  # type: ignore[misc]
             for name, path in zip(short_names(fields), fields, strict=True)
@@ -152,7 +152,7 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
         if name not in words and name not in measures:
             raise UserError(f"no column is called '{name}': {nearest(name, [*words, *measures])}")
     shown = [name for name in columns if name in measures]
-    rows = [[words[name](each) if name in words else _marked(name, each) for name in columns] for each in settings]
+    rows = [[words[name](each) if name in words else marked(name, each) for name in columns] for each in settings]
     best = {(row, place) for place, name in enumerate(columns) if name in measures for row in _best(name, settings)}
     headings = [given or (name if name in words else heading(name)) for name, given in columns.items()]
     leading = next((place for place, name in enumerate(columns) if name in measures), len(columns))
@@ -162,13 +162,22 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
     return Grid(headings, leading, rows, note, frozenset(best))
 
 
-def _marked(name: str, one: Setting) -> str:
+def mark(one: Setting) -> str:
+    """Return the mark of a setting's name, if nobody would use its model."""
+    return USELESS * bool(one.useless or one.collapsed)
+
+
+def marked(name: str, one: Setting) -> str:
     """Return a formatted figure, with a mark if it is no evidence of protection."""
     text = cell(name, one.measures.get(name))
     if text == NONE or not of_attacks(name):
         return text
-    marks = f"{UNPROVEN * one.doubted(name)}{BROKEN * bool(one.unanswered[0])}"
+    marks = f"{UNPROVEN * (one.doubted(name) or _doubted_in_part(name, one))}{BROKEN * bool(one.unanswered[0])}"
     return f"{text}{marks}"
+
+
+def _doubted_in_part(name: str, one: Setting) -> bool:
+    return of_rebuilt(name) and bool(one.inconclusive)
 
 
 def _best(name: str, settings: Sequence[Setting]) -> set[int]:
@@ -194,8 +203,8 @@ def _compared(name: str, settings: Sequence[Setting]) -> list[dict[int, float]]:
         return []
     by_attack: dict[str | None, dict[int, float]] = {}
     for row, one in enumerate(settings):
-        broken = of_attacks(name) and one.unanswered[0]
-        if not one.useless and not broken and (known := one.evidence(name)):
+        apart = (of_attacks(name) and one.unanswered[0]) or _doubted_in_part(name, one)
+        if not mark(one) and not apart and (known := one.evidence(name)):
             attack = one.attack if MEASURES[name].kind == "leakage" else None
             by_attack.setdefault(attack, {})[row] = known.mean
     return list(by_attack.values())
@@ -245,27 +254,39 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
         notes.append(TIME)
     if {e.n for _, e in known if e.over == "repeats"} == {1}:
         notes.append(SINGLE)
-    if any(each.useless for each in settings):
-        notes.append(f"{USELESS}: its accuracy is that of guessing, so it is compared with nothing.")
-    doubted = [(each, name) for each in settings for name in shown if name in each.measures and each.doubted(name)]
-    if any(name not in each.outdone for each, name in doubted):
-        notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
-    if less := dict.fromkeys(
-        f"{o.attack} than {o.outdone[name]} on {o.title}" for o, name in doubted if name in o.outdone
-    ):
-        notes.append(f"{UNPROVEN}: an attacker that knew more got less, a failure of that attack: {'; '.join(less)}.")
+    notes += notes_on_marks(settings, shown)
     if any(each.unfinished for each in settings):
         notes.append(f"{UNFINISHED}.")
     if any(
         _unlike(settings[row].seeds(name) for row in means) for name in shown for means in _compared(name, settings)
     ):
         notes.append(UNLIKE)
+    notes += [f"Note that {unlike}." for name in shown if (unlike := mixed(settings, name))]
+    return " ".join(notes)
+
+
+def notes_on_marks(settings: Sequence[Setting], shown: Sequence[str]) -> list[str]:
+    """Return what the marks on names of settings and on figures of these measures say."""
+    notes = []
+    if any(each.useless for each in settings):
+        notes.append(f"{USELESS}: its accuracy is that of guessing, so it is compared with nothing.")
+    if some := dict.fromkeys(f"{o.title} in {o.collapsed} of {len(o.rows)}" for o in settings if o.collapsed):
+        notes.append(f"{USELESS}: its accuracy is that of guessing in some repeats: {'; '.join(some)}.")
+    doubted = [(each, name) for each in settings for name in shown if name in each.measures and each.doubted(name)]
+    if any(name not in each.outdone for each, name in doubted):
+        notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
+    partly = [o for o in settings if any(name in o.measures and _doubted_in_part(name, o) for name in shown)]
+    if some := dict.fromkeys(f"{o.title} in {o.inconclusive} of {len(o.rows)}" for o in partly):
+        notes.append(f"{UNPROVEN}: the verdict is inconclusive in some of the repeats behind it: {'; '.join(some)}.")
+    if less := dict.fromkeys(
+        f"{o.attack} than {o.outdone[name]} on {o.title}" for o, name in doubted if name in o.outdone
+    ):
+        notes.append(f"{UNPROVEN}: an attacker that knew more got less, a failure of that attack: {'; '.join(less)}.")
     if any(of_attacks(name) for name in shown):
         broken = {f"{each.title} under {each.attack} on {of_so_many(*each.unanswered)}": each for each in settings}
         if named := [words for words, each in broken.items() if each.unanswered[0]]:
             notes.append(f"{MEANING}: {'; '.join(named)}.")
-    notes += [f"Note that {unlike}." for name in shown if (unlike := mixed(settings, name))]
-    return " ".join(notes)
+    return notes
 
 
 def short_names(fields: Sequence[str]) -> list[str]:

@@ -139,6 +139,18 @@ class Setting:
         accuracy, guessing = (estimate([row.get(name) for row in self.rows]) for name in _ACCURACIES)
         return "its accuracy is that of guessing" if accuracy and guessing and accuracy.mean <= guessing.mean else ""
 
+    @property
+    def collapsed(self) -> int:
+        """Number of repeats at the accuracy of guessing, where their mean is above it."""
+        known = [row for row in self.rows if None not in map(row.get, _ACCURACIES)]
+        return 0 if self.useless else sum(row["test_accuracy"] <= row["guessing_accuracy"] for row in known)
+
+    @property
+    def inconclusive(self) -> int:
+        """Number of repeats whose verdict is inconclusive, where the others have another."""
+        count = sum(row.get("verdict") == "inconclusive" for row in self.rows if row.get("attack"))
+        return count if count < len(self.rows) else 0
+
     def evidence(self, measure: str) -> Estimate | None:
         """Return the figure for a measure; None if it is unknown or no evidence."""
         return None if self.doubted(measure) else self.measures.get(measure)

@@ -63,6 +63,11 @@ class Entry:
             runs = ", ".join(row["run"] for row in self.setting.rows if row.get("run"))
             parts.append(f"Trials: {runs or first['trial']}.")
         parts += [f"Not on the front: {why}." for why in (self.setting.useless, self.setting.unproven) if why]
+        count = len(self.setting.rows)
+        if self.setting.collapsed:
+            parts.append(f"Its accuracy is that of guessing in {self.setting.collapsed} of {count} repeats.")
+        if self.setting.inconclusive:
+            parts.append(f"Its verdict is inconclusive in {self.setting.inconclusive} of {count} repeats.")
         if self.error:
             parts.append(f"{self.status.capitalize()}: {self.error}")
         return " ".join(parts)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.analysis.figures import cell, heading
+from rayfed.analysis.figures import heading, mark, marked, notes_on_marks
 from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.pareto import front
 from rayfed.analysis.promises import mixed
@@ -100,9 +100,11 @@ class SweepView:
         attacks = len({setting.attack for setting in found if setting.attack}) > 1
         table = Table("setting", *["attack"] * attacks, *map(heading, shown), box=SIMPLE)
         for setting in found:
-            words = [setting.title, *[setting.attack or "–"] * attacks]
-            table.add_row(*map(Text, words), *(cell(name, setting.measures.get(name)) for name in shown))
+            words = [setting.title + mark(setting), *[setting.attack or "–"] * attacks]
+            table.add_row(*map(Text, words), *(marked(name, setting) for name in shown))
         self._say(table)
+        for note in notes_on_marks(found, shown):
+            self._say(note, markup=False)
         for unlike in filter(None, (mixed(found, name) for name in shown)):
             self._say(f"note that {unlike}", markup=False)
         self._labels(found)

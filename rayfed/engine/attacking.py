@@ -163,9 +163,8 @@ class Attacks:
             while indices:
                 if play.answered and monotonic() > play.ends:
                     raise _TimeIsUp
-                observed = self._observe(play, indices, sent, earlier)
-                indices = [i for i in indices if i not in observed]
-                self._attack(play, observed, [play.due[i].attack.title for i in indices])
+                self._attack(play, self._observe(play, indices, sent, earlier), indices)
+                indices = [i for i in indices if i not in play.truths]
 
         try:
             with suppress(_TimeIsUp):
@@ -207,12 +206,12 @@ class Attacks:
     def _at_once(self, play: _Play, indices: Sequence[int]) -> Sequence[int]:
         """Return the first of these calls whose observations are about `_HELD` bytes, at least one.
 
-        An observation has the update of each victim, and the weights that they were sent.
+        Of each victim an observation has the weights that it was sent, the update and, where a defence is known, masks.
         """
         room, some = _HELD, list[int]()
         for i in indices:
             d = play.due[i]
-            room -= (1 + len(d.victims) * (1 + d.attack.earlier)) * self.sizes[d.arm.name]
+            room -= 3 * len(d.victims) * (1 + d.attack.earlier) * self.sizes[d.arm.name]
             if some and room < 0:
                 break
             some.append(i)
@@ -229,12 +228,12 @@ class Attacks:
             stages[where[i][0]].append(i)
         return stages
 
-    def _attack(self, play: _Play, observed: Mapping[int, Ref], later: Sequence[str]) -> None:
-        """Run calls that were observed, and add their results to `play`; raises `_TimeIsUp` at the time limit.
+    def _attack(self, play: _Play, observed: Mapping[int, Ref], indices: Sequence[int]) -> None:
+        """Run those of the calls `indices` that were observed, and add their results to `play`.
 
-        `later` are the titles of those that come behind them. The first call that answers ends even after it: making
-        observations may have taken longer than all of the time, where the machine is busy, and would have been for
-        nothing. Without any time nothing is played.
+        Raises `_TimeIsUp` at the time limit. The first call that answers ends even after it: making observations may
+        have taken longer than all of the time, where the machine is busy, and would have been for nothing. Without any
+        time nothing is played.
         """
 
         def hear(call: Call, standing: Standing) -> None:
@@ -243,8 +242,8 @@ class Attacks:
             d = play.due[call.tag]
             self.progress.search_goes_on(play.round, d.attack.title, d.arm.name, standing)
 
-        waiting = {i: play.due[i].attack.title for i in observed}
-        self.progress.attacks_done(play.round, play.done, [*waiting.values(), *later])
+        waiting = {i: play.due[i].attack.title for i in indices}
+        self.progress.attacks_done(play.round, play.done, list(waiting.values()))
         calls = [self._call(i, play.due[i], seen, play.round) for i, seen in observed.items()]
         for call, outcomes, rest, _ in self.run_attackers(calls, hear):
             d = play.due[call.tag]
@@ -256,7 +255,7 @@ class Attacks:
             del waiting[call.tag]
             play.answered = play.answered or any(guess.status != "not applicable" for guess in outcomes)
             play.done.append((d.attack.title, sum(guess.seconds for guess in outcomes)))
-            self.progress.attacks_done(play.round, play.done, [*waiting.values(), *later])
+            self.progress.attacks_done(play.round, play.done, list(waiting.values()))
             if play.answered and waiting and monotonic() > play.ends:
                 raise _TimeIsUp
 

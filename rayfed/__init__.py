@@ -207,7 +207,7 @@ def attack(
 ) -> Run:
     """Play a scenario's attacks without its training, as `rayfed attack` does, and return the results.
 
-    They attack the untrained model, or what each arm of a `run` has learnt; with `arm` all attack what that one has.
+    They attack the model as it begins, or what each arm of a `run` has learnt; with `arm` all attack what that one has.
     The other arguments are those of `launch`.
 
     >>> import tempfile
@@ -264,9 +264,10 @@ def audit(
 ) -> list[Run]:
     """Measure how much one gradient of a model gives away, as `rayfed audit` does.
 
-    Return the results on the untrained weights and, where a `run` is named, then those on what it has learnt; none
-    where no attack applies, which says nothing about the gradient. The `model` is a name, as for the command, or a
-    class, whose instances are made without arguments; model and data are the run's where they are not given.
+    Return the results on the weights that the model begins with and, where a `run` is named, then those on what it has
+    learnt; none where no attack applies, which says nothing about the gradient. The `model` is a name, as for the
+    command, or a class, whose instances are made without arguments; model and data are the run's where they are not
+    given.
     `defences` are names, mappings with a `name`, or lists of these: one arm each; by default as many of nine
     usual ones as there is time for.
 

@@ -312,17 +312,19 @@ def test_unmeasured_scores_are_not_counted() -> None:
 @pytest.mark.parametrize(
     ("more", "status", "rounds", "told"),
     [
-        ({}, {"kind": "attack", "weights": "initial"}, {0}, "attacked with its initial weights, untrained here."),
+        ({}, {"kind": "attack", "weights": "initial"}, {0}, "attacked with untrained weights."),
         (
             {"state": "w.pt"},
             {"kind": "attack", "weights": "initial"},
             {0},
-            "with the weights of model.state, untrained",
+            "with the weights of model.state, as given.",
         ),
+        ({"name": "hf"}, {"kind": "attack", "weights": "initial"}, {0}, "attacked with pretrained weights, as given."),
+        ({"name": "my:Net"}, {"kind": "attack", "weights": "initial"}, {0}, "with the weights that it is built with."),
         ({}, {"kind": "attack", "weights": "trained for 3 rounds"}, {3}, "attacked with weights trained for 3 rounds."),
         ({}, {"kind": "attack", "weights": "given"}, {3}, "attacked with the weights that were given."),
         ({}, {"kind": "attack"}, {3}, "Model timm:vit on data digits."),
-        ({}, {"kind": "training"}, {0}, "attacked in its first round, with its initial weights, untrained here."),
+        ({}, {"kind": "training"}, {0}, "attacked in its first round, with untrained weights."),
         ({}, {"kind": "training"}, {0, 4}, "attacked in 2 rounds of its training, the first among them."),
         ({}, {"kind": "training"}, set(), "Model timm:vit on data digits."),
     ],
@@ -332,11 +334,11 @@ def test_the_page_begins_with_model_data_and_the_state_of_the_weights(
 ) -> None:
     scenario = {"model": {"name": "timm", "arch": "vit", **more}, "data": {"name": "digits"}}
     said = words.subject(scenario, status, [{"round": round} for round in rounds])
-    assert said.startswith("Model timm:vit on data digits")
+    assert said.startswith(f"Model {scenario['model']['name']}:vit on data digits")
     assert told in said
     folder = make_run(str(tmp_path), {"none": []})
     folder.write_text("scenario.yaml", folder.read_text("scenario.yaml") + yaml.safe_dump(scenario))
-    assert "Model timm:vit on data digits" in read(folder).text.partition("Verdict")[0]
+    assert f"Model {scenario['model']['name']}:vit on data digits" in read(folder).text.partition("Verdict")[0]
 
 
 def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:

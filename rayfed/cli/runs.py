@@ -75,7 +75,7 @@ def attack(
     scenario: ScenarioFile,
     changes: Set = None,
     run: Annotated[
-        str | None, typer.Option("--run", help="Attack what this run has learnt instead of the untrained model.")
+        str | None, typer.Option("--run", help="Attack what this run has learnt instead of the model as it begins.")
     ] = None,
     arm: Annotated[
         str | None, typer.Option(help="Attack what this arm of the run has learnt in all arms of the scenario.")

@@ -21,6 +21,7 @@ from rayfed.engine.executor import Execution
 from rayfed.engine.finding import dotted, loss_section, search_where
 from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.errors import UserError
+from rayfed.report.words import weights_of
 from rayfed.scenario import resolve
 from rayfed.scenario.components import named
 from rayfed.scenario.problems import Problem, component_problems
@@ -56,9 +57,9 @@ def audit(
 ) -> list[Audited]:
     """Play all applicable attacks within the budget, and return a folder for each set of weights, possibly none.
 
-    Weights are the untrained ones and, where a `run` is named, those that its `arm` has learnt. With `shrink` batches
-    are no larger than what clients have. What attacks need, such as Ray, starts before the trials, for it may fail.
-    Raises `UserError` for the user's mistakes, too little time among them.
+    Weights are those that the model begins with and, where a `run` is named, those that its `arm` has learnt. With
+    `shrink` batches are no larger than what clients have. What attacks need, such as Ray, starts before the trials, for
+    it may fail. Raises `UserError` for the user's mistakes, too little time among them.
     """
     audited: list[Audited] = []
     with ExitStack() as started:
@@ -68,7 +69,7 @@ def audit(
         if found is None:
             return audited
         loaded, allowance, noted = found
-        attacks: list[tuple[str, str | None, str | None]] = [("untrained weights", None, None)]
+        attacks: list[tuple[str, str | None, str | None]] = [(weights_of(plan.model), None, None)]
         attacks += [(f"weights of {run}", run, arm)] if run else []
         for weights, source, learnt in attacks:
             with watch() as progress:

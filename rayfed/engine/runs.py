@@ -134,11 +134,10 @@ class _Attacked:
     """Weights for a run of attacks without training, and their origin."""
 
     saved: checkpoint.Checkpoint | None = None
-    """None: untrained ones."""
+    """None: those that the model begins with."""
     run: RunFolder | None = None
     """The run whose clients' states go with the weights."""
-    words: str = "which are untrained"
-
+    words: str = "those that the model begins with"
     given: bool = False
     """Whether somebody gave the weights, of whose training nothing is known."""
 

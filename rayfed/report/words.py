@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayfed import registry
 from rayfed.analysis.audit import Criterion, State
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
 from rayfed.analysis.settings import Setting, by_values, of_attacks
@@ -239,7 +240,7 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
         return ""
     part = next((model[field] for field in ("arch", "path") if isinstance(model.get(field), str)), LEFT_OUT)
     named = model["name"] if part == LEFT_OUT else f"{model['name']}:{part}"
-    initial = f"{'the weights of model.state' if model.get('state') else 'its initial weights'}, untrained here"
+    initial = weights_of(model)
     rounds = {row["round"] for row in attacks}
     if status.get("kind") == "attack":
         of = {None: "", "initial": f" with {initial}", "given": " with the weights that were given"}
@@ -251,6 +252,15 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
         state = f" in {len(rounds)} round{'s' * (len(rounds) > 1)} of its training{first}" if rounds else ""
     attacked = f", attacked{state}" if state else ""
     return f"Model {named} on data {data['name']}{attacked}."
+
+
+def weights_of(model: Row) -> str:
+    """Return which weights a scenario's model has before any training here."""
+    if model.get("state"):
+        return "the weights of model.state, as given"
+    if model["name"] == "hf":
+        return "pretrained weights, as given"
+    return "untrained weights" if model["name"] in registry.table("models") else "the weights that it is built with"
 
 
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:

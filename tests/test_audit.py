@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rayfed import registry, scenario
 from rayfed.analysis import audit
 from rayfed.analysis.audit import EXPLAINS, Criterion, Plan
-from rayfed.analysis.formats import duration
+from rayfed.analysis.loading import load
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.fit import with_fit
 from rayfed.cli.options import of_fields
@@ -792,18 +792,16 @@ def test_attacks_without_time_have_a_line_for_all_that_are_alike() -> None:
     late = [replace(t, tried=False) if t.title.startswith("idlg") else t for t in trials]
     left_out = fitted(planned, late, 0.0, slow).left_out
     timed = [unit for unit in left_out if unit.seconds is not None]
-    total = 2 * sum(unit.seconds or 0.0 for unit in timed)
     names = ", ".join(dict.fromkeys(unit.method.name for unit in timed))
     assert "peel" in names
-    assert _not_measured(left_out, list(ARMS), 2.0) == [
-        f"NOT MEASURED for want of time: {names} at batch 1 on all arms (about {duration(total)} in all)",
-        "NOT MEASURED for want of time: idlg at batch 1 on all arms (not even tried)",
+    assert _not_measured(left_out, list(ARMS)) == [
+        f"NOT MEASURED for want of time: {names} at batch 1 on all arms",
+        "NOT MEASURED for want of time: idlg at batch 1 on all arms (not even tried, so nobody knows whether they "
+        "apply)",
     ]
     some = [unit for unit in timed if unit.method.name == "peel" and (unit.beyond or unit.arm == "a")]
-    assert (
-        "peel at batch 1 on none (“informed” and “informed, with labels”), a (about"
-        in _not_measured(some, list(ARMS), 2.0)[0]
-    )
+    [line] = _not_measured(some, list(ARMS))
+    assert line.endswith("peel at batch 1 on none (“informed” and “informed, with labels”), a")
 
 
 def test_time_goes_to_the_defences_before_what_is_answered_already() -> None:
@@ -956,14 +954,64 @@ def test_of_the_usual_defences_those_are_audited_that_there_is_time_for(monkeypa
     said: list[str] = []
     found = rehearsed(plan(batches=[1], samples=1), said, seconds=60.0, iterations=None)
     assert found is not None
-    assert list(found[0].played) == ["none", "gaussian 0.01", "prune 0.9"]
+    assert found[1].arms == ["none", "gaussian 0.01", "prune 0.9"]
+    assert list(found[0].played) == ["none", *audit.DEFENCES], "what is left out is in the folder, and not measured"
     assert set(timed) == {"none", "gaussian 0.01", "prune 0.9"}, "the others are not even timed"
     [line] = [line for line in said if line.startswith("defences: ")]
-    assert line.startswith("defences: gaussian 0.01, prune 0.9, of 9 usual ones, as there is no time for more: --min")
+    assert line.startswith(
+        "defences: gaussian 0.01, prune 0.9, of 9 usual ones; --defence chooses\n"
+        "NOT MEASURED for want of time: all attacks on quantise 4-bit, gaussian 0.1, "
+    )
+    minutes = [re.findall(r"--minutes (\d+)", line) for line in said]
+    [whole, one] = next(found for found in minutes if len(found) == 2)
+    assert int(whole) > int(one)
+    assert sum(map(len, minutes)) == 3, "beside the limit there is one estimate"
+    assert f"time for all of this: {found[1].enough}" in said
+    assert found[1].enough.endswith(
+        f"--minutes {whole} in all (each attack that applies, at batch 1, on 10 arms), or --minutes {one} with one "
+        "--defence"
+    )
     asked = {"a": [{"name": "prune", "ratio": 0.9}], "b": [{"name": "prune", "ratio": 0.8}]}
     found = rehearsed(plan(batches=[1], samples=1, defences=asked), seconds=60.0, iterations=None)
     assert found is not None
-    assert list(found[0].played) == ["none", "a", "b"], "what was asked for is answered, if only by its name"
+    assert found[1].arms == ["none", "a", "b"], "what was asked for is answered, if only by its name"
+
+
+def test_arms_that_there_is_no_time_for_are_not_measured_on_page_and_in_tables(tmp_path: Path) -> None:
+    said = StringIO()
+    loaded = scenario.parse(plan(batches=[1], samples=1, defences=audit.DEFENCES).scenario_text(dict.fromkeys(
+        ("inverting_gradients batch 1", "idlg batch 1"), 1)))  # fmt: skip
+    attacks = [attack for attack in loaded.attacks if attack.name == "analytic"]
+    loaded = loaded.model_copy(update={"attacks": attacks})
+    view = RunView(Console(file=said, width=400), brief=True)
+    enough = "about --minutes 40 in all"
+    folder = runs.attack(
+        loaded, None, str(tmp_path), local, view, None, Allowance(600, arms=["none", "prune 0.9"], enough=enough)
+    )
+    view.audited("untrained weights", "report.html")
+    assert {row["arm"] for row in folder.read_table("attacks").to_pylist()} == {"none", "prune 0.9"}
+    found = {row["arm"]: row for row in load(folder.url).table("verdicts").to_pylist()}
+    assert list(found) == ["none", *audit.DEFENCES]
+    others = [arm for arm in audit.DEFENCES if arm != "prune 0.9"]
+    assert {(found[arm]["verdict"], found[arm]["reason"]) for arm in others} == {
+        ("not measured", "no attack that rebuilds samples was played here")
+    }
+    page = (tmp_path / folder.name / "report.html").read_text()
+    step = f"Next: attacks were left out for want of time. To have them played, give {enough}."
+    line = f"{', '.join(others)}: NOT MEASURED, for no attack that rebuilds samples was played here"
+    assert (step in page, "8 of 10 arms were not measured: gaussian 0.01" in page) == (True, True)
+    assert (step in said.getvalue(), line in said.getvalue()) == (True, True)
+
+
+@pytest.mark.parametrize(("unplayed", "why"), [(False, "a part is kept for"), (True, "by the trials that is too")])
+def test_time_that_an_audit_leaves_is_told_with_the_reason(unplayed: bool, why: str) -> None:
+    view = RunView(Console(file=StringIO()))
+    view.ready(0)
+    assert view._time_unused() == "", "there was no limit"
+    view._attacks, view.limit = [row("none", 1, 9.0, status=UNPLAYED if unplayed else "ok")], 60.0
+    assert view._time_unused().startswith(f"0:59 of the time was not used: {why}")
+    view.limit = 10.0
+    assert view._time_unused() == ""
 
 
 @pytest.mark.parametrize(("each", "samples"), [(0.3, 1), (0.8, 2)])
@@ -979,7 +1027,7 @@ def test_where_no_two_arms_can_be_compared_one_usual_defence_is_left(
     said: list[str] = []
     found = rehearsed(plan(batches=[1], samples=samples), said, seconds=60.0, iterations=None)
     assert found is not None
-    assert list(found[0].played) == ["none", "gaussian 0.01"]
+    assert found[1].arms == ["none", "gaussian 0.01"]
     assert {arm for arm, _ in found[1].left_out} == {"none", "gaussian 0.01"}
     assert sum(line.startswith("NOT MEASURED for want of time: inverting_gradients at batch 1") for line in said) == 1
 
@@ -1048,15 +1096,13 @@ def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
     found = [f for f in audit.findings([*bare, here, late], IMAGES) if f.arm == "x"]
     assert found[0].state == "not measured", "even where it does not leak without the defence"
     told = audit.sentence(found, IMAGES)
-    assert told.startswith(
-        "x: NOT MEASURED for want of time: analytic (about 4.0 s) at batch 1 (the closest here at 7.0"
-    )
+    assert told.startswith("x: NOT MEASURED for want of time: analytic at batch 1 (the closest here at 7.0")
     leaking = [f for f in audit.findings([*bare, here | {"psnr": 20.0}, late], IMAGES) if f.arm == "x"]
     assert leaking[0].state == "leaks"
     assert audit.sentence(leaking, IMAGES).endswith("not all attackers had time at batch 1")
     told = here | {"attack": "analytic batch 1, informed", "knowledge": "defence,code"}
     some = [f for f in audit.findings([*bare, here, told, late], IMAGES) if f.arm == "x"]
-    assert "analytic (“blind”; about 4.0 s) at batch 1" in audit.sentence(some, IMAGES), "the other twin was played"
+    assert "analytic (“blind”) at batch 1" in audit.sentence(some, IMAGES), "the other twin was played"
     [nothing] = [f for f in audit.findings([*bare, late], IMAGES) if f.arm == "x"]
     assert nothing.state == "not measured"
     assert nothing.reasons == ()

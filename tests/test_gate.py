@@ -137,7 +137,7 @@ def test_nothing_passes_that_nothing_shows() -> None:
     assert states(PSNR, row("none", 40.0), row("x", 40.0, above_guessing=0.0))["x"] == "passed"
     assert states(PSNR, row("none", 40.0), row("x", 40.0, above_guessing=None))["x"] == "not measured"
     [check] = Played(SCENARIO, [row("none", 40.0)], []).checks([PSNR], ["x"])
-    assert (check.state, check.reason) == ("not measured", "no attack rebuilt samples here")
+    assert (check.state, check.reason) == ("not measured", "no attack that rebuilds samples was played here")
 
 
 def test_what_is_recorded_and_far_from_its_control_passes_only_where_a_defence_is_declared() -> None:

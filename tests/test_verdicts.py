@@ -74,7 +74,7 @@ def test_the_table_has_the_figures_of_the_sentences() -> None:
     assert (larger["batch_size"], larger["labels"], larger["labels_guessed"]) == (4, None, None)
     assert (noise["verdict"], noise["above_guessing"], bare["reason"]) == ("not reconstructed", -3.0, None)
     assert {name for name, value in masks.items() if value is not None} == {"arm", "verdict", "reason"}
-    assert (masks["verdict"], "no attack rebuilt" in masks["reason"]) == ("not measured", True)
+    assert (masks["verdict"], "no attack that rebuilds" in masks["reason"]) == ("not measured", True)
     [unfinished] = verdicts_table(SCENARIO, [], ["bare"], False).to_pylist()
     assert "not finished" in unfinished["reason"]
 
@@ -122,6 +122,9 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
     pair = [one | {"sample": sample, "batch_size": 2} for one in late for sample in (0, 1)]
     assert next_step(SCENARIO, pair, told).endswith("(more minutes)."), "a batch has all its samples"
     assert next_step(SCENARIO, [], []) == ""
+    assert next_step(SCENARIO, found, told, "about --minutes 9").endswith(
+        "To have them played, give about --minutes 9."
+    )
 
 
 def labelled(arm: str, psnr: float, *found: float) -> list[dict[str, Any]]:
@@ -389,7 +392,10 @@ def test_trials_of_one_arm_find_their_reference_in_others() -> None:
 def test_a_run_that_is_not_finished_says_so_of_what_it_has_not_attacked() -> None:
     said = of(row("bare", 30.0), finished=False)["noise"].sentence
     assert said == "noise: NOT MEASURED, for the run is not finished, and no attack that rebuilds samples is over here"
-    assert of(row("bare", 30.0))["noise"].sentence == "noise: NOT MEASURED, for no attack rebuilt samples here"
+    assert (
+        of(row("bare", 30.0))["noise"].sentence
+        == "noise: NOT MEASURED, for no attack that rebuilds samples was played here"
+    )
 
 
 def test_what_was_inferred_stands_beside_what_was_rebuilt(tmp_path: Path) -> None:
@@ -402,4 +408,4 @@ def test_what_was_inferred_stands_beside_what_was_rebuilt(tmp_path: Path) -> Non
     page = Path(write_report(folder)).read_text(encoding="utf-8")
     assert "no attack has run" not in page
     assert "loss on 4 members: AUC" in page
-    assert "bare: NOT MEASURED, for no attack rebuilt samples here" in page
+    assert "bare: NOT MEASURED, for no attack that rebuilds samples was played here" in page

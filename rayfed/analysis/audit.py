@@ -205,7 +205,7 @@ class Finding:
     reasons: tuple[str, ...]
     """Why attacks ended without an answer; if none had one, also why attacks did not apply."""
     unplayed: tuple[str, ...] = ()
-    """Attacks for which there was no time, with the time that they need."""
+    """Attacks for which there was no time."""
     untimed: tuple[str, ...] = ()
     """Searches that answered after `FEWEST` evaluations, outside the budget."""
     failed: tuple[str, ...] = ()
@@ -506,18 +506,16 @@ def _unexplained(rows: Sequence[Row], criterion: Criterion, bare: bool) -> str:
 
 
 def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:
-    """Return the attacks for which there was no time: the time that they need, and the twins if others were played."""
-    missing: dict[str, dict[str, str]] = {}
+    """Return the attacks for which there was no time, with the twins if others were played."""
+    missing: dict[str, dict[str, None]] = {}
     for row in unplayed:
-        took = row["message"].removeprefix(WANT_OF_TIME).strip(" ()")
-        missing.setdefault(short_title(row), {})[_twin(row)] = took
+        missing.setdefault(short_title(row), {})[_twin(row)] = None
     told = []
     for name, twins in missing.items():
         played = {_twin(row) for row in rows if short_title(row) == name} - set(twins)
         some, but = (sorted(played), "all but ") if 0 < len(played) < len(twins) else (list(twins), "")
-        which = [but + " and ".join(f"“{twin}”" for twin in some)] if played else []
-        notes = "; ".join([*which, *dict.fromkeys(filter(None, twins.values()))])
-        told.append(f"{name} ({notes})" if notes else name)
+        which = but + " and ".join(f"“{twin}”" for twin in some)
+        told.append(f"{name} ({which})" if played else name)
     return tuple(told)
 
 

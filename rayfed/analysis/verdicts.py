@@ -124,7 +124,7 @@ def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
 
 UNREAD = "no attacker who answered has the defence's code (knowledge: [defence, code])"
 TRIED = "the defence's code was run on the attacker's own gradients, and may do otherwise on others"
-NOTHING_REBUILT = "no attack rebuilt samples here"
+NOTHING_REBUILT = "no attack that rebuilds samples was played here"
 UNFINISHED = "the run is not finished, and no attack that rebuilds samples is over here"
 """Why an arm without rows of attacks is not measured: in a finished run, and in one that goes on or broke off."""
 
@@ -247,11 +247,18 @@ _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
 )
 
 
-def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequence[Verdict]) -> str:
-    """Return what to do to learn more; empty if every arm has an answer."""
+def next_step(
+    scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequence[Verdict], enough: str | None = None
+) -> str:
+    """Return what to do to learn more; empty if every arm has an answer.
+
+    `enough` says what an audit has to be given to leave nothing out, where it left something out.
+    """
     states = {verdict.state for verdict in told}
     if not attacks:
         return ""
+    if enough:
+        return f"Next: attacks were left out for want of time. To have them played, give {enough}."
     if any(row["status"] == UNPLAYED for row in attacks):
         fewer = [
             option

@@ -93,6 +93,10 @@ class Allowance:
     """What is not begun with the others, by arm and title, with the status and the message of its rows."""
     spare: Sequence[Spare] = ()
     """What of that is begun if time is left, in this order."""
+    arms: Collection[str] | None = None
+    """Arms of the scenario that are played; None: all."""
+    enough: str = ""
+    """What to give for nothing to be left out, in words; empty where nothing is."""
 
     def ends(self, began: float) -> float:
         """Return the end of the calls by `monotonic`, given when observing began."""

@@ -123,14 +123,16 @@ def rehearsed(
     if not fitted.says_anything:
         _tell_found(rehearsal.found(criterion), say)
         raise _too_short(budget, whole, fitted, slower)
-    done = all(trial.tried for trial in trials)
     if len(plan.defences) < len(whole.defences):
-        say(_fewer(plan, whole, budget, choice.of_all, slower, done))
+        say(_fewer(plan, whole))
     _tell_plan(plan, choice.arms(plan), trials, fitted, budget, slower, say)
-    if plan is not asked or any(not unit.obstacle for unit in fitted.left_out):
-        say(f"on these arms, {_takes(budget, asked, offered, slower, done)}")
+    enough = ""
+    if plan is not whole or any(not unit.obstacle for unit in fitted.left_out):
+        enough = _enough(budget, whole, choice.of_all, slower, all(trial.tried for trial in trials))
+        say(f"time for all of this: {enough}")
         _tell_found(rehearsal.found(criterion, _bare(offered.left_out) - _bare(fitted.played)), say)
-    return _scenario(plan, fitted.iterations, changes), _allowance(fitted, trials, left, slower), inputs.remarks
+    allowance = replace(_allowance(fitted, trials, left, slower), arms=choice.arms(plan), enough=enough)
+    return _scenario(replace(plan, defences=whole.defences), fitted.iterations, changes), allowance, inputs.remarks
 
 
 class _Clock:
@@ -233,7 +235,7 @@ class _Choice:
         What attackers see is timed of two arms alone where that may be all: by default, or if none can be compared.
         """
         alone = _compares_nothing(plan, trials, self._budget, self._clock)
-        usual = plan.defences is DEFENCES
+        usual = plan.defences is DEFENCES and self._budget.iterations is None
         fitted = self.of_all = self._fit(plan, trials, monotonic() if alone or usual else self._budget.pace_end)
         if usual and any(not trial.obstacle for trial in trials):
             kept = answerable(fitted, self.arms(plan), self._leaking)
@@ -278,7 +280,7 @@ def _tell_plan(
     short = [unit for unit in fitted.left_out if not unit.obstacle]
     limit = _limit(budget, any(unit.seconds is not None for unit in short))
     say(f"estimate: {gone:.1f} min so far and {needed:.1f} min of attacks{many}, on one core{_busy(slower)}{limit}")
-    for line in _not_measured(short, arms, slower):
+    for line in _not_measured(short, arms):
         say(line)
 
 
@@ -304,12 +306,12 @@ def _bare(units: Sequence[Unit]) -> set[str]:
     return {name for unit in units if unit.arm == UNDEFENDED for name in unit.titles}
 
 
-def _fewer(plan: Plan, whole: Plan, budget: Budget, of_all: Fitted, slower: float, tried: bool) -> str:
-    """Return which of the default defences are audited, and how long all of them take at the smallest batch size."""
-    minutes = _minutes(budget, of_all.first_batch, slower, tried)
+def _fewer(plan: Plan, whole: Plan) -> str:
+    """Return which of the default defences are audited, and that the others are not measured."""
+    others = ", ".join(name for name in whole.defences if name not in plan.defences)
     return (
-        f"defences: {', '.join(plan.defences)}, of {len(whole.defences)} usual ones, as there is no time for more: "
-        f"--minutes {minutes} --batch {min(whole.batches)} has time for all attacks on all; --defence chooses"
+        f"defences: {', '.join(plan.defences)}, of {len(whole.defences)} usual ones; --defence chooses\n"
+        f"NOT MEASURED for want of time: all attacks on {others}"
     )
 
 
@@ -343,7 +345,7 @@ def _plays(fitted: Fitted, name: str) -> bool:
     return any(title(unit.method, unit.batch) == name and unit.applies for unit in fitted.played)
 
 
-def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> list[str]:
+def _not_measured(units: Sequence[Unit], arms: Sequence[str]) -> list[str]:
     """Return a line for each group of attacks that there is no time for, grouped by batch size and arms."""
     cells: dict[tuple[int, str], list[Unit]] = {}
     for unit in units:
@@ -355,9 +357,8 @@ def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> 
     lines = []
     for (batch, where, known), own in alike.items():
         names = ", ".join(dict.fromkeys(unit.method.name for unit in own))
-        took = sum(unit.seconds or 0.0 for unit in own)
-        needs = f"about {duration(slower * took)} in all" if known else "not even tried"
-        lines.append(f"NOT MEASURED for want of time: {names} at batch {batch} on {where} ({needs})")
+        untried = " (not even tried, so nobody knows whether they apply)" * (not known)
+        lines.append(f"NOT MEASURED for want of time: {names} at batch {batch} on {where}{untried}")
     return lines
 
 
@@ -373,16 +374,22 @@ def _where(units: Sequence[Unit], arms: Sequence[str]) -> str:
     return ", ".join(arm + note for arm, note in zip(some, told, strict=True))
 
 
-def _takes(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bool) -> str:
-    """Return the options and minutes with which an audit of the tried attacks would fit."""
-    ways = [("all that was tried" if not tried else "all of it", fitted.whole)]
-    if len(plan.batches) > 1:
-        ways.append((f"--batch {min(plan.batches)} alone", fitted.first_batch))
-    if len(plan.defences) > 1:
-        ways.append(
-            (f"--batch {min(plan.batches)} with one --defence", 2 / (1 + len(plan.defences)) * fitted.first_batch)
-        )
-    return "; ".join(f"{what} takes about --minutes {_minutes(budget, took, slower, tried)}" for what, took in ways)
+def _enough(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bool) -> str:
+    """Return the minutes of an audit that leaves nothing out, and of the smallest that compares one defence.
+
+    Both are of a whole command, its trials with it. Where not all was `tried`, nobody knows how long that takes.
+    """
+    first = min(plan.batches)
+    ways = [(f"--minutes {_minutes(budget, fitted.whole, slower, tried)}", "")]
+    fewer = [f"--batch {first}"] * (len(plan.batches) > 1) + ["one --defence"] * (len(plan.defences) > 1)
+    if fewer:
+        one = 2 / (1 + len(plan.defences)) if len(plan.defences) > 1 else 1.0
+        ways.append((f"--minutes {_minutes(budget, one * fitted.first_batch, slower, tried)}", " and ".join(fewer)))
+    every = "each attack that applies" if tried else "each attack that was tried and applies"
+    sizes, arms = ", ".join(map(str, plan.batches)), 1 + len(plan.defences)
+    return f"about {ways[0][0]} in all ({every}, at batch {sizes}, on {arms} arm{'s' * (arms > 1)})" + "".join(
+        f", or {minutes} with {how}" for minutes, how in ways[1:]
+    )
 
 
 def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> int:

@@ -24,9 +24,15 @@ from rayfed.store.folder import RunFolder
 class RunRecorder:
     """Writer of a run's results into its folder."""
 
-    def __init__(self, folder: RunFolder, kind: RunKind, rounds: int, weights: str | None = None) -> None:
-        """Record into a folder; `weights` say, of a run without training, which ones it attacks."""
-        self._folder, self._kind, self._rounds, self._weights = folder, kind, rounds, weights
+    def __init__(
+        self, folder: RunFolder, kind: RunKind, rounds: int, weights: str | None = None, enough: str = ""
+    ) -> None:
+        """Record into a folder; of a run without training, `weights` say which ones it attacks.
+
+        `enough` says what to give for it to leave nothing out; empty where it does not.
+        """
+        self._folder, self._kind, self._rounds = folder, kind, rounds
+        self._told = {name: said for name, said in (("weights", weights), ("enough", enough)) if said}
         self._done, self._text = 0, StringIO()
         if folder.exists("log.txt"):
             self._text.write(folder.read_text("log.txt"))
@@ -105,8 +111,7 @@ class RunRecorder:
     def _status(self, state: exits.Exit, error: str | None = None) -> None:
         rounds = {"rounds_done": self._done, "rounds": self._rounds}
         said = {"error": error and plain(error), "advice": exits.advice(state, self._kind)}
-        weights = {} if self._weights is None else {"weights": self._weights}
-        status = {"kind": self._kind, "state": state, **rounds, **weights, **said}
+        status = {"kind": self._kind, "state": state, **rounds, **self._told, **said}
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 
     def _report(self) -> None:

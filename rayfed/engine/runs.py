@@ -58,7 +58,7 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(folder, progress.note) as held:
         checkpoint.begin(held)
-        _describe(inputs, held)
+        _describe(inputs, held, inputs.scenario)
         _play(inputs, held, execution, progress, None)
     return folder
 
@@ -88,7 +88,7 @@ def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, prog
         return
     _check_data(folder, saved, inputs)
     checkpoint.begin(folder)
-    _describe(inputs, folder)
+    _describe(inputs, folder, inputs.scenario)
     _play(inputs, folder, execution, progress, saved, reports=False)
 
 
@@ -176,7 +176,8 @@ def attack(
                 f"`earlier` out, or `rayfed launch` the scenario"
             )
     saved = _trained(run) if run else None
-    inputs = prepare(scenario.attacked_in(saved.round + 1 if saved else 0), rounds=scenario.federation.rounds)
+    whole = scenario.attacked_in(saved.round + 1 if saved else 0)
+    inputs = prepare(whole.with_arms(allowance.arms), rounds=scenario.federation.rounds)
     attacked = _Attacked()
     if run and saved and arm:
         attacked = _Attacked(_given_to_all(run, saved, arm, inputs), words=f"those of arm {arm} of {run}")
@@ -184,7 +185,7 @@ def attack(
         _check_fit(f"the run {run}", saved, inputs)
         check_attacked(run, saved, inputs.scenario)
         attacked = _Attacked(saved, RunFolder.open(run), f"those of {run}")
-    return _attack_in_new(out, inputs, attacked, execution, progress, allowance)
+    return _attack_in_new(out, inputs, attacked, execution, progress, allowance, whole)
 
 
 def attack_sent(
@@ -200,7 +201,8 @@ def attack_sent(
     inputs = prepare(scenario.attacked_in(sent.round))
     state = {"weights": sent.weights, "buffers": sent.buffers, "state": {}, "memory": {}}
     saved = checkpoint.Checkpoint(sent.round - 1, {account.name: state for account in inputs.accounts})
-    return _attack_in_new(out, inputs, _Attacked(saved, words=words, given=True), execution, progress, allowance)
+    attacked = _Attacked(saved, words=words, given=True)
+    return _attack_in_new(out, inputs, attacked, execution, progress, allowance, inputs.scenario)
 
 
 def _attack_in_new(
@@ -209,11 +211,13 @@ def _attack_in_new(
     attacked: _Attacked,
     execution: Execution,
     progress: Progress,
-    allowance: Allowance = ALL_THE_TIME,
+    allowance: Allowance,
+    whole: Scenario,
 ) -> RunFolder:
-    scenario = inputs.scenario
-    folder = RunFolder.create(out or scenario.output.folder, scenario.name)
+    """Attack into a new folder; `whole` is the scenario with the arms that there is no time for, too."""
+    folder = RunFolder.create(out or whole.output.folder, whole.name)
     with holding(folder, progress.note) as held:
+        _describe(inputs, held, whole)
         _attack(inputs, held, attacked, execution, progress, allowance)
     return folder
 
@@ -237,8 +241,7 @@ def _attack(
     allowance: Allowance,
 ) -> None:
     round = attacked.round
-    _describe(inputs, folder)
-    recorder = RunRecorder(folder, "attack", 0, attacked.weights)
+    recorder = RunRecorder(folder, "attack", 0, attacked.weights, allowance.enough)
     progress = recorder.logging(progress)
     with (
         recorder.recording(0),
@@ -278,9 +281,9 @@ def _check_fit(what: str, saved: checkpoint.Checkpoint, inputs: Inputs) -> None:
             raise RunError(f"{what} trained another model than the scenario's in arm '{name}': make `model` the same")
 
 
-def _describe(inputs: Inputs, folder: RunFolder) -> None:
+def _describe(inputs: Inputs, folder: RunFolder, scenario: Scenario) -> None:
     """Write the files that describe a run before its first round."""
-    folder.write_text(SCENARIO, inputs.scenario.dump())
+    folder.write_text(SCENARIO, scenario.dump())
     folder.write_part("partition", 0, _partition_table(inputs))
 
 

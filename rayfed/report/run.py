@@ -118,7 +118,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "simulated": any(arm.simulated for arm in arms),
         "verdicts": told,
         "headline": headline(scenario, told),
-        "next_step": next_step(scenario, attacks, told),
+        "next_step": next_step(scenario, attacks, told, status.get("enough")),
         "folded": folded(told),
         "verdict_of": by_arm,
         "prices": words.prices(arms, privacy, distortions(attacks)),

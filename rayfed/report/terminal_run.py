@@ -33,8 +33,8 @@ from rayfed.privacy.printing import at_most
 from rayfed.report import words
 from rayfed.report.samples import shown
 from rayfed.report.time_left import TimeLeft
-from rayfed.store.exits import advice
-from rayfed.store.schemas import VERSUS
+from rayfed.store.exits import advice, status
+from rayfed.store.schemas import UNPLAYED, VERSUS
 
 if TYPE_CHECKING:
     from rayfed.attacks.telling import Standing
@@ -292,6 +292,9 @@ class RunView:
     def audited(self, weights: str, report: str) -> None:
         """Print the worst case of every sample, each defence's effect, a sentence on each, and where to read more."""
         self.close()
+        enough = None
+        if self._folder:  # whose scenario has the arms that there was no time for, too
+            self._scenario, enough = self._folder.scenario(), status(self._folder).get("enough")
         if not self._quiet:
             self.say((f"{weights}:", "bold"))
             criterion = criterion_of(self._scenario, self._attacks)
@@ -300,10 +303,21 @@ class RunView:
                 self._console.print(_worst_cases(cases, criterion))
                 self._console.print(_defence_effects(found, audit.distortions(self._attacks), criterion))
         told = self._say_verdicts()
-        for line in filter(None, [*headline(self._scenario, told), next_step(self._scenario, self._attacks, told)]):
+        step = next_step(self._scenario, self._attacks, told, enough)
+        for line in filter(None, [*headline(self._scenario, told), step, self._time_unused()]):
             self.say(line)
         self.say(f"report: {report}")
         self._warn_of_samples()
+
+    def _time_unused(self) -> str:
+        """Return why an audit ended before its time; empty if it did not, or by seconds."""
+        unused = self._began + self.limit - monotonic()
+        if not _EVERY < unused < inf:
+            return ""
+        why = "a part is kept for searches that take longer than their trials, which these did not"
+        if any(row["status"] == UNPLAYED for row in self._attacks):
+            why = "by the trials that is too little for any attack that was left out on these arms"
+        return f"{_minutes(unused)} of the time was not used: {why}"
 
     def _say_effects(self) -> None:
         """Print what each defence changes, as the page does."""
@@ -319,8 +333,14 @@ class RunView:
         told: Sequence[Verdict] = ()
         if self._attacks or self._inferences:
             told = verdicts(self._scenario, self._attacks, self._inferences, finished)
+        unmeasured: dict[str, list[str]] = {}
         for verdict in told:
-            self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
+            if verdict.state == "not measured":
+                unmeasured.setdefault(verdict.sentence.removeprefix(f"{verdict.arm}: "), []).append(verdict.arm)
+            else:
+                self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
+        for said, arms in unmeasured.items():
+            self.say((f"{', '.join(arms)}: {said}", _STYLES["not measured"]))
         if any(measured(row.get("above_guessing")) for row in self._attacks):
             self.say(guess(self._scenario, self._attacks))
         if self._attacks or self._inferences:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import ceil, cos, pi
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -475,6 +475,12 @@ class Scenario(Section):
                 "sweep": None,
             }
         )
+
+    def with_arms(self, names: Collection[str] | None) -> Scenario:
+        """Return a copy with these of its `arms` alone; None for all."""
+        if names is None:
+            return self
+        return self.model_copy(update={"arms": {name: arm for name, arm in self.arms.items() if name in names}})
 
     def dump(self) -> str:
         """Return the scenario as YAML with every default written out; loading it gives the same scenario."""

@@ -492,9 +492,39 @@ def test_a_worst_case_is_the_closest_of_all_attacks_on_an_image() -> None:
         row("none", 4, 5.0, sample=2), row("prune", 1, 90.0),
     ]  # fmt: skip
     cases = audit.worst_cases(rows, IMAGES)
-    assert [(c.batch, c.victim, c.sample, c.row["psnr"]) for c in cases] == [
-        (1, 0, 0, 30.0), (1, 1, 0, 10.0), (4, 0, 2, 5.0),
+    assert [(c.batch, c.victim, c.sample, c.row["psnr"], c.named) for c in cases] == [
+        (1, 0, 0, 30.0, True), (1, 1, 0, 10.0, False), (4, 0, 2, 5.0, True),
     ]  # fmt: skip
+
+
+def test_the_table_of_worst_cases_has_the_row_that_the_verdict_names() -> None:
+    """A smooth image may be nearer to another sample than a leak is to its own."""
+    smooth = row("none", 1, 35.0, "b", told_apart=0.0)
+    rows = [row("none", 1, 18.0, "a"), smooth, smooth | {"victim": 1, "psnr": 40.0}]
+    cases = audit.worst_cases(rows, IMAGES)
+    assert [(c.victim, c.row["psnr"], c.named) for c in cases] == [(0, 18.0, True), (1, 40.0, False)]
+    [found] = audit.findings(rows, IMAGES)
+    assert (found.best, found.by) == (18.0, "a, blind")
+    said = StringIO()
+    view = RunView(Console(file=said, width=200))
+    view._attacks = [one | {"true_label": None, "above_public": None} for one in rows]
+    view.audited("untrained weights", "report.html")
+    lines = [line for line in said.getvalue().splitlines() if " dB " in line and "LEAKS" not in line]
+    assert lines[0].rstrip().endswith("a       leaks, in the verdict"), lines
+
+
+def test_a_leak_hardly_above_guessing_says_how_far() -> None:
+    """Whether it is a leak is decided sample by sample, against a guess and hundreds of other samples."""
+    rows = [row("x", 1, 16.0, victim=i, above_guessing=gain) for i, gain in enumerate((0.4, -0.5, 0.2, -0.5))]
+    assert states(*rows) == {("x", 1): "leaks"}
+    assert (
+        "the closest at 16.0 dB, where a guess gets 15.6 dB (a, blind), only 0.4 dB above guessing, and over 4 images "
+        "-0.1 dB on average (-0.8 to +0.6 at 95 %, which guessing is within): look at them" in said_of("x", *rows)
+    )
+    sure = [one | {"above_guessing": 1.0 + 0.1 * one["victim"]} for one in rows]
+    assert "+1.1 dB on average (+0.9 to +1.4 at 95 %): look" in said_of("x", *sure)
+    assert "(a, blind), only 0.4 dB above guessing: look at it" in said_of("x", rows[0])
+    assert "above guessing" not in said_of("x", *rows[1:], row("x", 1, 16.0, above_guessing=3.0))
 
 
 def test_a_finding_keeps_the_closest_of_each_twin() -> None:

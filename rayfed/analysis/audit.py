@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import yaml
 
 from rayfed import registry
+from rayfed.analysis.settings import estimate
 from rayfed.analysis.summary import Row, code_given, labels_given, measured
 from rayfed.hidden import CHANNELS, UNREHEARSED, UNUSED
 from rayfed.metrics.images import PSNR_CEILING
@@ -95,6 +96,8 @@ UNEXPLAINED_PART = "no attacker with the code found a sample that explains what 
 UNCOMPARED = "no answer of an attacker with the code could be compared with what was sent"
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
 FOUND_NOTHING = "the attacks found nothing without a defence either"
+SLIGHT = 3.0
+"""Decibels above guessing, which are half of its squared error, below which the sentence on a leak says how many."""
 FEWEST, USEFUL, MOST = 40, 100, 24_000
 """Evaluations of a search: the minimum with any budget, because fewer often find nothing where a few more do; the
 minimum if there is time for them on two arms; and the maximum."""
@@ -217,6 +220,8 @@ class Finding:
     show that the attacks work."""
     gain: float | None = None
     """How much nearer `best` is than the best guess; None if there is no guess."""
+    gains: tuple[float, ...] = ()
+    """The most that a reconstruction of each sample is nearer to it than the best guess, of those that have a guess."""
     alike: int = 0
     """Samples that did not leak although a reconstruction is near: the nearest public sample is as near."""
     above_public: float | None = None
@@ -467,6 +472,7 @@ def _finding(
         ),
         lacking=lacking,
         gain=best[1]["above_guessing"] if best else None,
+        gains=_gains([row for _, row in finite]),
         alike=len(
             {_sample(row) for _, row in finite if criterion.near(row) and criterion.like_public(row)}
             - {_sample(row) for _, row in leaks}
@@ -480,6 +486,14 @@ def _finding(
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
         shown=None if bare else len({place[1:] for place in leaking}),
     )
+
+
+def _gains(rows: Sequence[Row]) -> tuple[float, ...]:
+    found: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        if (gain := row["above_guessing"]) is not None:
+            found[_sample(row)] = max(gain, found.get(_sample(row), gain))
+    return tuple(found.values())
 
 
 def _unexplained(rows: Sequence[Row], criterion: Criterion, bare: bool) -> str:
@@ -621,6 +635,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
         noun = criterion.noun
         told = [
             f"batch {f.batch}, {f.leaked} of {f.samples} {noun}s, the closest at {_beside_guess(f, criterion)} ({f.by})"
+            + _slight(f, criterion)
             + (f", {f.alike} more near, though no nearer than a public {noun} is: look at them" if f.alike else "")
             for f in group
         ]
@@ -677,6 +692,22 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     if finding.above_public is None:
         return told
     return f"{told}, the nearest public {criterion.noun} {criterion.written(best - finding.above_public)}"
+
+
+def _slight(finding: Finding, criterion: Criterion) -> str:
+    """Return how far a leak is above guessing, where all are little, and what that is on average over the samples."""
+    most = max(finding.gains, default=SLIGHT)
+    if criterion.modality != "pixels" or most >= SLIGHT:
+        return ""
+    noun, found = criterion.noun, estimate(finding.gains)
+    if found is None or found.spread is None:
+        return f", only {most:.1f} dB above guessing: look at it"
+    low, high = found.spread
+    within = ", which guessing is within" * (low <= 0 <= high)
+    return (
+        f", only {most:.1f} dB above guessing, and over {found.n} {noun}s {found.mean:+.1f} dB on average "
+        f"({low:+.1f} to {high:+.1f} at 95 %{within}): look at them"
+    )
 
 
 def _times(gain: float) -> str:
@@ -755,18 +786,25 @@ class WorstCase:
     sample: int
     row: Row
     """Row of the attacks' table."""
+    named: bool
+    """Whether it is what the verdict names: the closest of its batch size, among leaks if there are any."""
 
 
 def worst_cases(attacks: Sequence[Row], criterion: Criterion) -> list[WorstCase]:
-    """Return the worst case of every sample attacked without a defence, by batch size, the closest first."""
-    closest: dict[tuple[int, int, int], tuple[float, Row]] = {}
+    """Return the worst case of every sample attacked without a defence, by batch size: leaks first, the closest first.
+
+    Of a sample that leaks it is the closest of the leaks.
+    """
+    closest: dict[tuple[int, int, int], tuple[bool, float, Row]] = {}
     for row in attacks:
         value = criterion.nearness(row)
-        key = row["batch_size"], row["victim"], row["sample"]
-        if row["arm"] == UNDEFENDED and value is not None and value > closest.get(key, (-1e9, row))[0]:
-            closest[key] = value, row
-    ordered = sorted(closest.items(), key=lambda item: (item[0][0], -item[1][0]))
-    return [WorstCase(*key, row) for key, (_, row) in ordered]
+        if row["arm"] == UNDEFENDED and value is not None:
+            key, leaks = (row["batch_size"], row["victim"], row["sample"]), criterion.leaks(row)
+            if key not in closest or (leaks, value) > closest[key][:2]:
+                closest[key] = leaks, value, row
+    ordered = sorted(closest.items(), key=lambda item: (item[0][0], not item[1][0], -item[1][1]))
+    before = [None, *(key[0] for key, _ in ordered)]
+    return [WorstCase(*key, row, key[0] != last) for (key, (*_, row)), last in zip(ordered, before, strict=False)]
 
 
 def distortions(attacks: Sequence[Row]) -> dict[str, float]:

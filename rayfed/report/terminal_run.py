@@ -465,16 +465,16 @@ def _outcome(outcome: Outcome | None) -> str:
 def _worst_cases(cases: Sequence[audit.WorstCase], criterion: audit.Criterion) -> Table:
     lead, noun = leading(criterion.modality), criterion.noun
     limit = criterion.written(criterion.threshold)
-    title = f"undefended: the closest reconstruction of every {noun}; a leak from {limit}, beyond guessing"
+    title = f"undefended: the closest leak of every {noun}, or reconstruction; a leak from {limit}, beyond guessing"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for column in ("batch", "client", noun, lead.short_name, "above guessing", "attack", ""):
         table.add_column(column, justify="left" if column in ("attack", "") else "right", no_wrap=True)
     for case in cases:
-        leak = "[red]leaks[/red]" if criterion.leaks(case.row) else ""
+        leak = ["[red]leaks[/red]"] * criterion.leaks(case.row) + ["in the verdict"] * case.named
         numbers = (str(case.batch), str(case.victim), str(case.sample), criterion.written(case.row[lead.name]))
         above = case.row["above_guessing"]
         gain = "-" if above is None else f"{above:+.0%}" if criterion.modality == "tokens" else f"{above:+.1f} dB"
-        table.add_row(*numbers, gain, audit.short_title(case.row), leak)
+        table.add_row(*numbers, gain, audit.short_title(case.row), ", ".join(leak))
     return table
 
 

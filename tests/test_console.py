@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from rayfed import scenario as scenarios
+from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.cli.common import errors_for_people
 from rayfed.cli.tables import console
 from rayfed.errors import UserError
+from rayfed.report import terminal_sweep
 from rayfed.report.terminal_run import RunView
+from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
 
 SCENARIO = scenarios.parse("name: t\nfederation: {rounds: 3, clients: 4}\n")
@@ -189,3 +193,24 @@ def test_a_path_of_a_package_is_told_as_it_was_given(capsys: pytest.CaptureFixtu
     told = capsys.readouterr()
     assert "hf:package:NAME/model" in told.err
     assert "hf:package:NAME/model" in told.out
+
+
+def test_a_sweep_says_after_its_first_trial_how_long_the_others_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where trials go on beside each other, the first one's time was for all that had begun."""
+    now = [100.0]
+    monkeypatch.setattr(terminal_sweep, "monotonic", lambda: now[0])
+    row = {"status": "finished", "attack": "dlg", "psnr": 20.0, "test_accuracy": 0.5}
+    for begun, told in ((1, "the other 9 take about 4 min 30 s, if they are like this one"), (3, "about 1 min 30 s,")):
+        files, said = RunFolder.at(str(tmp_path / str(begun))), StringIO()
+        for name in range(begun):
+            files.write_text(f"{TRIALS}/{name}-0/scenario.yaml", "")
+        view = terminal_sweep.SweepView(Console(file=said, width=200))
+        sweep = SimpleNamespace(fields={"training.lr": []}, search="grid")
+        view.starting(SimpleNamespace(name="s", sweep=sweep), SweepFolder(files), "here", 10, 0)
+        for _ in range(2):
+            now[0] += 30.0
+            view.trial_done(SimpleNamespace(arm="none", values={}, repeat=0), [row])
+        assert said.getvalue().count(" take about ") == 1
+        assert told in said.getvalue()

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.analysis.figures import heading, mark, marked, notes_on_marks
+from rayfed.analysis.formats import duration
 from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.pareto import front
 from rayfed.analysis.promises import mixed
@@ -47,11 +48,11 @@ class SweepView:
         )
         self._task: TaskID | None = None
         self._folder: RunFolder | None = None
-        self._began, self._ended, self._trials, self._failed = 0.0, 0, 0, 0
+        self._began, self._ended, self._trials, self._before, self._failed = 0.0, 0, 0, 0, 0
 
     def starting(self, scenario: Any, folder: Any, where: str, trials: int, done: int) -> None:
         """Print what the sweep varies and where its results go, and start the progress bar."""
-        self._trials, self._began, self._folder = trials, monotonic(), folder.files
+        self._trials, self._before, self._began, self._folder = trials, done, monotonic(), folder.files
         before = f", {done} played before" if done else ""
         swept = scenario.sweep
         varied = f"{len(swept.fields) or 'no'} field{'s' * (len(swept.fields) != 1)}"
@@ -73,12 +74,22 @@ class SweepView:
         self._console.print(Text.assemble(("note:", "yellow"), f" {message}"))
 
     def trial_done(self, trial: Any, rows: Sequence[dict[str, Any]]) -> None:
-        """Print one line for the trial, and how long the others will take."""
+        """Print one line for the trial, and about how long the others will take: on the bar, and once in a line."""
         self._ended += 1
         self._failed += rows[0]["status"] == "failed"
+        self._say_trial(trial, rows)
+        left = (monotonic() - self._began) / self._played() * max(self._trials - self._ended, 0)
         if self._task is not None:
-            seconds = (monotonic() - self._began) / self._ended * max(self._trials - self._ended, 0)
-            self._bar.update(self._task, advance=1, left=f"about {seconds / 60:.0f} min left")
+            self._bar.update(self._task, advance=1, left=f"about {duration(left)} left")
+        if self._ended == 1 and left:
+            self._say(f"the other {self._trials - 1} take about {duration(left)}, if they are like this one")
+
+    def _played(self) -> int:
+        """Return how many trials the time so far was for; while few have ended, those beside them count as well."""
+        begun = len(SweepFolder(self._folder).trial_names()) - self._before if self._folder else 0
+        return begun if begun >= 2 * self._ended else self._ended
+
+    def _say_trial(self, trial: Any, rows: Sequence[dict[str, Any]]) -> None:
         values = ", ".join(f"{path.rpartition('.')[2]} {_plain(value)}" for path, value in trial.values.items())
         what = f"{self._ended:>4}/{self._trials} {trial.arm}" + (f", {values}" if values else "")
         what += f", repeat {trial.repeat}" if trial.repeat else ""

@@ -518,13 +518,15 @@ def test_a_leak_hardly_above_guessing_says_how_far() -> None:
     rows = [row("x", 1, 16.0, victim=i, above_guessing=gain) for i, gain in enumerate((0.4, -0.5, 0.2, -0.5))]
     assert states(*rows) == {("x", 1): "leaks"}
     assert (
-        "the closest at 16.0 dB, where a guess gets 15.6 dB (a, blind), only 0.4 dB above guessing, and over 4 images "
+        "at 16.0 dB, where a guess gets 15.6 dB (a, blind), at most 0.4 dB above guessing, and over 4 images "
         "-0.1 dB on average (-0.8 to +0.6 at 95 %, which guessing is within): look at them" in said_of("x", *rows)
     )
     sure = [one | {"above_guessing": 1.0 + 0.1 * one["victim"]} for one in rows]
     assert "+1.1 dB on average (+0.9 to +1.4 at 95 %): look" in said_of("x", *sure)
-    assert "(a, blind), only 0.4 dB above guessing: look at it" in said_of("x", rows[0])
+    assert "(a, blind), at most 0.4 dB above guessing: look at it" in said_of("x", rows[0])
     assert "above guessing" not in said_of("x", *rows[1:], row("x", 1, 16.0, above_guessing=3.0))
+    far = row("x", 1, 12.0, victim=4, above_guessing=8.0)
+    assert "at most 0.4 dB above guessing" in said_of("x", *rows, far), "which is no leak"
 
 
 def test_a_finding_keeps_the_closest_of_each_twin() -> None:

@@ -220,6 +220,8 @@ class Finding:
     show that the attacks work."""
     gain: float | None = None
     """How much nearer `best` is than the best guess; None if there is no guess."""
+    most: float | None = None
+    """The most that a leak is nearer than the best guess; None without a leak."""
     gains: tuple[float, ...] = ()
     """The most that a reconstruction of each sample is nearer to it than the best guess, of those that have a guess."""
     alike: int = 0
@@ -472,6 +474,7 @@ def _finding(
         ),
         lacking=lacking,
         gain=best[1]["above_guessing"] if best else None,
+        most=max((row["above_guessing"] for _, row in leaks if row["above_guessing"] is not None), default=None),
         gains=_gains([row for _, row in finite]),
         alike=len(
             {_sample(row) for _, row in finite if criterion.near(row) and criterion.like_public(row)}
@@ -696,18 +699,15 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
 
 def _slight(finding: Finding, criterion: Criterion) -> str:
     """Return how far a leak is above guessing, where all are little, and what that is on average over the samples."""
-    most = max(finding.gains, default=SLIGHT)
-    if criterion.modality != "pixels" or most >= SLIGHT:
+    if criterion.modality != "pixels" or finding.most is None or finding.most >= SLIGHT:
         return ""
-    noun, found = criterion.noun, estimate(finding.gains)
+    told, found = f", at most {finding.most:.1f} dB above guessing", estimate(finding.gains)
     if found is None or found.spread is None:
-        return f", only {most:.1f} dB above guessing: look at it"
+        return f"{told}: look at it"
     low, high = found.spread
     within = ", which guessing is within" * (low <= 0 <= high)
-    return (
-        f", only {most:.1f} dB above guessing, and over {found.n} {noun}s {found.mean:+.1f} dB on average "
-        f"({low:+.1f} to {high:+.1f} at 95 %{within}): look at them"
-    )
+    interval = f"{found.mean:+.1f} dB on average ({low:+.1f} to {high:+.1f} at 95 %{within})"
+    return f"{told}, and over {found.n} {criterion.noun}s {interval}: look at them"
 
 
 def _times(gain: float) -> str:

@@ -16,13 +16,15 @@ import pyarrow as pa
 import pytest
 from matplotlib.figure import Figure
 
-from rayfed.analysis.figures import cell, grid
+from rayfed.analysis.figures import SHOWN, cell, grid
 from rayfed.analysis.loading import load
 from rayfed.analysis.settings import Estimate, settings
 from rayfed.errors import UserError
+from rayfed.report.caption import played
 from rayfed.report.explorer import explore, interval
 from rayfed.report.export import export
 from rayfed.report.paper import run_charts, save
+from rayfed.report.share import LEFT_OUT
 from rayfed.report.trade_off import trade_off
 from rayfed.store.schemas import TABLES
 from tests.report_fixtures import make_sweep
@@ -299,6 +301,30 @@ def test_a_caption_says_what_was_played_and_has_a_label(tmp_path: Path) -> None:
         text = export(load(url), "latex", table)
         assert f"\\caption{{{said}, batches of 1, given defence and code." in text
         assert f"\\label{{{label}}}" in text
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"name": "parquet", "train": "/home/me/scans.parquet"}, "scans.parquet (parquet)"),
+        ({"name": "image_folder", "root": "my_images"}, "my_images (image_folder)"),
+        ({"name": "parquet", "train": LEFT_OUT}, "parquet"),
+        ({"name": "cifar10", "root": "/data"}, "cifar10"),
+    ],
+)
+def test_a_caption_names_the_users_own_file(data: dict[str, str], said: str) -> None:
+    assert played({"model": {"name": "timm", "arch": "vit"}, "data": data}) == f"Model timm:vit on data {said}."
+
+
+def test_a_figure_has_no_panel_for_what_is_everywhere_the_same() -> None:
+    values = ((30.0, 0.9), (20.0, 0.8), (10.0, 0.7))
+    same = [setting(str(i), psnr=psnr, ssim=0.5, mse=0.1 + i, test_accuracy=a) for i, (psnr, a) in enumerate(values)]
+    chart = trade_off(explore(same, preferred=["psnr", "test_accuracy"]), ["0", "1", "2"])
+    assert chart is not None
+    assert {row["x"] for row in chart.rows} == {"psnr", "mse"} & set(SHOWN)
+    one = trade_off(explore(same[:1], preferred=["psnr", "test_accuracy"]), ["0"])
+    assert one is not None
+    assert (one.panels, {row["x"] for row in one.rows}) == (1, {"psnr"})
 
 
 def test_trials_that_failed_are_told_of_a_finished_sweep(tmp_path: Path) -> None:

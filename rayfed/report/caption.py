@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from rayfed.data.sets import is_public
+from rayfed.report.share import LEFT_OUT
+
+_OWN = "train", "path", "root", "table"
+"""Fields of data sets that name a file or folder of the user's."""
 MOST = 4
 """Most attacks that are described one by one; of more, as an audit has, the methods are named."""
 
@@ -26,8 +32,21 @@ def played(scenario: Mapping[str, Any]) -> str:
         told = [", ".join(dict.fromkeys(one["name"] for one in attacks))]
     else:
         told = [_attack(one) for one in attacks]
-    trained = f"Model {model['name']} on data {data['name']}{''.join(f', {part}' for part in size)}"
+    trained = f"Model {named(model, 'arch', 'path')} on data {data_of(data)}{''.join(f', {part}' for part in size)}"
     return "; ".join([trained, *told]) + "."
+
+
+def named(section: Mapping[str, Any], *fields: str) -> str:
+    """Return a component's name with the first of these fields that is known: `timm:resnet18`."""
+    part = next((section[field] for field in fields if isinstance(section.get(field), str)), LEFT_OUT)
+    return str(section["name"]) if part == LEFT_OUT else f"{section['name']}:{part}"
+
+
+def data_of(data: Mapping[str, Any]) -> str:
+    """Return what a scenario's data are called: the data set or, of a user's own, the file or folder."""
+    name = str(data["name"])
+    own = None if is_public(data) else next((data[field] for field in _OWN if isinstance(data.get(field), str)), None)
+    return name if own in (None, LEFT_OUT) else f"{Path(own).name} ({name})"
 
 
 def label(scenario: Mapping[str, Any], table: str = "") -> str:

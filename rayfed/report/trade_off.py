@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from rayfed.analysis.figures import SHOWN, heading
+from rayfed.analysis.figures import SHOWN, cell, heading
 from rayfed.analysis.pareto import front
 from rayfed.analysis.settings import Estimate, Setting, of_attacks
 from rayfed.metrics.known import METRICS
@@ -24,7 +24,7 @@ _NARROWEST = 2.0
 
 
 def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
-    """Return a drawing for each measure of leakage in tables; None if the page has no plot.
+    """Return a drawing for each measure of leakage in tables that differs; None if the page has no plot.
 
     `arms` are all in the order of their colours. The line is the front.
     """
@@ -34,7 +34,8 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
     more = [name for name in explorer.leakages if name in SHOWN and name in METRICS and name != explorer.x]
     found = [entry.setting for entry in explorer.entries if entry.status == "finished"]
     shown = {x: [one for one in found if {x, y} <= one.measures.keys()] for x in (explorer.x, *more)}
-    shown = {x: settings for x, settings in shown.items() if settings}
+    first = next((x for x, settings in shown.items() if settings), None)
+    shown = {x: settings for x, settings in shown.items() if x == first or _differ(x, settings)}
     best = {x: front(settings, x, y).best for x, settings in shown.items()}
     attacks = explorer.attacks
 
@@ -87,6 +88,11 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
     barred = any(one.measures[name].interval for x, settings in shown.items() for one in settings for name in (x, y))
     words = f"Leakage against {MEASURES[y].title}" + ", with 95 % intervals" * barred
     return Chart("trade_off", words, (3.4 * len(shown), 2.7), draw, rows, legend, len(shown), _NARROWEST, note)
+
+
+def _differ(measure: str, settings: Sequence[Setting]) -> bool:
+    """Return whether a measure is printed as more than one value, so that a drawing of it tells something."""
+    return len({cell(measure, one.measures[measure]) for one in settings}) > 1
 
 
 def _bars(value: Estimate) -> list[list[float]] | None:

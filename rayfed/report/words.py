@@ -18,7 +18,7 @@ from rayfed.analysis.verdicts import WEIGHT, Verdict, closest, labels_alone
 from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most, share_at_most
 from rayfed.privacy.tradeoff import PRIORS
-from rayfed.report.share import LEFT_OUT
+from rayfed.report.caption import data_of, named
 
 MOST = 8
 """Largest number of arms that get a sentence each."""
@@ -238,8 +238,6 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
     model, data = (scenario.get(section) or {} for section in ("model", "data"))
     if not model.get("name") or not data.get("name"):
         return ""
-    part = next((model[field] for field in ("arch", "path") if isinstance(model.get(field), str)), LEFT_OUT)
-    named = model["name"] if part == LEFT_OUT else f"{model['name']}:{part}"
     initial = weights_of(model)
     rounds = {row["round"] for row in attacks}
     if status.get("kind") == "attack":
@@ -251,7 +249,7 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
         first = ", the first among them" * (0 in rounds)
         state = f" in {len(rounds)} round{'s' * (len(rounds) > 1)} of its training{first}" if rounds else ""
     attacked = f", attacked{state}" if state else ""
-    return f"Model {named} on data {data['name']}{attacked}."
+    return f"Model {named(model, 'arch', 'path')} on data {data_of(data)}{attacked}."
 
 
 def weights_of(model: Row) -> str:

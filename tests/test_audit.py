@@ -1120,6 +1120,26 @@ def test_what_does_not_apply_takes_no_time_from_what_does() -> None:
     assert ("b", "analytic") in {(unit.arm, unit.method.name) for unit in other.played}, "its model may have another"
 
 
+def test_what_was_refused_in_its_trial_is_no_gap_on_the_arm_that_it_was_tried_on() -> None:
+    """It may apply to what a defence sends, and to victims that were not tried."""
+    planned = plan(batches=[1])
+    able = trials_of(planned, each=0.01, start=1.0)
+    trials = [replace(t, obstacle="no position") if t.title.startswith("april") else t for t in able]
+
+    def left_out(asked: Plan, trials: Sequence[Trial]) -> dict[tuple[str, str], str]:
+        found = fitted(asked, trials, 0.0).left_out
+        return {(u.arm, u.method.name): fitting.refused(u, asked, trials).obstacle for u in found}
+
+    found = left_out(planned, trials)
+    assert [place for place, obstacle in found.items() if obstacle] == [("none", "april")]
+    assert found["a", "april"] == ""
+    assert not any(left_out(plan(batches=[1], samples=100), trials).values())
+    broken = [replace(t, raised=True) if t.obstacle else t for t in trials]
+    assert not any(left_out(planned, broken).values()), "an error is a gap"
+    late = [replace(t, tried=False) if t.title == "april batch 1, informed" else t for t in trials]
+    assert not any(left_out(planned, late).values()), "of one of its attackers nothing is known"
+
+
 def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
     bare = [row("none", 1, 30.0, "idlg batch 1, blind"), row("none", 1, 9.0, "analytic batch 1, blind")]
     here = row("x", 1, 7.0, "idlg batch 1, blind")

@@ -23,6 +23,7 @@ from rayfed.engine.fitting import (
     fit,
     of_calls,
     of_one_sample,
+    refused,
     too_slow_to_compare,
     untimed,
 )
@@ -255,7 +256,10 @@ class _Choice:
         pace = self._rehearsal.pace(until, arms) if any(not trial.obstacle for trial in trials) else Pace()
         alike = {arm: self._forms[arm] == self._forms[UNDEFENDED] for arm in arms}
         seconds = SHARE * self._budget.left / self._clock.slower
-        return fit(plan, trials, pace, alike, seconds=seconds, given=self._budget.iterations, leaking=self._leaking)
+        fitted = fit(plan, trials, pace, alike, seconds=seconds, given=self._budget.iterations, leaking=self._leaking)
+        if self._budget.sets > 1:  # of other weights trials know nothing
+            return fitted
+        return replace(fitted, left_out=[refused(unit, plan, trials) for unit in fitted.left_out])
 
 
 def _tell_plan(

@@ -163,6 +163,18 @@ def fit(
     )
 
 
+def refused(unit: Unit, plan: Plan, trials: Sequence[Trial]) -> Unit:
+    """Return a unit that was left out with its obstacle, if trials were refused by all that it would have attacked.
+
+    They are on the undefended arm, at the weights that the model begins with, and of one call's victims.
+    """
+    own = [trial for trial in trials if trial.title in unit.titles]
+    known = unit.arm == UNDEFENDED and _calls(plan, unit.batch) == 1
+    if not known or not all(trial.obstacle and trial.tried and not trial.raised for trial in own):
+        return unit
+    return replace(unit, obstacle="; ".join(dict.fromkeys(trial.obstacle for trial in own)))
+
+
 def answerable(fitted: Fitted, arms: Sequence[str], leaking: Collection[str]) -> set[str]:
     """Return the names of the defended arms on which a leak may be found, at least the first.
 

@@ -23,7 +23,9 @@ from typer.main import get_command
 
 from rayfed.analysis.baseline import Change, changes, updates
 from rayfed.analysis.gate import MEMBERSHIP, Bound, Check, Played, boundable, parsed
+from rayfed.analysis.verdicts import UNTOLD
 from rayfed.cli import app
+from rayfed.engine.replaying import Recorded
 from rayfed.errors import UserError
 from rayfed.metrics.known import default_names
 from rayfed.report.gate import Gated, Ruling, read_document, schema
@@ -140,12 +142,13 @@ def test_nothing_passes_that_nothing_shows() -> None:
     assert (check.state, check.reason) == ("not measured", "no attack that rebuilds samples was played here")
 
 
-def test_what_is_recorded_and_far_from_its_control_passes_only_where_a_defence_is_declared() -> None:
-    for defended, far, expected in ((False, 0.6, "inconclusive"), (False, 0.4, "passed"), (True, 9.0, "passed")):
-        arms = {"none": [], "x": [{"name": "rayfed.engine.replaying:Recorded", "defended": defended}]}
-        rows = [row("none", 40.0, distortion=0.0), row("x", 9.0, distortion=far)]
+def test_what_was_recorded_never_passes_and_a_distance_that_may_be_a_mistake_is_told() -> None:
+    arms = {"none": [], "x": [{"name": f"{Recorded.__module__}:{Recorded.__name__}"}]}
+    for far, told in ((0.6, True), (0.4, False)):
+        rows = [row("none", 40.0, distortion=0.0), row("x", 9.0, knowledge="labels", distortion=far)]
         [check] = Played(SCENARIO | {"arms": arms}, rows, []).checks([PSNR], ["x"])
-        assert (check.state, "--defended" in check.reason) == (expected, expected == "inconclusive")
+        assert (check.state, "of its norm away" in check.reason) == ("inconclusive", told)
+        assert UNTOLD in check.reason
 
 
 def test_a_distance_is_passed_from_below() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayfed.analysis.audit import Criterion, Finding
 from rayfed.analysis.membership import RATES, Roc, roc, stated
-from rayfed.analysis.summary import Row, arm_names, arm_spec, labels_given, undefended
+from rayfed.analysis.summary import Row, arm_names, arm_spec, labels_given, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, run_findings
 from rayfed.errors import UserError, nearest
@@ -239,23 +239,22 @@ class Played:
                 for check in [_check(finding, bound, undefended(self.scenario, arm))]
             ]
             yield from (
-                replace(check, state="inconclusive", reason=doubt) if doubt and check.state == "passed" else check
+                replace(check, reason=f"{check.reason}; {doubt}") if doubt and check.state == "inconclusive" else check
                 for check in checks
             )
             if not own:
                 yield Check(arm, None, bound, "not measured", reason=NOTHING_REBUILT if self.finished else UNFINISHED)
 
     def doubt(self, arm: str) -> str:
-        """Return why a passed check of a replay may come from a recording mistake; empty for other runs."""
-        defences = arm_spec(self.scenario, arm).get("defences") or []
-        if all(one.get("defended", True) for one in defences if isinstance(one, Mapping)):
+        """Return what figures of a replay may come from instead of a defence; empty for other runs."""
+        if not recorded(self.scenario, arm):
             return ""
         far = max((row["distortion"] or 0.0 for row in self.attacks if row["arm"] == arm), default=0.0)
         if far < MISTAKEN:
             return ""
         return (
             f"what was recorded is {far:.2g} of its norm away from what these clients would have sent without a "
-            f"defence: say --defended if they have one, or look at the model, its loss, the steps and the normalisation"
+            f"defence: they have one, or the model, its loss, the steps or the normalisation are others"
         )
 
     def _of_share(self, bound: Bound, arm: str) -> Check:

@@ -189,6 +189,12 @@ def undefended(scenario: Row, arm: str) -> bool:
     return not spec.get("defences") and not spec.get("protection") and not federation.get("protection")
 
 
+def recorded(scenario: Row, arm: str) -> bool:
+    """Return whether an arm replays what a federation sent, whose defences nobody tells the attackers."""
+    specs = arm_spec(scenario, arm).get("defences") or []
+    return any(isinstance(spec, Mapping) and spec["name"] == "rayfed.engine.replaying:Recorded" for spec in specs)
+
+
 def leaks(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> list[Leak]:
     """Return the leak for every attacked arm and attack, in the order of the arms, by thresholds of success."""
     groups = _grouped(attacks, "arm", "attack")

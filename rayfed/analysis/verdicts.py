@@ -26,7 +26,7 @@ from rayfed.analysis.audit import (
     sentence,
 )
 from rayfed.analysis.membership import area, stated
-from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, code_given, undefended
+from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, code_given, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.hidden import UNUSED
 from rayfed.metrics.known import NOUNS, leading, modality_by
@@ -107,7 +107,7 @@ def run_findings(
     for one in found:
         held = one.state == "not reconstructed" and bool(arm_spec(scenario, one.arm).get("defences"))
         if held and (one.arm, one.batch) not in read:
-            one = replace(one, state="inconclusive", lacking=UNREAD)
+            one = replace(one, state="inconclusive", lacking=UNTOLD if recorded(scenario, one.arm) else UNREAD)
         elif held and one.arm in own:
             one = replace(one, caveat=TRIED)
         told.append(one)
@@ -123,6 +123,7 @@ def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
 
 
 UNREAD = "no attacker who answered has the defence's code (knowledge: [defence, code])"
+UNTOLD = "no attacker of a replay knows how what was sent is defended"
 TRIED = "the defence's code was run on the attacker's own gradients, and may do otherwise on others"
 NOTHING_REBUILT = "no attack that rebuilds samples was played here"
 UNFINISHED = "the run is not finished, and no attack that rebuilds samples is over here"
@@ -274,6 +275,8 @@ def next_step(
     inconclusive = [verdict for verdict in told if verdict.state == "inconclusive"]
     if unread := [verdict.arm for verdict in inconclusive if UNREAD in verdict.sentence]:
         return f"Next: give an attack on {', '.join(unread)} the defence's code (knowledge: [defence, code])."
+    if any(UNTOLD in verdict.sentence for verdict in inconclusive):
+        return "Next: measure the federation's defence itself, before attackers who know it (rayfed audit --defence)."
     if unused := [verdict.arm for verdict in inconclusive if UNUSED in verdict.sentence]:
         return (
             f"Next: write an attack that uses what the code tells of {', '.join(unused)}, or change the defence: more "

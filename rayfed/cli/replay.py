@@ -53,13 +53,6 @@ def replay(
     round: Annotated[
         list[int] | None, typer.Option(help="Round to attack; the first and the last when not given. May be repeated.")
     ] = None,
-    defended: Annotated[
-        bool,
-        typer.Option(
-            "--defended",
-            help="The federation defends its updates: what is far from the control is its defence and no mistake.",
-        ),
-    ] = False,
     iterations: Iterations = 1000,
     minutes: Annotated[
         float | None,
@@ -85,7 +78,7 @@ def replay(
         gate, recording = Gate(fail_above, allow_unmeasured, json, junit, baseline), Recording(updates)
         rounds = round or list(dict.fromkeys([recording.rounds[0], recording.rounds[-1]]))
         written = _model(model), _loss(loss), iterations, seed
-        replays = [Replay(recording, number, *written, defended) for number in rounds]
+        replays = [Replay(recording, number, *written) for number in rounds]
         count, attacked = len(recording.rounds), ", ".join(map(str, rounds))
         _sayer(quiet)(f"{updates}: {count} round{'s' * (count != 1)} recorded, attacked: {attacked} (--round)")
         seconds = inf if minutes is None else 60 * minutes

@@ -123,9 +123,6 @@ class Recorded(Defence):
     """Folder of the recording."""
     round: int
     """The round."""
-    defended: bool = False
-    """Whether the federation is said to defend its updates. Where it is not, one far from the control is a sign that
-    model, steps, loss or normalisation are not those recorded: a gate does not let it pass."""
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Return the recorded update in place of a new one."""
@@ -166,8 +163,6 @@ class Replay:
     evaluations: int
     """Evaluations of each search's objective."""
     seed: int = 0
-    defended: bool = False
-    """Whether the federation is said to defend its updates."""
 
     @cached_property
     def updates(self) -> list[RecordedUpdate]:
@@ -211,7 +206,7 @@ class Replay:
             "training": self._training(),
             "partition": {"name": f"{__name__}:ByUpdate", **where},
             "federation": {"rounds": self.round + 1, "clients": len(self.updates)},
-            "arms": {UNDEFENDED: [], RECORDED: [{"name": f"{__name__}:Recorded", **where, "defended": self.defended}]},
+            "arms": {UNDEFENDED: [], RECORDED: [{"name": f"{__name__}:Recorded", **where}]},
             "attacks": attacks,
         }
 

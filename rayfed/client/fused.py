@@ -152,7 +152,8 @@ def _mapped(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         return [leaf for leaf in result[0] if isinstance(leaf, Tensor)]
 
     each = (lambda *tensors: vjp(of_one, *tensors)[0]) if in_parts else of_one
-    stacked = iter(vmap(each)(*(_every(leaves[i]) for i in places)))
+    # Contiguous, for group norm asks in which format a tensor is, which vmap does not answer in PyTorch 2.11.
+    stacked = iter(vmap(each)(*(_every(leaves[i]).contiguous() for i in places)))
     return tree_unflatten([Stacked(next(stacked)) if isinstance(r, Tensor) else r for r in result[0]], result[1])
 
 

@@ -1312,6 +1312,15 @@ def test_an_estimate_says_that_an_audit_may_take_all_the_time(iterations: int | 
     assert said.endswith("left out") == (spare and iterations is None)
 
 
+def test_trials_leave_the_gpu_to_the_attacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are played in the driver, whose cache would be beside the actors' shares of the same GPU."""
+    told = list[str]()
+    monkeypatch.setattr(engine, "rehearsed", lambda *_: told.append("tried"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("given back"))
+    assert engine.audit(plan(), Budget(monotonic(), 0.0), local, lambda: nullcontext(AuditProgress())) == []
+    assert told == ["tried", "given back"]
+
+
 @pytest.mark.engine
 def test_an_audit_says_what_leaks_and_what_stops_these_attacks(tmp_path: Path) -> None:
     defences = (

@@ -21,6 +21,7 @@ from rayfed.engine.executor import Execution
 from rayfed.engine.finding import dotted, loss_section, search_where
 from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.errors import UserError
+from rayfed.memory import give_back_cache
 from rayfed.report.words import weights_of
 from rayfed.scenario import resolve
 from rayfed.scenario.components import named
@@ -66,6 +67,7 @@ def audit(
         with watch() as progress:
             start = lambda inputs: started.enter_context(execution(inputs, Progress()))  # noqa: E731
             found = rehearsed(plan, changes, budget, progress, shrink, start)
+        give_back_cache()  # trials are played in this process, and actors have their shares of the same GPU
         if found is None:
             return audited
         loaded, allowance, noted = found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from math import inf
 from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import finalize
@@ -20,6 +21,8 @@ Result = TypeVar("Result")
 
 _NOTES: list[str] = []
 """Messages of this process that nobody has taken."""
+
+_WHOLE: ContextVar[bool] = ContextVar("whole", default=False)
 
 
 class Fitting:
@@ -53,7 +56,7 @@ class Fitting:
         try:
             return True, work(part)
         except torch.OutOfMemoryError:
-            if size == 1:
+            if size == 1 or _WHOLE.get():
                 raise
         # Here and not above: the error's traceback holds the tensors that are to be freed.
         self.most = size // 2
@@ -63,6 +66,16 @@ class Fitting:
             "the last bits of what they find"
         )
         return False, None
+
+
+@contextmanager
+def undivided() -> Iterator[None]:
+    """Raise in the block where memory does not suffice: nothing is done in halves, and no batch size changes."""
+    token = _WHOLE.set(True)
+    try:
+        yield
+    finally:
+        _WHOLE.reset(token)
 
 
 def most_held(work: Callable[[], object]) -> int:

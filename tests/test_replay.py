@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ from torch import Tensor
 
 from rayfed.attacks.matching import replay
 from rayfed.attacks.matching.replay import Replayed
+from rayfed.memory import Fitting, take_notes
 
 
 class Objective:
@@ -101,3 +106,61 @@ def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, grap
     for _ in range(6):
         search(points())
     assert objective.calls == 6
+
+
+class Cuda:
+    """The functions of `torch.cuda` that a capture needs, and what they were called for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mode, self.stream, self.begun = 0, "default", 0
+        here = self
+
+        @contextmanager
+        def graph(*_: Any, stream: str, **__: Any) -> Iterator[None]:
+            here.begun, here.stream = here.begun + 1, stream
+            yield
+            here.stream = "default"  # not after an error, as in PyTorch
+
+        pretended = {
+            "Stream": lambda: SimpleNamespace(wait_stream=lambda _: None),
+            "CUDAGraph": lambda: None,
+            "stream": lambda _: nullcontext(),
+            "current_stream": lambda: here.stream,
+            "synchronize": lambda: None,
+            "graph": graph,
+            "get_sync_debug_mode": lambda: here.mode,
+        }
+        for name, function in pretended.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: setattr(here, "mode", mode))
+        monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(here, "stream", stream))
+
+
+def test_what_waits_for_the_gpu_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture that failed would spoil the process."""
+    cuda, modes = Cuda(monkeypatch), list[Any]()
+
+    def waits(points: Tensor) -> Any:
+        modes.append(cuda.mode)
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        replay._captured(waits, points())
+    assert (modes, cuda.mode, cuda.begun) == (["error"], 0, 0)
+
+
+def test_a_capture_that_fails_leaves_stream_and_batch_sizes_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, fitting = Cuda(monkeypatch), Fitting()
+
+    def objective(points: Tensor) -> Any:
+        def part(rows: slice) -> Tensor:
+            if cuda.begun:
+                raise torch.OutOfMemoryError("no room for a graph")
+            return points[rows]
+
+        return list(fitting.in_parts(part, len(points), "points of a search"))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        replay._captured(objective, points(4))
+    assert (cuda.begun, cuda.stream, fitting.most) == (1, "default", inf)
+    assert take_notes() == []

@@ -6,10 +6,13 @@ The calls of a search differ by the point alone, and the kernels of a small mode
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from rayfed.memory import give_back_cache, undivided
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Values (P,) and slopes (P, D) at points (P, D), and nothing else: no counting of calls, no drawing of numbers."""
@@ -60,14 +63,33 @@ class Replayed:
 
 def _captured(objective: Objective, points: Tensor) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]:
     """Return a graph of the objective at whatever `points` holds, and where a replay puts values and slopes."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    torch.cuda.empty_cache()  # a graph has memory of its own, beside what plain calls have left in the cache
-    with torch.cuda.stream(stream):
-        objective(points)  # what a library sets up for a stream must not be captured
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        made = objective(points)
+    before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(before)
+    give_back_cache()  # a graph has memory of its own, beside what plain calls have left in the cache
+    with undivided():
+        with torch.cuda.stream(stream), _refusing_to_wait():
+            objective(points)  # what a library sets up for a stream must not be captured
+        torch.cuda.synchronize()
+        give_back_cache()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                made = objective(points)
+        finally:
+            torch.cuda.set_stream(before)  # which a capture that fails leaves as it was in it
     return graph, made
+
+
+@contextmanager
+def _refusing_to_wait() -> Iterator[None]:
+    """Raise in the block where the processor would wait for the GPU, as in reading a value back.
+
+    A capture refuses the same, but one that has failed spoils the process, up to PyTorch 2.11 at least: its allocator
+    takes it to be under way for ever (pytorch/pytorch#180395), and then giving back the cache is an error.
+    """
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)

@@ -14,6 +14,7 @@ from rayfed.analysis.outcomes import outcomes, outcomes_table, with_pmm, yaml_li
 from rayfed.analysis.settings import estimate, settings
 from rayfed.analysis.summary import arms
 from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.analysis.verdicts import run_findings
 from rayfed.errors import RunError, UserError
 from rayfed.metrics.measures import MEASURES, measure_of, worst_of
 from rayfed.store.folder import RunFolder
@@ -41,13 +42,45 @@ def test_a_row_for_every_arm_and_attack(tmp_path: Path) -> None:
     assert found["idle", None]["pmm"] == pytest.approx(0.7 / 0.9)
 
 
-def test_behind_a_defence_the_sample_need_not_explain_what_was_sent(tmp_path: Path) -> None:
-    folder = small_run(str(tmp_path), {"arms": {"none": [], "noise": ["gaussian"]}})
+@pytest.mark.parametrize(
+    ("fits", "said"),
+    [((0.0, 0.0), "not reconstructed"), ((0.0, 0.9), "inconclusive"), ((0.0, None), "inconclusive")],
+)
+def test_an_attacker_with_the_code_has_to_explain_every_sample(
+    tmp_path: Path, fits: tuple[float | None, ...], said: str
+) -> None:
+    """On the page and in the outcomes, on which recommendations rest."""
+    document = {"arms": {"none": [], "noise": ["gaussian"]}}
+    folder = small_run(str(tmp_path), document)
     far = {"psnr": 8.0, "above_guessing": -5.0, "told_apart": 0.0}
     rows = [attacked("none", "dlg", i, psnr=60.0, fit=0.0) for i in (0, 1)]
-    rows += [attacked("noise", "dlg", i, fit=0.9, **far) for i in (0, 1)]
+    rows += [attacked("noise", "dlg", i, fit=fit, **far) for i, fit in enumerate(fits)]
     folder.write_part("attacks", 0, rows)
-    assert [row["verdict"] for row in outcomes(folder)] == ["leaks", "not reconstructed"]
+    assert [row["verdict"] for row in outcomes(folder)] == ["leaks", said]
+    assert [one.state for one in run_findings(document, rows)] == ["leaks", said]
+
+
+def test_an_attacker_with_the_code_has_to_work_and_to_meet_all_samples_of_a_batch_size(tmp_path: Path) -> None:
+    document = {"arms": {"none": [], "noise": ["gaussian"]}}
+    far = {"psnr": 8.0, "above_guessing": -5.0, "told_apart": 0.0}
+    blind = [attacked("none", "dlg", i, psnr=60.0, knowledge="") for i in (0, 1)]
+    blind += [attacked("noise", "dlg", i, knowledge="", **far) for i in (0, 1)]
+    informed = [attacked("none", "weak", i, **far) for i in (0, 1)] + [
+        attacked("noise", "weak", i, **far) for i in (0, 1)
+    ]
+    works = [attacked("none", "weak", 0, psnr=60.0)]
+    one = [*works, attacked("noise", "weak", 0, **far)]
+    elsewhere = [row | {"batch_size": 8} for row in [*works, attacked("noise", "weak", 0, **far)]]
+    for place, more in enumerate((informed, one, elsewhere)):
+        folder = small_run(str(tmp_path / str(place)), document)
+        folder.write_part("attacks", 0, [*blind, *more])
+        assert {row["verdict"] for row in outcomes(folder) if row["arm"] == "noise"} == {"inconclusive"}
+        here = [f.state for f in run_findings(document, [*blind, *more]) if (f.arm, f.batch) == ("noise", 2)]
+        assert here == ["inconclusive"]
+
+
+def test_an_undefended_sample_has_to_be_explained(tmp_path: Path) -> None:
+    far = {"psnr": 8.0, "above_guessing": -5.0, "told_apart": 0.0}
     other = small_run(str(tmp_path / "other"), {"arms": {"none": []}})
     other.write_part("attacks", 0, [attacked("none", "dlg", i, fit=0.9, **far) for i in (0, 1)])
     assert [row["verdict"] for row in outcomes(other)] == ["inconclusive"]

@@ -371,7 +371,7 @@ def test_trials_of_one_arm_find_their_reference_in_others() -> None:
         arm: str, answer: str | None, attack: str = "a", lr: float = 0.1, knowledge: str = "defence,code"
     ) -> dict[str, Any]:
         found = {"arm": arm, "attack": attack, "answer": answer, "trial": f"{arm}{lr}", "lr": lr}
-        return found | {"knowledge": knowledge}
+        return found | {"knowledge": knowledge, "explains": True, "images": 2}
 
     def told(*rows: dict[str, Any]) -> list[str]:
         return [one["verdict"] for one in with_verdicts(rows, SCENARIO, lambda row: row["lr"])]
@@ -386,7 +386,13 @@ def test_trials_of_one_arm_find_their_reference_in_others() -> None:
     assert told(row("bare", None)) == ["not measured"]
     blind = row("noise", "not reconstructed", knowledge="defence")
     assert told(leak, blind) == ["leaks", "inconclusive"], "no attacker has the code"
-    assert told(leak, blind, row("noise", "not reconstructed", "b"))[1] == "not reconstructed"
+    works = row("bare", "leaks", "b")
+    assert told(leak, works, blind, row("noise", "not reconstructed", "b"))[2] == "not reconstructed"
+    more = [one | {"images": 3} for one in (leak, blind)]
+    assert told(*more, works, row("noise", "not reconstructed", "b"))[1] == "inconclusive", "of more than it met"
+    assert told(leak, works, blind, row("noise", "not reconstructed", "b") | {"explains": False})[2] == "inconclusive"
+    large = [one | {"batch_size": 8} for one in (leak, blind)]
+    assert told(leak, no, *large)[1] == "inconclusive", "no attacker has the code at batch 8"
 
 
 def test_a_run_that_is_not_finished_says_so_of_what_it_has_not_attacked() -> None:

@@ -507,19 +507,42 @@ def _unexplained(rows: Sequence[Row], criterion: Criterion, bare: bool) -> str:
     its code which values it leaves as they are and what noise it adds, and samples where that is known; where it is
     known of none, nothing shows that these attacks could have found anything.
     """
-    if not bare:
-        told = [row for row in rows if code_given(row)]
-        rows = [row for row in told if row.get("fit") is not None]
-        if told and not rows:
-            return UNCOMPARED
-    fits = [(_sample(row), row["fit"]) for row in rows if row.get("fit") is not None]
-    explains = EXPLAINS_IN_TOKENS if criterion.modality == "tokens" else EXPLAINS
-    explained = {sample for sample, fit in fits if fit <= explains}
-    if explained >= {_sample(row) for row in rows}:
+    told = [row for row in rows if bare or code_given(row)]
+    if not told or explains(told, rows, criterion):
         return ""
+    compared = any(row.get("fit") is not None for row in told)
     if not bare:
-        return UNEXPLAINED_PART
-    return UNEXPLAINED if fits else INCOMPARABLE
+        return UNEXPLAINED_PART if compared else UNCOMPARED
+    return UNEXPLAINED if compared else INCOMPARABLE
+
+
+def explains(told: Sequence[Row], rows: Sequence[Row], criterion: Criterion) -> bool:
+    """Return whether for each sample of some rows an answer among `told` explains what was sent (`fit`)."""
+    limit = EXPLAINS_IN_TOKENS if criterion.modality == "tokens" else EXPLAINS
+    explained = {_sample(row) for row in told if row.get("fit") is not None and row["fit"] <= limit}
+    return explained >= {_sample(row) for row in rows}
+
+
+def read(
+    rows: Sequence[Row], criterion: Criterion, undefended: Collection[str], closed: Collection[str] = CLOSED_FORMS
+) -> set[tuple[str, int]]:
+    """Return the arms and batch sizes where attackers who have the code answered for every attacked sample.
+
+    One of them has to be an attack that succeeds on a sample without a defence, and answered for that sample here.
+    """
+    cells: dict[tuple[str, int], list[Row]] = {}
+    working: dict[int, set[tuple[Any, ...]]] = {}
+    for row in rows:
+        cells.setdefault((row["arm"], row["batch_size"]), []).append(row)
+        if row["arm"] in undefended and criterion.leaks(row):
+            working.setdefault(row["batch_size"], set()).add((row["attack"], *_sample(row)))
+    found = set()
+    for (arm, batch), cell in cells.items():
+        told = [row for row in cell if code_given(row) and _answers(row, criterion, closed)]
+        whole = {_sample(row) for row in told} >= {_sample(row) for row in cell}
+        if whole and {(row["attack"], *_sample(row)) for row in told} & working.get(batch, set()):
+            found.add((arm, batch))
+    return found
 
 
 def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:

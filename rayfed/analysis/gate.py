@@ -18,7 +18,7 @@ from rayfed.analysis.audit import Criterion, Finding
 from rayfed.analysis.membership import RATES, Roc, roc, stated
 from rayfed.analysis.summary import Row, arm_names, arm_spec, labels_given, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
-from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, run_findings
+from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, UNREAD, UNTOLD, run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
@@ -269,6 +269,10 @@ class Played:
             return replace(check, state="not measured", reason="the run did not come to its end")
         if gaps := self._gaps(bound, arm):
             return replace(check, state="not measured", reason="; ".join(gaps))
+        if bound.name == IDENTITY:  # it is read off reconstructions
+            told = run_findings(self.scenario, self.attacks, self.finished)
+            if unread := [one.lacking for one in told if one.arm == arm and one.lacking in (UNREAD, UNTOLD)]:
+                return replace(check, state="inconclusive", reason=unread[0])
         if not best or len(known) < len(found):
             few = "no attack applies" if bound.name == IDENTITY else self._few(bound, arm)
             return replace(check, state="not measured", reason=few)

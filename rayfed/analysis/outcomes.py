@@ -13,11 +13,11 @@ import pyarrow as pa
 import yaml
 
 from rayfed.analysis import summary
-from rayfed.analysis.audit import State, findings
+from rayfed.analysis.audit import State, explains, findings
 from rayfed.analysis.settings import INAPPLICABLE, estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, code_given, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
-from rayfed.analysis.verdicts import criterion_of, weightiest
+from rayfed.analysis.verdicts import UNREAD, criterion_of, weightiest
 from rayfed.hidden import CHANNELS
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store import exits
@@ -81,8 +81,8 @@ def with_verdicts(
     """Return the rows with `verdict`, derived from each attack's result (`answer`).
 
     Attacks show that they work on arms without a defence of the same model, of which `alike` is the same: on batches of
-    the same size, and as many images. Of an arm with defences nothing is said where no attacker has their code
-    (`rayfed.analysis.verdicts.UNREAD`).
+    the same size, and as many images. Of an arm with defences nothing is said unless at each batch size such an attack
+    has their code, and explains each of as many samples as any attack met (`rayfed.analysis.verdicts.UNREAD`).
     """
 
     def key(row: Row) -> Any:
@@ -96,7 +96,6 @@ def with_verdicts(
 
     working: dict[Any, set[Any]] = {}
     groups: dict[Any, dict[Any, str]] = {}
-    read = {place(row) for row in rows if row.get("answer") == "not reconstructed" and code_given(row)}
     for row in rows:
         answers = groups.setdefault(place(row), {})
         if row.get("answer"):
@@ -104,12 +103,33 @@ def with_verdicts(
         if row.get("answer") == "leaks" and undefended(scenario, row["arm"]):
             working.setdefault(key(row), set()).add(played(row))
 
-    def verdict(row: Row) -> State:
-        found = _verdict(groups[place(row)], working.get(key(row), set()))
-        blind = bool(arm_spec(scenario, row["arm"]).get("defences")) and place(row) not in read
-        return "inconclusive" if blind and found == "not reconstructed" else found
+    met: dict[Any, list[Row]] = {}
+    for row in rows:
+        if row.get("answer") == "not reconstructed":
+            met.setdefault((place(row), row.get("batch_size")), []).append(row)
+    unread = {
+        place(cell[0])
+        for cell in met.values()
+        if not any(_reads(row, cell) and played(row) in working.get(key(row), set()) for row in cell)
+    }
 
-    return [{**row, "verdict": verdict(row)} for row in rows]
+    def judged(row: Row) -> dict[str, Any]:
+        found = _verdict(groups[place(row)], working.get(key(row), set()))
+        blind = bool(arm_spec(scenario, row["arm"]).get("defences")) and place(row) in unread
+        if row.get("answer") != "not reconstructed":
+            return {**row, "verdict": "inconclusive" if blind and found == "not reconstructed" else found}
+        if blind and found == "not reconstructed":
+            return {**row, "verdict": "inconclusive", "why": UNREAD}
+        return {**row, "verdict": found, "why": None}
+
+    return [judged(row) for row in rows]
+
+
+def _reads(row: Row, cell: Sequence[Row]) -> bool:
+    """Return whether an attacker had the code and explains as many samples as any met of this arm and batch size."""
+    return (
+        code_given(row) and bool(row.get("explains")) and row.get("images") == max(r.get("images") or 0 for r in cell)
+    )
 
 
 def _verdict(answers: Mapping[Any, str], working: Collection[Any]) -> State:
@@ -216,10 +236,11 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) ->
     changed = not undefended(scenario, arm)
     found = findings(rows, criterion, undefended=[arm], finished=finished, closed=closed, changed=changed)
     state = weightiest(found)
+    explained = code_given(rows[0]) and explains(rows, rows, criterion)
     silent = [one for one in found if one.state == state and state in ("inconclusive", "not measured")]
     reasons = [reason for one in silent for reason in (one.lacking, *one.reasons) if reason]
     reasons += [f"{WANT_OF_TIME}: {name}" for one in silent for name in one.unplayed]
-    return {"answer": state, "why": "; ".join(dict.fromkeys(reasons)) or None}
+    return {"answer": state, "why": "; ".join(dict.fromkeys(reasons)) or None, "explains": explained}
 
 
 def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any], finished: bool) -> dict[str, Any]:

@@ -208,7 +208,8 @@ def recommend(
         cheapest = [each for each in cheapest if each.cost(name)[0] <= bar]
     chosen, *tied = sorted(cheapest, key=lambda each: [sum(each.cost(name)) for name in costs])
     unattacked = [each.title for each in candidates if leaks and each.settings[0].attack is None]
-    unproven = {each.title: why for each in candidates if leaks and (why := each.settings[0].unproven)}
+    rebuilt = any(of_rebuilt(bound.measure) for bound in bounds)
+    unproven = {each.title: why for each in candidates if rebuilt and (why := each.settings[0].unproven)}
     names = [each.title for each in tied]
     return Recommendation(list(bounds), costs, chosen, len(meeting), len(groups), unattacked, names, refused | unproven)
 

@@ -114,7 +114,8 @@ class Setting:
 
     def _why(self, answer: str) -> str:
         """Return the reasons of attacks without an answer, after a colon; empty if they have none."""
-        reasons = dict.fromkeys(row["why"] for row in self.rows if row.get("answer") == answer and row.get("why"))
+        told = [row for row in self.rows if answer in (row.get("answer"), row.get("verdict"))]
+        reasons = dict.fromkeys(row["why"] for row in told if row.get("why"))
         return f": {'; '.join(reasons)}" if reasons else ""
 
     @property

@@ -75,7 +75,7 @@ class SweepFolder:
         if not self.files.exists(OUTCOMES_FILE):
             return outcomes_table([], self.fields, trials=True)
         try:
-            return self._as_written(pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES_FILE))))
+            return _doubted(self._as_written(pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES_FILE)))))
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise RunError(f"cannot read '{self.url}/{OUTCOMES_FILE}': {error}; restore it from a copy") from error
 
@@ -100,6 +100,19 @@ class SweepFolder:
         buffer = BytesIO()
         pq.write_table(outcomes_table(rows, self.fields, trials=True), buffer, compression="zstd")
         self.files.write_bytes(OUTCOMES_FILE, buffer.getvalue())
+
+
+def _doubted(known: pa.Table) -> pa.Table:
+    """Return outcomes without verdicts of earlier versions that no attacker with the defences' code bears out."""
+    rows = known.select(["trial", "arm", "defences", "verdict", "explains"]).to_pylist()
+    borne = {(row["trial"], row["arm"]) for row in rows if row["explains"]}
+
+    def today(row: dict[str, Any]) -> str | None:
+        held = row["verdict"] == "not reconstructed" and row["defences"]
+        return "inconclusive" if held and (row["trial"], row["arm"]) not in borne else row["verdict"]
+
+    place = known.schema.get_field_index("verdict")
+    return known.set_column(place, known.schema.field(place), pa.array(map(today, rows), pa.string()))
 
 
 def is_sweep(folder: RunFolder) -> bool:

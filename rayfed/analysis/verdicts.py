@@ -23,10 +23,11 @@ from rayfed.analysis.audit import (
     findings,
     labels_beyond,
     modality_of,
+    read,
     sentence,
 )
 from rayfed.analysis.membership import area, stated
-from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, code_given, recorded, undefended
+from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.hidden import UNUSED
 from rayfed.metrics.known import NOUNS, leading, modality_by
@@ -95,18 +96,18 @@ def run_findings(
 
     Attacks show that they work on arms without a defence that have the same model.
     """
-    found, criterion = [], criterion or criterion_of(scenario, attacks)
+    found, met, criterion = [], set[tuple[str, int]](), criterion or criterion_of(scenario, attacks)
     models = {arm: repr(arm_spec(scenario, arm).get("model")) for arm in dict.fromkeys(row["arm"] for row in attacks)}
     for model in dict.fromkeys(models.values()):
         alike = [arm for arm, own in models.items() if own == model]
         rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
         found += findings(rows, criterion, _brief(scenario), bare, finished, closed_forms(scenario))
-    answered = [row for row in attacks if code_given(row) and row["status"] == "ok"]
-    read, own = {(row["arm"], row["batch_size"]) for row in answered}, {a for a in models if has_own(scenario, a)}
+        met |= read(rows, criterion, bare, closed_forms(scenario))
+    own = {arm for arm in models if has_own(scenario, arm)}
     told = []
     for one in found:
         held = one.state == "not reconstructed" and bool(arm_spec(scenario, one.arm).get("defences"))
-        if held and (one.arm, one.batch) not in read:
+        if held and (one.arm, one.batch) not in met:
             one = replace(one, state="inconclusive", lacking=UNTOLD if recorded(scenario, one.arm) else UNREAD)
         elif held and one.arm in own:
             one = replace(one, caveat=TRIED)
@@ -122,7 +123,10 @@ def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
     return not all(known.get(name, name).startswith("rayfed.") for name in names)
 
 
-UNREAD = "no attacker who answered has the defence's code (knowledge: [defence, code])"
+UNREAD = (
+    "no attack that works without a defence had this one's code (knowledge: [defence, code]) and answered for every "
+    "sample"
+)
 UNTOLD = "no attacker of a replay knows how what was sent is defended"
 TRIED = "the defence's code was run on the attacker's own gradients, and may do otherwise on others"
 NOTHING_REBUILT = "no attack that rebuilds samples was played here"

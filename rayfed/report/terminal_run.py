@@ -316,7 +316,7 @@ class RunView:
             return ""
         why = "a part is kept for searches that take longer than their trials, which these did not"
         if any(row["status"] == UNPLAYED for row in self._attacks):
-            why = "by the trials that is too little for any attack that was left out on these arms"
+            why = "what is played was chosen by the trials, which expected it to take longer"
         return f"{_minutes(unused)} of the time was not used: {why}"
 
     def _say_effects(self) -> None:

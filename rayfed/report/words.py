@@ -160,7 +160,9 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
         state = next((state for state in WEIGHT if any(row.get("verdict") == state for row in rows)), None)
         if state:
             met.setdefault(state, []).append(group[0].title + _in_some(rows, state))
-            reasons = {row["why"]: None for row in rows if row.get("answer") == state and row.get("why")}
+            reasons = {
+                row["why"]: None for row in rows if state in (row.get("answer"), row.get("verdict")) and row.get("why")
+            }
             if state == "inconclusive":
                 reasons = reasons or {"nothing is known to leak without a defence": None}
             why.setdefault(state, {}).update(reasons)

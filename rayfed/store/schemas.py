@@ -336,6 +336,9 @@ OUTCOME_FIELDS = [
         "what this attack came to on this arm, before it is set beside an arm without a defence; or 'not applicable'",
     ),
     _value("why", _string, "why the answer says nothing, where it is 'inconclusive' or 'not measured'"),
+    _value(
+        "explains", pa.bool_(), "whether an attacker with the defence's code explains what was sent for each sample"
+    ),
     _value("verdict", _string, "what all attacks came to on this arm, by the criteria of the audit"),
     _value("attacked", _long, "updates that the attack met"),
     _value("unanswered", _long, "those of them on which it diverged or failed: its figures are no measure of the arm"),

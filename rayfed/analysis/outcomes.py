@@ -13,7 +13,7 @@ import pyarrow as pa
 import yaml
 
 from rayfed.analysis import summary
-from rayfed.analysis.audit import State, explains, findings
+from rayfed.analysis.audit import UNEXPLAINED_PART, State, explains, findings
 from rayfed.analysis.settings import INAPPLICABLE, estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, code_given, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
@@ -113,13 +113,15 @@ def with_verdicts(
         if not any(_reads(row, cell) and played(row) in working.get(key(row), set()) for row in cell)
     }
 
+    unexplained = {place(row) for row in rows if code_given(row) and row.get("explains") is False}
+
     def judged(row: Row) -> dict[str, Any]:
         found = _verdict(groups[place(row)], working.get(key(row), set()))
         blind = bool(arm_spec(scenario, row["arm"]).get("defences")) and place(row) in unread
         if row.get("answer") != "not reconstructed":
             return {**row, "verdict": "inconclusive" if blind and found == "not reconstructed" else found}
         if blind and found == "not reconstructed":
-            return {**row, "verdict": "inconclusive", "why": UNREAD}
+            return {**row, "verdict": "inconclusive", "why": UNEXPLAINED_PART if place(row) in unexplained else UNREAD}
         return {**row, "verdict": found, "why": None}
 
     return [judged(row) for row in rows]

@@ -30,6 +30,7 @@ from rayfed.errors import UserError
 from rayfed.metrics.known import default_names
 from rayfed.report.gate import Gated, Ruling, read_document, schema
 from tests.conftest import REPOSITORY
+from tests.result_fixtures import small_sweep
 from tests.test_cli import run
 
 SCENARIO = {
@@ -570,3 +571,11 @@ def test_checks_are_told_on_a_line_each() -> None:
     check = Check("x", 4, PSNR, "failed", 31.25, "dlg, blind", 3, 8)
     assert check.sentence == "x, batch 4, PSNR below 15.0 dB: FAILED: 31.2 dB (dlg, blind), 3 of 8 samples"
     assert replace(check, state="not measured", value=None, reason="why").sentence.endswith("NOT MEASURED: why")
+
+
+def test_a_sweep_is_no_run(tmp_path: Path) -> None:
+    """It has no attacks of its own, so nothing of its trials would be looked at."""
+    sweep = small_sweep(tmp_path)
+    code, output = run("gate", sweep.url, "--fail-above", "15", "--allow-unmeasured")
+    assert code == 2
+    assert "is a sweep" in output

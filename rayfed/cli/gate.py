@@ -125,6 +125,7 @@ def gate(
 ) -> None:
     """Hold what attacks got in a run against bounds: exit with 3 where one is passed, or was not measured."""
     with errors_for_people(debug):
+        from rayfed.analysis.sweep_folder import TRIALS, is_sweep
         from rayfed.errors import nearest
         from rayfed.report.gate import Gated
         from rayfed.store.folder import RunFolder
@@ -133,6 +134,11 @@ def gate(
         if not asked.asked:
             raise UserError("gate: give a bound by --fail-above, a --baseline, or a file by --json or --junit")
         folder = RunFolder.open(run)
+        if is_sweep(folder):
+            raise UserError(
+                f"'{run}' is a sweep, and a gate looks at one run: name a trial ({folder.url}/{TRIALS}/NAME), or hold all "
+                "settings against bounds by rayfed recommend"
+            )
         gated = Gated(folder, folder.url, arm)
         played = gated.played
         arms = {row["arm"] for row in [*played.attacks, *played.inferences]} | set(played.gated)

@@ -1035,7 +1035,9 @@ def test_arms_that_there_is_no_time_for_are_not_measured_on_page_and_in_tables(t
     assert (step in said.getvalue(), line in said.getvalue()) == (True, True)
 
 
-@pytest.mark.parametrize(("unplayed", "why"), [(False, "a part is kept for"), (True, "by the trials that is too")])
+@pytest.mark.parametrize(
+    ("unplayed", "why"), [(False, "a part is kept for"), (True, "what is played was chosen by the trials")]
+)
 def test_time_that_an_audit_leaves_is_told_with_the_reason(unplayed: bool, why: str) -> None:
     view = RunView(Console(file=StringIO()))
     view.ready(0)

@@ -136,8 +136,8 @@ def gate(
         folder = RunFolder.open(run)
         if is_sweep(folder):
             raise UserError(
-                f"'{run}' is a sweep, and a gate looks at one run: name a trial ({folder.url}/{TRIALS}/NAME), or hold all "
-                "settings against bounds by rayfed recommend"
+                f"'{run}' is a sweep, and a gate looks at one run: name a trial ({folder.url}/{TRIALS}/NAME), or hold "
+                "all settings against bounds by rayfed recommend"
             )
         gated = Gated(folder, folder.url, arm)
         played = gated.played

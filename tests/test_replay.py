@@ -71,8 +71,8 @@ def test_later_calls_are_replayed_and_their_results_are_kept(graphs: list[Graph]
     search = Replayed(objective)
     asked = [points() * k for k in range(1, 7)]
     found = [search(x) for x in asked]
-    assert objective.calls == 3
-    assert [graph.replays for graph in graphs] == [1 + 3]
+    assert objective.calls == 4, "the fourth is compared with the first replay"
+    assert [graph.replays for graph in graphs] == [1 + 2]
     for x, (values, slopes) in zip(asked, found, strict=True):
         assert torch.equal(values, x.square().sum(1))
         assert torch.equal(slopes, 2 * x)
@@ -81,19 +81,39 @@ def test_later_calls_are_replayed_and_their_results_are_kept(graphs: list[Graph]
 def test_points_of_another_shape_are_not_replayed(graphs: list[Graph]) -> None:
     objective = Objective()
     search = Replayed(objective)
-    for _ in range(4):
-        search(points())
+    for k in range(5):
+        search(points() * k)
     assert len(search(points(5))[0]) == 5
-    assert (objective.calls, len(graphs)) == (4, 1)
+    assert (objective.calls, len(graphs)) == (5, 1)
 
 
 def test_a_replay_that_differs_in_a_bit_is_not_used(monkeypatch: pytest.MonkeyPatch, graphs: list[Graph]) -> None:
     monkeypatch.setattr(replay, "_captured", lambda _, x: (wrong := Graph(x, 1e-6), wrong.made))
     objective = Objective()
     search = Replayed(objective)
-    for _ in range(6):
-        assert torch.equal(search(points())[0], points().square().sum(1))
+    for k in range(6):
+        assert torch.equal(search(k * points())[0], (k * points()).square().sum(1))
     assert objective.calls == 6
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_replay_that_does_nothing_or_gives_a_constant_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, graphs: list[Graph], constant: bool
+) -> None:
+    """At the point of the capture it would look right."""
+
+    def captured(_: Objective, x: Tensor) -> tuple[Graph, tuple[Tensor, Tensor]]:
+        graph, first = Graph(x), x.clone()
+        graph.made[0].copy_(first.square().sum(1))
+        graph.made[1].copy_(2 * first)
+        write = lambda: (graph.made[0].copy_(first.square().sum(1)), graph.made[1].copy_(2 * first))  # noqa: E731
+        monkeypatch.setattr(graph, "replay", write if constant else lambda: None)
+        return graph, graph.made
+
+    monkeypatch.setattr(replay, "_captured", captured)
+    search = Replayed(Objective())
+    for k in (1, 2, 3, 3, 4, 5, 6):
+        assert torch.equal(search(k * points())[0], (k * points()).square().sum(1))
 
 
 def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, graphs: list[Graph]) -> None:

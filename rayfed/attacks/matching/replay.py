@@ -25,22 +25,27 @@ class Replayed:
     """An objective whose later calls at points of one shape are replayed on a GPU, with the same bits.
 
     Every call is a plain one on a CPU. So it stays on a GPU where the objective cannot be captured, as one that reads a
-    value back, where memory does not suffice, or where the first replay differs from the plain call in any bit.
+    value back, where memory does not suffice, or where the first replay differs from the plain call in any bit. That
+    one is at another point than the capture, so that what was captured as a constant differs.
     """
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._is_checked = False
 
     def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Return values and slopes at points."""
-        if self._graph is not None and points.shape == self._points.shape:
+        has_graph = self._graph is not None and points.shape == self._points.shape
+        if has_graph and self._is_checked:
             return self._replayed(points)
         made = self._objective(points)
         self._calls += 1
-        if points.is_cuda and self._calls == _FIRST:
-            self._capture(points, made)
+        if has_graph:
+            self._check(points, made)
+        elif points.is_cuda and self._calls == _FIRST:
+            self._capture(points)
         return made
 
     def _replayed(self, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,15 +55,24 @@ class Replayed:
         values, slopes = self._made
         return values.clone(), slopes.clone()  # the next replay writes over them
 
-    def _capture(self, points: Tensor, made: tuple[Tensor, Tensor]) -> None:
-        """Capture the call of which this was `made`; leave the objective as it is where that does not do."""
+    def _capture(self, points: Tensor) -> None:
+        """Capture a call at points; leave the objective as it is where that does not do."""
         self._points = points.detach().clone()
         try:
             self._graph, self._made = _captured(self._objective, self._points)
         except RuntimeError:  # out of memory among them
             return
-        if not all(torch.equal(*pair) for pair in zip(self._replayed(points), made, strict=True)):
+
+    def _check(self, points: Tensor, made: tuple[Tensor, Tensor]) -> None:
+        """Compare a replay with the plain call of which this was `made`; keep the graph if they are the same."""
+        if torch.equal(points.detach(), self._points):
+            return
+        for tensor in self._made:
+            tensor.fill_(torch.nan)  # a replay that writes nothing is none
+        self._is_checked = all(torch.equal(*pair) for pair in zip(self._replayed(points), made, strict=True))
+        if not self._is_checked:
             self._graph = None
+            del self._made, self._points  # the memory of the graph is theirs
 
 
 def _captured(objective: Objective, points: Tensor) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]:

@@ -18,7 +18,7 @@ from rayfed.analysis.loading import Run, load
 from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import closest, criterion_of, guess, headline, next_step, verdicts, verdicts_table
-from rayfed.hidden import UNREHEARSED
+from rayfed.hidden import UNREHEARSED, UNUSED
 from rayfed.report import words
 from rayfed.report.run import write_report
 from rayfed.report.terminal_run import RunView
@@ -125,6 +125,15 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
     assert next_step(SCENARIO, found, told, "about --minutes 9").endswith(
         "To have them played, give about --minutes 9."
     )
+
+
+def test_what_a_verdict_says_of_the_code_is_not_said_beside_each_attack_too() -> None:
+    shown = StringIO()
+    said = f"{UNUSED}: noise takes few values"
+    RunView(Console(file=shown, width=300)).round_done([], [row("noise", 9.0, message=f"cut short; {said}")], [])
+    assert "cut short" in shown.getvalue()
+    assert UNUSED not in shown.getvalue()
+    assert said in of(row("bare", 30.0), row("noise", 9.0, message=said))["noise"].sentence
 
 
 def labelled(arm: str, psnr: float, *found: float) -> list[dict[str, Any]]:

@@ -95,6 +95,7 @@ UNEXPLAINED = "no attack found a sample that has this gradient, as the true one 
 UNEXPLAINED_PART = "no attacker with the code found a sample that explains what was sent as well as the true one does"
 UNCOMPARED = "no answer of an attacker with the code could be compared with what was sent"
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
+ALONE = "nothing was attacked without a defence"
 FOUND_NOTHING = "the attacks found nothing without a defence either"
 SLIGHT = 3.0
 """Decibels above guessing, which are half of its squared error, below which the sentence on a leak says how many."""
@@ -365,7 +366,7 @@ def findings(
         known = leaking.get(batch, set()), set() if bare else untried.get(batch, set())
         one = _finding(cells[arm, batch], criterion, *known, untimed, bare, closed, changed)
         if one.state == "inconclusive" and not compared:
-            one = replace(one, lacking=one.lacking or "nothing was attacked without a defence")
+            one = replace(one, lacking=one.lacking or ALONE)
         if one.state != "leaks" and not finished:
             one = replace(one, state="not measured", reasons=("the run did not come to its end", *one.reasons))
         found.append(one)

@@ -30,9 +30,12 @@ def noted(guess: Guess, observation: Observation) -> Guess:
     if made is not None and isinstance(guess, Reconstruction) and guess.status in ("ok", "diverged"):
         shown = tuple((iteration, made.back(images)) for iteration, images in guess.snapshots)
         guess = replace(guess, images=made.back(guess.images), snapshots=shown)
+    return replace(guess, message="; ".join(filter(None, (guess.message, unused(observation)))))
+
+
+def unused(observation: Observation) -> str:
+    """Return why nothing was undone, or not all that the code tells used, in words; empty where all of it was."""
     reason, beyond = observation.extra.get("undone"), observation.extra.get("beyond")
-    if not isinstance(reason, str):
-        reason = f"{UNUSED}: {beyond}" if beyond else ""
-    if not reason:
-        return guess
-    return replace(guess, message="; ".join(filter(None, (guess.message, reason))))
+    if isinstance(reason, str):
+        return reason
+    return f"{UNUSED}: {beyond}" if beyond else ""

@@ -209,6 +209,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         if foreign := dotted_paths(read_text(scenario), changes or []):
             print(f"{scenario} imports code by dotted paths, now and when it runs: {', '.join(foreign)}", flush=True)
         loaded = load(scenario, changes)
+        from rayfed.engine.foreseen import unreachable, unused_code
         from rayfed.engine.inputs import prepare
         from rayfed.report.terminal_run import guarantee_lines
         from rayfed.scenario.trials import planned
@@ -235,4 +236,6 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             if loaded.sweep.repeats > 1 and (said := out_of_reach(loaded.sweep.repeats, 1)):
                 print(f"  two arms paired by seed: {said}; more arms need more repeats")
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
+        for line in unreachable(inputs.scenario, unused_code(inputs)):
+            print(f"  note: {line}")
         print(f"  results: {loaded.output.folder}, unless --out says otherwise")

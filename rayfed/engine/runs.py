@@ -27,6 +27,7 @@ from rayfed.engine.environment import FILE as ENVIRONMENT
 from rayfed.engine.environment import MachineRecord
 from rayfed.engine.executor import Execution
 from rayfed.engine.federation import Federation
+from rayfed.engine.foreseen import unreachable, unused_code
 from rayfed.engine.hashes import changed_code, changed_data, hashes
 from rayfed.engine.inputs import Inputs, prepare, scorer
 from rayfed.engine.progress import Progress
@@ -55,6 +56,7 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
     """
     inputs = prepare(scenario.model_copy(update={"sweep": None}))
     _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
+    _tell(progress, *unreachable(inputs.scenario, unused_code(inputs)))
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(folder, progress.note) as held:
         checkpoint.begin(held)

@@ -25,6 +25,7 @@ from rayfed.analysis.summary import labels_given, measured, passing, people, suc
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import BROKEN, MEANING, closed_forms, counted
 from rayfed.analysis.verdicts import Verdict, criterion_of, guess, headline, next_step, run_findings, verdicts
+from rayfed.hidden import UNUSED
 from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS, NOUNS, leading
@@ -584,8 +585,13 @@ def _inferred(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _failures(rows: Sequence[dict[str, Any]]) -> str:
-    told = {r.get("message") if r["status"] == "ok" else f"{r['status']}: {r['message']}" for r in rows}
+    """Return why attacks did not answer, and what they had to do without; not what the verdict says of the code."""
+    told = {_without_code(r.get("message")) if r["status"] == "ok" else f"{r['status']}: {r['message']}" for r in rows}
     return "".join(f"; {one}" for one in sorted(filter(None, told)))
+
+
+def _without_code(message: str | None) -> str:
+    return "; ".join(part for part in (message or "").split("; ") if not part.startswith(UNUSED))
 
 
 def _summary(rows: Sequence[dict[str, Any]], form: Modality) -> str:

@@ -1,0 +1,109 @@
+"""What is said before a run of verdicts that it cannot have, against the verdicts of runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rayfed.analysis.loading import Run
+from rayfed.analysis.verdicts import UNREAD
+from rayfed.cli import app
+from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.engine import runs
+from rayfed.engine.foreseen import unreachable, unused_code
+from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
+from rayfed.hidden import UNUSED
+from rayfed.registry import component
+from rayfed.scenario import Scenario, parse
+from rayfed.update import Update
+
+SCENARIO = """
+name: t
+data: {name: digits, size: 8, train_samples: 60, test_samples: 20}
+model: {name: mlp, hidden: [8]}
+federation: {rounds: 1, clients: 3}
+arms: {none: [], noise: [{name: gaussian, sigma: 1.0}]}
+attacks:
+  - {name: analytic, observes: gradient, victims: 2}
+"""
+INFORMED = "{name: analytic, label: informed, observes: gradient, victims: 2, knowledge: [defence, code]}"
+
+
+@component
+class Levels(Defence):
+    """Add noise of two values."""
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        """Return the update with noise."""
+
+        def update(task: Task) -> Update:
+            sent = next(task)
+            signs = {
+                name: 2.0 * torch.randint(2, t.shape, generator=task.generator) - 1 for name, t in sent.tensors.items()
+            }
+            return replace(sent, tensors={name: t + signs[name] for name, t in sent.tensors.items()})
+
+        return update
+
+
+def given(*attacks: str, changes: tuple[str, ...] = ()) -> Scenario:
+    return parse(SCENARIO + "".join(f"  - {attack}\n" for attack in attacks), changes=list(changes))
+
+
+def test_an_arm_whose_code_no_attack_has_is_told_of_before_the_run() -> None:
+    [said] = unreachable(given())
+    assert said.startswith("noise: ")
+    assert said.endswith("Give one this line: knowledge: [defence, code]")
+    assert unreachable(given(INFORMED)) == []
+    assert unreachable(given(changes=("arms={none: [], other: []}",))) == []
+    assert unreachable(given(changes=("attacks=[{name: membership, knowledge: [candidates]}]",))) == []
+    assert unreachable(given(changes=("federation.protection=secure_aggregation",))) == [], "there is nothing to attack"
+
+
+@pytest.mark.parametrize("fewer", ["victims: 1", "victims: 2, batch_size: 2"])
+def test_code_on_a_part_of_the_samples_does_not_do(fewer: str) -> None:
+    assert len(unreachable(given(INFORMED.replace("victims: 2", fewer)))) == 1
+
+
+def test_an_arm_with_nothing_to_compare_it_with_is_told_of() -> None:
+    [said] = unreachable(given(INFORMED, changes=("arms={noise: [{name: gaussian, sigma: 1.0}]}",)))
+    assert said.endswith("Add an arm that has none: none: []")
+
+
+def test_an_own_defence_of_which_attacks_do_not_use_all_is_told_of_before_the_run() -> None:
+    own = ("arms={none: [], own: ['tests.test_foreseen:Levels']}",)
+    inputs = prepare(given(INFORMED, changes=own))
+    [said] = unreachable(inputs.scenario, unused_code(inputs))
+    assert said == f"own: the verdict can only be LEAKS or NOT MEASURED, because {UNUSED}: noise takes few values"
+    inputs = prepare(given(INFORMED))
+    assert unreachable(inputs.scenario, unused_code(inputs)) == []
+
+
+class Noted(Progress):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_the_run_ends_as_was_said_before_it(tmp_path: Path) -> None:
+    noted = Noted()
+    folder = runs.launch(given(), str(tmp_path), local, noted)
+    assert noted.notes[0] == unreachable(given())[0]
+    verdicts = {verdict.arm: verdict for verdict in Run(folder).verdicts()}
+    assert (verdicts["none"].state, UNREAD in verdicts["noise"].sentence) == ("leaks", True)
+
+
+def test_validate_says_it(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SCENARIO)
+    output = CliRunner().invoke(app, ["validate", str(tmp_path / "s.yaml")]).output
+    assert f"  note: {unreachable(given())[0]}" in output

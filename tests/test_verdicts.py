@@ -20,7 +20,9 @@ from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import closest, criterion_of, guess, headline, next_step, verdicts, verdicts_table
 from rayfed.hidden import UNREHEARSED, UNUSED
 from rayfed.report import words
+from rayfed.report.gate import Gated
 from rayfed.report.run import write_report
+from rayfed.report.statement import Statement
 from rayfed.report.terminal_run import RunView
 from rayfed.store.images import encode_png
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
@@ -93,6 +95,35 @@ def test_a_run_has_its_verdicts_as_a_table(tmp_path: Path) -> None:
     assert isinstance(run, Run)
     found = [(one["arm"], one["verdict"]) for one in run.table("verdicts").to_pylist()]
     assert found == [(one.arm, one.state) for one in run.verdicts()]
+
+
+@pytest.mark.parametrize(
+    ("status", "known"),
+    [
+        ({"state": "interrupted", "rounds": 2, "rounds_done": 2}, True),
+        ({"state": "interrupted", "rounds": 2, "rounds_done": 1}, False),
+        ({"state": "failed", "rounds": 2, "rounds_done": 2}, False),
+        ({"state": "finished"}, True),
+    ],
+)
+def test_page_tables_and_statement_agree_on_a_run_that_was_stopped(
+    tmp_path: Path, status: dict[str, Any], known: bool
+) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0)])
+    folder.write_text("status.json", json.dumps(status))
+    state = "not reconstructed" if known else "not measured"
+    run = load(folder.url)
+    assert isinstance(run, Run)
+    assert {one.arm: one.state for one in run.verdicts()}["noise"] == state
+    assert {one["arm"]: one["verdict"] for one in outcomes(folder)}["noise"] == state
+    if status["state"] == "interrupted":
+        page = Page(Path(write_report(folder).removeprefix("file://")).read_text()).text
+        assert ("noise: not reconstructed by these attacks" in page) == known
+    assert Gated(folder, folder.url).played.finished == known
+    [lead, *_] = Statement(folder, {}, folder).lead
+    assert ("did not come to its end" in lead) == (not known)
+    assert ("stopped after its last round" in lead) == (known and status["state"] != "finished")
 
 
 def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:
@@ -351,6 +382,7 @@ def test_what_leaked_before_an_interruption_is_said_in_the_terminal(tmp_path: Pa
     rows = [row("bare", 30.0), row("noise", 9.0)]
     folder = small_run(str(tmp_path), SCENARIO)
     folder.write_part("attacks", 0, rows)
+    folder.write_text("status.json", json.dumps({"state": "interrupted", "rounds": 1, "rounds_done": 0}))
     view = RunView(Console(file=StringIO(), width=200))
     view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
     view._scenario = folder.scenario()

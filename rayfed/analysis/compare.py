@@ -11,6 +11,7 @@ from rayfed.analysis.outcomes import yaml_line
 from rayfed.analysis.paired import NO_PAIRS, Paired, paired
 from rayfed.analysis.settings import Setting
 from rayfed.errors import UserError
+from rayfed.store import exits
 
 _NO_MATTER = ("name", "output")
 """Sections that change no figure."""
@@ -73,8 +74,8 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
     touched = {each.path.partition(".")[0] for each in found_different}
     warnings = [said for section, said in _BASIS.items() if section in touched]
     for name, one in zip(names, results, strict=True):
-        if (state := one.status.get("state")) != "finished":
-            warnings.append(f"{name} is not finished ({state or 'never began'})")
+        if not exits.over(one.status):
+            warnings.append(f"{name} is not finished ({one.status.get('state') or 'never began'})")
     groups = [group for name, each in zip(names, results, strict=True) for group in each.groups(name)]
     reasons = []
     told = [each.path for each in found_different if each.path not in _SAME_VICTIMS]

@@ -189,7 +189,7 @@ class Run(Results):
 
     @property
     def _finished(self) -> bool:
-        return bool(self.status.get("state") == "finished")
+        return exits.over(self.status)
 
     def with_intervals(self) -> list[Setting]:
         """Return the settings with intervals over the attacked clients."""

@@ -38,7 +38,7 @@ class Gated:
     def played(self) -> Played:
         """What the run's folder has."""
         attacks, inferences = (self.folder.read_table(name).to_pylist() for name in ("attacks", "inferences"))
-        over = exits.status(self.folder).get("state") == "finished"
+        over = exits.over(exits.status(self.folder))
         return Played(self.folder.scenario(), attacks, inferences, over)
 
     @cached_property

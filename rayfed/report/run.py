@@ -92,7 +92,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients)
     samples = shown([scenario])
-    told = verdicts(scenario, attacks, inferences, finished=status.get("state") == "finished")
+    told = verdicts(scenario, attacks, inferences, finished=exits.over(status))
     by_arm = {verdict.arm: verdict for verdict in told}
     nearest = [verdict.closest for verdict in told if verdict.closest]
     shown_alone, states = {key(row) for row in nearest}, {verdict.arm: verdict.state for verdict in told}

@@ -106,7 +106,10 @@ class Statement:
         status = exits.status(self.folder)
         started = optional_document(self.original, ENVIRONMENT).get("started")
         played = f"Played {started}. " if started else ""
-        over = "" if self._finished else f"The run did not come to its end ({status.get('state', 'unknown')}). "
+        over, state = "", status.get("state", "unknown")
+        if state != "finished":
+            how = "was stopped after its last round" if self._finished else "did not come to its end"
+            over = f"The run {how} ({state}). "
         left_out = "Samples, labels, messages and file names are left out. " if self.redacted else ""
         return [f"{played}{over}{left_out}{NOT_ADVICE}", *filter(None, [self._warning])]
 
@@ -149,7 +152,7 @@ class Statement:
 
     @cached_property
     def _finished(self) -> bool:
-        return exits.status(self.folder).get("state") == "finished"
+        return exits.over(exits.status(self.folder))
 
     @cached_property
     def _arms(self) -> list[summary.ArmSummary]:

@@ -34,7 +34,7 @@ from rayfed.privacy.printing import at_most
 from rayfed.report import words
 from rayfed.report.samples import shown
 from rayfed.report.time_left import TimeLeft
-from rayfed.store.exits import advice, status
+from rayfed.store.exits import advice, over, status
 from rayfed.store.schemas import UNPLAYED, VERSUS
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class RunView:
             self._attacks, self._inferences = (
                 self._folder.read_table(name).to_pylist() for name in ("attacks", "inferences")
             )
-            self._say_verdicts(finished=False)
+            self._say_verdicts(over(status(self._folder)))
             self.note(f"{self._folder.url}/report.html shows what there is")
 
     def note(self, message: str) -> None:

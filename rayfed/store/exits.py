@@ -39,8 +39,12 @@ def status(files: Files) -> dict[str, Any]:
 
 
 def over(found: Mapping[str, Any]) -> bool:
-    """Return whether a run of this status has played all its rounds; a scheduler may stop it as the last is over."""
-    return found.get("state") == "finished" or 0 < found.get("rounds", 0) == found.get("rounds_done")
+    """Return whether a run of this status has played all its rounds, so that its tables are whole.
+
+    It may be stopped as the last is over. One that failed then is not: what it measured may be above what is proved.
+    """
+    state, played = found.get("state"), 0 < found.get("rounds", 0) == found.get("rounds_done")
+    return state == "finished" or (played and state != "failed")
 
 
 def advice(state: str, kind: str | None, run: str = "RUN") -> str:

@@ -20,7 +20,7 @@ from rayfed.cli.common import errors_for_people
 from rayfed.cli.tables import console
 from rayfed.errors import UserError
 from rayfed.report import terminal_sweep
-from rayfed.report.terminal_run import RunView
+from rayfed.report.terminal_run import RunView, guarantee_lines
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
 
@@ -100,6 +100,9 @@ def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:
     empirical = {"arm": "prune", "rounds": 1, "note": "empirical: no"}
     view.accounted([guaranteed, broken, empirical, {"arm": "none", "rounds": 1}])
     assert "privacy of dp after 1 round: epsilon 2.96 at delta 1e-05, protects one more, against all" in printed(view)
+    assert "next to nothing" not in printed(view)
+    [large] = guarantee_lines([guaranteed | {"epsilon": 17.9}])
+    assert large.endswith("protects one more, against all; so large an epsilon promises next to nothing")
     assert "privacy of prune: empirical: no" in printed(view)
     assert "privacy of none" not in printed(view)
     arms = ("dp", "split", "prune", "none")

@@ -10,7 +10,7 @@ from rayfed.analysis.summary import Spread, measured
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import NOUNS, leading
 from rayfed.metrics.measures import MEASURES
-from rayfed.privacy.printing import at_most, share_at_most
+from rayfed.privacy.printing import at_most, caution, share_at_most
 
 if TYPE_CHECKING:
     pass
@@ -149,5 +149,6 @@ FILTERS = {
         in_words,
         at_most,
         share_at_most,
+        caution,
     )
 }

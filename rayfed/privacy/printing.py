@@ -13,6 +13,15 @@ def at_most(bound: float, digits: int = 3) -> str:
     return _rounded(bound, digits, ROUND_CEILING)
 
 
+LARGE = 10.0
+"""Epsilon from which on a guarantee is of little use: what is seen may be 22,000 times as likely for one data set."""
+
+
+def caution(epsilon: float) -> str:
+    """Return a clause on what a large epsilon is worth, to stand behind its guarantee; empty for a smaller one."""
+    return "; so large an epsilon promises next to nothing" if epsilon >= LARGE else ""
+
+
 def share_at_most(bound: float, digits: int = 3) -> str:
     """Format an upper bound on a probability in per cent, rounded up: 0.02914 as '2.92 %'."""
     return f"{Decimal(at_most(bound, digits)) * 100:.{digits}g} %"

@@ -10,7 +10,7 @@ from rayfed.analysis.recommend import SIMULATED, BoundCheck, Recommendation
 from rayfed.analysis.settings import Setting
 from rayfed.analysis.unanswered import of_so_many
 from rayfed.metrics.measures import MEASURES
-from rayfed.privacy.printing import at_most
+from rayfed.privacy.printing import at_most, caution
 
 _NAMED = 3
 """Most settings without an attack that are named."""
@@ -109,8 +109,9 @@ def _guarantee(chosen: Setting) -> str:
     row = max((row for row in chosen.rows if row["epsilon"] is not None), key=lambda row: row["epsilon"])
     return (
         f"Guarantee: epsilon {at_most(row['epsilon'])} at delta {at_most(row['delta'])} for every "
-        f"{row['epsilon_unit']}, of this setting's training alone: the trainings that it was chosen from are not "
-        "counted. Figures of attacks are empirical: other attacks may get more, within the guarantee."
+        f"{row['epsilon_unit']}{caution(row['epsilon'])}. It is of this setting's training alone: the trainings that "
+        "it was chosen from are not counted. Figures of attacks are empirical: other attacks may get more, within the "
+        "guarantee."
     )
 
 

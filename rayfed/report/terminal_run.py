@@ -30,7 +30,7 @@ from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS, NOUNS, leading
 from rayfed.metrics.top import TOP, chance
-from rayfed.privacy.printing import at_most
+from rayfed.privacy.printing import at_most, caution
 from rayfed.report import words
 from rayfed.report.samples import shown
 from rayfed.report.time_left import TimeLeft
@@ -439,7 +439,7 @@ def guarantee_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
         if (epsilon := row.get("epsilon")) is not None:
             said = f"epsilon {at_most(epsilon)} at delta {at_most(row['delta'])}, protects {row['adjacency']}"
             after = f"after {_plural(row['rounds'], 'round')}"
-            lines.append(f"privacy of {row['arm']} {after}: {said}, against {row['against']}")
+            lines.append(f"privacy of {row['arm']} {after}: {said}, against {row['against']}{caution(epsilon)}")
             lines += [f"proved of {row['arm']}: {line}" for line in words.bounds(row)]
         if (note := row.get("note")) is not None:
             lines.append(f"privacy of {row['arm']}: {note}")

@@ -16,7 +16,7 @@ from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
 from rayfed.analysis.verdicts import WEIGHT, Verdict, closest, labels_alone
 from rayfed.metrics.measures import MEASURES, worst_of
-from rayfed.privacy.printing import at_most, share_at_most
+from rayfed.privacy.printing import at_most, caution, share_at_most
 from rayfed.privacy.tradeoff import PRIORS
 from rayfed.report.caption import data_of, named
 
@@ -120,7 +120,9 @@ def _price(arm: ArmSummary, privacy: Sequence[Row], distortions: Mapping[str, fl
         parts.append(f"distortion of what was attacked {distortions[arm.name]:.3g} (relative)")
     held = [row for row in privacy if row["arm"] == arm.name and row["epsilon"] is not None]
     parts += [
-        f"ε = {at_most(row['epsilon'])} at δ = {at_most(row['delta'])} for every single {row['unit']}" for row in held
+        f"ε = {at_most(row['epsilon'])} at δ = {at_most(row['delta'])} for every single {row['unit']}"
+        + caution(row["epsilon"])
+        for row in held
     ]
     return [*parts, "no (ε, δ)"] if arm.rounds and arm.defences and not held else parts
 
@@ -140,7 +142,7 @@ def of_sweep(
     weakest = {row["arm"]: row for row in sorted(rows, key=lambda row: row["epsilon"])}
     lines = [
         f"{arm}: at its weakest setting ε = {at_most(row['epsilon'])} with δ = {at_most(row['delta'])} for every "
-        f"{row['epsilon_unit']}; the other settings and their ε are in the table."
+        f"{row['epsilon_unit']}{caution(row['epsilon'])}; the other settings and their ε are in the table."
         for arm, row in weakest.items()
     ]
     told.append(_held(lines, criterion.modality == "pixels"))
@@ -195,7 +197,8 @@ def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True,
     held = _held(
         [
             f"{row['arm']}: by {row['defence']}, (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) protects "
-            f"{row['adjacency']}, against {row['against']}." + (f" But {row['note']}." if row["note"] else "")
+            f"{row['adjacency']}, against {row['against']}{caution(row['epsilon'])}."
+            + (f" But {row['note']}." if row["note"] else "")
             for row in privacy
             if row["epsilon"] is not None
         ],

@@ -166,7 +166,7 @@ def test_what_a_defence_changes_is_told_in_the_terminal(view: RunView) -> None:
     assert (
         "noise: test accuracy 80.0 %, −10.0 points; 6 s of training a round (against 2 s); "
         "2 MB sent by clients a round (against 4 MB); not reconstructed, closest image 12.0 dB "
-        "(none: leaks, worst image 30.0 dB)."
+        "(without a defence: leaks, worst image 30.0 dB)."
     ) in printed(view)
 
 
@@ -175,7 +175,7 @@ def test_an_arm_in_which_no_attack_answers_is_not_told_to_leak_nothing(view: Run
     silent = attacked(12, "noise") | {"psnr": None, "status": "not applicable", "message": "no rows"}
     view.round_done([trained(0.9), trained(0.8, "noise")], [attacked(30), silent], [])
     view.finished("report.html")
-    assert "leakage not measured (none: leaks, worst image 30.0 dB)" in " ".join(printed(view).split())
+    assert "leakage not measured (without a defence: leaks, worst image 30.0 dB)" in " ".join(printed(view).split())
     assert "no image reconstructed beyond guessing" not in printed(view)
 
 

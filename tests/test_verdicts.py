@@ -184,6 +184,10 @@ def test_an_arm_whose_labels_are_read_off_is_never_one_that_gives_nothing_away()
         "2 of 3 arms had no sample rebuilt by these attacks within this budget: noise, prune.",
         read,
     ]
+    arms, by_arm = arms_of("bare", "noise", "prune"), {verdict.arm: verdict for verdict in told}
+    assert f"labels found without a defence: {figures}." in words.effects(arms, by_arm)[-1]
+    defended = [replace(arms[0], defences=["clip"]), *arms[1:]]
+    assert f"labels found on arm “bare”: {figures}." in words.effects(defended, by_arm)[-1]
     assert "with more time; where the label is secret, noise leaks, too." in next_step(scenario, rows, told)
 
 
@@ -282,8 +286,8 @@ def test_labels_found_alike_on_several_arms_are_told_once() -> None:
     told = of(row("bare", 30.0), row("bare", 30.0, batch_size=4), row("noise", 9.0), row("noise", 30.0, batch_size=4))
     assert once in told["bare"].sentence
     assert once not in told["noise"].sentence
-    assert "labels found: as on bare at batch 4; not reconstructed" in told["noise"].sentence
-    assert told["noise"].sentence.endswith("labels found: as on bare at batch 2")
+    assert "labels found: as on arm “bare” at batch 4; not reconstructed" in told["noise"].sentence
+    assert told["noise"].sentence.endswith("labels found: as on arm “bare” at batch 2")
     other = of(row("bare", 30.0), row("noise", 9.0, label_accuracy=0.0))
     assert "labels found: 0% at batch 2" in other["noise"].sentence
 
@@ -333,7 +337,7 @@ def test_leaking_arms_come_first_among_effects_and_are_never_cut() -> None:
     told = of(*rows, scenario=scenario)
     costs = [replace(arm, accuracy=0.5, accuracy_change=i / 100) for i, arm in enumerate(arms_of(*names))]
     said = words.effects(costs, told, most=8)
-    assert "leaks, worst image 18.6 dB (bare: not reconstructed, closest image 14.0 dB)" in said[0]
+    assert "leaks, worst image 18.6 dB (without a defence: not reconstructed, closest image 14.0 dB)" in said[0]
     assert said[0].startswith("open: test accuracy")
     assert said[-1] == "6 other arms are in the tables below."
     every = of(*(row(name, 18.0 + i) for i, name in enumerate(names)), scenario=scenario)
@@ -341,7 +345,7 @@ def test_leaking_arms_come_first_among_effects_and_are_never_cut() -> None:
     alike = words.effects(arms_of(*names), of(row("bare", 30.0), scenario=scenario), most=8)
     [line] = alike
     assert line.startswith("arm0, arm1, ")
-    assert line.endswith("quiet: leakage not measured (bare: leaks, worst image 30.0 dB).")
+    assert line.endswith("quiet: leakage not measured (without a defence: leaks, worst image 30.0 dB).")
 
 
 def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:

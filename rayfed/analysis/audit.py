@@ -759,7 +759,7 @@ def _unsaid(group: Sequence[Finding], earlier: Sequence[Finding], told: Callable
     for finding in some:
         if arm := said.get(told(finding)):
             as_on.setdefault(arm, []).append(str(finding.batch))
-    return ", ".join([*parts, *(f"as on {arm} at batch {', '.join(batches)}" for arm, batches in as_on.items())])
+    return ", ".join([*parts, *(f"as on arm “{arm}” at batch {', '.join(batches)}" for arm, batches in as_on.items())])
 
 
 def labels_beyond(found: Sequence[Finding]) -> str:

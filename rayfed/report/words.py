@@ -351,13 +351,18 @@ def _cost(arm: ArmSummary, reference: ArmSummary, verdicts: Mapping[str, Verdict
         both = [verdicts.get(one.name) for one in (arm, reference)]
         own, other = map(_of_samples, both)
         told = f"leakage {own}" if own == "not measured" else own
-        parts.append(f"{told} ({reference.name}: {'the same' if own == other else other})")
+        parts.append(f"{told} ({_where(reference)}: {'the same' if own == other else other})")
         own, other = ("" if one is None else one.labels for one in both)
         if own:
-            parts.append(f"labels found: {own}" + (f"; {reference.name}: {other}" if other and own != other else ""))
+            parts.append(f"labels found: {own}" + (f"; {_where(reference)}: {other}" if other and own != other else ""))
         elif other:
-            parts.append(f"labels found on {reference.name}: {other}")
+            parts.append(f"labels found {_where(reference)}: {other}")
     return "; ".join(parts) or "nothing was measured"
+
+
+def _where(reference: ArmSummary) -> str:
+    """Return where something was found; an arm's name, which may be `none`, is no such place without quotes."""
+    return f"on arm “{reference.name}”" if reference.defences else "without a defence"
 
 
 def _ranges(arm: str, settings: Sequence[Setting]) -> str:

@@ -109,9 +109,9 @@ def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:
     view.round_done([{**trained(0.5), "train_loss": None}], [attacked(20, arm) for arm in arms], [])
     assert "no client" in printed(view)
     view.finished("report.html")
-    words = [line.split() for line in printed(view).splitlines()[-14:]]
+    words = [line.split() for line in printed(view).splitlines()[-16:]]
     assert [w[-1] for w in words if w and w[0] in arms] == ["sample", "withdrawn", "none", "-"]
-    assert printed(view).splitlines()[-7] == "privacy of split: no guarantee: private"
+    assert printed(view).splitlines()[-9] == "privacy of split: no guarantee: private"
 
 
 def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
@@ -120,7 +120,7 @@ def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
     assert "PSNR mean 60.0 dB, best >100 dB" in printed(view)
     view.finished("report.html")
     assert "100.0 dB" not in printed(view)
-    assert printed(view).splitlines()[-5].split().count(">100") == 1
+    assert printed(view).splitlines()[-7].split().count(">100") == 1
 
 
 def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: RunView) -> None:

@@ -17,7 +17,16 @@ from rayfed.analysis import summary
 from rayfed.analysis.loading import Run, load
 from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
-from rayfed.analysis.verdicts import closest, criterion_of, guess, headline, next_step, verdicts, verdicts_table
+from rayfed.analysis.verdicts import (
+    attackers,
+    closest,
+    criterion_of,
+    guess,
+    headline,
+    next_step,
+    verdicts,
+    verdicts_table,
+)
 from rayfed.hidden import UNREHEARSED, UNUSED
 from rayfed.report import words
 from rayfed.report.gate import Gated
@@ -348,6 +357,14 @@ def test_leaking_arms_come_first_among_effects_and_are_never_cut() -> None:
     assert line.endswith("quiet: leakage not measured (without a defence: leaks, worst image 30.0 dB).")
 
 
+def test_a_reader_is_told_what_the_attackers_names_mean() -> None:
+    blind, informed = row("bare", 30.0, knowledge=""), row("noise", 9.0)
+    said = "In brackets: the attack, and what it has beside model and update (blind: nothing)."
+    assert attackers(list(of(blind, informed).values())) == said, "of the others no sentence names one"
+    assert "(informed: the defences and their code)" in attackers(list(of(row("bare", 30.0), informed).values()))
+    assert attackers(list(of(row("bare", 30.0, knowledge="public")).values())) == ""
+
+
 def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:
     rows = [row("bare", 30.0), row("noise", 9.0), hidden("masks")]
     folder = small_run(str(tmp_path), SCENARIO)
@@ -362,6 +379,10 @@ def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:
     for verdict in of(*rows).values():
         assert verdict.sentence in page
         assert f"\n{verdict.sentence}\n" in printed
+    told = list(of(*rows).values())
+    for line in (attackers(told), next_step(SCENARIO, rows, told)):
+        assert line in page
+        assert f"\n{line}\n" in printed
     assert [one["verdict"] for one in outcomes(folder)] == ["leaks", "not reconstructed", "nothing to attack"]
 
 

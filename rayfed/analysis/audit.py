@@ -87,6 +87,12 @@ TWINS: dict[str, tuple[str, ...]] = {
     "informed, with labels": ("defence", "code", "labels"),
 }
 """Knowledge that attackers are granted, by name."""
+GIVEN = {
+    "blind": "nothing",
+    "informed": "the defences and their code",
+    "informed, with labels": "the defences, their code and the labels",
+}
+"""What these attackers have beside model and update, in words."""
 EXPLAINS = 0.1
 """Highest `fit` at which samples explain the gradient: their distance from it over that of a grey sample."""
 EXPLAINS_IN_TOKENS = 1e-3

@@ -14,6 +14,7 @@ import pyarrow as pa
 from rayfed import registry
 from rayfed.analysis.audit import (
     FEWEST,
+    GIVEN,
     METHODS,
     UNCOMPARED,
     Criterion,
@@ -327,6 +328,13 @@ def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
     typical = "the commonest token at each place" if noun == "text" else f"the mean {noun} or the best constant"
     nearest = f", and the nearest public {noun} (data.public), chosen by looking at the truth" if public else ""
     return f"Guesses need no update: {typical}{nearest}. What is no nearer is not called a reconstruction."
+
+
+def attackers(told: Sequence[Verdict]) -> str:
+    """Return what the names of attackers in some verdicts mean; empty if none has one."""
+    met = [name for name in GIVEN if any(f", {name})" in verdict.sentence for verdict in told)]
+    given = "; ".join(f"{name}: {GIVEN[name]}" for name in met)
+    return f"In brackets: the attack, and what it has beside model and update ({given})." if met else ""
 
 
 def claimed(claim: Claim) -> str:

@@ -26,6 +26,7 @@ from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import closed_forms, counted, of_so_many
 from rayfed.analysis.verdicts import (
     Verdict,
+    attackers,
     closest,
     criterion_of,
     guess,
@@ -114,7 +115,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "arms": arms,
         "cards": sorted(arms, key=lambda arm: arm.name not in by_arm or by_arm[arm.name].state != "leaks"),
         "arm_names": names,
-        "guess": guess(scenario, attacks),
+        "guess": " ".join(filter(None, (attackers(told), guess(scenario, attacks)))),
         "simulated": any(arm.simulated for arm in arms),
         "verdicts": told,
         "headline": headline(scenario, told),

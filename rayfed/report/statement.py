@@ -24,7 +24,7 @@ from rayfed.analysis.formats import duration, near, share
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.summary import Claim, Leak, Row
-from rayfed.analysis.verdicts import Verdict, closest, criterion_of, guess, run_findings, verdicts
+from rayfed.analysis.verdicts import Verdict, attackers, closest, criterion_of, guess, run_findings, verdicts
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -198,11 +198,12 @@ class Statement:
     @property
     def _verdict(self) -> list[Block]:
         criterion = criterion_of(self._scenario, self._attacks)
+        legend = " ".join(filter(None, (attackers(self._verdicts), guess(self._scenario, self._attacks))))
         return [
             [verdict.sentence for verdict in self._verdicts] or ["NOT MEASURED: nothing was attacked"],
             f"A leak is a reconstruction of at least {criterion.written(criterion.threshold)} that is nearer to its "
             f"sample than the best guess made without the update, and nearer to it than to other samples. "
-            f"{guess(self._scenario, self._attacks)} No sentence here is a statement of safety.",
+            f"{legend} No sentence here is a statement of safety.",
         ]
 
     def _told(self, *keys: str) -> Table:

@@ -24,7 +24,16 @@ from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import labels_given, measured, passing, people, success
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import BROKEN, MEANING, closed_forms, counted
-from rayfed.analysis.verdicts import Verdict, criterion_of, guess, headline, next_step, run_findings, verdicts
+from rayfed.analysis.verdicts import (
+    Verdict,
+    attackers,
+    criterion_of,
+    guess,
+    headline,
+    next_step,
+    run_findings,
+    verdicts,
+)
 from rayfed.hidden import UNUSED
 from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
@@ -283,10 +292,12 @@ class RunView:
                 self.say(line)
         if found.outcomes and not self._quiet:
             self._console.print(_who_stands_whom(found))
-        self._say_verdicts()
+        told = self._say_verdicts()
         if self._folder and self._attacks:
             for sentence in failures(with_twins(settings(outcomes(self._folder)), self._scenario)):
                 self.say(sentence)
+        if step := next_step(self._scenario, self._attacks, told):
+            self.say(step)
         self.say(f"report: {report}")
         self._warn_of_samples()
 
@@ -342,6 +353,8 @@ class RunView:
                 self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
         for said, arms in unmeasured.items():
             self.say((f"{', '.join(arms)}: {said}", _STYLES["not measured"]))
+        if said := attackers(told):
+            self.say(said)
         if any(measured(row.get("above_guessing")) for row in self._attacks):
             self.say(guess(self._scenario, self._attacks))
         if self._attacks or self._inferences:

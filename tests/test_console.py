@@ -47,6 +47,7 @@ def attacked(psnr: float, arm: str = "none", attack: str = "dlg") -> dict[str, A
         "above_guessing": 5.0,
         "told_apart": 1.0,
         "fit": 0.01,
+        "distortion": None,
     }
     return found | {"arm": arm, "attack": attack, "psnr": psnr, "ssim": 1.0, "label_accuracy": 1.0, "status": "ok"}
 

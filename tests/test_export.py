@@ -230,9 +230,9 @@ def test_repeats_that_prove_nothing_or_collapsed_are_marked_and_not_compared() -
         for seed, (verdict, accuracy) in enumerate(zip(verdicts, accuracies, strict=True))
     ]
     found = grid(settings(rows), dict.fromkeys(("arm", "psnr")))
-    assert found.rows == [["none", "30"], ["noise", "10†"], ["clip§", "12"]]
+    assert found.rows == [["none", "30"], ["noise", "10¶"], ["clip§", "12"]]
     assert found.best == frozenset(), "one alone is compared"
-    assert "†: the verdict is inconclusive in some of the repeats behind it: noise in 2 of 3." in found.note
+    assert "¶: the verdict is inconclusive in some of the repeats behind it: noise in 2 of 3." in found.note
     assert "§: its accuracy is that of guessing in some repeats: clip in 1 of 3." in found.note
     [entry] = [entry for entry in explore(settings(rows)).entries if entry.setting.arm == "noise"]
     assert "Its verdict is inconclusive in 2 of 3 repeats." in entry.note

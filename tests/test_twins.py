@@ -75,12 +75,12 @@ def test_a_twin_that_knows_more_and_got_less_under_every_seed_is_outdone() -> No
 
 def test_its_figure_is_marked_and_never_bold(sweep: SweepFolder) -> None:
     found = grid(load(sweep.url).settings())
-    assert [row[2:] for row in found.rows if row[:2] == ["flip", "informed"]] == [["12.3 ± 3.8†", "0†"]]
+    assert [row[2:] for row in found.rows if row[:2] == ["flip", "informed"]] == [["12.3 ± 3.8‖", "0‖"]]
     assert found.best == {(2, 2), (5, 2)}, "best of informed is noise"
-    note = "†: an attacker that knew more got less, a failure of that attack: informed than blind on flip."
+    note = "‖: an attacker that knew more got less, a failure of that attack: informed than blind on flip."
     assert note in found.note
     assert "verdict is inconclusive" not in found.note
-    assert r"$^\dagger$" in export(load(sweep.url), "latex")
+    assert r"$^\|$" in export(load(sweep.url), "latex")
 
 
 def test_page_and_terminal_say_it(sweep: SweepFolder) -> None:

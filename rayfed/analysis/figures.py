@@ -40,8 +40,9 @@ TIME = "Training time is of all rounds; the first, in which processes warm up, c
 UNLIKE = "Settings that were not played on the same seeds are not compared: none of theirs is the best value."
 USELESS = "§"
 """Mark of an arm whose model nobody would use, in some repeats or all."""
-UNPROVEN = "†"
-"""Mark of a figure of leakage that is no evidence of protection; the note says for which reason."""
+UNPROVEN, PARTLY, OUTDONE = "†", "¶", "‖"
+"""Marks of a figure of leakage that is no evidence of protection: for the arm's verdict; for its verdict in some of the
+repeats; as an attacker that knew less got more."""
 _SCALES = {"bytes": ("MB", 1e-6)}
 """Unit in tables, and how many of it one is, by unit."""
 
@@ -172,8 +173,8 @@ def marked(name: str, one: Setting) -> str:
     text = cell(name, one.measures.get(name))
     if text == NONE or not of_attacks(name):
         return text
-    marks = f"{UNPROVEN * (one.doubted(name) or _doubted_in_part(name, one))}{BROKEN * bool(one.unanswered[0])}"
-    return f"{text}{marks}"
+    known = OUTDONE if name in one.outdone else UNPROVEN * one.doubted(name)
+    return f"{text}{known}{PARTLY * _doubted_in_part(name, one)}{BROKEN * bool(one.unanswered[0])}"
 
 
 def _doubted_in_part(name: str, one: Setting) -> bool:
@@ -277,11 +278,11 @@ def notes_on_marks(settings: Sequence[Setting], shown: Sequence[str]) -> list[st
         notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
     partly = [o for o in settings if any(name in o.measures and _doubted_in_part(name, o) for name in shown)]
     if some := dict.fromkeys(f"{o.title} in {o.inconclusive} of {len(o.rows)}" for o in partly):
-        notes.append(f"{UNPROVEN}: the verdict is inconclusive in some of the repeats behind it: {'; '.join(some)}.")
+        notes.append(f"{PARTLY}: the verdict is inconclusive in some of the repeats behind it: {'; '.join(some)}.")
     if less := dict.fromkeys(
         f"{o.attack} than {o.outdone[name]} on {o.title}" for o, name in doubted if name in o.outdone
     ):
-        notes.append(f"{UNPROVEN}: an attacker that knew more got less, a failure of that attack: {'; '.join(less)}.")
+        notes.append(f"{OUTDONE}: an attacker that knew more got less, a failure of that attack: {'; '.join(less)}.")
     if any(of_attacks(name) for name in shown):
         broken = {f"{each.title} under {each.attack} on {of_so_many(*each.unanswered)}": each for each in settings}
         if named := [words for words, each in broken.items() if each.unanswered[0]]:

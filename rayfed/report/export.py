@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis.figures import UNPROVEN, USELESS, Grid, grid
+from rayfed.analysis.figures import OUTDONE, PARTLY, UNPROVEN, USELESS, Grid, grid
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.loading import OUTCOMES, PAIRED, Results
 from rayfed.analysis.paired import NO_PAIRS, paired_grid, paired_table
@@ -152,6 +152,8 @@ _LATEX = str.maketrans(
         ">": r"$>$",
         NONE: "--",
         UNPROVEN: r"$^\dagger$",
+        PARTLY: r"$^\P$",
+        OUTDONE: r"$^\|$",
         BROKEN: r"$^\ddagger$",
         USELESS: r"$^\S$",
         "\n": " ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from benchmarks.lora import difference
 from rayfed.analysis.compare import compare
 from rayfed.analysis.figures import cell
 from rayfed.analysis.loading import load
-from rayfed.analysis.paired import Group, Paired, holm, out_of_reach, paired, paired_grid
+from rayfed.analysis.paired import Group, Paired, holm, out_of_reach, paired, paired_grid, paired_table
 from rayfed.errors import UserError
 from tests.result_fixtures import attacked, small_run, small_sweep, swept_rows
 from tests.test_cli import run
@@ -37,6 +38,33 @@ def test_the_published_examples_come_out() -> None:
     [grown] = paired([group("self", [0.0] * 15), group("cross", [float(each) for each in MAIZE])])
     assert grown.wilcoxon == pytest.approx(0.041259765625)
     assert holm([0.05, None, 0.01, 0.03, 0.02, 0.04]) == pytest.approx([0.09, None, 0.05, 0.09, 0.08, 0.09])  # R
+
+
+def test_a_difference_that_is_no_evidence_is_marked() -> None:
+    doubted = replace(group("b", SLEEP[1]), doubted=["psnr"])
+    found = paired([group("a", SLEEP[0]), doubted, group("c", SLEEP[1])])
+    assert [one.unproven for one in found] == [True, False]
+    assert paired_table(found)["unproven"].to_pylist() == [True, False]
+    shown = paired_grid(found)
+    assert shown is not None
+    assert [row[4] for row in shown.rows] == ["+1.58†", "+1.58"]
+    assert "†: no evidence of protection" in shown.note
+    plain = paired_grid(found[1:])
+    assert plain is not None
+    assert "†" not in plain.note
+
+
+def test_the_pairs_of_a_run_know_the_verdict_of_its_arms(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": ARMS, "attacks": [{"name": "dlg"}]})
+    rows = [
+        attacked(arm, "dlg", psnr=30.0 if arm == "none" else 9.0, victim=victim, true_label=3, distortion=0.0)
+        | {"above_guessing": 15.0 if arm == "none" else -3.0, "knowledge": "" if arm == "noise" else "defence,code"}
+        for arm in ARMS
+        for victim in range(3)
+    ]
+    folder.write_part("attacks", 0, rows)
+    found = {one.arm: one.unproven for one in load(folder.url).paired() if one.measure == "psnr"}
+    assert found == {"noise": True, "other": False}
 
 
 def test_shares_of_the_same_texts_are_compared_as_published() -> None:

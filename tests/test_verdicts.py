@@ -357,6 +357,15 @@ def test_leaking_arms_come_first_among_effects_and_are_never_cut() -> None:
     assert line.endswith("quiet: leakage not measured (without a defence: leaks, worst image 30.0 dB).")
 
 
+def test_people_recognised_behind_a_defence_that_is_not_measured_are_no_evidence(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    rows = [row("bare", 30.0, top1=1.0, people=10), row("noise", 9.0, top1=0.0, people=10, knowledge="")]
+    folder.write_part("attacks", 0, rows)
+    [bare, noise] = next(block for block in Statement(folder, {}, folder)._recovered if isinstance(block, list))
+    assert noise.endswith("; no evidence of protection, for the verdict on noise is inconclusive")
+    assert "no evidence" not in bare
+
+
 def test_a_reader_is_told_what_the_attackers_names_mean() -> None:
     blind, informed = row("bare", 30.0, knowledge=""), row("noise", 9.0)
     said = "In brackets: the attack, and what it has beside model and update (blind: nothing)."

@@ -197,7 +197,7 @@ class Run(Results):
 
     def groups(self, source: str = "") -> list[paired.Group]:
         """Return the victims, by which arms are paired."""
-        return paired.of_victims(self._victims(), source)
+        return paired.of_victims(self._victims(), self.settings(), source)
 
     def _victims(self) -> dict[tuple[str, str], dict[int, victims.Victim]]:
         attacks, inferences = self.attacks.to_pylist(), self.inferences.to_pylist()

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from rayfed.analysis.figures import SHOWN, Grid, heading
+from rayfed.analysis.figures import SHOWN, UNPROVEN, Grid, heading
 from rayfed.analysis.formats import NONE
-from rayfed.analysis.settings import Setting, estimate, of_attacks
+from rayfed.analysis.settings import Setting, estimate, of_attacks, of_rebuilt
 from rayfed.analysis.unanswered import BROKEN
 from rayfed.analysis.victims import Victim
 from rayfed.errors import UserError, nearest
@@ -46,6 +46,8 @@ class Group:
     """Pairs of which the attack diverged or failed here: what it got of them is no measure of the arm."""
     shared: str = ""
     """Values of swept fields that arms share: only settings that are alike in them are paired."""
+    doubted: Collection[str] = ()
+    """Measures of which what attacks got is no evidence of protection (`Setting.doubted`)."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,16 @@ class Paired:
     wilcoxon: float | None = None
     """The p value of Wilcoxon's signed-rank test, without pairs that do not differ; None where none does."""
     wilcoxon_holm: float | None = None
+    unproven: bool = False
+    """Whether what attacks got in one of the two arms is no evidence of protection: of a verdict that is inconclusive
+    or not measured, say."""
 
 
-def of_victims(found: Mapping[tuple[str, str], Mapping[int, Victim]], source: str = "") -> list[Group]:
-    """Return the groups of a run by victim; `source` is the run's name among several."""
+def of_victims(
+    found: Mapping[tuple[str, str], Mapping[int, Victim]], settings: Sequence[Setting], source: str = ""
+) -> list[Group]:
+    """Return the groups of a run with these settings by victim; `source` is the run's name among several."""
+    doubted = {(one.arm, one.attack): _doubted(one) for one in settings}
 
     def values(victims: Mapping[int, Victim]) -> dict[str, dict[Hashable, float]]:
         return {
@@ -89,7 +97,15 @@ def of_victims(found: Mapping[tuple[str, str], Mapping[int, Victim]], source: st
         return frozenset((client, victim.samples) for client, victim in victims.items() if victim.unanswered)
 
     return [
-        Group(arm, f"{source}, {arm}" if source else arm, attack, "victim", values(victims), unanswered(victims))
+        Group(
+            arm,
+            f"{source}, {arm}" if source else arm,
+            attack,
+            "victim",
+            values(victims),
+            unanswered(victims),
+            doubted=doubted.get((arm, attack), ()),
+        )
         for (arm, attack), victims in found.items()
     ]
 
@@ -111,8 +127,14 @@ def of_seeds(settings: Sequence[Setting]) -> list[Group]:
         return frozenset(row["seed"] for row in one.rows if row.get("unanswered"))
 
     return [
-        Group(one.arm, one.title, one.attack, "seed", values(one), unanswered(one), shared(one)) for one in settings
+        Group(one.arm, one.title, one.attack, "seed", values(one), unanswered(one), shared(one), _doubted(one))
+        for one in settings
     ]
+
+
+def _doubted(one: Setting) -> list[str]:
+    """Return the measures of a setting whose figures are no evidence of protection, if in some repeats alone."""
+    return [name for name in _MEASURES if one.doubted(name) or (of_rebuilt(name) and one.inconclusive)]
 
 
 def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
@@ -170,6 +192,7 @@ def _difference(group: Group, reference: Group, measure: str) -> Paired:
     mean = estimate(differences.tolist())
     counts = len(differences), len(lost)
     one = Paired(group.attack, measure, group.title, reference.title, group.unit, *counts, None, None, None)
+    one = replace(one, unproven=any(measure in each.doubted for each in both))
     if mean is None:
         return one
     one = replace(one, difference=mean.mean)
@@ -203,6 +226,7 @@ def paired_table(found: Sequence[Paired]) -> pa.Table:
     kinds = {
         "pairs": pa.int64(),
         "excluded": pa.int64(),
+        "unproven": pa.bool_(),
         **dict.fromkeys(("attack", "measure", "arm", "reference", "unit"), pa.string()),
     }
     fields = [pa.field(name, kinds.get(name, pa.float64())) for name in Paired.__dataclass_fields__]
@@ -230,6 +254,7 @@ def paired_grid(found: Sequence[Paired], measures: Mapping[str, str | None] | No
 def _told(one: Paired, called: str | None) -> list[str]:
     interval = NONE if one.low is None else f"{one.low:+.3g} to {one.high:+.3g}"
     difference = NONE if one.difference is None else f"{one.difference:+.4g}" if one.difference else "0"
+    difference += UNPROVEN * one.unproven
     pairs = f"{one.pairs}{BROKEN} of {one.pairs + one.excluded}" if one.excluded else str(one.pairs)
     words = [one.arm, one.attack or NONE, called or heading(one.measure), pairs, difference, interval]
     return words + [NONE if p is None else f"{p:.2g}" for p in (one.t_holm, one.wilcoxon_holm)]
@@ -256,6 +281,11 @@ def _notes(found: Sequence[Paired]) -> list[str]:
         )
     if any(one.excluded for one in found):
         notes.append(f"{BROKEN}: pairs are left out in which the attack diverged or failed under one of the two arms.")
+    if any(one.unproven for one in found):
+        notes.append(
+            f"{UNPROVEN}: no evidence of protection, for the verdict on one of the two arms is inconclusive or not "
+            "measured, if in one repeat, or an attacker that knew more got less."
+        )
     notes.append(
         "Both p values are two-sided and corrected over the arms of an attack and measure (Holm); "
         "each interval is of one difference alone, and is not."

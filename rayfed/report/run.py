@@ -191,7 +191,7 @@ def _leakage(
     of_arms = [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in outcomes(folder)]
     met = with_twins(settings(of_arms), scenario)
     explorer = explore(answered(met))
-    leading, groups = summary.leading_metric(attacks), of_victims(victims(attacks, inferences, names, closed))
+    leading, groups = summary.leading_metric(attacks), of_victims(victims(attacks, inferences, names, closed), met)
     scored = sorted((leak for leak in leaks if any(leak.scores.values())), key=lambda leak: _far(leak, leading))
     pairs = _pairs(folder, explorer, attacks, samples, worst)
     return {

@@ -340,7 +340,7 @@ class Statement:
         headings = ["Arm", "Batch", f"{noun.capitalize()}s recovered", "Rate", "95 % interval", "By"]
         recognised = [
             f"{leak.arm}, {leak.attack}: re-identified {METRICS[name].title}: {self._exact(leak, name)}, chance "
-            f"{share(chance(name, leak.people))}"
+            f"{share(chance(name, leak.people))}{self._no_evidence(leak.arm)}"
             for leak in self._leaks
             for name in TOP
             if leak.scores[name] and leak.people
@@ -362,6 +362,11 @@ class Statement:
         interval = f"{share(found.low)} to {share(found.high)}"
         by = finding.by if finding.leaked else "–"
         return [*cells, f"{finding.leaked} of {finding.samples}", share(found.value), interval, by]
+
+    def _no_evidence(self, arm: str) -> str:
+        """Return that a low figure says nothing of an arm, where its verdict is no answer."""
+        states = [verdict.state for verdict in self._verdicts if verdict.arm == arm and not verdict.answered]
+        return "".join(f"; no evidence of protection, for the verdict on {arm} is {state}" for state in states)
 
     def _exact(self, leak: Leak, name: str) -> str:
         spread = leak.scores[name]

@@ -523,6 +523,8 @@ def test_a_leak_hardly_above_guessing_says_how_far() -> None:
     )
     sure = [one | {"above_guessing": 1.0 + 0.1 * one["victim"]} for one in rows]
     assert "+1.1 dB on average (+0.9 to +1.4 at 95 %): look" in said_of("x", *sure)
+    several = said_of("x", *sure, *(one | {"attack": "b", "above_guessing": 0.1} for one in sure))
+    assert "over 4 images, the best of 2 attackers on each, chosen by the truth, +1.1 dB on average" in several
     assert "(a, blind), at most 0.4 dB above guessing: look at it" in said_of("x", rows[0])
     assert "above guessing" not in said_of("x", *rows[1:], row("x", 1, 16.0, above_guessing=3.0))
     far = row("x", 1, 12.0, victim=4, above_guessing=8.0)

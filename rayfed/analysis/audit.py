@@ -231,6 +231,8 @@ class Finding:
     """The most that a leak is nearer than the best guess; None without a leak."""
     gains: tuple[float, ...] = ()
     """The most that a reconstruction of each sample is nearer to it than the best guess, of those that have a guess."""
+    attackers: int = 0
+    """Attackers whose reconstructions these are the best of."""
     alike: int = 0
     """Samples that did not leak although a reconstruction is near: the nearest public sample is as near."""
     above_public: float | None = None
@@ -483,6 +485,7 @@ def _finding(
         gain=best[1]["above_guessing"] if best else None,
         most=max((row["above_guessing"] for _, row in leaks if row["above_guessing"] is not None), default=None),
         gains=_gains([row for _, row in finite]),
+        attackers=len({row["attack"] for _, row in finite}),
         alike=len(
             {_sample(row) for _, row in finite if criterion.near(row) and criterion.like_public(row)}
             - {_sample(row) for _, row in leaks}
@@ -728,7 +731,12 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
 
 
 def _slight(finding: Finding, criterion: Criterion) -> str:
-    """Return how far a leak is above guessing, where all are little, and what that is on average over the samples."""
+    """Return how far a leak is above guessing, where all are little, and what that is on average over the samples.
+
+    The average is of the best attacker on each sample, chosen by the truth: of many attackers that guess, the best is
+    above a guess by chance alone. Words say so, and the figure is not corrected, for a smaller one would read low. What
+    leaks is a leak whatever the average.
+    """
     if criterion.modality != "pixels" or finding.most is None or finding.most >= SLIGHT:
         return ""
     told, found = f", at most {finding.most:.1f} dB above guessing", estimate(finding.gains)
@@ -737,7 +745,8 @@ def _slight(finding: Finding, criterion: Criterion) -> str:
     low, high = found.spread
     within = ", which guessing is within" * (low <= 0 <= high)
     interval = f"{found.mean:+.1f} dB on average ({low:+.1f} to {high:+.1f} at 95 %{within})"
-    return f"{told}, and over {found.n} {criterion.noun}s {interval}: look at them"
+    best = f", the best of {finding.attackers} attackers on each, chosen by the truth," if finding.attackers > 1 else ""
+    return f"{told}, and over {found.n} {criterion.noun}s{best} {interval}: look at them"
 
 
 def _times(gain: float) -> str:

@@ -22,11 +22,12 @@ from scipy.stats import t
 from typer.main import get_command
 
 from rayfed.analysis.baseline import Change, changes, updates
-from rayfed.analysis.gate import MEMBERSHIP, Bound, Check, Played, boundable, parsed
+from rayfed.analysis.gate import MEMBERSHIP, NOT_INFORMED, Bound, Check, Played, boundable, parsed
 from rayfed.analysis.verdicts import UNTOLD
 from rayfed.cli import app
 from rayfed.engine.replaying import Recorded
 from rayfed.errors import UserError
+from rayfed.hidden import UNUSED
 from rayfed.metrics.known import default_names
 from rayfed.report.gate import Gated, Ruling, read_document, schema
 from tests.conftest import REPOSITORY
@@ -38,7 +39,7 @@ SCENARIO = {
     "metrics": {"names": ["psnr", "ssim", "mse", "lpips_alex", "label_accuracy"], "success": {"psnr": 15.0}},
     "arms": {"none": [], "x": [{"name": "gaussian"}], "y": [{"name": "prune"}]},
     "federation": {},
-    "attacks": [],
+    "attacks": [{"name": "membership", "label": "m", "knowledge": ["candidates", "defence", "code"]}],
 }
 PSNR, LPIPS = Bound("psnr", 15.0), Bound("lpips_alex", 0.3)
 
@@ -226,6 +227,21 @@ def test_no_share_passes_that_an_attack_did_not_answer_for() -> None:
         assert of_members(Bound(name, limit), *bare, *whole)["x"].state == "passed"
     found = of_members(bound, *bare, scored("x", 0.3), scored("x", 0.0, victim=1, **silent))["x"]
     assert found.state == "failed", "what was found counts, whatever else is missing"
+
+
+def test_no_membership_passes_for_attackers_who_do_not_know_the_defence() -> None:
+    """One who does has to work, and to make use of what the code tells."""
+    bound, bare = Bound("membership.auc", 0.6), scored("none", 0.3)
+    for more in ([], ["defence"], ["code"]):
+        spec = {"name": "membership", "label": "m", "knowledge": ["candidates", *more]}
+        [check] = Played(SCENARIO | {"attacks": [spec]}, [], [bare, scored("x", 0.01)]).checks([bound], ["x"])
+        assert (check.state, check.reason) == ("inconclusive", NOT_INFORMED)
+    unused = scored("x", 0.01, message=f"{UNUSED}: noise takes few values")
+    assert of_members(bound, bare, unused)["x"].reason == unused["message"]
+    blind = [scored(arm, apart, attack="blind") for arm, apart in (("none", 0.3), ("x", 0.01))]
+    weak = [scored(arm, 0.0) for arm in ("none", "x")]
+    assert of_members(bound, *blind, *weak)["x"].reason == NOT_INFORMED
+    assert of_members(bound, *blind, bare, scored("x", 0.01))["x"].state == "passed"
 
 
 def named(arm: str, hits: int, of: int = 100, **more: Any) -> list[dict[str, Any]]:

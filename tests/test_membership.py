@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from rayfed import scenario as scenarios
 from rayfed.attacks.inference.membership import Membership, log_ratios, ridge
+from rayfed.attacks.sealed import attempt
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.client.visit import ClientVisit, Truth
@@ -28,21 +29,23 @@ VICTIMS = (2, 5, 7, 11)
 SKEWED = "{name: shards, shards_per_client: 2}"
 
 
-def runtime(epochs: int, partition: str = "iid", validation: float = 0.5, seed: int = 8) -> ClientRuntime:
+def runtime(
+    epochs: int, partition: str = "iid", validation: float = 0.5, seed: int = 8, arms: str = "{none: []}"
+) -> ClientRuntime:
     scenario = scenarios.parse(
         f"{{name: t, seed: {seed}, "
         "data: {name: digits, size: 8, train_samples: 900, public: 0.1}, model: {name: mlp,"
         f" hidden: [32]}}, partition: {partition}, federation: {{rounds: 1, clients: 20, validation: {validation}}},"
-        f" training: {{epochs: {epochs}, batch_size: 10, lr: 0.1}}}}"
+        f" arms: {arms}, training: {{epochs: {epochs}, batch_size: 10, lr: 0.1}}}}"
     )
     inputs = prepare(scenario)
     return ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
 
 
-def observed(h: ClientRuntime, victim: int, **settings: object) -> tuple[Observation, Truth]:
-    net = h.arm("none").model
+def observed(h: ClientRuntime, victim: int, arm: str = "none", **settings: object) -> tuple[Observation, Truth]:
+    net = h.arm(arm).model
     raw = {"name": "membership", "knowledge": ["candidates", "public"], **settings}
-    visit = ClientVisit("none", Sent(0, weights_of(net), buffers_of(net)), victim)
+    visit = ClientVisit(arm, Sent(0, weights_of(net), buffers_of(net)), victim)
     return ObservationBuilder(h).observe(visit, AttackSpec.model_validate(raw))
 
 
@@ -88,6 +91,19 @@ def test_the_control_is_a_coin_where_members_differ_in_nothing_else(score: str) 
         h = runtime(1, seed=seed)
         rows += [judged(score, h, *observed(h, victim, shadows=8)) for victim in VICTIMS]
     assert fmean(row["control"] for row in rows) == pytest.approx(0.5, abs=4 * by_chance(rows))
+
+
+def test_who_has_the_defences_code_finds_members_that_others_do_not() -> None:
+    """On which gates on membership rest: noise drawn from a client's number hides members from the blind alone."""
+    h = runtime(1, arms="{none: [], x: [{name: 'benchmarks.planted_defences:KnownNoise'}]}")
+
+    def scores(arm: str, *knowledge: str) -> torch.Tensor:
+        seen, _ = observed(h, 3, arm, knowledge=["candidates", *knowledge])
+        [guess] = attempt(Membership(), [seen], h.arm(arm).model, [torch.Generator()], False)
+        return guess.scores  # type: ignore[union-attr]
+
+    bare, blind, informed = scores("none"), scores("x"), scores("x", "defence", "code")
+    assert float((informed - bare).norm()) < 0.01 * float(bare.norm()) < float((blind - bare).norm())
 
 
 @pytest.mark.parametrize("of", ["all clients", "the victim"])

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayfed.analysis.audit import Criterion, Finding
 from rayfed.analysis.membership import RATES, Roc, roc, stated
-from rayfed.analysis.summary import Row, arm_names, arm_spec, labels_given, recorded, undefended
+from rayfed.analysis.summary import Row, arm_names, arm_spec, knowledge_of, labels_given, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, UNREAD, UNTOLD, run_findings
 from rayfed.errors import UserError, nearest
+from rayfed.hidden import UNREHEARSED, UNUSED
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
 from rayfed.metrics.measures import JUDGED
@@ -47,6 +48,11 @@ SHARES = MEMBERSHIP | {IDENTITY: "people re-identified, top 1"}
 
 NOT_PASSED = "no attack passed the bound without a defence either"
 """Why a check is inconclusive where nothing shows that an attack could have passed its bound."""
+NOT_INFORMED = (
+    "no membership attack that passed the bound without a defence knows this one and its code (knowledge: [candidates, "
+    "defence, code])"
+)
+"""Why a check on membership is inconclusive where no attacker that works knows the arm's defences."""
 GUESSED = "past the bound, though no nearer than a guess gets without the update"
 """What the line of a passed check begins with whose value is past the bound."""
 
@@ -278,10 +284,30 @@ class Played:
             return replace(check, state="not measured", reason=few)
         if (high := max(one.high for _, one in known)) >= bound.limit:
             return replace(check, state="inconclusive", reason=f"a 95 % interval reaches {bound.written(high)}")
-        shown = [one for bare in self._bare(arm) for _, one in self._found(bound, bare, self._working(bound, arm))]
-        if not any(one and one.value >= bound.limit for one in shown):
+        shown = [each for bare in self._bare(arm) for each in self._found(bound, bare, self._working(bound, arm))]
+        passing = {title for title, one in shown if one and one.value >= bound.limit}
+        if not passing:
             return replace(check, state="inconclusive", reason=NOT_PASSED)
+        if bound.name in MEMBERSHIP and (why := self._unread(bound, arm, passing)):
+            return replace(check, state="inconclusive", reason=why)
         return check
+
+    def _unread(self, bound: Bound, arm: str, passing: Collection[str]) -> str:
+        """Return why no membership attack among those `passing` a bound without a defence knows this arm's.
+
+        By the code an attacker takes off what the defences put on every update, and by `defence` its shadow clients are
+        defended: without either it may miss members whom the update gives away. Empty where one knows both.
+        """
+        if not arm_spec(self.scenario, arm).get("defences"):
+            return ""
+        if recorded(self.scenario, arm):
+            return UNTOLD
+        asked, reasons = self._asked(bound, arm), [NOT_INFORMED]
+        for title in sorted(passing):
+            if knowledge_of(self.scenario, title) >= {"defence", "code"}:
+                said = (row["message"] or "" for row in asked[title])
+                reasons.append(next((one for one in said if UNREHEARSED in one or UNUSED in one), ""))
+        return "" if "" in reasons else reasons[-1]
 
     def _found(self, bound: Bound, arm: str, among: Collection[str] | None = None) -> list[tuple[str, Estimate | None]]:
         """Return the shares that a bound is on, and who got them: those `among` all attacks, if some are named."""

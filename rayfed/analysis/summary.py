@@ -183,6 +183,13 @@ def code_given(row: Row) -> bool:
     return "code" in (row.get("knowledge") or "").split(",")
 
 
+def knowledge_of(scenario: Row, attack: str) -> set[str]:
+    """Return what the threat model grants an attack, by its title; inferences' tables do not say it."""
+    specs = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
+    own = (one for one in specs if attack == str(one.get("label") or one["name"]))
+    return set(next(own, {}).get("knowledge") or ())
+
+
 def undefended(scenario: Row, arm: str) -> bool:
     """Return whether an arm has neither defences nor a protection, its own or the federation's."""
     spec, federation = arm_spec(scenario, arm), scenario.get("federation") or {}

@@ -50,6 +50,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
         return made[-1], made[-1].made
 
     monkeypatch.setattr(replay, "_captured", captured)
+    monkeypatch.setattr(replay, "_UNFIT", set())
     monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: True))
     return made
 
@@ -60,7 +61,7 @@ def points(count: int = 2) -> Tensor:
 
 def test_on_a_cpu_every_call_is_a_plain_one() -> None:
     objective = Objective()
-    search = Replayed(objective)
+    search = Replayed(objective, "square")
     for _ in range(6):
         search(points())
     assert objective.calls == 6
@@ -68,7 +69,7 @@ def test_on_a_cpu_every_call_is_a_plain_one() -> None:
 
 def test_later_calls_are_replayed_and_their_results_are_kept(graphs: list[Graph]) -> None:
     objective = Objective()
-    search = Replayed(objective)
+    search = Replayed(objective, "square")
     asked = [points() * k for k in range(1, 7)]
     found = [search(x) for x in asked]
     assert objective.calls == 4, "the fourth is compared with the first replay"
@@ -80,7 +81,7 @@ def test_later_calls_are_replayed_and_their_results_are_kept(graphs: list[Graph]
 
 def test_points_of_another_shape_are_not_replayed(graphs: list[Graph]) -> None:
     objective = Objective()
-    search = Replayed(objective)
+    search = Replayed(objective, "square")
     for k in range(5):
         search(points() * k)
     assert len(search(points(5))[0]) == 5
@@ -90,7 +91,7 @@ def test_points_of_another_shape_are_not_replayed(graphs: list[Graph]) -> None:
 def test_a_replay_that_differs_in_a_bit_is_not_used(monkeypatch: pytest.MonkeyPatch, graphs: list[Graph]) -> None:
     monkeypatch.setattr(replay, "_captured", lambda _, x: (wrong := Graph(x, 1e-6), wrong.made))
     objective = Objective()
-    search = Replayed(objective)
+    search = Replayed(objective, "square")
     for k in range(6):
         assert torch.equal(search(k * points())[0], (k * points()).square().sum(1))
     assert objective.calls == 6
@@ -111,7 +112,7 @@ def test_a_replay_that_does_nothing_or_gives_a_constant_is_not_used(
         return graph, graph.made
 
     monkeypatch.setattr(replay, "_captured", captured)
-    search = Replayed(Objective())
+    search = Replayed(Objective(), "square")
     for k in (1, 2, 3, 3, 4, 5, 6):
         assert torch.equal(search(k * points())[0], (k * points()).square().sum(1))
 
@@ -122,10 +123,36 @@ def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, grap
 
     monkeypatch.setattr(replay, "_captured", refused)
     objective = Objective()
-    search = Replayed(objective)
+    search = Replayed(objective, "square")
     for _ in range(6):
         search(points())
     assert objective.calls == 6
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_what_could_not_be_replayed_is_not_captured_again(
+    monkeypatch: pytest.MonkeyPatch, graphs: list[Graph], refused: bool
+) -> None:
+    """Neither after a capture that failed nor after a replay that differed."""
+    tried = list[Graph]()
+
+    def captured(_: Any, x: Tensor) -> Any:
+        tried.append(Graph(x, 1e-6))
+        if refused:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return tried[-1], tried[-1].made
+
+    def search(kind: str, count: int = 2) -> int:
+        objective = Objective()
+        replayed = Replayed(objective, kind)
+        for k in range(6):
+            replayed(k * points(count))
+        assert objective.calls == 6
+        return len(tried)
+
+    monkeypatch.setattr(replay, "_captured", captured)
+    assert [search("square"), search("square")] == [1, 1]
+    assert [search("square", 3), search("another")] == [2, 3], "other shapes and kinds are tried"
 
 
 class Cuda:
@@ -142,7 +169,6 @@ class Cuda:
             here.stream = "default"  # not after an error, as in PyTorch
 
         pretended = {
-            "Stream": lambda: SimpleNamespace(wait_stream=lambda _: None),
             "CUDAGraph": lambda: None,
             "stream": lambda _: nullcontext(),
             "current_stream": lambda: here.stream,
@@ -150,6 +176,7 @@ class Cuda:
             "graph": graph,
             "get_sync_debug_mode": lambda: here.mode,
         }
+        monkeypatch.setattr(replay, "_side_stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
         for name, function in pretended.items():
             monkeypatch.setattr(torch.cuda, name, function)
         monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: setattr(here, "mode", mode))

@@ -353,7 +353,10 @@ class Matching:
 
     def objective(self, victims: Tensor) -> Replayed:
         """Return `value_and_gradient` at points (Q, D) of these victims (Q,), for the many calls of a search."""
-        return Replayed(lambda points: self.value_and_gradient(points, victims))
+        parts = self.distance, self.prior, self.relative, self.sent
+        names = [getattr(part, "__qualname__", type(part).__qualname__) for part in parts]
+        kind = repr(self.model), self.images_shape, self.local, self.model_dtype, *names
+        return Replayed(lambda points: self.value_and_gradient(points, victims), kind)
 
     def _in_chunks(self, act: Callable[[Tensor, Tensor], Found], points: Tensor, victims: Tensor) -> list[Found]:
         """Return what `act` makes of points, detached, and their victims.

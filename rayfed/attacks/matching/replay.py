@@ -6,8 +6,9 @@ The calls of a search differ by the point alone, and the kernels of a small mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,17 +21,21 @@ Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 _FIRST = 3
 """The call that is captured: what the calls before it set up is there."""
 
+_UNFIT: set[tuple[Hashable, torch.Size]] = set()
+"""Kinds of objectives, and shapes of points, of which this process replays none: it has tried."""
+
 
 class Replayed:
     """An objective whose later calls at points of one shape are replayed on a GPU, with the same bits.
 
     Every call is a plain one on a CPU. So it stays on a GPU where the objective cannot be captured, as one that reads a
     value back, where memory does not suffice, or where the first replay differs from the plain call in any bit. That
-    one is at another point than the capture, so that what was captured as a constant differs.
+    one is at another point than the capture, so that what was captured as a constant differs. Of another objective of
+    its `kind` at points of that shape nothing is captured any more, which costs up to 0.1 s a search.
     """
 
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
+    def __init__(self, objective: Objective, kind: Hashable) -> None:
+        self._objective, self._kind = objective, kind
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._is_checked = False
@@ -44,7 +49,7 @@ class Replayed:
         self._calls += 1
         if has_graph:
             self._check(points, made)
-        elif points.is_cuda and self._calls == _FIRST:
+        elif points.is_cuda and self._calls == _FIRST and (self._kind, points.shape) not in _UNFIT:
             self._capture(points)
         return made
 
@@ -61,7 +66,7 @@ class Replayed:
         try:
             self._graph, self._made = _captured(self._objective, self._points)
         except RuntimeError:  # out of memory among them
-            return
+            _UNFIT.add((self._kind, points.shape))
 
     def _check(self, points: Tensor, made: tuple[Tensor, Tensor]) -> None:
         """Compare a replay with the plain call of which this was `made`; keep the graph if they are the same."""
@@ -71,13 +76,14 @@ class Replayed:
             tensor.fill_(torch.nan)  # a replay that writes nothing is none
         self._is_checked = all(torch.equal(*pair) for pair in zip(self._replayed(points), made, strict=True))
         if not self._is_checked:
+            _UNFIT.add((self._kind, points.shape))
             self._graph = None
             del self._made, self._points  # the memory of the graph is theirs
 
 
 def _captured(objective: Objective, points: Tensor) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]:
     """Return a graph of the objective at whatever `points` holds, and where a replay puts values and slopes."""
-    before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    before, stream = torch.cuda.current_stream(), _side_stream()
     stream.wait_stream(before)
     give_back_cache()  # a graph has memory of its own, beside what plain calls have left in the cache
     with undivided():
@@ -92,6 +98,12 @@ def _captured(objective: Objective, points: Tensor) -> tuple[torch.cuda.CUDAGrap
         finally:
             torch.cuda.set_stream(before)  # which a capture that fails leaves as it was in it
     return graph, made
+
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    """Return the stream of all captures: cuBLAS keeps a workspace of megabytes for each that it has met."""
+    return torch.cuda.Stream()
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import ray.util
 import torch
 from torch import Tensor
 
+from rayfed.memory import on_host
+
 
 def register() -> None:
     """Register the serialiser of tensors in this process; tensors on a GPU arrive on the CPU."""
@@ -18,7 +20,7 @@ def register() -> None:
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy()
+    return on_host(tensor).numpy()
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:

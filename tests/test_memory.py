@@ -314,3 +314,33 @@ def test_operators_that_refuse_to_be_watched_are_left_alone() -> None:
     assert problem.at_once == 16
     values, _ = problem.value_and_gradient(torch.rand(2, 64), torch.tensor([0, 0]))
     assert values.isfinite().all()
+
+
+def test_what_comes_off_a_gpu_is_read_after_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU that is pretended: a copy that is not waited for is done when its stream is waited for, no sooner."""
+    under_way = list[tuple[Tensor, Tensor]]()
+
+    class Stream:
+        def synchronize(self) -> None:
+            while under_way:
+                there, here = under_way.pop()
+                here.copy_(there)
+
+    def to(tensor: Tensor, device: str, non_blocking: bool = False) -> Tensor:
+        assert (device, non_blocking) == ("cpu", True)
+        under_way.append((tensor, torch.full_like(tensor, torch.nan)))
+        return under_way[-1][1]
+
+    known = torch.rand(5, 3, generator=torch.Generator().manual_seed(0)).t()
+    with monkeypatch.context() as patched:
+        patched.setattr(Tensor, "to", to)
+        patched.setattr(Tensor, "is_cuda", property(lambda _: True))
+        patched.setattr(torch.cuda, "current_stream", lambda device: Stream())
+        found = memory.on_host(known.requires_grad_())
+    assert not found.requires_grad
+    assert torch.equal(found, known)
+
+
+def test_on_a_cpu_nothing_is_copied() -> None:
+    known = torch.ones(3)
+    assert memory.on_host(known).data_ptr() == known.data_ptr()

@@ -25,7 +25,7 @@ from rayfed.engine.machine import Machine, device_for, gpu_arithmetic, this_mach
 from rayfed.engine.progress import Progress
 from rayfed.engine.server import ArmState, Server, ServerRole
 from rayfed.engine.worker import ClientWorker
-from rayfed.memory import explaining
+from rayfed.memory import explaining, on_host
 from rayfed.scenario import Actors
 
 
@@ -131,7 +131,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         """Return the reduction of a tensor; defaults for everything else."""
         if type(obj) is Tensor:
-            return torch.from_numpy, (obj.detach().cpu().numpy().copy(),)
+            return torch.from_numpy, (on_host(obj).numpy().copy(),)
         return super().reducer_override(obj)
 
 

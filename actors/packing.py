@@ -13,7 +13,7 @@ from rayfed.data.partitions.base import Parts
 from rayfed.engine.executor import Call
 from rayfed.engine.inputs import Inputs
 from rayfed.errors import ResourceError
-from rayfed.memory import Peak, explaining
+from rayfed.memory import CONTEXT, Peak, explaining
 from rayfed.scenario import Scenario
 
 _GIB = 2**30
@@ -48,14 +48,15 @@ def with_shares(inputs: Inputs, note: Callable[[str], None]) -> Scenario:
 
 def share_of(peak: Peak) -> tuple[float, str]:
     """Return the share of a GPU for one client actor with this peak of memory, and a note on it."""
-    took, total = (peak.context + peak.tensors) / _GIB, peak.total / _GIB
+    took, others, total = (size / _GIB for size in (peak.took, peak.others, peak.total))
+    beside = f", of which other processes have {others:.1f}" if others else ""
     if not peak.together:
         raise ResourceError(
-            f"resources.clients.num_gpus: auto: a client actor took {took:.1f} GiB, more than the {total:.1f} GiB of "
-            f"its GPU: lower training.batch_size or federation.cohort_size"
+            f"resources.clients.num_gpus: auto: a client actor took {took:.1f} GiB, more than there is on its GPU of "
+            f"{total:.1f} GiB{beside}: lower training.batch_size or federation.cohort_size"
         )
     told = (
-        f"num_gpus: auto: a client actor took {took:.2f} of {total:.1f} GiB, of which {peak.context / _GIB:.2f} are "
+        f"num_gpus: auto: a client actor took {took:.2f} of {total:.1f} GiB{beside}, with {CONTEXT / _GIB:.2f} for "
         f"CUDA's own: {peak.together} share a GPU"
     )
     return floor(_UNITS / peak.together) / _UNITS, told

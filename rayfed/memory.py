@@ -133,23 +133,29 @@ def take_notes() -> list[str]:
 class Peak(NamedTuple):
     """Most GPU memory of a process so far, in bytes."""
 
-    context: int
-    """Of CUDA itself, with what other processes have."""
     tensors: int
     """Of tensors, with the cache that PyTorch keeps for them."""
+    others: int
+    """That other processes have, as far as it is more than this one's `CONTEXT`."""
     total: int
     """That the GPU has."""
 
     @property
+    def took(self) -> int:
+        """Bytes of the whole process."""
+        return CONTEXT + self.tensors
+
+    @property
     def together(self) -> int:
-        """Number of such processes for which the GPU has room, as `keep_within` divides it; 0 where it has for none."""
-        return self.total // (max(self.context, CONTEXT) + self.tensors)
+        """Number of such processes for which the GPU has room beside the others; 0 where it has for none."""
+        return (self.total - self.others) // self.took
 
 
 def peak() -> Peak:
-    """Return the most memory that this process has had of its GPU, on which it is alone."""
+    """Return the most memory that this process has had of its GPU."""
     free, total = torch.cuda.mem_get_info()
-    return Peak(total - free - torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved(), total)
+    others = total - free - torch.cuda.memory_reserved() - CONTEXT
+    return Peak(torch.cuda.max_memory_reserved(), max(others, 0), total)
 
 
 CONTEXT = 2**29

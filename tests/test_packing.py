@@ -31,25 +31,40 @@ resources: {clients: {num_gpus: auto, num_cpus: 0.5}}
 """
 
 
-def test_a_peak_has_the_context_and_what_is_kept_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (75 * GIB, 80 * GIB))
+@pytest.mark.parametrize(("others", "together"), [(0, 8), (30, 5), (75, 0)])
+def test_a_peak_is_of_this_process_and_leaves_others_theirs(
+    monkeypatch: pytest.MonkeyPatch, others: int, together: int
+) -> None:
+    """It has 4 GiB of tensors now and had 9, which counts, and half a GiB of CUDA's own."""
+    free = 75 * GIB + GIB // 2 - others * GIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 * GIB)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 9 * GIB)
-    assert peak() == Peak(context=GIB, tensors=9 * GIB, total=80 * GIB)
-    assert peak().together == 8, "and a cache that was given back counts at its largest"
+    assert peak() == Peak(tensors=9 * GIB, others=others * GIB, total=80 * GIB)
+    assert peak().together == together
 
 
 def test_shares_fill_a_gpu_and_no_more() -> None:
-    share, told = packing.share_of(Peak(GIB // 2, 2 * GIB, 8 * GIB))
+    share, told = packing.share_of(Peak(2 * GIB, 0, 8 * GIB))
     assert (share, told) == (
         0.3333,
-        "num_gpus: auto: a client actor took 2.50 of 8.0 GiB, of which 0.50 are CUDA's own: 3 share a GPU",
+        "num_gpus: auto: a client actor took 2.50 of 8.0 GiB, with 0.50 for CUDA's own: 3 share a GPU",
     )
-    assert packing.share_of(Peak(GIB, 5 * GIB, 8 * GIB))[0] == 1
-    with pytest.raises(
-        ResourceError, match=r"took 9\.0 GiB, more than the 8\.0 GiB of its GPU: lower training\.batch_size"
-    ):
-        packing.share_of(Peak(GIB, 8 * GIB, 8 * GIB))
+    assert packing.share_of(Peak(5 * GIB, 0, 8 * GIB))[0] == 1
+    with pytest.raises(ResourceError, match=r"took 8\.5 GiB, more than there is on its GPU of 8\.0 GiB: lower"):
+        packing.share_of(Peak(8 * GIB, 0, 8 * GIB))
+
+
+def test_other_processes_on_the_gpu_are_none_of_an_actors_memory() -> None:
+    """As once on an H200: 8.05 GiB of tensors, 25.3 of others, counted as CUDA's own let 4 share it."""
+    share, told = packing.share_of(Peak(int(8.05 * GIB), int(25.3 * GIB), int(139.8 * GIB)))
+    assert (share, told) == (
+        0.0769,
+        "num_gpus: auto: a client actor took 8.55 of 139.8 GiB, of which other processes have 25.3, "
+        "with 0.50 for CUDA's own: 13 share a GPU",
+    )
+    with pytest.raises(ResourceError, match=r"its GPU of 8\.0 GiB, of which other processes have 6\.0: lower training"):
+        packing.share_of(Peak(2 * GIB, 6 * GIB, 8 * GIB))
 
 
 def test_the_first_cohort_of_each_arm_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +93,7 @@ def test_actors_are_as_many_as_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -
 
         def run(self, calls: Any) -> Any:
             assert [call.method for call in calls] == ["first_work"]
-            return iter([SimpleNamespace(result=Peak(GIB, 3 * GIB, 16 * GIB))])
+            return iter([SimpleNamespace(result=Peak(7 * GIB // 2, 0, 16 * GIB))])
 
         def close(self) -> None:
             made.append("closed")
@@ -90,9 +105,7 @@ def test_actors_are_as_many_as_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -
     sized = packing.with_shares(inputs, notes.append)
     assert made == [(1, "ClientActor", 1.0), "closed"]
     assert sized.resources.clients.num_gpus == 0.25
-    assert notes == [
-        "num_gpus: auto: a client actor took 4.00 of 16.0 GiB, of which 1.00 are CUDA's own: 4 share a GPU"
-    ]
+    assert notes == ["num_gpus: auto: a client actor took 4.00 of 16.0 GiB, with 0.50 for CUDA's own: 4 share a GPU"]
     assert cluster.divide(list(nodes.values()), sized, 20, 0).clients == 8
     nodes["a"] = Node(8, 0)
     with pytest.raises(ResourceError, match=r"one actor asks for 0\.5 CPU and 1 GPU, but no node has more than"):
@@ -118,7 +131,7 @@ def test_an_actor_is_left_what_was_measured_whoever_was_there_before(
     monkeypatch: pytest.MonkeyPatch, tensors: int
 ) -> None:
     bounds, total = list[float](), 80 * GIB
-    share, _ = packing.share_of(Peak(GIB // 4, tensors, total))
+    share, _ = packing.share_of(Peak(tensors, 0, total))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", bounds.append)
     for free in (total, total // 2, GIB):  # other processes' memory is none of its context
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, total))

@@ -8,6 +8,7 @@ An arm that is inconclusive even then can only leak, or be not measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from rayfed.client.runtime import ClientRuntime
 from rayfed.client.sent import Sent
 from rayfed.client.visit import ClientVisit
 from rayfed.engine.inputs import Inputs
-from rayfed.errors import ClientError
+from rayfed.errors import UserError
 from rayfed.hidden import UNREHEARSED, UNUSED
 from rayfed.scenario import AttackSpec, Scenario
 
@@ -49,20 +50,23 @@ def unused_code(inputs: Inputs) -> Unused:
 
     It is found out as in the run, on the first update of each attack.
     """
-    scenario, found = inputs.scenario, {}
+    scenario, found = inputs.scenario, dict[tuple[str, str], str]()
     document = scenario.model_dump(mode="json")
+    due = [
+        (account.arm, attack)
+        for account in inputs.accounts
+        for attack in _rebuilding(scenario)
+        if has_own(document, account.name) and not account.arm.spec.protection
+        if "code" in attack.knowledge and attack.rounds
+    ]
+    if not due:
+        return found
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    for account in inputs.accounts:
-        sent = Sent(0, account.arm.weights, account.arm.buffers)
-        for attack in _rebuilding(scenario) if has_own(document, account.name) else ():
-            if "code" not in attack.knowledge or not attack.rounds or account.arm.spec.protection:
-                continue
-            victim = plan.victims(scenario, attack, attack.rounds[0], inputs.parts.sizes)[0]
-            try:
-                seen, _ = ObservationBuilder(runtime).observe(ClientVisit(account.name, sent, victim), attack)
-            except ClientError:
-                continue  # the run says who failed
-            found[account.name, attack.title] = unused(seen)
+    for arm, attack in due:
+        victim = plan.victims(scenario, attack, attack.rounds[0], inputs.parts.sizes)[0]
+        visit = ClientVisit(arm.spec.name, Sent(0, arm.weights, arm.buffers), victim)
+        with suppress(UserError):  # the run says it
+            found[arm.spec.name, attack.title] = unused(ObservationBuilder(runtime).observe(visit, attack)[0])
     return found
 
 

@@ -125,6 +125,7 @@ def starting() -> Iterator[None]:
                 _background.up.wait()
     finally:
         _background.over.set()
+        _background.join()  # what Ray's C++ keeps for a thread is gone before the interpreter is
         _background = None
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
+from time import sleep
+from typing import Any
 
 import pytest
+import ray
 
-from actors import ray_files
+from actors import local_ray, ray_files
 from benchmarks import faults
 from rayfed.engine.recorder import RunRecorder
 from rayfed.errors import UserError, plain
@@ -17,6 +22,8 @@ from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY, missing
 from tests.test_faults import in_own_process, user_namespaces
 
+STARTING = local_ray.starting
+"""Itself, in whose place tests have nothing."""
 COLOURED = "\x1b[36mray::A.big()\x1b[39m (pid=1)\r\n\tLocal disk is \x07full\x9b1m"
 
 
@@ -81,6 +88,26 @@ def test_only_sessions_of_our_dead_drivers_are_removed(tmp_path: Path) -> None:
     living.communicate()
     ray_files.remove_dead(tmp_path)
     assert (alive.exists(), foreign.exists()) == (False, True)
+
+
+def test_no_thread_of_it_is_left_when_the_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends while the interpreter does can end the process by a signal."""
+    waited = local_ray.Event.wait
+
+    def slowly(event: Any, *limit: Any) -> bool:
+        done = waited(event, *limit)
+        if threading.current_thread().name == "local-ray":
+            sleep(0.05)
+        return done
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(local_ray, "start", lambda: None)
+    monkeypatch.setattr(local_ray, "ending", nullcontext)
+    monkeypatch.setattr(local_ray.Event, "wait", slowly)
+    with STARTING():
+        assert local_ray.is_up()
+        assert "local-ray" in [thread.name for thread in threading.enumerate()]
+    assert "local-ray" not in [thread.name for thread in threading.enumerate()]
 
 
 LISTENING = """

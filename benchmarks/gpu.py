@@ -1,6 +1,6 @@
-"""What one card does with this code: cohorts, attacks, networks at 224 pixels, and how much of it fits into memory.
+"""What one card does with this code: cohorts, compiled steps, copies, attacks, networks at 224 pixels, memory.
 
-    python -m benchmarks.gpu [--seconds 12] [--write docs/gpu.md]     # about ten minutes on one card
+    python -m benchmarks.gpu [--seconds 8] [--write docs/gpu.md]     # about ten minutes on one card
     python -m benchmarks.gpu --tiny --device cpu                      # all of it at tiny size, to see that it runs
 
 Cohorts are trained as a client actor trains them, with the weights' and samples' way to the card, and beside a plain
@@ -9,6 +9,9 @@ public CIFAR-10 configuration (benchmarks/image_classification/configs/baseline.
 of 10, rate 0.1, two convolutions and a hidden layer) without its dropout, which keeps a cohort from being one call.
 Images are noise: what a step costs does not depend on them. Each figure is a median over `--seconds`, after a first
 call that is not counted. What needs more memory than there is says so. `--write` puts the tables into a page.
+
+A compiled step is the gradient of one batch, or of a batch of each client under vmap, traced to operations by `make_fx`
+and compiled by `torch.compile`, which rayfed does not do; with `--tiny` its backend is one that compiles nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from math import isnan
@@ -27,14 +30,18 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from benchmarks.attacks import MODELS, generators, images_of, observe
+from rayfed import gradients
 from rayfed import scenario as scenarios
 from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack
@@ -43,6 +50,7 @@ from rayfed.client.runtime import ClientRuntime
 from rayfed.client.sent import Sent
 from rayfed.data.base import Dataset
 from rayfed.engine.machine import set_gpu_arithmetic
+from rayfed.memory import on_host
 from rayfed.models.build import build_model
 
 HEADING = "## Measured"
@@ -120,13 +128,29 @@ class Plan:
     large: tuple[tuple[str, int], ...] = (("resnet18", 224), ("vit_b_16", 224))
     """Functions below, and how large their images are."""
     large_batch: int = 8
+    values: int = 11_000_000
+    """Of a copy: those of a ResNet-18."""
+    backend: str = "inductor"
+    """Of `torch.compile`."""
+    compilers: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {"compiled": {}, "compiled, CUDA graphs": {"triton.cudagraphs": True}}
+    )
+    """Sides that are compiled, with the backend's options."""
 
 
 def tiny(plan: Plan) -> Plan:
     """The same tables of the smallest sizes, with small networks in place of the large ones."""
     shapes = tuple(replace(shape, clients=2, samples=4, batch=2) for shape in plan.shapes)
     plan = replace(plan, seconds=0.0, shapes=shapes, sizes=(1, 2), processes=(2,), images=2, iterations=2)
-    return replace(plan, attacked=("lenet", "convnet16"), large=(("resnet18", 32), ("vit_tiny", 32)), large_batch=2)
+    return replace(
+        plan,
+        attacked=("lenet", "convnet16"),
+        large=(("resnet18", 32), ("vit_tiny", 32)),
+        large_batch=2,
+        values=1000,
+        backend="aot_eager",
+        compilers={"compiled": {}},
+    )
 
 
 def resnet18(image_shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -232,6 +256,82 @@ def cohorts(plan: Plan) -> Iterator[list[str]]:
             ratio = f"{first.seconds / figure.seconds:.2f}" if first and figure else ""
             rate = told(figure, lambda f, n=shape.clients: n / f.seconds)  # type: ignore[misc]
             yield [str(shape), side, rate, ratio, memory(figure)]
+
+
+def compiled(plan: Plan) -> Iterator[list[str]]:
+    """Rows: the gradient of a client's batch, and of all clients' under vmap, as it is and compiled."""
+    yield ["gradient", "side", "s", "over as it is", "first call (s)", "same bits twice", "off by", "GiB"]
+    for shape in plan.shapes:
+        for clients in (1, shape.clients):
+            step, given = _step(shape, clients, plan.device)
+            expected = step(*given)
+            sides = {"as it is": step} | {
+                side: _compiled(step, given, plan.backend, options) for side, options in plan.compilers.items()
+            }
+            first: Figure | None = None
+            for side, work in sides.items():
+                began = perf_counter()
+                found = work(*given)
+                off = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+                started = perf_counter() - began
+                repeats = all(map(torch.equal, found, work(*given)))
+                figure = measured(plan, partial(work, *given))
+                first = first or figure
+                ratio = f"{first.seconds / figure.seconds:.2f}" if first and figure else ""
+                told_s = told(figure, lambda f: f.seconds)
+                name = f"{shape.name}, {clients} x {shape.batch} images"
+                bits = "yes" if repeats else "no"
+                yield [name, side, told_s, ratio, f"{started:.2g}", bits, f"{off:.1g}", memory(figure)]
+
+
+Step = Callable[..., list[Tensor]]
+
+
+def _step(shape: Shape, clients: int, device: torch.device) -> tuple[Step, list[Tensor]]:
+    """A gradient as a function of inputs, labels and weights, with a dimension of clients if there are several."""
+    model = build_model(shape.model, {}, shape.image, 10, seed=0).to(device)
+    weights, buffers = gradients.weights_of(model), gradients.buffers_of(model)
+    images, labels = (torch.from_numpy(part[: shape.batch]).to(device) for part in shape.data())
+
+    def loss(weights: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+        return gradients.batch_loss(model, weights, buffers, inputs, labels)
+
+    def step(inputs: Tensor, labels: Tensor, *tensors: Tensor) -> list[Tensor]:
+        slopes, value = grad_and_value(loss)(dict(zip(weights, tensors, strict=True)), inputs, labels)
+        return [value, *slopes.values()]
+
+    given = [images.float().div_(255), labels, *weights.values()]
+    if clients == 1:
+        return step, given
+    return vmap(step), [tensor.expand(clients, *tensor.shape).clone() for tensor in given]
+
+
+def _compiled(step: Step, given: Sequence[Tensor], backend: str, options: dict[str, Any]) -> Step:
+    """The same compiled at its first call, for these shapes; what it returns is not written over by the next call."""
+    made: list[Step] = []
+
+    def play(*tensors: Tensor) -> list[Tensor]:
+        if not made:
+            graph = make_fx(step, tracing_mode="fake")(*given)
+            made.append(torch.compile(graph, backend=backend, fullgraph=True, dynamic=False, options=options or None))
+        torch.compiler.cudagraph_mark_step_begin()
+        return [tensor.clone() for tensor in made[0](*tensors)]
+
+    return play
+
+
+def copies(plan: Plan) -> Iterator[list[str]]:
+    """Rows: copies of a large update to the card and back, with memory that is pinned and that is not."""
+    yield ["copy", "s", "values"]
+    here = torch.ones(plan.values)
+    there = here.to(plan.device)
+    ways: dict[str, Callable[[], object]] = {
+        "to the card": lambda: here.to(plan.device, copy=True),
+        "back, not pinned": lambda: there.to("cpu", copy=True),
+        "back, as actors send it": lambda: on_host(there),
+    }
+    for way, work in ways.items():
+        yield [way, told(measured(plan, work), lambda f: f.seconds), str(plan.values)]
 
 
 def packing(plan: Plan) -> Iterator[list[str]]:
@@ -342,6 +442,8 @@ def memory(figure: Figure | None, share: float = 1.0) -> str:
 
 TABLES = {
     "Cohorts": cohorts,
+    "Compiled gradients": compiled,
+    "Copies": copies,
     "Memory of a cohort": packing,
     "Several actors on one card": actors,
     "Attacks": attacks,
@@ -384,7 +486,7 @@ def replaced(page: str, section: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--seconds", type=float, default=12.0, help="for each figure")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each figure")
     parser.add_argument("--tiny", action="store_true", help="the smallest sizes, each figure once")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
     given = parser.parse_args(arguments)

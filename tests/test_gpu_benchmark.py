@@ -14,7 +14,8 @@ def test_all_of_it_runs_at_tiny_size(capsys: pytest.CaptureFixture[str]) -> None
     gpu.main(["--tiny", "--device", "cpu"])
     said = capsys.readouterr().out
     plan = gpu.tiny(gpu.Plan(torch.device("cpu"), 0.0))
-    expected = [4 * len(plan.shapes), len(plan.sizes), len(plan.processes), 2 * len(plan.attacked), 4 * len(plan.large)]
+    shapes, attacked, large = map(len, (plan.shapes, plan.attacked, plan.large))
+    expected = [4 * shapes, 4 * shapes, 3, len(plan.sizes), len(plan.processes), 2 * attacked, 4 * large]
     tables = [block.splitlines() for block in said.strip().split("\n\n")]
     assert [table[0] for table in tables] == list(gpu.TABLES)
     assert [len(table) - 2 for table in tables] == expected, "a row each below the title and the head"

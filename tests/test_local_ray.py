@@ -92,7 +92,7 @@ def test_only_sessions_of_our_dead_drivers_are_removed(tmp_path: Path) -> None:
 
 def test_no_thread_of_it_is_left_when_the_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ends while the interpreter does can end the process by a signal."""
-    waited = local_ray.Event.wait
+    waited = threading.Event.wait
 
     def slowly(event: Any, *limit: Any) -> bool:
         done = waited(event, *limit)
@@ -103,7 +103,7 @@ def test_no_thread_of_it_is_left_when_the_block_ends(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(local_ray, "start", lambda: None)
     monkeypatch.setattr(local_ray, "ending", nullcontext)
-    monkeypatch.setattr(local_ray.Event, "wait", slowly)
+    monkeypatch.setattr(threading.Event, "wait", slowly)
     with STARTING():
         assert local_ray.is_up()
         assert "local-ray" in [thread.name for thread in threading.enumerate()]

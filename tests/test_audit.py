@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -31,7 +31,7 @@ from rayfed.engine import attacking, auditing, fitting, rehearsing, runs
 from rayfed.engine import audit as engine
 from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.audit import pipelines
-from rayfed.engine.auditing import Budget, TooShort, _limit, _not_measured
+from rayfed.engine.auditing import Budget, _limit, _not_measured
 from rayfed.engine.auditing import rehearsed as rehearse
 from rayfed.engine.executor import Done
 from rayfed.engine.fitting import Fitted
@@ -578,39 +578,111 @@ def test_notes_on_the_data_come_before_the_trials_and_once(tmp_path: Path, monke
 def test_where_no_trial_answers_nothing_more_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
     monkeypatch.setattr(rehearsing.Rehearsal, "pace", lambda self: pytest.fail("measured for nothing"))
-    with pytest.raises(UserError, match=r"--minutes 0 is too short.* how many it takes is not known"):
-        rehearsed(plan(batches=[1]), iterations=None)
+    found = rehearsed(plan(batches=[1]), iterations=None)
+    assert found is not None and found.short is not None
+    assert re.search(r"--minutes 0 is too short.* how many it takes is not known", found.short.message)
+    assert not found.short.options
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, a first search loads for longer than an audit without any time waits for it."""
+    monkeypatch.setattr(auditing, "_TOLD", 600.0)
+
+
+def too_short(planned: Plan, said: list[str] | None = None, seconds: float = 0.0) -> auditing.TooShort:
+    found = rehearsed(planned, said, seconds=seconds, iterations=None)
+    assert found is not None and found.short is not None
+    assert found.allowance.seconds == 0, "nothing is played"
+    return found.short
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_time_too_short_is_told_with_the_smallest_audit_that_says_something() -> None:
-    with pytest.raises(
-        TooShort, match="--minutes 0 is too short: inverting_gradients applies, and was tried"
-    ) as caught:
-        rehearsed(plan(batches=[1, 2], samples=4), iterations=None)
-    said, options = str(caught.value), caught.value.options
-    assert re.search(r"one evaluation takes about \S+ s for one image on this machine", said)
-    took = re.search(r"40 evaluations, without a defence and behind gaussian 0.01\) takes about (\d+) minutes?,", said)
+    short = too_short(plan(batches=[1, 2], samples=4))
+    assert short.message.startswith("--minutes 0 is too short: inverting_gradients applies, and was tried")
+    assert re.search(r"one evaluation takes about \S+ s for one image on this machine", short.message)
+    took = re.search(
+        r"40 evaluations, without a defence and behind gaussian 0.01\) takes about (\d+) minutes?,", short.message
+    )
     assert took
-    assert re.search(r"; each further --defence takes about \d.* more$", said)
+    assert re.search(r"; each further --defence takes about \d.* more$", short.message)
     smaller = {"batch": "1", "images": 1, "defence": [{"name": "gaussian", "sigma": 0.01}]}
-    assert options == smaller | {"minutes": int(took[1])}, "more where the machine is busy"
-    with pytest.raises(TooShort) as caught:
-        rehearsed(plan(batches=[1], samples=1, defences={}), iterations=None)
-    assert list(caught.value.options) == ["minutes"], "what cannot shrink is not named"
-    assert "further --defence" not in str(caught.value)
+    assert short.options == smaller | {"minutes": int(took[1])}, "more where the machine is busy"
+    alone = too_short(plan(batches=[1], samples=1, defences={}))
+    assert list(alone.options) == ["minutes"], "what cannot shrink is not named"
+    assert "further --defence" not in alone.message
 
 
-def test_the_command_that_fits_is_the_one_that_was_given_with_less() -> None:
-    typed = ("--model", "mlp", "--data", "digits", "--set", "data.train_samples=60")
+@pytest.mark.usefixtures("patient")
+def test_an_audit_without_time_for_an_attack_ends_with_a_page_and_the_command_that_says_more(tmp_path: Path) -> None:
+    typed = ("--model", "mlp", "--data", "digits", "--set", "data.train_samples=60", "--out", str(tmp_path))
     first = ("--defence", "{name: quantise, bits: 8}")
-    code, output = run("audit", *typed, *first, "--defence", "{name: gaussian, sigma: 1.0}", "--minutes", "0", *LOCAL)
-    assert code == 2
+    asked = ("audit", *typed, *first, "--defence", "{name: gaussian, sigma: 1.0}", "--minutes", "0", *LOCAL)
+    code, output = run(*asked)
+    assert code == 0, "nobody asked for a bound"
     command = output.strip().splitlines()[-1].strip()
     assert re.search(
         r"audit --model mlp --data digits --defence '{name: quantise, bits: 8}' --batch 1 --images 1 --minutes \d+ "
-        r"--set data.train_samples=60 --executor local$",
+        r"--set data.train_samples=60 --out \S+ --executor local$",
         command,
     )
+    [folder] = tmp_path.iterdir()
+    told = {row["arm"]: row for row in load(str(folder)).table("verdicts").to_pylist()}
+    assert {row["verdict"] for row in told.values()} == {"not measured"}
+    page = (folder / "report.html").read_text()
+    assert ("not reconstructed" in output, "not reconstructed by" in page) == (False, False)
+    assert "labels found: 100% at batch 1" in page, "which the search's trial has read"
+    assert ("3 of 3 arms were not measured" in page, "the smallest audit that says something" in page) == (True, True)
+    code, output = run(*asked, "--fail-above", "15")
+    assert (code, "gate: NOT MEASURED" in output) == (3, True), output
+
+
+def test_what_trials_measured_is_written_down_where_nothing_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed forms are whole; of a search, which trials begin alone, the labels that it read are known."""
+    fit = fitting.fit
+    monkeypatch.setattr("rayfed.engine.auditing.fit", lambda *args, **more: replace(fit(*args, **more), played=[]))
+    searches = audit.Method("analytic"), audit.Method("inverting_gradients", evaluations=1)
+    monkeypatch.setattr(audit, "METHODS", searches)
+    found = rehearsed(plan(batches=[1], samples=2, defences={}), seconds=600.0, iterations=None)
+    assert found is not None and found.short is not None
+    folder = runs.attack(found.scenario, None, str(tmp_path), local, Progress(), None, found.allowance)
+    rows = folder.read_table("attacks").to_pylist()
+    assert len(rows) == len(found.scenario.attacks) * 2
+    forms = [row for row in rows if row["attack"] == "analytic batch 1, blind"]
+    assert [(row["status"], row["psnr"] > 100) for row in forms] == [("ok", True)] * 2
+    cut = [row for row in rows if row["attack"] == "inverting_gradients batch 1, blind"]
+    assert {(row["status"], row["psnr"], row["fit"], row["label_accuracy"]) for row in cut} == {
+        (UNPLAYED, None, None, 1.0)
+    }
+    assert all(row["message"].startswith(WANT_OF_TIME) for row in cut)
+    alone = found.scenario.model_copy(update={"attacks": found.scenario.attacks[:1]})
+    again = runs.attack(alone, None, str(tmp_path / "again"), local, Progress())
+    same = [row for row in again.read_table("attacks").to_pylist() if row["attack"] == "analytic batch 1, blind"]
+    assert [row["psnr"] for row in same] == [row["psnr"] for row in forms], "a trial's answer is the attack's"
+
+
+def test_a_closed_form_is_cut_off_and_then_nothing_is_said_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that would go on for ever ends with its share of the time, and so do its twins and larger batches."""
+    calls: list[float] = []
+
+    def endless(*_: Any) -> Any:
+        calls.append(monotonic())
+        while True:
+            torch.zeros(1) + 1
+
+    monkeypatch.setattr("rayfed.attacks.analytic.Analytic.reconstruct", endless)
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
+    loaded = scenario.parse(plan(batches=[1, 2], defences={}).scenario_text({}))
+    began = monotonic()
+    trials = list(rehearsing.Rehearsal(prepare(loaded)).trials(until=began + 4.0))
+    assert monotonic() < began + 4.0
+    assert len(calls) == 1
+    assert not any(trial.tried for trial in trials)
+    assert trials[0].obstacle == "not tried to its end, for want of time"
+    assert auditing._applying(trials) == ["analytic: not tried to its end, for want of time"]
 
 
 def test_twins_of_a_timed_search_need_no_trial_where_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -637,28 +709,26 @@ def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: py
     fit = fitting.fit
     monkeypatch.setattr("rayfed.engine.auditing.fit", none)
     said: list[str] = []
-    with pytest.raises(UserError, match="--minutes 60 is too short"):
-        rehearsed(plan(batches=[1]), said, seconds=3600.0, iterations=None)
+    assert too_short(plan(batches=[1]), said, seconds=3600.0).message.startswith("--minutes 60 is too short")
     found = "\n".join(said).partition("what trials found")[2]
     assert re.search(r"analytic batch 1: LEAKS, the closest at >100 dB", found)
     assert re.search(r"inverting_gradients batch 1: (LEAKS|a search cut short, which says nothing)", found)
     assert "not reconstructed" not in found
 
 
-def test_how_long_searches_take_at_least_is_told_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_searches_take_long_is_told_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsing.Rehearsal, "gradient", property(lambda self: 0.5))
     monkeypatch.setattr(rehearsing.Rehearsal, "trials", lambda *_: [])
 
     def told(seconds: float, iterations: int | None = None, **changes: Any) -> list[str]:
         said: list[str] = []
-        with suppress(UserError):
-            rehearsed(plan(batches=[1], **changes), said, seconds=seconds, iterations=iterations)
+        rehearsed(plan(batches=[1], **changes), said, seconds=seconds, iterations=iterations)
         return [line for line in said if line.startswith("searches: ")]
 
     [long], [alone] = told(60.0), told(60.0, defences={})
-    assert "one gradient takes about 0.5 s at batch 1" in long
-    assert "behind one take at least about 1 min 20 s, more than --minutes 1" in long
-    assert alone.endswith("40 for one image without a defence take at least about 20 s")
+    assert "one gradient takes about 0.5 s at batch 1, and an evaluation several times that" in long
+    assert long.endswith("--minutes 1 are too few to search behind a defence")
+    assert alone.endswith("how long searches take is known after the trials")
     assert told(3600.0) == told(60.0, iterations=40) == []
 
 
@@ -707,12 +777,19 @@ def test_what_attacks_need_starts_before_the_trials(monkeypatch: pytest.MonkeyPa
         engine.audit(plan(batches=[1]), Budget(monotonic(), 60.0), fails, partial(nullcontext, AuditProgress()))
 
 
-def test_starting_takes_none_of_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_takes_of_the_minutes_and_trials_half_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[float] = []
     monkeypatch.setattr(rehearsing.Rehearsal, "trials", lambda self, until, *_: ends.append(until) or [])
+    ready: list[float] = []
+
+    def start(_: Inputs) -> None:
+        sleep(0.3)
+        ready.append(monotonic())
+
     began = monotonic()
-    rehearse(plan(batches=[1]), [], Budget(began, 1.0), AuditProgress(), True, lambda _: sleep(0.3))
-    assert ends[0] >= began + 0.5 + 0.3
+    rehearse(plan(batches=[1]), [], Budget(began, 60.0), AuditProgress(), True, start)
+    assert ends[0] == pytest.approx((ready[0] + began + 60.0) / 2, abs=0.1)
+    assert Budget(began, 1.0, ready=began + 5.0).trials_end == began + 5.0, "where all is gone"
 
 
 @pytest.mark.parametrize("stopped", [KeyboardInterrupt, ClientError])

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.closed_form.answer import answer, labelled, nothing_found, studied
 from rayfed.attacks.closed_form.equations import is_affine, solve
-from rayfed.attacks.closed_form.probe import Probe
+from rayfed.attacks.closed_form.probe import Probe, Use
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
@@ -31,7 +31,7 @@ _NOTHING_ADDED = (
     "no parameter whose gradient is sent is added to a map that is affine in the sample, as learned positions are"
 )
 _AFFINE = 1e-4
-"""Distance of an entry from the mean of two, over theirs, up to which it is affine."""
+"""Distance from the line between two gradients, over theirs, up to which one may lie on it."""
 _RESIDUAL = 0.99
 """Part of the distance to a grey sample that is left where the equations say nothing."""
 
@@ -75,6 +75,9 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
     if not all(tensor.isfinite().all() for tensor in gradient.values()):
         return nothing_found(observation, "the gradient is not finite")
     names = tuple(gradient)
+    never: bool = probed.once(("no equation", names), lambda: _no_equation(probed, names))
+    if never:
+        return not_applicable(observation, _NOTHING_ADDED, inherent=True)
     kept = probed.once(("sums", names), lambda: [_sums(probed, names)])
     kept[0], every = tee(kept[0])  # each is found when the first observation comes to it, and once
     for added in every:
@@ -85,8 +88,7 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
             if solution.residual < _RESIDUAL:
                 return answer(probed, observation, solution.samples, aligned=True)
             return nothing_found(observation, f"the gradients of {', '.join(added.weights)} fit no sample")
-    never: bool = probed.once(("no equation", names), lambda: _no_equation(probed, names))
-    return not_applicable(observation, _NOTHING_ADDED, inherent=never)
+    return not_applicable(observation, _NOTHING_ADDED)
 
 
 def _equations(probed: Probe, added: _Sum, gradient: Named) -> Callable[[Tensor], Tensor]:
@@ -127,33 +129,42 @@ def _sums(probed: Probe, names: Sequence[str]) -> Iterator[_Sum]:
 
 
 def _no_equation(probed: Probe, names: Sequence[str]) -> bool:
-    """Return whether no weight before a sum has a gradient with an entry that is affine in the sample.
+    """Return whether no sum may have equations that are affine in the sample: before each lies a weight that is not.
 
-    This is of the model, whatever gradients it has at its weights: those of a head that begins at 0 show no layer.
+    This is of the model, whatever gradients it has at its weights: those of a head that begins at 0 show no layer. It
+    takes forward passes alone where that weight is near the sum, as a head's is to its bias: a model without positions
+    is told by it at little cost.
     """
-    one, other = probed.samples(1, seed=1), probed.samples(1, seed=2)
+    one = probed.samples(1, seed=1)
     if not one.is_floating_point():
         return False
-    ends, middle = (
-        [_of_sums(probed, sample, names) for sample in (one, other)],
-        _of_sums(probed, (one + other) / 2, names),
-    )
-    moved = (ends[0] - ends[1]).abs()
-    return not bool(((middle - (ends[0] + ends[1]) / 2).abs() < _AFFINE * moved).any())
-
-
-def _of_sums(probed: Probe, sample: Tensor, names: Sequence[str]) -> Tensor:
-    """Return the gradients of all weights before each sum, (n,), where the loss has a random slope in it."""
-    uses, leaves, _ = probed.run(sample)
-    wanted, found = [leaves[name] for name in names], [sample.new_zeros(0)]
-    for use in uses:
+    passes = [probed.run(sample)[:2] for sample in (one, 1 - one, 0.25 * one + 0.75 * (1 - one))]
+    for place, use in enumerate(passes[0][0]):
         for parameter in sorted(use.names & set(names)):
-            if _order(use.output, leaves[parameter]) is not None:
-                slope = torch.rand(use.output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-                slope = slope.to(use.output)
-                parts = torch.autograd.grad(use.output, wanted, slope, retain_graph=True, materialize_grads=True)
-                found += [part.flatten() for part in parts]
-    return torch.cat(found)
+            if _order(use.output, passes[0][1][parameter]) is not None and not _bent(passes, place, parameter, names):
+                return False
+    return True
+
+
+def _bent(passes: Sequence[tuple[Sequence[Use], Named]], place: int, parameter: str, names: Sequence[str]) -> bool:
+    """Return whether the gradient of a weight before a sum, the nearest that has one, is plainly not affine.
+
+    `passes` are at x, 1 - x and a quarter of the way; the loss has a random slope in the sum.
+    """
+    output = passes[0][0][place].output
+    slope = torch.rand(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(output)
+    for name in reversed(names):
+        found = [
+            torch.autograd.grad(uses[place].output, leaves[name], slope, retain_graph=True, allow_unused=True)[0]
+            for uses, leaves in passes
+        ]
+        if name == parameter or any(part is None for part in found):
+            continue
+        high, low, between = (part for part in found if part is not None)
+        gap, moved = (0.25 * high + 0.75 * low - between).norm(), (high - low).norm()
+        if moved > _AFFINE * high.norm():  # one that does not move, as a bias's, tells nothing
+            return bool(gap > _AFFINE * moved)
+    return False
 
 
 def _order(output: Tensor, parameter: Tensor) -> Tensor | None:

@@ -92,7 +92,7 @@ def audit(
     minutes: Annotated[
         float,
         typer.Option(
-            min=0, help="Minutes that trials and attacks may take in all; what does not fit is named as not measured."
+            min=0, help="Minutes that all of it may take, to a tenth; what does not fit is named as not measured."
         ),
     ] = 10,
     iterations: Annotated[
@@ -115,6 +115,7 @@ def audit(
     debug: Debug = False,
 ) -> None:
     """Measure, without a scenario, how much one gradient of your model leaks, bare and behind defences."""
+    began = monotonic()  # before PyTorch is imported, which takes a slow machine's user long
     with errors_for_people(debug), in_options([model, loss, *(defence or [])]):
         from rayfed import registry
 
@@ -123,7 +124,7 @@ def audit(
         from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
         from rayfed.engine.audit import Trained, data_of, loss_of, model_of
         from rayfed.engine.audit import audit as played
-        from rayfed.engine.auditing import BATCHES, Budget, TooShort
+        from rayfed.engine.auditing import BATCHES, Budget
         from rayfed.engine.executions import execution
         from rayfed.report.gate import Gated
 
@@ -141,25 +142,23 @@ def audit(
         gate = Gate(fail_above, allow_unmeasured, json, junit, baseline)
         bounds = gate.bounds(plan.modality)
         say = (lambda line: None) if quiet else partial(print, flush=True)
-        try:
-            audited = played(
-                plan,
-                Budget(monotonic(), 60 * minutes, 1 if trained is None else 2, iterations),
-                execution(executor, address),
-                partial(watched, quiet, executor, "attack", brief=True),
-                run=run,
-                arm=trained.arm if trained else None,
-                changes=[*gate.changes(plan.modality), *(changes or [])],
-                out=out,
-                shrink=batch is None,
-                arms=list(plan.defences) if defence and plan.defences else [UNDEFENDED],
-            )
-        except TooShort as error:
-            if not error.options:
-                raise
-            raise UserError(f"{error}:\n  {_smallest(context, error.options)}") from error
+        audited = played(
+            plan,
+            Budget(began, 60 * minutes, 1 if trained is None else 2, iterations),
+            execution(executor, address),
+            partial(watched, quiet, executor, "attack", brief=True),
+            run=run,
+            arm=trained.arm if trained else None,
+            changes=[*gate.changes(plan.modality), *(changes or [])],
+            out=out,
+            shrink=batch is None,
+            arms=list(plan.defences) if defence and plan.defences else [UNDEFENDED],
+        )
         if not audited:
             print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
+        elif short := audited[0].short:
+            more = f":\n  {_smallest(context, short.options)}" if short.options else ""
+            print(f"NOT MEASURED: {short.message}{more}")
         gate.close([Gated(one.folder, one.weights, one.arms) for one in audited], bounds if audited else [], say)
 
 

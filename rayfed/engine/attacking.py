@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from time import monotonic
@@ -50,6 +50,8 @@ class _Play:
     due: Sequence[AttackCall]
     ends: float
     """End of the calls by `monotonic`."""
+    grace: float
+    """Seconds past that in which the first call that answers may end."""
     answered: bool
     """Whether any attack has answered."""
     truths: dict[int, Ref] = field(default_factory=dict)
@@ -58,6 +60,11 @@ class _Play:
     """By index in `due`, in the order of their ends."""
     done: list[tuple[str, float]] = field(default_factory=list)
     """Title and seconds of work of each call that is over."""
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return monotonic() > self.ends + (0.0 if self.answered else self.grace)
 
 
 LoadStates = Callable[[str, Iterable[int], int], dict[int, State]]
@@ -97,10 +104,16 @@ class Allowance:
     """Arms of the scenario that are played; None: all."""
     enough: str = ""
     """What to give for nothing to be left out, in words; empty where nothing is."""
+    until: float = inf
+    """When it is over by `monotonic`, however late observing begins."""
+    grace: float = inf
+    """Seconds past its end in which the first call that answers may end."""
+    measured: RoundTables = field(default_factory=RoundTables)
+    """Rows that trials have measured of what is not played."""
 
     def ends(self, began: float) -> float:
         """Return the end of the calls by `monotonic`, given when observing began."""
-        return began + self.seconds - self.scoring
+        return min(began + self.seconds, self.until) - self.scoring
 
     def unplayed(self, arm: str, title: str) -> tuple[str, str]:
         """Return status and message for an attack that was not played, or not to its end, on an arm."""
@@ -161,11 +174,11 @@ class Attacks:
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] not in SENT}
         due = self._due(round, [self.arms[name] for name in sent], failed)
         playing = [i for i, d in enumerate(due) if (d.arm.name, d.attack.title) not in self.allowance.left_out]
-        play = _Play(round, due, ends, answered=self.allowance.seconds <= 0)
+        play = _Play(round, due, ends, self.allowance.grace, answered=self.allowance.seconds <= 0)
 
         def run(indices: Sequence[int]) -> None:
             while indices:
-                if play.answered and monotonic() > play.ends:
+                if play.late:
                     raise _TimeIsUp
                 self._attack(play, self._observe(play, indices, sent, earlier), indices)
                 indices = [i for i in indices if i not in play.truths]
@@ -235,13 +248,13 @@ class Attacks:
     def _attack(self, play: _Play, observed: Mapping[int, Ref], indices: Sequence[int]) -> None:
         """Run those of the calls `indices` that were observed, and add their results to `play`.
 
-        Raises `_TimeIsUp` at the time limit. The first call that answers ends even after it: making observations may
-        have taken longer than all of the time, where the machine is busy, and would have been for nothing. Without any
-        time nothing is played.
+        Raises `_TimeIsUp` at the time limit. The first call that answers may end a little after it (`Allowance.grace`):
+        making observations may have taken longer than all of the time, where the machine is busy, and would have been
+        for nothing. Without any time nothing is played.
         """
 
         def hear(call: Call, standing: Standing) -> None:
-            if play.answered and monotonic() > play.ends:
+            if play.late:
                 raise _TimeIsUp
             d = play.due[call.tag]
             self.progress.search_goes_on(play.round, d.attack.title, d.arm.name, standing)
@@ -273,9 +286,12 @@ class Attacks:
         scored = {call.tag: result for call, result, *_ in self.run_clients(score)}
         for i, d in enumerate(play.due):
             if i in play.attacked:
-                _note_attack(tables, d, play.round, play.attacked[i][0], scored[i])
+                note_attack(tables, d, play.round, play.attacked[i][0], scored[i])
             elif complete:
-                _note_unplayed(tables, d, play.round, *self.allowance.unplayed(d.arm.name, d.attack.title))
+                unplayed = self.allowance.unplayed(d.arm.name, d.attack.title)
+                known = _note_measured(tables, d, play.round, self.allowance.measured, unplayed[1])
+                rest = replace(d, victims=tuple(victim for victim in d.victims if victim not in known))
+                _note_unplayed(tables, rest, play.round, *unplayed)
 
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
         seconds = self.scenario.resources.timeout
@@ -307,15 +323,20 @@ class Attacks:
         return [tuple(victims[i : i + size]) for i in range(0, len(victims), size)]
 
     def _keys(self, d: AttackCall, round: int) -> list[bytes]:
-        key = (self.scenario.seed, "attack", d.attack.title, round)
-        return [seeds.derived(*key, v, *seeds.again(d.repeat)) for v in d.victims]
+        return keys_of(self.scenario, d.attack, round, d.victims, d.repeat)
 
     def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
         """Return the states of the clients whose work an observation repeats."""
         return self.load_states(d.arm.name, plan.behind(self.scenario, d.attack, round, d.victims), round)
 
 
-def _note_attack(
+def keys_of(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence[int], repeat: int = 0) -> list[bytes]:
+    """Return the seeds of an attacker's randomness, one for each victim."""
+    key = (scenario.seed, "attack", attack.title, round)
+    return [seeds.derived(*key, v, *seeds.again(repeat)) for v in victims]
+
+
+def note_attack(
     tables: RoundTables,
     d: AttackCall,
     round: int,
@@ -343,6 +364,21 @@ def _note_attack(
         }
         tables.attacks += [key | row | result for row in rows]
         tables.traces += [key | {"iteration": i, "objective": o} for i, o in outcome.trace]
+
+
+def _note_measured(tables: RoundTables, d: AttackCall, round: int, measured: RoundTables, why: str) -> set[int]:
+    """Add the rows that trials have measured of a call that was not made, and return the victims that they are of.
+
+    Of a search, which trials begin alone, they say `why` it was not played.
+    """
+    key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "repeat": d.repeat}
+    victims = set[int]()
+    for rows, added in ((getattr(measured, table), getattr(tables, table)) for table in ("attacks", "images", "texts")):
+        for row in rows:
+            if row["victim"] in d.victims and all(row[name] == value for name, value in key.items()):
+                victims.add(row["victim"])
+                added.append(row | ({"message": why} if row.get("status") == UNPLAYED else {}))
+    return victims
 
 
 def _note_unplayed(tables: RoundTables, d: AttackCall, round: int, status: str, why: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -16,10 +16,12 @@ from rayfed import scenario as scenarios
 from rayfed.analysis.audit import UNDEFENDED, Defences, Plan, called
 from rayfed.data.section import data_section
 from rayfed.engine import runs
-from rayfed.engine.auditing import Budget, rehearsed
+from rayfed.engine.auditing import Budget, TooShort, rehearsed
 from rayfed.engine.executor import Execution
 from rayfed.engine.finding import dotted, loss_section, search_where
+from rayfed.engine.local import local
 from rayfed.engine.progress import AuditProgress, Progress
+from rayfed.engine.tables import RoundTables
 from rayfed.errors import UserError
 from rayfed.memory import give_back_cache
 from rayfed.report.words import weights_of
@@ -41,6 +43,8 @@ class Audited:
     """Whose they are, in words."""
     arms: Sequence[str]
     """The arms that were asked about: those with the user's defences, or else the undefended one."""
+    short: TooShort | None = None
+    """What would have been needed, where there was no time for any attack."""
 
 
 def audit(
@@ -60,7 +64,8 @@ def audit(
 
     Weights are those that the model begins with and, where a `run` is named, those that its `arm` has learnt. With
     `shrink` batches are no larger than what clients have. What attacks need, such as Ray, starts before the trials, for
-    it may fail. Raises `UserError` for the user's mistakes, too little time among them.
+    it may fail. Where there is no time for any attack, a folder has what trials measured. Raises `UserError` for the
+    user's mistakes.
     """
     audited: list[Audited] = []
     with ExitStack() as started:
@@ -70,16 +75,20 @@ def audit(
         give_back_cache()  # trials are played in this process, and actors have their shares of the same GPU
         if found is None:
             return audited
-        loaded, allowance, noted = found
+        loaded, allowance, noted, budget, short = found
         attacks: list[tuple[str, str | None, str | None]] = [(weights_of(plan.model), None, None)]
         attacks += [(f"weights of {run}", run, arm)] if run else []
-        for weights, source, learnt in attacks:
+        for place, (weights, source, learnt) in enumerate(attacks):
             with watch() as progress:
                 progress.seconds, progress.noted = allowance.calls, noted
                 progress.limit = allowance.seconds - allowance.scoring
-                folder = runs.attack(loaded, source, out, execution, progress, learnt, allowance)
-                progress.audited(weights, f"{folder.url}/report.html")
-            audited.append(Audited(folder, weights, arms))
+                own = replace(allowance, until=budget.until(len(attacks) - place))
+                if source is not None:  # trials are of the weights that the model begins with
+                    own = replace(own, measured=RoundTables())
+                # where nothing is played, no actors are needed
+                played = runs.attack(loaded, source, out, local if short else execution, progress, learnt, own)
+                progress.audited(weights, f"{played.url}/report.html")
+            audited.append(Audited(played, weights, arms, short))
     return audited
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from pathlib import Path
 from time import monotonic, process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -41,13 +41,28 @@ _MARGIN = 1.25
 """Times as long as estimated is what minutes that are said to be enough have room for."""
 
 
-class TooShort(UserError):
-    """An audit's time that suffices for no attack."""
+_TOLD = 60.0
+"""Seconds that trials have in any case to time one search: however short the time, somebody is told what is enough."""
+_CLOSING = 4.0
+"""Seconds of work after the attacks: the page is written, and what they needed ends."""
+_GRACE = 0.05
+"""Share of the time past its end in which a first answer may come."""
 
-    def __init__(self, message: str, options: Mapping[str, Any]) -> None:
-        """Keep the `options` (name -> value) of the smallest audit, those that differ; empty where it is not known."""
-        super().__init__(message)
-        self.options = options
+
+@dataclass(frozen=True)
+class TooShort:
+    """What an audit needs whose time suffices for no attack."""
+
+    message: str
+    options: Mapping[str, Any]
+    """Those of the smallest audit (name -> value) that differ; empty where it is not known."""
+
+    @property
+    def enough(self) -> str:
+        """What to give for something to be measured, in words; empty where it is not known."""
+        if not self.options:
+            return ""
+        return f"about --minutes {self.options['minutes']} to the smallest audit that says something"
 
 
 @dataclass(frozen=True)
@@ -57,26 +72,57 @@ class Budget:
     began: float
     """When it began, by the clock of `monotonic`."""
     seconds: float
-    """Seconds that it may take in all, the trials with it."""
+    """Seconds that the whole command may take, the start of what attacks need and the trials with it."""
     sets: int = 1
     """Sets of weights that are attacked."""
     iterations: int | None = None
     """Evaluations of each search, in place of a time."""
+    closing: float = 0.0
+    """Seconds of that which are kept for the page of each set."""
+    ready: float | None = None
+    """When the trials began."""
+
+    @property
+    def end(self) -> float:
+        """When all of it is over."""
+        return inf if self.iterations is not None else self.began + self.seconds
 
     @property
     def trials_end(self) -> float:
-        """End of the trials: at most half of the time."""
-        return inf if self.iterations is not None else self.began + self.seconds / 2
+        """End of the trials: at most half of the time that they find."""
+        return self._of_the_rest(1 / 2)
 
     @property
     def pace_end(self) -> float:
-        """End of timing the defences: at most two thirds of the time."""
-        return inf if self.iterations is not None else self.began + self.seconds * 2 / 3
+        """End of timing the defences: at most two thirds of the time that trials find."""
+        return self._of_the_rest(2 / 3)
+
+    def _of_the_rest(self, share: float) -> float:
+        ready = self.began if self.ready is None else self.ready
+        return ready if self.end < ready else ready + share * (self.end - ready)
 
     @property
     def left(self) -> float:
         """Seconds left for each set of weights."""
-        return inf if self.iterations is not None else (self.began + self.seconds - monotonic()) / self.sets
+        return (self.end - monotonic()) / self.sets - self.closing
+
+    def until(self, sets: int) -> float:
+        """Return when the attacks on a set of weights are over, where so many sets are left."""
+        now = monotonic()
+        return inf if self.end == inf else now + (self.end - now) / sets - self.closing
+
+
+class Rehearsed(NamedTuple):
+    """What an audit plays."""
+
+    scenario: Scenario
+    allowance: Allowance
+    notes: Sequence[str]
+    """On data and models, which were told before anything was tried."""
+    budget: Budget
+    """The time, with what is kept of it for the pages."""
+    short: TooShort | None = None
+    """Where there is no time for any attack: then nothing is played, and what trials measured is written down."""
 
 
 def rehearsed(
@@ -86,22 +132,20 @@ def rehearsed(
     progress: AuditProgress,
     shrink: bool,
     start: Callable[[Inputs], Any] = lambda _: None,
-) -> tuple[Scenario, Allowance, Sequence[str]] | None:
-    """Inspect the model and try all attacks; return the audit's scenario, the part that fits into the time, and notes.
+) -> Rehearsed | None:
+    """Inspect the model and try all attacks; return the audit's scenario, and the part that fits into the time.
 
-    The notes are on data and models, and are told before anything is tried. Then `start` starts what the attacks need,
-    which takes none of the budget. Returns None where no attack applies;
-    raises `UserError` where there is no time for any that does. With `shrink` batches are no larger than what clients
-    have, and those that the model does not take are left out.
+    Before the trials `start` starts what the attacks need. Returns None where no attack applies. With `shrink` batches
+    are no larger than what clients have, and those that the model does not take are left out.
     """
     inspected = _inspected(plan, changes, progress, shrink)
     if inspected is None:
         return None
     plan, rehearsal = inspected
-    say, inputs, began = progress.say, rehearsal.inputs, monotonic()
+    say, inputs = progress.say, rehearsal.inputs
     start(inputs)
-    budget = replace(budget, began=budget.began + monotonic() - began)
-    if budget.iterations is None and plan.searches and (line := _at_least(plan, rehearsal.gradient, budget)):
+    budget = replace(budget, ready=monotonic())
+    if budget.iterations is None and plan.searches and (line := _pace(plan, rehearsal.gradient, budget)):
         say(line)
     criterion, clock = Criterion.of(plan.modality, plan.threshold), _Clock()
     trials = _tried(plan, rehearsal, budget, clock, progress, criterion)
@@ -120,10 +164,14 @@ def rehearsed(
         if fewer.compares or (fewer.says_anything and not fitted.says_anything):
             say(f"--batch {one.batches[0]} --images 1: there is no time for more, which is NOT MEASURED")
             plan, trials, fitted = one, alone, fewer
-    left, slower = budget.left, clock.slower
+    slower = clock.slower
+    budget = replace(budget, closing=slower * _CLOSING)
     if not fitted.says_anything:
         _tell_found(rehearsal.found(criterion), say)
-        raise _too_short(budget, whole, fitted, slower)
+        short = _too_short(budget, whole, fitted, slower)
+        nothing = _nothing(asked, trials, offered, short, slower)
+        allowance = replace(nothing, arms=choice.arms(asked), measured=rehearsal.measured)
+        return Rehearsed(_scenario(whole, offered.iterations, changes), allowance, inputs.remarks, budget, short)
     if len(plan.defences) < len(whole.defences):
         say(_fewer(plan, whole))
     _tell_plan(plan, choice.arms(plan), trials, fitted, budget, slower, say)
@@ -132,8 +180,9 @@ def rehearsed(
         enough = _enough(budget, whole, choice.of_all, slower, all(trial.tried for trial in trials))
         say(f"time for all of this: {enough}")
         _tell_found(rehearsal.found(criterion, _bare(offered.left_out) - _bare(fitted.played)), say)
-    allowance = replace(_allowance(fitted, trials, left, slower), arms=choice.arms(plan), enough=enough)
-    return _scenario(replace(plan, defences=whole.defences), fitted.iterations, changes), allowance, inputs.remarks
+    allowance = replace(_allowance(fitted, trials, budget, slower), arms=choice.arms(plan), enough=enough)
+    scenario = _scenario(replace(plan, defences=whole.defences), fitted.iterations, changes)
+    return Rehearsed(scenario, allowance, inputs.remarks, budget)
 
 
 class _Clock:
@@ -196,7 +245,8 @@ def _tried(
         return _compares_nothing(plan, [*trials, trial], budget, clock)
 
     try:
-        for trial in rehearsal.trials(budget.trials_end, progress.trying, enough):
+        last = max(budget.pace_end, monotonic() + _TOLD)
+        for trial in rehearsal.trials(budget.trials_end, progress.trying, enough, last):
             trials.append(trial)
         rehearsal.leaking(criterion)  # scored once, which takes its time
     except KeyboardInterrupt:  # nothing is written yet
@@ -288,11 +338,12 @@ def _tell_plan(
         say(line)
 
 
-def _allowance(fitted: Fitted, trials: Sequence[Trial], left: float, slower: float) -> Allowance:
-    """Return the time limit of the run, `left` seconds, in seconds by the clock, which work takes `slower`."""
+def _allowance(fitted: Fitted, trials: Sequence[Trial], budget: Budget, slower: float) -> Allowance:
+    """Return the time limit of the run in seconds by the clock, which work takes `slower`."""
     rest = [unit for unit in fitted.played if unit not in fitted.first]
     return Allowance(
-        seconds=left,
+        seconds=budget.left,
+        grace=_GRACE * budget.seconds if budget.iterations is None else inf,
         scoring=slower * fitted.scoring,
         calls={name: slower * took for name, took in of_calls(trials, fitted.iterations).items()},
         stages=[[(unit.arm, name) for unit in units for name in unit.titles] for units in (fitted.first, rest)],
@@ -303,6 +354,13 @@ def _allowance(fitted: Fitted, trials: Sequence[Trial], left: float, slower: flo
             if not unit.obstacle and unit.seconds is not None
         ],
     )
+
+
+def _nothing(plan: Plan, trials: Sequence[Trial], fitted: Fitted, short: TooShort, slower: float) -> Allowance:
+    """Return the allowance of an audit that has time for no attack; what trials were refused by is no gap."""
+    units = [refused(unit, plan, trials) for unit in (*fitted.played, *fitted.left_out)]
+    left_out = {(unit.arm, name): unit.unplayed(slower) for unit in units for name in unit.titles}
+    return Allowance(seconds=0.0, left_out=left_out, enough=short.enough)
 
 
 def _bare(units: Sequence[Unit]) -> set[str]:
@@ -319,19 +377,20 @@ def _fewer(plan: Plan, whole: Plan) -> str:
     )
 
 
-def _at_least(plan: Plan, gradient: float, budget: Budget) -> str:
-    """Return how long searches on one sample take at least, where a gradient takes this many seconds.
+def _pace(plan: Plan, gradient: float, budget: Budget) -> str:
+    """Return that searches take long, where a gradient takes this many seconds; empty where it is next to nothing.
 
-    Empty where it is next to nothing of the budget.
+    How long, trials tell: an evaluation takes several times a gradient's time, how many depends on the model.
     """
     least = FEWEST * (1 + len(TWINS) * bool(plan.defences)) * gradient
     if least < budget.seconds / 10:
         return ""
-    where = "without a defence" + " and by three attackers behind one" * bool(plan.defences)
-    over = f", more than --minutes {budget.seconds / 60:g}" * (least > budget.seconds)
-    pace = f"one gradient takes about {duration(gradient)} at batch {min(plan.batches)}, and an evaluation more"
-    count = f"{FEWEST} for one {NOUNS[plan.modality]} {where}"
-    return f"searches: {pace}: {count} take at least about {duration(least)}{over}"
+    told = (
+        f"one gradient takes about {duration(gradient)} at batch {min(plan.batches)}, and an evaluation several times"
+    )
+    if least > budget.seconds:
+        return f"searches: {told} that: --minutes {budget.seconds / 60:g} are too few to search behind a defence"
+    return f"searches: {told} that: how long searches take is known after the trials"
 
 
 def _limit(budget: Budget, spare: bool) -> str:
@@ -361,7 +420,7 @@ def _not_measured(units: Sequence[Unit], arms: Sequence[str]) -> list[str]:
     lines = []
     for (batch, where, known), own in alike.items():
         names = ", ".join(dict.fromkeys(unit.method.name for unit in own))
-        untried = " (not even tried, so nobody knows whether they apply)" * (not known)
+        untried = " (not tried, or not to its end, so nobody knows whether it applies)" * (not known)
         lines.append(f"NOT MEASURED for want of time: {names} at batch {batch} on {where}{untried}")
     return lines
 
@@ -419,10 +478,11 @@ def _tell_found(lines: Sequence[str], say: Callable[[str], None]) -> None:
 
 
 def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> TooShort:
-    """Return the error of an audit without time for any attack, with the options of the smallest that has it."""
+    """Return why there is no time for any attack, with the options of the smallest audit that has it."""
     given, least = f"--minutes {budget.seconds / 60:g} is too short", fitted.smallest
     if least is None:
-        return TooShort(f"{given}: no attack that applies could be tried, so how many it takes is not known", {})
+        said = "no attack is known to apply, for trials ended with their time, so how many it takes is not known"
+        return TooShort(f"{given}: {said}", {})
     fewer: dict[str, Any] = {}
     if len(plan.batches) > 1:
         fewer["batch"] = str(least.batch)
@@ -481,9 +541,10 @@ def _applying(trials: Sequence[Trial]) -> list[str]:
     lines = []
     for name in dict.fromkeys(trial.title.partition(" ")[0] for trial in trials):
         own = [trial for trial in trials if trial.title.startswith(f"{name} ")]
+        untried = [trial.obstacle for trial in own if not trial.tried]
         own = [trial for trial in own if trial.tried]
         if not own:
-            lines.append(f"{name}: not tried, for want of time")
+            lines.append(f"{name}: {untried[0]}")
             continue
         able = [trial.title.removeprefix(f"{name} ") for trial in own if not trial.obstacle]
         reasons = dict.fromkeys(trial.obstacle for trial in own if trial.obstacle)

@@ -7,7 +7,7 @@ how many seconds by the clock that is, on the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import floor, inf
@@ -15,7 +15,8 @@ from statistics import median
 from time import monotonic, process_time
 from typing import Any
 
-from rayfed import seeds
+from torch.overrides import TorchFunctionMode
+
 from rayfed.analysis.audit import METHODS, TWINS, UNDEFENDED, Criterion
 from rayfed.analysis.summary import Row
 from rayfed.attacks.base import Reconstruction
@@ -23,11 +24,14 @@ from rayfed.attacks.telling import Standing, listening
 from rayfed.client import plan as rounds
 from rayfed.client.sent import Sent
 from rayfed.client.visit import Truth
+from rayfed.engine.attacking import AttackCall, keys_of, note_attack
 from rayfed.engine.executor import Call
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.local import LocalExecutor
+from rayfed.engine.tables import RoundTables, Scored
 from rayfed.errors import ClientError, UserError
 from rayfed.scenario import AttackSpec, resolve
+from rayfed.store.schemas import UNPLAYED
 
 TIMED = 4
 """Iterations that are timed, of one evaluation each, unless `_STEPS` steps tell enough sooner."""
@@ -45,6 +49,12 @@ _QUICK = 1 / 20
 """Share of the time that is left which a trial may have taken, for a twin of it to be tried, too."""
 _UNKNOWN = 1.5
 """Steps of an attack's searches for each iteration that it is given, where none came to its end."""
+_CUT_OFF = "not tried to its end, for want of time"
+_OF_LABELS = (
+    *("arm", "round", "attack", "victim", "repeat", "sample", "batch_size", "observes", "knowledge"),
+    *("true_label", "label_accuracy", "label_guess_accuracy", "target_error", "target_guess_error"),
+)
+"""Columns of a row of attacks that say which labels, or numbers in their place, were read, and of what."""
 _LOADING = 0.5
 """Seconds from which on the first start of an attack may be the loading of what it needs, which later ones find."""
 Shown = Callable[[str, int, int, Standing | None], None]
@@ -67,7 +77,7 @@ class Trial:
     evaluation: float = 0.0
     """Seconds of one evaluation of a search's objective, on all victims of a call."""
     tried: bool = True
-    """False where there was no time for it."""
+    """False where there was no time for it, or not to its end."""
     never: bool = False
     """Whether it applies to no update of such a model, whatever the attacker knows (`Reconstruction.inherent`)."""
 
@@ -83,6 +93,23 @@ class Pace:
 
 class _Enough(BaseException):
     """Signal that a trial has run long enough; not an `Exception`, which an attack might catch."""
+
+
+class _Deadline(TorchFunctionMode):
+    """Ends a trial at the first operation after its time: a closed form reports no steps, and one may take minutes."""
+
+    def __init__(self, ends: float) -> None:
+        """Raise `_Enough` where the clock (`monotonic`) passes `ends`."""
+        super().__init__()
+        self._ends = ends
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, if there is time."""
+        if monotonic() > self._ends:
+            raise _Enough
+        return func(*args, **(kwargs or {}))
 
 
 class _Watch:
@@ -129,19 +156,24 @@ class Rehearsal:
         """What trials answered, by title, with the truth, which is looked at once all have been tried."""
         self._observing: dict[tuple[str, str], float] = {}
         """Seconds of one observation, by arm and name of the twin, of those that were timed."""
-        self._rows: dict[str, Sequence[Row]] = {}
-        """Their scores, by title."""
+        self._scores: dict[str, Sequence[Scored]] = {}
+        """Their scores, by title and victim."""
 
     def refused(self) -> dict[int, ClientError]:
-        """Return the batch sizes for which the undefended model gives no gradient, with the client's error."""
+        """Return the batch sizes for which the undefended model gives no gradient, with the client's error.
+
+        Larger ones of which that takes long are not looked at: the attacks' own trials meet it again, and tell.
+        """
         found = {}
         first = {attack.batch_size: attack for attack in reversed(self.inputs.scenario.attacks)}
         for size, attack in sorted(first.items()):
+            if size > min(first) and self.gradient * size / min(first) > _SLOW:
+                break
             try:
-                self._observe(UNDEFENDED, attack)
+                self._observe(UNDEFENDED, attack, most=1)
             except ClientError as error:
                 found[size] = error
-            except Exception:  # such as too little memory: the attacks' own trials meet it again, and tell
+            except Exception:  # such as too little memory
                 continue
         return found
 
@@ -164,14 +196,19 @@ class Rehearsal:
         return (TIMED + _STEPS) * len(self._members(attack)) * each
 
     def trials(
-        self, until: float = inf, shown: Shown = lambda *_: None, enough: Callable[[Trial], bool] = lambda _: False
+        self,
+        until: float = inf,
+        shown: Shown = lambda *_: None,
+        enough: Callable[[Trial], bool] = lambda _: False,
+        last: float = inf,
     ) -> Iterator[Trial]:
         """Yield a trial of each attack, small batches first; for searches, the first applicable one is timed.
 
         That is one of an attack's twins on a batch size, and the others count as it does where it took long. What never
         applies on a batch size does not on larger ones. Where the clock (`monotonic`) passes `until`, or a step of a
-        search would take most of what is left, it is not tried; but a search is, where nothing that applies is known
-        yet, for nobody could say how long an audit takes. Once a trial is `enough`, nothing more is tried.
+        search would take most of what is left, it is not tried; but a search is, up to `last`, where nothing that
+        applies is known yet, for nobody could say how long an audit takes. A closed form is cut off after most of what
+        is left, and so are its twins and larger batches. Once a trial is `enough`, nothing more is tried.
         """
         never: dict[str, Trial] = {}
         timed: dict[tuple[str, int], Trial] = {}
@@ -194,11 +231,15 @@ class Rehearsal:
                 continue
             shown(attack.title, number, len(attacks), None)
             same = tried.get(key)
-            if same and self._tells_nothing(attack):
+            if same and (not same.tried or self._tells_nothing(attack)):
                 yield replace(same, title=attack.title)
                 continue
             began = monotonic()
-            trial = self._trial(attack, timed.get(key), until, partial(shown, attack.title, number, len(attacks)))
+            ends = until if timed else last
+            if not _iterations_tried(attack):
+                ends = began + _MOST_OF_TRIALS * (until - began)
+            show = partial(shown, attack.title, number, len(attacks))
+            trial = self._trial(attack, timed.get(key), until, ends, show)
             took.setdefault(key, monotonic() - began)
             tried.setdefault(key, trial)
             if trial.never:
@@ -292,12 +333,37 @@ class Rehearsal:
             lines.append(f"{name}: {verdict if leaked or cut else 'no leak'}, {said}")
         return lines
 
+    @property
+    def measured(self) -> RoundTables:
+        """What trials answered, as rows of a run: closed forms whole, and of searches the labels that were read.
+
+        A search made a few evaluations alone, so that what it rebuilt says nothing against a longer one: it was not
+        played.
+        """
+        tables = RoundTables()
+        for attack in self.inputs.scenario.attacks:
+            if attack.title not in self._answers:
+                continue
+            of, guesses, scored = RoundTables(), self._answers[attack.title][1], self._of_victims(attack.title)
+            victims = tuple(self._members(attack)[: len(guesses)])
+            note_attack(of, AttackCall(self._arms[UNDEFENDED], attack, victims, 0, strip=False), 0, guesses, scored)
+            if _iterations_tried(attack):
+                nothing = dict.fromkeys(of.attacks[0]) | {"status": UNPLAYED, "iterations": 0, "seconds": 0.0}
+                of = RoundTables(attacks=[nothing | {n: row[n] for n in _OF_LABELS if n in row} for row in of.attacks])
+            for name in ("attacks", "images", "texts"):
+                getattr(tables, name).extend(getattr(of, name))
+        return tables
+
     def _scored(self, name: str) -> Sequence[Row]:
-        """Return the rows of a trial's answer, scored once."""
-        if name not in self._rows:
+        """Return the rows of a trial's answer."""
+        return [row for scored in self._of_victims(name) for row in scored.rows]
+
+    def _of_victims(self, name: str) -> Sequence[Scored]:
+        """Return what a trial's answer has of each victim, scored once."""
+        if name not in self._scores:
             [done] = self._executor.run_clients([Call("score", (*self._answers[name], False))])
-            self._rows[name] = [row for scored in done.result for row in scored.rows]
-        return self._rows[name]
+            self._scores[name] = done.result
+        return self._scores[name]
 
     def _members(self, attack: AttackSpec) -> list[int]:
         """Return the victims of the attack's first call."""
@@ -314,17 +380,19 @@ class Rehearsal:
         [done] = self._executor.run_clients([Call("observe", args, returns=3)])
         return done.rest[0], done.rest[1]
 
-    def _trial(self, attack: AttackSpec, timed: Trial | None, until: float, shown: Callable[[Standing], None]) -> Trial:
+    def _trial(
+        self, attack: AttackSpec, timed: Trial | None, until: float, ends: float, shown: Callable[[Standing], None]
+    ) -> Trial:
         """Return the trial of an attack, on its first victim alone where the model is slow and that one tells enough.
 
         One victim may be refused for what it has, which says nothing of others.
         """
         patience, many = _PATIENCE * max(until - monotonic(), 0.0), len(self._members(attack))
         if self._steps(attack) > max(patience, _SLOW) and many > 1:
-            trial = self._trial_of(1, attack, timed, until, shown)
-            if not trial.obstacle or trial.never:
+            trial = self._trial_of(1, attack, timed, until, ends, shown)
+            if not trial.obstacle or trial.never or not trial.tried:
                 return trial
-        return self._trial_of(many, attack, timed, until, shown)
+        return self._trial_of(many, attack, timed, until, ends, shown)
 
     def _trial_of(
         self,
@@ -332,9 +400,13 @@ class Rehearsal:
         attack: AttackSpec,
         timed: Trial | None,
         until: float,
+        ends: float,
         shown: Callable[[Standing], None],
     ) -> Trial:
-        """Return the trial of an attack on so many victims, with the seconds of all of a call."""
+        """Return the trial of an attack on so many victims, with the seconds of all of a call.
+
+        Where it has neither answered nor made a step of a search when the clock passes `ends`, it is cut off.
+        """
         patience = _PATIENCE * max(until - monotonic(), 0.0)
         watch = _Watch(0.0 if timed else patience, shown)
         count = _iterations_tried(attack)
@@ -342,18 +414,23 @@ class Rehearsal:
         if timed and timed.each:  # a search that remembers its steps slows down: it is begun as the longest are
             count = max(count, floor(min(_LONG, max(until - monotonic(), 0.0) / timed.each)))
         guesses: Sequence[Reconstruction] = ()
+        # steps tell the time of a quick model's search, which would be timed with the deadline's own work
+        deadline = _Deadline(ends) if not count or self._steps(attack) > _SLOW else nullcontext()
         began = process_time()
         try:
-            observations, truths = self._observed(UNDEFENDED, attack, self._members(attack)[:tried])
-            began = process_time()
-            with suppress(_Enough), listening(watch.hear, every=0.0):
-                guesses = self._played(attack, observations, count)
+            with suppress(_Enough), deadline:
+                observations, truths = self._observed(UNDEFENDED, attack, self._members(attack)[:tried])
+                began = process_time()
+                with listening(watch.hear, every=0.0):
+                    guesses = self._played(attack, observations, count)
         except UserError:
             raise
         except Exception as error:  # the attack's or the model's own: the audit goes on without it, and says so
             said = str(error).partition("\n")[0]
             return Trial(attack.title, f"{type(error).__name__}: {said}", raised=True)
         spent = process_time() - began
+        if not guesses and not watch.steps:
+            return Trial(attack.title, _CUT_OFF, tried=False)
         if guesses and all(guess.status in ("not applicable", "failed") for guess in guesses):
             raised = any(guess.status == "failed" for guess in guesses)
             said = "; ".join(dict.fromkeys(guess.message for guess in guesses))
@@ -385,7 +462,7 @@ class Rehearsal:
             raise _Enough
 
         began = process_time()
-        with suppress(_Enough), listening(stop, every=0.0):
+        with suppress(_Enough), listening(stop, every=0.0), _Deadline(until):
             self._played(attack, observations, _iterations_tried(attack))
         return min(took, process_time() - began)
 
@@ -393,7 +470,7 @@ class Rehearsal:
         """Return the guesses of a call; searches make this many iterations, unless it is 0."""
         changed = {"iterations": iterations} if iterations else {}
         spec = attack.model_validate(attack.model_dump() | changed)
-        keys = [seeds.derived("rehearsal", v) for v in self._members(attack)]
+        keys = keys_of(self.inputs.scenario, attack, 0, self._members(attack))  # a closed form's answer is the attack's
         call = Call("attack", (spec, self._arms[UNDEFENDED].to_attackers(), observations, keys), returns=2)
         [done] = self._executor.run_attackers([call])
         guesses: Sequence[Reconstruction] = done.rest[0]  # with their images

@@ -41,6 +41,8 @@ _MARGIN = 1.25
 """Times as long as estimated is what minutes that are said to be enough have room for."""
 
 
+_ONE_VALUE = "Expected more than 1 value per channel when training"
+"""What PyTorch's batch norm says of a batch that leaves it no variance."""
 _TOLD = 60.0
 """Seconds that trials have in any case to time one search: however short the time, somebody is told what is enough."""
 _CLOSING = 4.0
@@ -389,8 +391,8 @@ def _pace(plan: Plan, gradient: float, budget: Budget) -> str:
         f"one gradient takes about {duration(gradient)} at batch {min(plan.batches)}, and an evaluation several times"
     )
     if least > budget.seconds:
-        return f"searches: {told} that: --minutes {budget.seconds / 60:g} are too few to search behind a defence"
-    return f"searches: {told} that: how long searches take is known after the trials"
+        return f"searches: {told}: --minutes {budget.seconds / 60:g} are too few to search behind a defence"
+    return f"searches: {told}: how long searches take is known after the trials"
 
 
 def _limit(budget: Budget, spare: bool) -> str:
@@ -511,17 +513,29 @@ def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> Too
 def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], None], shrink: bool) -> Plan:
     """Return the plan without batch sizes that the model cannot process; raises `UserError` if the user asked for them.
 
-    Where it takes none, the first error is raised.
+    Where it takes none, the first error is told.
     """
     able, sizes = [size for size in plan.batches if size not in refused], ",".join(map(str, refused))
     error = next(iter(refused.values()))
+    said = _refusal(error, plan, sizes)
     if not able:
-        raise error
-    said = str(error).partition("\n")[0]
+        raise UserError(said) from error
     if not shrink:
         raise UserError(f"leave {sizes} out of --batch, for the model does not take batches of so many: {said}")
     say(f"--batch {','.join(map(str, able))}: without {sizes}, for the model does not take batches of so many: {said}")
     return replace(plan, batches=able)
+
+
+def _refusal(error: ClientError, plan: Plan, sizes: str) -> str:
+    """Return why a model does not take batches of these sizes, and what to do where batch norm is why."""
+    said = str(error).partition("\n")[0]
+    if _ONE_VALUE not in said:
+        return said
+    larger = ", a larger --size" if plan.modality == "pixels" else ""
+    return (
+        f"batch norm in training mode needs more than one value of each channel, and of a batch of {sizes} it sees one "
+        f"alone: take larger batches (--batch 4){larger}, or batch norm as in evaluation (--set model.batch_norm=eval)"
+    )
 
 
 def _one_iteration(plan: Plan, changes: Sequence[str]) -> Scenario:

@@ -211,14 +211,15 @@ class Rehearsal:
         is left, and so are its twins and larger batches. Once a trial is `enough`, nothing more is tried.
         """
         never: dict[str, Trial] = {}
+        cut: dict[str, Trial] = {}
         timed: dict[tuple[str, int], Trial] = {}
         tried: dict[tuple[str, int], Trial] = {}
         took: dict[tuple[str, int], float] = {}
         attacks = sorted(self.inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         for number, attack in enumerate(attacks):
             key = attack.name, attack.batch_size
-            if attack.name in never:
-                yield replace(never[attack.name], title=attack.title)
+            if known := never.get(attack.name) or cut.get(attack.name):
+                yield replace(known, title=attack.title)
                 continue
             needed = max(self._first_step(attack, timed), *_on_smaller(attack, took), 0.0)
             late = needed > _MOST_OF_TRIALS * (until - monotonic())
@@ -231,7 +232,7 @@ class Rehearsal:
                 continue
             shown(attack.title, number, len(attacks), None)
             same = tried.get(key)
-            if same and (not same.tried or self._tells_nothing(attack)):
+            if same and self._tells_nothing(attack):
                 yield replace(same, title=attack.title)
                 continue
             began = monotonic()
@@ -244,6 +245,8 @@ class Rehearsal:
             tried.setdefault(key, trial)
             if trial.never:
                 never[attack.name] = trial
+            if not trial.tried:
+                cut[attack.name] = trial
             if not trial.obstacle:
                 timed.setdefault(key, trial)
             self._largest = attack

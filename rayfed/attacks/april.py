@@ -12,6 +12,7 @@ the gradients of the first attention; here with those of all that lies before th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import tee
 from typing import ClassVar, NamedTuple
@@ -149,16 +150,19 @@ def _no_equation(probed: Probe, names: Sequence[str]) -> bool:
 def _bent(passes: Sequence[tuple[Sequence[Use], Named]], place: int, parameter: str, names: Sequence[str]) -> bool:
     """Return whether the gradient of a weight before a sum, the nearest that has one, is plainly not affine.
 
-    `passes` are at x, 1 - x and a quarter of the way; the loss has a random slope in the sum.
+    `passes` are at x, 1 - x and a quarter of the way; the loss has a random slope in the sum. A weight that is read
+    more than once tells nothing: `_sums` leaves it out, and what others say may be affine.
     """
-    output = passes[0][0][place].output
+    output, read = passes[0][0][place].output, Counter(name for use in passes[0][0] for name in use.names)
     slope = torch.rand(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(output)
     for name in reversed(names):
+        if name == parameter or read[name] > 1:
+            continue
         found = [
             torch.autograd.grad(uses[place].output, leaves[name], slope, retain_graph=True, allow_unused=True)[0]
             for uses, leaves in passes
         ]
-        if name == parameter or any(part is None for part in found):
+        if any(part is None for part in found):
             continue
         high, low, between = (part for part in found if part is not None)
         gap, moved = (0.25 * high + 0.75 * low - between).norm(), (high - low).norm()

@@ -28,12 +28,15 @@ MISTAKES = "benchmarks.planted_defences"
 
 
 def prepared(
-    *defences: dict[str, Any], knowledge: tuple[str, ...] = ("code",), hidden: tuple[int, ...] = (16,)
+    *defences: dict[str, Any],
+    knowledge: tuple[str, ...] = ("code",),
+    hidden: tuple[int, ...] = (16,),
+    model: dict[str, Any] | None = None,
 ) -> Inputs:
     document = {
         "name": "t",
         "data": {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 20, "public": 0.1},
-        "model": {"name": "mlp", "hidden": list(hidden)},
+        "model": model or {"name": "mlp", "hidden": list(hidden)},
         "federation": {"rounds": 1, "clients": 4},
         "arms": {"bare": [], "defended": list(defences)},
         "attacks": [{"name": "analytic", "observes": "gradient", "knowledge": list(knowledge)}],

@@ -119,6 +119,8 @@ def test_noise_of_its_own_for_each_value_and_masks_are_understood(change: Change
         (on_one(lambda t, draw: t * signs(t.shape, draw)), understood.CHANGED),
         (on_one(lambda t, draw: t * 2.0 ** torch.randint(3, t.shape, generator=draw)), understood.CHANGED),
         (on_one(lambda t, draw: t * noise((20, 1), draw)), understood.CHANGED),
+        (lambda name, t, draw: torch.where(t.flatten().roll(1).view_as(t) > 0, t, 0.0), understood.CHOSEN),
+        (on_one(lambda t, draw: torch.where(t.abs() < 0.5 * t.abs().max(), t, 0.0)), understood.CHOSEN),
         (on_one(lambda t, draw: t.flatten()[torch.randperm(600, generator=draw)].view_as(t)), understood.CHANGED),
         (lambda name, t, draw: t + t.abs() * noise(t.shape, draw), understood.CHANGED),
         (lambda name, t, draw: torch.where(t.abs() > 0.5, t + noise(t.shape, draw), t), understood.CHANGED),
@@ -127,6 +129,7 @@ def test_noise_of_its_own_for_each_value_and_masks_are_understood(change: Change
         "signs", "a number a row", "rank one", "a known span", "a row with secret signs", "one number", "own steps",
             "cauchy", "uniform", "mixture", "an offset",
             "sizes", "sums of rows",
+        "a mask by other values", "large values left out",
         "random signs", "doublings", "a factor a row", "order", "in proportion", "on large values",
     ],
 )  # fmt: skip
@@ -354,8 +357,22 @@ class DarkTurned(Defence):
         return data
 
 
-def said(*defences: dict[str, Any]) -> str:
-    seen, _ = observed(*defences)
+@component
+class InBuffers(Defence):
+    """Noise, and a row of the first layer's gradient on the buffers."""
+
+    def wrap_update(self, next: Any) -> Any:
+        def update(task: Task) -> Any:
+            sent = next(task)
+            row = sent.tensors["first.weight"][0]
+            tensors = {n: t + torch.randn(t.shape, generator=task.generator) for n, t in sent.tensors.items()}
+            return replace(sent, tensors=tensors, buffers={n: b + row for n, b in sent.buffers.items()})
+
+        return update
+
+
+def said(*defences: dict[str, Any], **options: Any) -> str:
+    seen, _ = observed(*defences, **options)
     images = torch.full((1, 1, 8, 8), 0.5)
     return noted(Reconstruction(images=images, labels=torch.zeros(1, dtype=torch.int64)), undone(seen)).message
 
@@ -375,6 +392,9 @@ def test_a_row_says_what_of_an_own_defences_code_was_not_used() -> None:
     assert said({"name": f"{HERE}:OnTails"}) == f"{UNUSED}: {understood.CHANGED}"
     assert said({"name": f"{HERE}:Antithetic"}) == f"{UNUSED}: {understood.STATE}"
     assert said({"name": f"{HERE}:Beside"}) == f"{UNUSED}: {understood.BESIDE}"
+    running = {"name": "benchmarks.planted_models:Dense", "front": "running mean"}
+    assert said({"name": f"{HERE}:InBuffers"}, model=running) == f"{UNUSED}: {understood.BESIDE}"
+    assert said({"name": f"{HERE}:LastAlone"}, model=running) == ""
     assert said({"name": "gaussian", "sigma": 0.1}, {"name": f"{HERE}:LastAlone"}) == f"{UNUSED}: {understood.UNDRAWN}"
     assert said({"name": "gaussian", "sigma": 0.1}) == said({"name": "quantise", "bits": 1}) == ""
 

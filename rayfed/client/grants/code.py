@@ -291,7 +291,7 @@ class _Code:
             tensors, _ = gradient_method(defences if observed.training.algorithm == "fedsgd" else (), sent)(
                 task, task.weights, task.data
             )
-            return Update(observed.client, observed.round, tensors, {}, len(task.data.labels), loss=0.0)
+            return Update(observed.client, observed.round, tensors, task.buffers, len(task.data.labels), loss=0.0)
 
         return wrap_updates(update, defences)(task)
 
@@ -425,9 +425,11 @@ def _of_one_answer(code: _Code, gradient: Tensor, rehearsal: understood.Rehearsa
     Noise has to be what was drawn from the client's own randomness; samples are not looked at, and nothing else of the
     update or of what the client keeps is changed.
     """
+    import torch
+
     from rayfed.client.grants.drawn import Drawn
 
-    bits = set()
+    bits, buffers = set(), code.task(0).buffers
     for given in (None, gradient):
         seen, task = Drawn(), code.task(0)
         batches = [task.data] if task.others is None else [task.data, task.others]
@@ -438,7 +440,9 @@ def _of_one_answer(code: _Code, gradient: Tensor, rehearsal: understood.Rehearsa
         if task.state:
             return understood.STATE
         bits.add(update.bits)
-        if update.buffers or update.loss or update.samples != len(task.data.labels) or len(bits) > 1:
+        given_back = update.buffers.keys() == buffers.keys()
+        given_back = given_back and all(torch.equal(t, buffers[name]) for name, t in update.buffers.items())
+        if not given_back or update.loss or update.samples != len(task.data.labels) or len(bits) > 1:
             return understood.BESIDE
         if seen.read:
             return understood.SAMPLES

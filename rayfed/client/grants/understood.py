@@ -33,6 +33,7 @@ MODEL = "the model is changed"
 PRIVATE = "a part of the model stays with the client"
 STATE = "what is sent depends on earlier rounds"
 STEPS = "gradients of several local steps are changed"
+CHOSEN = "which values are left out depends on more than their own sizes"
 LOST = "gradients are changed in a way that was not undone"
 CHANGED = "what is done by chance is more than to add noise"
 RELATED = "noise is related from value to value"
@@ -163,21 +164,28 @@ class Rehearsal(NamedTuple):
             first += [noise] * (seed < compared)
         known = torch.stack(looked)
         kept, times = torch.ones_like(silent), torch.zeros_like(zeros)
-        masks, fixed = False, bool((known == known[0]).all()) and all(torch.equal(one, first[0]) for one in first)
+        chosen, masks, fixed = (
+            False,
+            False,
+            bool((known == known[0]).all()) and all(torch.equal(one, first[0]) for one in first),
+        )
         draw = torch.Generator().manual_seed(0)
         for seed, noise in enumerate(first):
             drawn = (size * torch.randn(len(zeros), generator=draw).to(zeros) for size in _SIZES[: 1 if even else None])
+            before = torch.zeros_like(zeros), silent  # the gradient of the answer before, and what of it was left out
             for gradient in chain(drawn, others if seed < _TRIED_ON_OTHERS else ()):
                 sent = answer(gradient, seed)
                 near = _SAME * torch.maximum(noise.abs(), gradient.abs()) + _ROUNDING * energy.sqrt().to(zeros)
                 masked = sent == 0
+                chosen = chosen or not (_as_before(gradient, masked, *before) or _smallest(gradient, masked, like))
+                before = gradient, masked
                 kept, times = kept & (_copied(sent - noise, gradient, near) | masked), times + ~masked
                 masks, fixed = masks or bool(masked.any()), fixed and torch.equal(sent, answer(gradient, seed + 1))
         whole, loud = bool(kept.all()), not bool(silent.all())
         quiet = kept & silent & ((times >= _OFTEN_SENT) if loud or not whole else torch.ones_like(silent))
-        beyond = "" if whole else LOST if fixed else CHANGED
+        beyond = CHOSEN * chosen if whole else LOST if fixed else CHANGED
         if whole and not fixed and not trusted:
-            beyond = _beyond(known, places, like)
+            beyond = beyond or _beyond(known, places, like)
         clear = whole and loud and not masks and not fixed and not beyond
         return cls(
             quiet=quiet,
@@ -283,6 +291,19 @@ def _copied(sent: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
     factor = (sent / gradient)[there].median()
     found = [(sent - one * gradient).abs() <= near * max(1.0, one) for one in (1.0, float(factor))]
     return max(found, key=lambda copied: int(copied.sum()))
+
+
+def _as_before(gradient: Tensor, masked: Tensor, other: Tensor, of_other: Tensor) -> bool:
+    """Return whether the same values (D,) of two gradients are left out, of those that neither has as 0."""
+    return bool(((masked == of_other) | (gradient == 0) | (other == 0)).all())
+
+
+def _smallest(gradient: Tensor, masked: Tensor, like: Named) -> bool:
+    """Return whether of each tensor the smallest values are left out: other choices may tell of the values."""
+    from rayfed.gradients import unflatten
+
+    sizes, out = unflatten(gradient.abs(), like), unflatten(masked, like)
+    return all(m.all() or not m.any() or bool(sizes[n][m].max() <= sizes[n][~m].min()) for n, m in out.items())
 
 
 def _related(draws: Tensor) -> bool:

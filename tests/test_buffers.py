@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rayfed.analysis.audit import Criterion, findings
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.buffers import Buffers
+from rayfed.hidden import UNSOLVED
 from rayfed.update import LocalTraining
 from tests.attack_fixtures import observe, psnr, seeded
+from tests.test_audit import row
 from tests.test_closed_forms import digits
 
 
@@ -59,6 +62,36 @@ def behind_noise(model: nn.Module, images: Tensor, labels: Tensor) -> Reconstruc
     seen = replace(seen, buffers=buffers, returned_buffers=returned, update=noise, classes=10)
     (result,) = Buffers().reconstruct([seen], model, seeded(0))
     return result
+
+
+class Code(nn.Module):
+    """Keeps pixels in 16 levels, each with those before it modulo 17: from which they follow, but by no slope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(64))
+
+    def forward(self, flat: Tensor) -> Tensor:
+        if self.training:
+            self.seen = (15 * flat.detach()[0]).round().cumsum(0) % 17
+        return flat
+
+
+def test_buffers_that_hold_a_sample_and_were_not_solved_are_no_answer() -> None:
+    """Behind noise that nobody sees through, what the client returns beside it is all that there is to read."""
+    images, labels = digits(1, 1)
+    model = nn.Sequential(nn.Flatten(), Code(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    result = behind_noise(model, images, labels)
+    assert (result.status, UNSOLVED in result.message) == ("diverged", True)
+    seen = model[1].seen
+    read = (seen - torch.cat([torch.zeros(1), seen[:-1]])) % 17 / 15
+    assert psnr(read.view_as(images), images) > 25
+    rows = [row("none", 1, 30.0), row("noise", 1, 8.0, told_apart=0.0, knowledge="defence,code")]
+    told = row("noise", 1, 8.0, "buffers", told_apart=0.0, status="diverged", message=result.message)
+    criterion = Criterion.of("pixels", None)
+    for more, state in (([], "not reconstructed"), ([told], "inconclusive")):
+        [found] = [one for one in findings([*rows, *more], criterion, closed=["buffers"]) if one.arm == "noise"]
+        assert found.state == state
 
 
 @pytest.mark.parametrize("how", ["in place", "data", "assigned"])

@@ -19,7 +19,7 @@ import yaml
 from rayfed import registry
 from rayfed.analysis.settings import estimate
 from rayfed.analysis.summary import Row, code_given, labels_given, measured
-from rayfed.hidden import CHANNELS, UNREHEARSED, UNUSED
+from rayfed.hidden import CHANNELS, UNREHEARSED, UNSOLVED, UNUSED
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import NOUNS, leading
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
@@ -425,7 +425,7 @@ def _finding(
         twin = _twin(row)
         closest[twin] = max(value, closest.get(twin, value))
     messages = (row.get("message") or "" for row in rows)
-    lacking = next((message for message in messages if UNREHEARSED in message or UNUSED in message), "")
+    lacking = next((said for said in messages if any(one in said for one in (UNREHEARSED, UNUSED, UNSOLVED))), "")
     if not leaks and any(criterion.near(row) for _, row in finite):
         alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
         than = "a public sample is" if alike else "to another sample"

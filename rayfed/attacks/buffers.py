@@ -25,6 +25,7 @@ from rayfed.attacks.closed_form.answer import answer, labelled, nothing_found, s
 from rayfed.attacks.closed_form.equations import is_affine, solve
 from rayfed.attacks.closed_form.probe import Probe
 from rayfed.gradients import within
+from rayfed.hidden import UNSOLVED
 from rayfed.models.build import draw_nothing
 from rayfed.registry import component
 from rayfed.update import Named, Observation
@@ -82,7 +83,8 @@ def _solved(
         solution = solve(_of(kept, chosen), target.to(probed.device), shape, affine)
         if solution.residual < _FITS:
             return answer(probed, observation, solution.samples, aligned=shape[0] == 1)
-    return nothing_found(observation, f"no samples were found that fit the buffers {', '.join(moved)}")
+    told = f"no samples were found that fit the buffers {', '.join(moved)}"
+    return nothing_found(observation, f"{UNSOLVED}: {told}" if sum(sizes.values()) >= prod(shape) else told)
 
 
 def _kept(model: nn.Module, probed: Probe, observation: Observation) -> Callable[[Tensor], Named]:

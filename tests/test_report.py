@@ -19,7 +19,7 @@ from rayfed.analysis.outcomes import outcomes
 from rayfed.errors import RunError
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report import plots, words
-from rayfed.report.page import code
+from rayfed.report.page import code, environment
 from rayfed.report.pictures import SHOWN, STRIPS
 from rayfed.report.run import write_report
 from rayfed.store.folder import RunFolder
@@ -120,6 +120,11 @@ def test_is_the_same_every_time(run: RunFolder) -> None:
     first = run.read_text("report.html")
     write_report(run)
     assert run.read_text("report.html") == first
+
+
+def test_templates_are_compiled_once() -> None:
+    """That takes as long as to draw a report's charts."""
+    assert environment().get_template("report.html.j2") is environment().get_template("report.html.j2")
 
 
 def test_every_arm_and_attack_is_in_the_page(page: Page) -> None:

@@ -80,8 +80,12 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{key}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+@lru_cache
 def environment() -> Environment:
-    """Return where templates are found and filled in, with `rayfed.analysis.formats` as filters."""
+    """Return where templates are found and filled in, with `rayfed.analysis.formats` as filters.
+
+    One for the process: it keeps compiled templates, and to compile them takes as long as to draw a report's charts.
+    """
     environment = Environment(
         loader=PackageLoader("rayfed.report", ""),
         autoescape=True,

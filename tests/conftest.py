@@ -118,6 +118,22 @@ def no_ray_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.local_ray.starting", nullcontext)
 
 
+@pytest.fixture
+def reports() -> None:
+    """For quick tests that read the report of a run which they play."""
+
+
+@pytest.fixture(autouse=True)
+def no_report_that_nobody_reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small run's report takes longer than the run: of quick ones only those have it that `reports` is asked for.
+
+    Those of the engine's tests, with every scenario and tutorial among them, end as users' do.
+    """
+    longer = any(map(request.node.get_closest_marker, ("engine", "slow")))
+    if not longer and "reports" not in request.fixturenames:
+        monkeypatch.setattr("rayfed.engine.recorder.RunRecorder._report", lambda recorder: None)
+
+
 @pytest.fixture(scope="session")
 def ray_session(compiled_modules: None) -> Iterator[None]:
     """One Ray of this machine with four pretended CPUs, so that runs of 1, 2 and 4 actors can be compared; runs leave

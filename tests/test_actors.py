@@ -277,6 +277,7 @@ def test_more_actors_than_parts_of_gpus() -> None:
         check(divide([Node(8, 2)], s, 20, 0), [Node(8, 2)])
 
 
+@pytest.mark.usefixtures("reports")
 def test_what_fails_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def unwritable(folder: RunFolder) -> str:
         raise RunError("the disk is full")
@@ -291,6 +292,7 @@ def test_what_fails_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyP
     assert "after the run ended: RunError: the disk is full" in folder.read_text("log.txt")
 
 
+@pytest.mark.usefixtures("reports")
 def test_a_log_that_cannot_be_written_does_not_hide_the_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -306,6 +308,7 @@ def test_a_log_that_cannot_be_written_does_not_hide_the_failure(
         fail()
 
 
+@pytest.mark.usefixtures("reports")
 @pytest.mark.parametrize("end", [KeyboardInterrupt, RunError])
 def test_attacks_without_training_cannot_be_resumed(end: type[BaseException], tmp_path: Path) -> None:
     folder = RunFolder.create(str(tmp_path), "t")

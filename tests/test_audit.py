@@ -1091,6 +1091,7 @@ def test_of_the_usual_defences_those_are_audited_that_there_is_time_for(monkeypa
     assert found[1].arms == ["none", "a", "b"], "what was asked for is answered, if only by its name"
 
 
+@pytest.mark.usefixtures("reports")
 def test_arms_that_there_is_no_time_for_are_not_measured_on_page_and_in_tables(tmp_path: Path) -> None:
     said = StringIO()
     loaded = scenario.parse(plan(batches=[1], samples=1, defences=audit.DEFENCES).scenario_text(dict.fromkeys(

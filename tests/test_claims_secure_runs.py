@@ -23,6 +23,8 @@ from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
 from tests.run_fixtures import Noting, Spied, assert_same_bits, spied_launch, weights
 
+pytestmark = pytest.mark.usefixtures("reports")
+
 TEXT = """
 name: secure
 data: {name: digits, size: 8, train_samples: 200, test_samples: 50}

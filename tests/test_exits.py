@@ -29,6 +29,8 @@ from rayfed.errors import Killed, LeaseError, RunError
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("reports")
+
 TEXT = """
 name: t
 data: {name: digits, size: 8, train_samples: 60, test_samples: 20}

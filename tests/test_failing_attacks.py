@@ -22,6 +22,8 @@ from rayfed.report.time_left import TimeLeft
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("reports")
+
 TEXT = """
 name: t
 data: {name: digits, size: 8, train_samples: 40, test_samples: 20}

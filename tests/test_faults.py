@@ -236,6 +236,7 @@ def drawn(folder: RunFolder, round: int) -> list[int]:
     return [row["client"] for row in folder.read_table("clients").to_pylist() if row["round"] == round]
 
 
+@pytest.mark.usefixtures("reports")
 def test_a_run_goes_on_without_who_fails(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 0)[1]
     attack = "attacks=[{name: analytic, rounds: [0], victims: 2, observes: gradient}]"

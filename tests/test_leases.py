@@ -151,6 +151,7 @@ def test_a_copy_of_the_drivers_process_writes_nothing(folder: RunFolder, monkeyp
     assert folder.read_text("log.txt") == "trial"
 
 
+@pytest.mark.usefixtures("reports")
 def test_a_live_run_is_not_resumed(alone: RunFolder, tmp_path: Path) -> None:
     said = list[str]()
 
@@ -182,6 +183,7 @@ def test_a_live_sweep_is_not_resumed(tmp_path: Path) -> None:
     assert set(found.outcomes()["status"].to_pylist()) == {"finished"}
 
 
+@pytest.mark.usefixtures("reports")
 def test_who_is_taken_over_stops_and_writes_nothing(
     alone: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

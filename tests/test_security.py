@@ -23,6 +23,8 @@ from rayfed.report.sweep import write_sweep_report
 from rayfed.store.folder import RunFolder
 from tests.report_fixtures import Page, make_run, make_sweep
 
+pytestmark = pytest.mark.usefixtures("reports")
+
 MINIMAL = "name: t\ndata: {name: digits, size: 8}\nmodel: mlp\nfederation: {rounds: 1, clients: 2}\n"
 HOSTILE = [
     "<script>alert(1)</script>", "</script><script>alert(1)//", '"><img src=x onerror=alert(1)>', "' onload='alert(1)",

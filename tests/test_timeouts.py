@@ -76,6 +76,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return runs.launch(parsed(), str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
+@pytest.mark.usefixtures("reports")
 def test_an_attack_that_takes_too_long_is_a_row(undisturbed: RunFolder, tmp_path: Path) -> None:
     folder = runs.launch(parsed(LIMIT), str(tmp_path), hanging("attack"), Progress())
     assert_same_bits(weights(folder), weights(undisturbed))

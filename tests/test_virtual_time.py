@@ -705,6 +705,7 @@ def test_a_client_that_was_late_is_attacked_all_the_same(tmp_path: Path) -> None
 # Results
 
 
+@pytest.mark.usefixtures("reports")
 def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: Path) -> None:
     arms = "arms:\n  none: []\n  prune: [{name: prune, ratio: 0.9}]\n"
     learns = ("federation.rounds=6", "training.epochs=10", "model.hidden=[16]", "data.test_samples=200")
@@ -724,6 +725,7 @@ def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: P
     assert last["simulated_minutes"] == pytest.approx(found["prune"]["simulated_seconds"] / 60)
 
 
+@pytest.mark.usefixtures("reports")
 def test_a_run_without_devices_says_nothing_of_virtual_time(tmp_path: Path) -> None:
     folder = played(tmp_path, "federation.system=null", "federation.rounds=3")
     page = folder.read_text("report.html")

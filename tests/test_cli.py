@@ -38,8 +38,8 @@ federation: {rounds: 1, clients: 4}
 resources: {clients: {actors: 1}, attackers: {actors: 1}}
 """
 LOCAL = ("--executor", "local")
-SHORT = ("fedboosting", "key_lock", "noniid", "private", "secure_aggregation", "tabular", "toy", "undefended")
-"""Scenarios that take no more than some seconds even with a report."""
+SHORT = ("key_lock", "tabular", "toy", "undefended")
+"""Scenarios that take no more than some seconds even with a report; four others are in `test_executors`."""
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -160,8 +160,8 @@ class Patches(nn.Module):
     "build",
     [
         lambda: Patches(),
-        lambda: Patches(token=False, table=True, convolution=False),
-        lambda: Patches(width=80, table=True),
+        pytest.param(lambda: Patches(token=False, table=True, convolution=False), marks=pytest.mark.engine),
+        pytest.param(lambda: Patches(width=80, table=True), marks=pytest.mark.engine),
     ],
 )
 def test_april_reads_an_image_off_learned_positions(build: Callable[[], nn.Module]) -> None:
@@ -183,6 +183,7 @@ def test_april_reads_torchvisions_transformer() -> None:
     assert psnr(play(April(), model, image, torch.tensor([7])).images, image) > 50
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("options", "reads"), [({}, True), ({"token": False}, True), ({"learned": False}, False)])
 def test_april_reads_the_transformer_of_the_scenario(options: dict[str, bool], reads: bool) -> None:
     """Mean pooling hides nothing; of positions that nobody learns the slopes are not sent."""
@@ -291,7 +292,7 @@ def _models() -> list[tuple[str, nn.Module]]:
     return [*built, ("recurrent", Recurrent()), ("norm", norm), ("dropout", drop), ("broken", Broken())]
 
 
-@pytest.mark.parametrize("left", [0.0, -1.0])
+@pytest.mark.parametrize("left", [0.0, pytest.param(-1.0, marks=pytest.mark.engine)])
 def test_analytic_does_without_a_bias_that_the_weight_contradicts(left: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.Sigmoid(), nn.Linear(30, 10))

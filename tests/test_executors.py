@@ -90,6 +90,7 @@ def test_actors_come_to_the_same_bits(
     protections = [arm.protection.name for arm in scenarios.resolve(scenario).values() if arm.protection]
     but = RANDOM_SIZES if {"ckks", "bfv"} & {*protections} else ()
     here = runs.launch(scenario, str(tmp_path), local, Progress())
+    assert "<html" in here.read_text("report.html")
     for actors in (2,) if path.stem in QUICK else (1, 2, 4):
         there = scenarios.load(path, [*changes, f"resources.clients.actors={actors}"])
         folder = runs.launch(there, str(tmp_path), on_ray(), Progress())

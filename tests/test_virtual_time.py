@@ -705,7 +705,7 @@ def test_a_client_that_was_late_is_attacked_all_the_same(tmp_path: Path) -> None
 # Results
 
 
-@pytest.mark.usefixtures("reports")
+@pytest.mark.engine
 def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: Path) -> None:
     arms = "arms:\n  none: []\n  prune: [{name: prune, ratio: 0.9}]\n"
     learns = ("federation.rounds=6", "training.epochs=10", "model.hidden=[16]", "data.test_samples=200")

@@ -44,22 +44,31 @@ def imported(module: str, extra: str) -> Any:
         missing(f"{module} is not installed: pip install 'rayfed[{extra}]'")
 
 
+LONGEST = ("test_tutorials", "test_audit", "test_gate")
+"""Files of some tests that take a minute each."""
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Processes share whole tiers alone: a few files are through sooner in one."""
     named = config.option.file_or_dir or config.option.keyword
-    whole = config.option.markexpr in ("not engine and not slow", "engine and not slow")
+    whole = config.option.markexpr in ("not engine and not slow", "engine and not slow", "not slow")
     return min(WORKERS, os.cpu_count() or 1) if whole and not named else 0
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a file in one process, and in one those of all files that share one Ray."""
+    """Keep the tests of a file in one process, but tutorials, and in one those of all files that share one Ray.
+
+    They are dealt in the order of their list. The scheduler's own begins with the files of most tests: one long test
+    comes last, and the other process has nothing left meanwhile.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "ray" if _shares_ray(file) else file
+            return "ray" if _shares_ray(file) else nodeid if "test_tutorials" in file else file
 
+    config.option.loadscopereorder = False
     return ByFile(config, log)
 
 
@@ -74,7 +83,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under `--minutes`, turn the list of tests by the commit, so that gates of later commits play the others."""
+    """Put first what takes longest, so that two processes end together.
+
+    Under `--minutes`, turn the list by the commit instead, so that gates of later commits play the others.
+    """
+    longer = {item.path for item in items if item.get_closest_marker("engine")}
+    items.sort(
+        key=lambda item: (
+            not _shares_ray(item.nodeid.partition("::")[0]),
+            item.path.stem not in LONGEST,
+            item.path not in longer,
+        )
+    )
     if config.option.minutes is not None and items:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True

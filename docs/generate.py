@@ -69,7 +69,7 @@ def reference() -> str:
 def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
     yield f"## `{path or 'scenario'}`\n"
     yield f"{_text(model.__doc__)}\n"
-    yield from _table((name, field) for name, field in model.model_fields.items())
+    yield from _table(model)
     for name, field in model.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel) and not issubclass(inner, ComponentSpec):
@@ -79,12 +79,12 @@ def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
 def _own_fields() -> Iterator[str]:
     yield "## `arms.NAME`\n"
     yield f"{_text(ArmSpec.__doc__)}\n"
-    yield from _table((name, field) for name, field in ArmSpec.model_fields.items())
+    yield from _table(ArmSpec)
     sections = {"training.augment": Augment, "federation.system": System, "federation.system.devices.NAME": DeviceClass}
     for path, section in sections.items():
         yield f"## `{path}`\n"
         yield f"{_text(section.__doc__)}\n"
-        yield from _table((name, field) for name, field in section.model_fields.items())
+        yield from _table(section)
     own = {"data": DataSpec, "model": ModelSpec, "attacks[]": AttackSpec}
     inside = {"model.normalise": Normalise, "model.train": Train, "model.train.lora": Lora}
     inside["model.train.prompt"] = Prompt
@@ -92,15 +92,16 @@ def _own_fields() -> Iterator[str]:
         beside = " These stand beside the component's own fields." if path in own else ""
         yield f"## `{path}`\n"
         yield f"{_text(model.__doc__)}{beside}\n"
-        yield from _table((name, field) for name, field in model.model_fields.items())
+        yield from _table(model)
 
 
-def _table(fields: Iterator[tuple[str, FieldInfo]]) -> Iterator[str]:
+def _table(model: type[BaseModel]) -> Iterator[str]:
+    said = registry.said_of_fields(model)
     yield "| field | default | meaning |"
     yield "| --- | --- | --- |"
-    for name, field in fields:
+    for name, field in model.model_fields.items():
         default = "required" if field.is_required() else _default(field)
-        yield f"| `{name}` | {default} | {_text(field.description)} |"
+        yield f"| `{name}` | {default} | {_text(field.description or said.get(name))} |"
     yield ""
 
 

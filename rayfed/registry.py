@@ -7,6 +7,7 @@ dotted path such as `my_module:MyDefence`.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -16,12 +17,13 @@ from functools import cache
 from importlib import import_module, invalidate_caches
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, TypeVar, dataclass_transform
 
 import pydantic
 from pydantic import ConfigDict, TypeAdapter
-from pydantic.dataclasses import is_pydantic_dataclass
 
 from rayfed.errors import UserError, nearest
 
@@ -90,10 +92,39 @@ def component(cls: type[T]) -> type[T]:
         ...
     pydantic.ValidationError: Input should be greater than 0
     """
-    config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True, allow_inf_nan=False
-    )
+    config = ConfigDict(extra="forbid", json_schema_extra=describe, arbitrary_types_allowed=True, allow_inf_nan=False)
     return pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)  # type: ignore[return-value]
+
+
+def describe(schema: dict[str, Any], cls: type) -> None:
+    """Add what is said of the fields of a class to its JSON schema, as descriptions.
+
+    pydantic can do it too (`use_attribute_docstrings`), but reads the source as it makes a class: in every process, for
+    the few that ask.
+    """
+    for name, said in said_of_fields(cls).items():
+        if name in schema.get("properties", {}):
+            schema["properties"][name].setdefault("description", said)
+
+
+def said_of_fields(cls: type) -> dict[str, str]:
+    """Return the strings under the fields of a class and its bases."""
+    return {name: said for base in reversed(cls.__mro__) for name, said in _said(base).items()}
+
+
+@cache
+def _said(cls: type) -> dict[str, str]:
+    """Return the strings under the fields that a class adds; cached, as Python parses the whole file for it."""
+    try:
+        [made] = ast.parse(dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError):  # of C code, or typed into an interpreter
+        return {}
+    said = {}
+    for field, below in pairwise(getattr(made, "body", [])):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                said[name] = inspect.cleandoc(text)
+    return said
 
 
 @dataclass(frozen=True)
@@ -223,7 +254,9 @@ def parameters(target: Callable[..., Any]) -> list[Parameter]:
     """
     if not callable(target):
         return []
-    described = _properties(target) if inspect.isclass(target) else {}
+    described: dict[str, Any] = {}
+    if isinstance(target, type) and hasattr(target, "__pydantic_fields__"):
+        described = TypeAdapter(target).json_schema().get("properties", {})
     found = []
     for name, parameter in inspect.signature(target).parameters.items():
         field = described.get(name, {})
@@ -232,16 +265,6 @@ def parameters(target: Callable[..., Any]) -> list[Parameter]:
         doc = " ".join(field.get("description", "").split())
         found.append(Parameter(name, _type_name(field) or str(parameter.annotation), default, doc))
     return found
-
-
-def _properties(target: type) -> dict[str, Any]:
-    """Return the JSON schemas of a component's fields; descriptions are inherited from base components."""
-    properties: dict[str, Any] = {}
-    for cls in reversed(target.__mro__):
-        if is_pydantic_dataclass(cls):
-            for name, schema in TypeAdapter(cls).json_schema().get("properties", {}).items():
-                properties[name] = {**properties.get(name, {}), **schema}
-    return properties
 
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}

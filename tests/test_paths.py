@@ -137,9 +137,9 @@ def test_fields_that_name_files_are_paths() -> None:
     for kind in registry.KINDS:
         for name in registry.table(kind):
             target = registry.find(kind, name)
+            said = registry.said_of_fields(target) if isinstance(target, type) else {}
             for field, info in getattr(target, "__pydantic_fields__", {}).items():
-                said = (info.description or "").split(" ")[:3]
-                if {"File", "file", "Folder", "folder"} & set(said):
+                if {"File", "file", "Folder", "folder"} & set(said.get(field, "").split(" ")[:3]):
                     assert "Path" in str(info.annotation), f"{kind} {name}.{field}: {info.annotation}"
 
 

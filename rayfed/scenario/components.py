@@ -41,13 +41,13 @@ ViewName = Annotated[str, AfterValidator(partial(_found, "views")), Field(json_s
 class Section(BaseModel):
     """Base of scenario sections: typed, frozen, without unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=registry.describe)
 
 
 class ComponentSpec(Section):
     """A component by name with its parameters."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow")
     kind: ClassVar[str]
 
     name: str

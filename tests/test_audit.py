@@ -616,7 +616,7 @@ def test_a_time_too_short_is_told_with_the_smallest_audit_that_says_something() 
     assert "further --defence" not in alone.message
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("patient", "reports")
 def test_an_audit_without_time_for_an_attack_ends_with_a_page_and_the_command_that_says_more(tmp_path: Path) -> None:
     typed = ("--model", "mlp", "--data", "digits", "--set", "data.train_samples=60", "--out", str(tmp_path))
     first = ("--defence", "{name: quantise, bits: 8}")
@@ -910,8 +910,8 @@ def test_attacks_without_time_have_a_line_for_all_that_are_alike() -> None:
     assert "peel" in names
     assert _not_measured(left_out, list(ARMS)) == [
         f"NOT MEASURED for want of time: {names} at batch 1 on all arms",
-        "NOT MEASURED for want of time: idlg at batch 1 on all arms (not even tried, so nobody knows whether they "
-        "apply)",
+        "NOT MEASURED for want of time: idlg at batch 1 on all arms (not tried to their end, so nobody knows whether "
+        "they apply)",
     ]
     some = [unit for unit in timed if unit.method.name == "peel" and (unit.beyond or unit.arm == "a")]
     [line] = _not_measured(some, list(ARMS))

@@ -247,7 +247,7 @@ def test_a_sweep_says_which_pareto_optimal_settings_leak() -> None:
     rows[-1] |= {"verdict": "inconclusive", "test_accuracy": 0.1}
     SweepView(Console(file=said, width=200), bar=False).finished(rows, [], "report.html")
     assert "noise§" in said.getvalue()
-    assert "5†" in said.getvalue()
+    assert "5¶" in said.getvalue()
     assert "§: its accuracy is that of guessing in some repeats: noise in 1 of 2." in said.getvalue()
 
 

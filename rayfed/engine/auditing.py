@@ -387,9 +387,8 @@ def _pace(plan: Plan, gradient: float, budget: Budget) -> str:
     least = FEWEST * (1 + len(TWINS) * bool(plan.defences)) * gradient
     if least < budget.seconds / 10:
         return ""
-    told = (
-        f"one gradient takes about {duration(gradient)} at batch {min(plan.batches)}, and an evaluation several times"
-    )
+    batch = min(plan.batches)
+    told = f"one gradient takes about {duration(gradient)} at batch {batch}, and an evaluation several times that"
     if least > budget.seconds:
         return f"searches: {told}: --minutes {budget.seconds / 60:g} are too few to search behind a defence"
     return f"searches: {told}: how long searches take is known after the trials"
@@ -422,7 +421,7 @@ def _not_measured(units: Sequence[Unit], arms: Sequence[str]) -> list[str]:
     lines = []
     for (batch, where, known), own in alike.items():
         names = ", ".join(dict.fromkeys(unit.method.name for unit in own))
-        untried = " (not tried, or not to its end, so nobody knows whether it applies)" * (not known)
+        untried = " (not tried to their end, so nobody knows whether they apply)" * (not known)
         lines.append(f"NOT MEASURED for want of time: {names} at batch {batch} on {where}{untried}")
     return lines
 

@@ -117,7 +117,7 @@ def _said(cls: type) -> dict[str, str]:
     """Return the strings under the fields that a class adds; cached, as Python parses the whole file for it."""
     try:
         [made] = ast.parse(dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError):  # of C code, or typed into an interpreter
+    except (OSError, TypeError, SyntaxError):  # of C code, typed into an interpreter, or not to be read by itself
         return {}
     said = {}
     for field, below in pairwise(getattr(made, "body", [])):

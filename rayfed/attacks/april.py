@@ -12,7 +12,6 @@ the gradients of the first attention; here with those of all that lies before th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import tee
 from typing import ClassVar, NamedTuple
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.closed_form.answer import answer, labelled, nothing_found, studied
 from rayfed.attacks.closed_form.equations import is_affine, solve
-from rayfed.attacks.closed_form.probe import Probe, Use
+from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
@@ -32,7 +31,7 @@ _NOTHING_ADDED = (
     "no parameter whose gradient is sent is added to a map that is affine in the sample, as learned positions are"
 )
 _AFFINE = 1e-4
-"""Distance from the line between two gradients, over theirs, up to which one may lie on it."""
+"""Distance of an entry from the mean of two, over theirs, up to which it is affine."""
 _RESIDUAL = 0.99
 """Part of the distance to a grey sample that is left where the equations say nothing."""
 
@@ -76,9 +75,6 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
     if not all(tensor.isfinite().all() for tensor in gradient.values()):
         return nothing_found(observation, "the gradient is not finite")
     names = tuple(gradient)
-    never: bool = probed.once(("no equation", names), lambda: _no_equation(probed, names))
-    if never:
-        return not_applicable(observation, _NOTHING_ADDED, inherent=True)
     kept = probed.once(("sums", names), lambda: [_sums(probed, names)])
     kept[0], every = tee(kept[0])  # each is found when the first observation comes to it, and once
     for added in every:
@@ -89,7 +85,8 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
             if solution.residual < _RESIDUAL:
                 return answer(probed, observation, solution.samples, aligned=True)
             return nothing_found(observation, f"the gradients of {', '.join(added.weights)} fit no sample")
-    return not_applicable(observation, _NOTHING_ADDED)
+    never: bool = probed.once(("no equation", names), lambda: _no_equation(probed, names))
+    return not_applicable(observation, _NOTHING_ADDED, inherent=never)
 
 
 def _equations(probed: Probe, added: _Sum, gradient: Named) -> Callable[[Tensor], Tensor]:
@@ -130,45 +127,33 @@ def _sums(probed: Probe, names: Sequence[str]) -> Iterator[_Sum]:
 
 
 def _no_equation(probed: Probe, names: Sequence[str]) -> bool:
-    """Return whether no sum may have equations that are affine in the sample: before each lies a weight that is not.
+    """Return whether no weight before a sum has a gradient with an entry that is affine in the sample.
 
-    This is of the model, whatever gradients it has at its weights: those of a head that begins at 0 show no layer. It
-    takes forward passes alone where that weight is near the sum, as a head's is to its bias: a model without positions
-    is told by it at little cost.
+    This is of the model, whatever gradients it has at its weights: those of a head that begins at 0 show no layer.
     """
-    one = probed.samples(1, seed=1)
+    one, other = probed.samples(1, seed=1), probed.samples(1, seed=2)
     if not one.is_floating_point():
         return False
-    passes = [probed.run(sample)[:2] for sample in (one, 1 - one, 0.25 * one + 0.75 * (1 - one))]
-    for place, use in enumerate(passes[0][0]):
+    ends, middle = (
+        [_of_sums(probed, sample, names) for sample in (one, other)],
+        _of_sums(probed, (one + other) / 2, names),
+    )
+    moved = (ends[0] - ends[1]).abs()
+    return not bool(((middle - (ends[0] + ends[1]) / 2).abs() < _AFFINE * moved).any())
+
+
+def _of_sums(probed: Probe, sample: Tensor, names: Sequence[str]) -> Tensor:
+    """Return the gradients of all weights before each sum, (n,), where the loss has a random slope in it."""
+    uses, leaves, _ = probed.run(sample)
+    wanted, found = [leaves[name] for name in names], [sample.new_zeros(0)]
+    for use in uses:
         for parameter in sorted(use.names & set(names)):
-            if _order(use.output, passes[0][1][parameter]) is not None and not _bent(passes, place, parameter, names):
-                return False
-    return True
-
-
-def _bent(passes: Sequence[tuple[Sequence[Use], Named]], place: int, parameter: str, names: Sequence[str]) -> bool:
-    """Return whether the gradient of a weight before a sum, the nearest that has one, is plainly not affine.
-
-    `passes` are at x, 1 - x and a quarter of the way; the loss has a random slope in the sum. A weight that is read
-    more than once tells nothing: `_sums` leaves it out, and what others say may be affine.
-    """
-    output, read = passes[0][0][place].output, Counter(name for use in passes[0][0] for name in use.names)
-    slope = torch.rand(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(output)
-    for name in reversed(names):
-        if name == parameter or read[name] > 1:
-            continue
-        found = [
-            torch.autograd.grad(uses[place].output, leaves[name], slope, retain_graph=True, allow_unused=True)[0]
-            for uses, leaves in passes
-        ]
-        if any(part is None for part in found):
-            continue
-        high, low, between = (part for part in found if part is not None)
-        gap, moved = (0.25 * high + 0.75 * low - between).norm(), (high - low).norm()
-        if moved > _AFFINE * high.norm():  # one that does not move, as a bias's, tells nothing
-            return bool(gap > _AFFINE * moved)
-    return False
+            if _order(use.output, leaves[parameter]) is not None:
+                slope = torch.rand(use.output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+                slope = slope.to(use.output)
+                parts = torch.autograd.grad(use.output, wanted, slope, retain_graph=True, materialize_grads=True)
+                found += [part.flatten() for part in parts]
+    return torch.cat(found)
 
 
 def _order(output: Tensor, parameter: Tensor) -> Tensor | None:

@@ -426,8 +426,10 @@ class Rehearsal:
                 began = process_time()
                 with listening(watch.hear, every=0.0):
                     guesses = self._played(attack, observations, count)
-        except UserError:
-            raise
+        except UserError as error:
+            if not isinstance(error, ClientError):
+                raise
+            return Trial(attack.title, str(error).partition("\n")[0], raised=True)
         except Exception as error:  # the attack's or the model's own: the audit goes on without it, and says so
             said = str(error).partition("\n")[0]
             return Trial(attack.title, f"{type(error).__name__}: {said}", raised=True)

@@ -13,7 +13,6 @@ from rayfed.analysis.settings import estimate
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.engine.continuing import check_begun, check_streams, what_counts
 from rayfed.engine.environment import note_environment
-from rayfed.engine.foreseen import unreachable
 from rayfed.engine.machine import check_arithmetic
 from rayfed.engine.progress import SweepProgress
 from rayfed.engine.search import Search, Tried, search
@@ -38,8 +37,6 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
     Raises `UserError` for the user's mistakes, before anything is played; a trial that fails is a row with its error.
     """
     trials = _planned(scenario)
-    for line in unreachable(scenario):
-        progress.note(line)
     files = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(files, progress.note) as held:
         held.write_text("scenario.yaml", scenario.dump())

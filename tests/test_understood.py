@@ -64,6 +64,13 @@ def steps(shape: Any) -> Tensor:
     return 4 + torch.rand(shape, generator=torch.Generator().manual_seed(9))
 
 
+def fewest(t: Tensor, count: int) -> Tensor:
+    """Leave so many of the smallest values out."""
+    kept = t.clone().flatten()
+    kept[kept.abs().argsort()[:count]] = 0
+    return kept.view_as(t)
+
+
 def rehearsed(change: Change, **options: Any) -> Rehearsal:
     return Rehearsal.of(answers(change), LIKE, **options)
 
@@ -121,6 +128,8 @@ def test_noise_of_its_own_for_each_value_and_masks_are_understood(change: Change
         (on_one(lambda t, draw: t * noise((20, 1), draw)), understood.CHANGED),
         (lambda name, t, draw: torch.where(t.flatten().roll(1).view_as(t) > 0, t, 0.0), understood.CHOSEN),
         (on_one(lambda t, draw: torch.where(t.abs() < 0.5 * t.abs().max(), t, 0.0)), understood.CHOSEN),
+        (lambda name, t, draw: fewest(t, int(0.9 * t.numel() * torch.sigmoid(t.flatten()[0]))), understood.CHOSEN),
+        (lambda name, t, draw: t * float(t.flatten()[0] > 0), understood.CHOSEN),
         (on_one(lambda t, draw: t.flatten()[torch.randperm(600, generator=draw)].view_as(t)), understood.CHANGED),
         (lambda name, t, draw: t + t.abs() * noise(t.shape, draw), understood.CHANGED),
         (lambda name, t, draw: torch.where(t.abs() > 0.5, t + noise(t.shape, draw), t), understood.CHANGED),
@@ -129,7 +138,7 @@ def test_noise_of_its_own_for_each_value_and_masks_are_understood(change: Change
         "signs", "a number a row", "rank one", "a known span", "a row with secret signs", "one number", "own steps",
             "cauchy", "uniform", "mixture", "an offset",
             "sizes", "sums of rows",
-        "a mask by other values", "large values left out",
+        "a mask by other values", "large values left out", "a number left out", "whole tensors left out",
         "random signs", "doublings", "a factor a row", "order", "in proportion", "on large values",
     ],
 )  # fmt: skip

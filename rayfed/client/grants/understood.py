@@ -164,21 +164,20 @@ class Rehearsal(NamedTuple):
             first += [noise] * (seed < compared)
         known = torch.stack(looked)
         kept, times = torch.ones_like(silent), torch.zeros_like(zeros)
-        chosen, masks, fixed = (
-            False,
-            False,
-            bool((known == known[0]).all()) and all(torch.equal(one, first[0]) for one in first),
-        )
+        chosen, masks = False, False
+        fixed = bool((known == known[0]).all()) and all(torch.equal(one, first[0]) for one in first)
         draw = torch.Generator().manual_seed(0)
         for seed, noise in enumerate(first):
             drawn = (size * torch.randn(len(zeros), generator=draw).to(zeros) for size in _SIZES[: 1 if even else None])
-            before = torch.zeros_like(zeros), silent  # the gradient of the answer before, and what of it was left out
+            before: tuple[Tensor, Tensor] | None = None  # the first gradient, and what of it was left out
             for gradient in chain(drawn, others if seed < _TRIED_ON_OTHERS else ()):
                 sent = answer(gradient, seed)
                 near = _SAME * torch.maximum(noise.abs(), gradient.abs()) + _ROUNDING * energy.sqrt().to(zeros)
                 masked = sent == 0
-                chosen = chosen or not (_as_before(gradient, masked, *before) or _smallest(gradient, masked, like))
-                before = gradient, masked
+                before = before or (gradient, masked)
+                chosen = chosen or not (
+                    _as_before(gradient, masked, *before) or _smallest(gradient, masked, before[1], like)
+                )
                 kept, times = kept & (_copied(sent - noise, gradient, near) | masked), times + ~masked
                 masks, fixed = masks or bool(masked.any()), fixed and torch.equal(sent, answer(gradient, seed + 1))
         whole, loud = bool(kept.all()), not bool(silent.all())
@@ -298,12 +297,23 @@ def _as_before(gradient: Tensor, masked: Tensor, other: Tensor, of_other: Tensor
     return bool(((masked == of_other) | (gradient == 0) | (other == 0)).all())
 
 
-def _smallest(gradient: Tensor, masked: Tensor, like: Named) -> bool:
-    """Return whether of each tensor the smallest values are left out: other choices may tell of the values."""
+def _smallest(gradient: Tensor, masked: Tensor, of_other: Tensor, like: Named) -> bool:
+    """Return whether the smallest values (D,) are left out, of each tensor or of all, as many as of another gradient.
+
+    Other choices, and how many there are, may tell of the values. What is 0 in the gradient counts among them.
+    """
     from rayfed.gradients import unflatten
 
-    sizes, out = unflatten(gradient.abs(), like), unflatten(masked, like)
-    return all(m.all() or not m.any() or bool(sizes[n][m].max() <= sizes[n][~m].min()) for n, m in out.items())
+    sizes, out, other = (unflatten(one, like) for one in (gradient.abs(), masked, of_other))
+    return _are_smallest(gradient.abs(), masked, of_other) or all(
+        _are_smallest(sizes[name], out[name], other[name]) for name in out
+    )
+
+
+def _are_smallest(sizes: Tensor, masked: Tensor, of_other: Tensor) -> bool:
+    as_many = int(masked.sum()) == max(int(of_other.sum()), int((sizes == 0).sum()))
+    some = bool(masked.any()) and not bool(masked.all())
+    return as_many and (not some or bool(sizes[masked].max() <= sizes[~masked].min()))
 
 
 def _related(draws: Tensor) -> bool:

@@ -318,8 +318,11 @@ def _play(
                 tables, checkpoint.Checkpoint(round, federation.saved, federation.changed, scenario=counts)
             )
             _tell(progress, *federation.aborted, joined())
+            if round + 1 == rounds:
+                check_bounds(folder)  # before a scheduler is told, which may stop the run
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
-        check_bounds(folder)
+        if first == rounds:  # a driver died between its last round and the comparison
+            check_bounds(folder)
     if secure:
         run_key.remove(folder)
 

@@ -41,10 +41,11 @@ def status(files: Files) -> dict[str, Any]:
 def over(found: Mapping[str, Any]) -> bool:
     """Return whether a run of this status has played all its rounds, so that its tables are whole.
 
-    It may be stopped as the last is over. One that failed then is not: what it measured may be above what is proved.
+    A scheduler may stop it as the last is over, which is after what it measured was compared with what is proved. Of
+    one that failed, died or still runs that is not known.
     """
-    state, played = found.get("state"), 0 < found.get("rounds", 0) == found.get("rounds_done")
-    return state == "finished" or (played and state != "failed")
+    played = 0 < found.get("rounds", 0) == found.get("rounds_done")
+    return found.get("state") == "finished" or (played and found.get("state") == "interrupted")
 
 
 def advice(state: str, kind: str | None, run: str = "RUN") -> str:

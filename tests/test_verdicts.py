@@ -27,7 +27,7 @@ from rayfed.analysis.verdicts import (
     verdicts,
     verdicts_table,
 )
-from rayfed.hidden import UNREHEARSED, UNUSED
+from rayfed.hidden import UNREHEARSED, UNSOLVED, UNUSED
 from rayfed.report import words
 from rayfed.report.gate import Gated
 from rayfed.report.run import write_report
@@ -111,6 +111,7 @@ def test_a_run_has_its_verdicts_as_a_table(tmp_path: Path) -> None:
     [
         ({"state": "interrupted", "rounds": 2, "rounds_done": 2}, True),
         ({"state": "interrupted", "rounds": 2, "rounds_done": 1}, False),
+        ({"state": "killed", "rounds": 2, "rounds_done": 2}, False),
         ({"state": "failed", "rounds": 2, "rounds_done": 2}, False),
         ({"state": "finished"}, True),
     ],
@@ -174,6 +175,15 @@ def test_what_a_verdict_says_of_the_code_is_not_said_beside_each_attack_too() ->
     assert "cut short" in shown.getvalue()
     assert UNUSED not in shown.getvalue()
     assert said in of(row("bare", 30.0), row("noise", 9.0, message=said))["noise"].sentence
+
+
+@pytest.mark.parametrize("why", [UNSOLVED, UNREHEARSED])
+def test_more_time_is_not_the_next_step_where_an_attacker_could_not_use_what_it_saw(why: str) -> None:
+    rows = [row("bare", 30.0), row("noise", 9.0, message=why)]
+    told = list(of(*rows).values())
+    said = next_step(SCENARIO, rows, told)
+    assert "noise" in said
+    assert "more time does not help" in said
 
 
 def labelled(arm: str, psnr: float, *found: float) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from rayfed.analysis.audit import (
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms
-from rayfed.hidden import UNUSED
+from rayfed.hidden import UNREHEARSED, UNSOLVED, UNUSED
 from rayfed.metrics.known import NOUNS, leading, modality_by
 from rayfed.store.schemas import UNPLAYED, VERSUS
 
@@ -286,6 +286,16 @@ def next_step(
         return (
             f"Next: write an attack that uses what the code tells of {', '.join(unused)}, or change the defence: more "
             "time does not help."
+        )
+    if unsolved := [verdict.arm for verdict in inconclusive if UNSOLVED in verdict.sentence]:
+        return (
+            f"Next: write an attack that solves the buffers that clients return on {', '.join(unsolved)}, or return none: "
+            "more time does not help."
+        )
+    if unrun := [verdict.arm for verdict in inconclusive if UNREHEARSED in verdict.sentence]:
+        return (
+            f"Next: the verdict on {', '.join(unrun)} says why an attacker could not run its defences: more time does "
+            "not help."
         )
     if uncompared := [verdict.arm for verdict in inconclusive if UNCOMPARED in verdict.sentence]:
         return (

@@ -92,7 +92,7 @@ def audit(
     minutes: Annotated[
         float,
         typer.Option(
-            min=0, help="Minutes that all of it may take, to a tenth; what does not fit is named as not measured."
+            min=0, help="Minutes of the whole command, up to a tenth more; what does not fit is named as not measured."
         ),
     ] = 10,
     iterations: Annotated[
@@ -158,7 +158,7 @@ def audit(
             print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
         elif short := audited[0].short:
             more = f":\n  {_smallest(context, short.options)}" if short.options else ""
-            print(f"NOT MEASURED: {short.message}{more}")
+            print(f"Nothing was played: {short.message}{more}")
         gate.close([Gated(one.folder, one.weights, one.arms) for one in audited], bounds if audited else [], say)
 
 

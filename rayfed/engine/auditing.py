@@ -171,7 +171,7 @@ def rehearsed(
     if not fitted.says_anything:
         _tell_found(rehearsal.found(criterion), say)
         short = _too_short(budget, whole, fitted, slower)
-        nothing = _nothing(asked, trials, offered, short, slower)
+        nothing = _nothing(asked, trials, offered, short, slower, budget.sets)
         allowance = replace(nothing, arms=choice.arms(asked), measured=rehearsal.measured)
         return Rehearsed(_scenario(whole, offered.iterations, changes), allowance, inputs.remarks, budget, short)
     if len(plan.defences) < len(whole.defences):
@@ -358,9 +358,13 @@ def _allowance(fitted: Fitted, trials: Sequence[Trial], budget: Budget, slower: 
     )
 
 
-def _nothing(plan: Plan, trials: Sequence[Trial], fitted: Fitted, short: TooShort, slower: float) -> Allowance:
+def _nothing(
+    plan: Plan, trials: Sequence[Trial], fitted: Fitted, short: TooShort, slower: float, sets: int
+) -> Allowance:
     """Return the allowance of an audit that has time for no attack; what trials were refused by is no gap."""
-    units = [refused(unit, plan, trials) for unit in (*fitted.played, *fitted.left_out)]
+    units = [*fitted.played, *fitted.left_out]
+    if sets == 1:  # of other weights trials know nothing
+        units = [refused(unit, plan, trials) for unit in units]
     left_out = {(unit.arm, name): unit.unplayed(slower) for unit in units for name in unit.titles}
     return Allowance(seconds=0.0, left_out=left_out, enough=short.enough)
 

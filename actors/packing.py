@@ -56,8 +56,8 @@ def share_of(peak: Peak) -> tuple[float, str]:
             f"{total:.1f} GiB{beside}: lower training.batch_size or federation.cohort_size"
         )
     told = (
-        f"num_gpus: auto: a client actor took {took:.2f} of {total:.1f} GiB{beside}, with {CONTEXT / _GIB:.2f} for "
-        f"CUDA's own: {peak.together} share a GPU"
+        f"num_gpus: auto: a client actor took {took:.2f} GiB, with {CONTEXT / _GIB:.2f} for "
+        f"CUDA's own: {peak.together} share a GPU of {total:.1f} GiB{beside}"
     )
     return floor(_UNITS / peak.together) / _UNITS, told
 

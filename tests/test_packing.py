@@ -48,7 +48,7 @@ def test_shares_fill_a_gpu_and_no_more() -> None:
     share, told = packing.share_of(Peak(2 * GIB, 0, 8 * GIB))
     assert (share, told) == (
         0.3333,
-        "num_gpus: auto: a client actor took 2.50 of 8.0 GiB, with 0.50 for CUDA's own: 3 share a GPU",
+        "num_gpus: auto: a client actor took 2.50 GiB, with 0.50 for CUDA's own: 3 share a GPU of 8.0 GiB",
     )
     assert packing.share_of(Peak(5 * GIB, 0, 8 * GIB))[0] == 1
     with pytest.raises(ResourceError, match=r"took 8\.5 GiB, more than there is on its GPU of 8\.0 GiB: lower"):
@@ -60,8 +60,8 @@ def test_other_processes_on_the_gpu_are_none_of_an_actors_memory() -> None:
     share, told = packing.share_of(Peak(int(8.05 * GIB), int(25.3 * GIB), int(139.8 * GIB)))
     assert (share, told) == (
         0.0769,
-        "num_gpus: auto: a client actor took 8.55 of 139.8 GiB, of which other processes have 25.3, "
-        "with 0.50 for CUDA's own: 13 share a GPU",
+        "num_gpus: auto: a client actor took 8.55 GiB, with 0.50 for CUDA's own: 13 share a GPU of 139.8 GiB, "
+        "of which other processes have 25.3",
     )
     with pytest.raises(ResourceError, match=r"its GPU of 8\.0 GiB, of which other processes have 6\.0: lower training"):
         packing.share_of(Peak(2 * GIB, 6 * GIB, 8 * GIB))
@@ -105,7 +105,9 @@ def test_actors_are_as_many_as_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -
     sized = packing.with_shares(inputs, notes.append)
     assert made == [(1, "ClientActor", 1.0), "closed"]
     assert sized.resources.clients.num_gpus == 0.25
-    assert notes == ["num_gpus: auto: a client actor took 4.00 of 16.0 GiB, with 0.50 for CUDA's own: 4 share a GPU"]
+    assert notes == [
+        "num_gpus: auto: a client actor took 4.00 GiB, with 0.50 for CUDA's own: 4 share a GPU of 16.0 GiB"
+    ]
     assert cluster.divide(list(nodes.values()), sized, 20, 0).clients == 8
     nodes["a"] = Node(8, 0)
     with pytest.raises(ResourceError, match=r"one actor asks for 0\.5 CPU and 1 GPU, but no node has more than"):

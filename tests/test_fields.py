@@ -42,3 +42,15 @@ def test_fields_are_described_with_those_of_bases() -> None:
         ("width", "number > 2", "Another width."),  # not within the bounds of the base's as well
         ("depth", "integer", "Depth of it."),
     ]
+
+
+def test_a_class_that_cannot_be_parsed_by_itself_has_no_texts_and_no_error() -> None:
+    @component
+    class Nested:
+        """One whose text
+goes back to the margin."""  # fmt: skip
+
+        width: float = 1.0
+        """Width of it."""
+
+    assert [(one.name, one.doc) for one in parameters(Nested)] == [("width", "")]

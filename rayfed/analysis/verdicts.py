@@ -289,8 +289,8 @@ def next_step(
         )
     if unsolved := [verdict.arm for verdict in inconclusive if UNSOLVED in verdict.sentence]:
         return (
-            f"Next: write an attack that solves the buffers that clients return on {', '.join(unsolved)}, or return none: "
-            "more time does not help."
+            f"Next: write an attack that solves the buffers that clients return on {', '.join(unsolved)}, or return "
+            "none: more time does not help."
         )
     if unrun := [verdict.arm for verdict in inconclusive if UNREHEARSED in verdict.sentence]:
         return (

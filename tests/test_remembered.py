@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,11 +15,14 @@ from torch import Tensor, nn
 from rayfed.attacks import fit, labels
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.april import April
-from rayfed.attacks.base import Attack
+from rayfed.attacks.base import Attack, Reconstruction
+from rayfed.attacks.closed_form import answer
+from rayfed.attacks.closed_form.probe import probe
 from rayfed.attacks.columns import Columns
 from rayfed.attacks.labels import OwnProducts, with_labels
 from rayfed.attacks.remembered import Memory, once, remembering
 from rayfed.client.sent import Sent
+from rayfed.engine import rehearsing
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
@@ -112,8 +117,54 @@ def test_few_findings_are_kept() -> None:
     seen, memory, found = batch(model()), Memory(), list[int]()
     with remembering(memory):
         for number in (*range(30), 29, 0):
-            once(number, seen, lambda number=number: found.append(number))  # type: ignore[misc]
+            once("numbers", number, seen, lambda number=number: found.append(number))  # type: ignore[misc]
     assert found == [*range(30), 0]
+
+
+def test_closed_forms_share_one_probe_of_a_model_which_holds_no_observation(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(answer, "probe", lambda *given: made.append(probe(*given)) or made[-1])
+    network, memory, forms = model(), Memory(), (Analytic(), April(), Columns())
+    alone, together = list[Reconstruction](), list[Reconstruction]()
+    seen = observe(network, digit(3), torch.tensor([3]), known=False)
+    held = weakref.ref(seen)
+    for form in forms:
+        alone += form.reconstruct([seen], network, seeded(1))
+    with remembering(memory):
+        for form in forms:
+            together += form.reconstruct([seen], network, seeded(1))
+    assert len(made) == len(forms) + 1
+    for one, other in zip(alone, together, strict=True):
+        assert (one.status, one.message) == (other.status, other.message)
+        assert torch.equal(one.images, other.images)
+    del seen
+    assert held() is None
+
+
+def test_a_closed_form_that_was_cut_off_is_as_it_ever_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit's trials end attacks in the middle, and their attackers' next ones go on from what is known."""
+    torch.manual_seed(0)
+    network = Tokens(affine=True)
+    nn.init.normal_(network.head.weight)
+    seen = observe(network, digit(3), torch.tensor([3]))
+    [whole] = April().reconstruct([seen], network, seeded(1))
+    assert whole.status == "ok"
+    for operations in range(0, 600, 7):
+        clock = count()
+        monkeypatch.setattr(rehearsing, "monotonic", lambda clock=clock: next(clock))
+        memory, cut = Memory(), False
+        with remembering(memory):
+            try:
+                with rehearsing._Deadline(operations):
+                    April().reconstruct([seen], network, seeded(1))
+            except rehearsing._Enough:
+                cut = True
+            assert torch.is_grad_enabled()
+            [after] = April().reconstruct([seen], network, seeded(1))
+        assert torch.equal(after.images, whole.images)
+        if not cut:
+            break
+    assert operations > 50
 
 
 def test_arms_that_differ_by_their_name_alone_share_what_is_known_and_others_do_not() -> None:

@@ -13,7 +13,7 @@ the gradients of the first attention; here with those of all that lies before th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import tee
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -43,8 +43,6 @@ class _Sum(NamedTuple):
     use: int
     order: Tensor
     """The place in the parameter of each entry of the tensor, (numel,)."""
-    weights: tuple[str, ...]
-    """The parameters through which the tensor is made, and nothing else is."""
 
 
 @component
@@ -75,55 +73,63 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
     if not all(tensor.isfinite().all() for tensor in gradient.values()):
         return nothing_found(observation, "the gradient is not finite")
     names = tuple(gradient)
-    kept = probed.once(("sums", names), lambda: [_sums(probed, names)])
-    kept[0], every = tee(kept[0])  # each is found when the first observation comes to it, and once
-    for added in every:
-        function = _equations(probed, added, gradient)
+    added: list[_Sum] = probed.once(("sums", names), lambda: list(_sums(probed, names)))
+    for place, one in enumerate(added):
+        weights: tuple[str, ...] = probed.once(("before", names, place), partial(_weights_before, probed, one, names))
+        if not weights:
+            continue
+        function = _equations(probed, one, weights, gradient)
         if is_affine(function, probed.samples(1, seed=1)):
-            target = torch.cat([gradient[name].flatten() for name in added.weights])
+            target = torch.cat([gradient[name].flatten() for name in weights])
             solution = solve(function, target, (1, *probed.shape), affine=True)
             if solution.residual < _RESIDUAL:
                 return answer(probed, observation, solution.samples, aligned=True)
-            return nothing_found(observation, f"the gradients of {', '.join(added.weights)} fit no sample")
+            return nothing_found(observation, f"the gradients of {', '.join(weights)} fit no sample")
     never: bool = probed.once(("no equation", names), lambda: _no_equation(probed, names))
     return not_applicable(observation, _NOTHING_ADDED, inherent=never)
 
 
-def _equations(probed: Probe, added: _Sum, gradient: Named) -> Callable[[Tensor], Tensor]:
+def _equations(probed: Probe, added: _Sum, weights: Sequence[str], gradient: Named) -> Callable[[Tensor], Tensor]:
     """Return the map from a sample to the gradients of the weights before the sum, in one vector."""
     leaves = probed.leaves()
 
     def function(inputs: Tensor) -> Tensor:
         output = probed.reached(inputs, leaves, added.use).output
-        slope = gradient[added.parameter].flatten()[added.order].view_as(output)
-        return torch.cat([part.flatten() for part in _before(output, leaves, added.weights, slope)])
+        found = torch.autograd.grad(
+            output,
+            [leaves[name] for name in weights],
+            _slope(added, output, gradient),
+            create_graph=True,
+            materialize_grads=True,
+        )
+        return torch.cat([part.flatten() for part in found])
 
     return function
 
 
-def _before(output: Tensor, leaves: Named, names: Sequence[str], slope: Tensor) -> tuple[Tensor, ...]:
-    """Return the gradients of <output, slope> in some parameters, with their graph."""
-    wanted = [leaves[name] for name in names]
-    return torch.autograd.grad(output, wanted, slope, create_graph=True, materialize_grads=True)
+def _slope(added: _Sum, output: Tensor, gradient: Named) -> Tensor:
+    """Return the slope of the loss in a tensor, which is the gradient of the parameter that is added to it."""
+    return gradient[added.parameter].flatten()[added.order].view_as(output)
 
 
 def _sums(probed: Probe, names: Sequence[str]) -> Iterator[_Sum]:
-    """Yield the tensors to which a parameter is added and before which weights lie, in the forward pass's order."""
-    inputs = probed.samples(1)
-    gradient = probed.gradient(inputs, probed.blank(1))
-    uses, leaves, _ = probed.run(inputs)
+    """Yield the tensors to which a parameter is added, in the forward pass's order."""
+    uses, leaves, _ = probed.run(probed.samples(1))
     for place, use in enumerate(uses):
         for parameter in sorted(use.names & set(names)):
             order = _order(use.output, leaves[parameter])
-            if order is None:
-                continue
-            slope = gradient[parameter].flatten()[order].view_as(use.output)
-            wanted = [leaves[name] for name in names]
-            found = torch.autograd.grad(use.output, wanted, slope, retain_graph=True, allow_unused=True)
-            parts = ((n, p) for n, p in zip(names, found, strict=True) if n != parameter and p is not None)
-            weights = tuple(n for n, part in parts if part.any() and _same(part, gradient[n]))
-            if weights:
-                yield _Sum(parameter, place, order, weights)
+            if order is not None:
+                yield _Sum(parameter, place, order)
+
+
+def _weights_before(probed: Probe, added: _Sum, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the weights through which a tensor is made, and nothing else is."""
+    own, leaves = probed.own_gradient, probed.leaves()
+    output = probed.reached(probed.samples(1), leaves, added.use).output
+    wanted = [leaves[name] for name in names]
+    found = torch.autograd.grad(output, wanted, _slope(added, output, own), allow_unused=True)
+    parts = ((n, p) for n, p in zip(names, found, strict=True) if n != added.parameter and p is not None)
+    return tuple(n for n, part in parts if part.any() and _same(part, own[n]))
 
 
 def _no_equation(probed: Probe, names: Sequence[str]) -> bool:

@@ -140,8 +140,8 @@ class LabelReader:
 
     @cached_property
     def _own(self) -> OwnProducts:
-        what = "own products", self.head.layer, self.given.classes
-        return once(what, self.given, lambda: OwnProducts.of(self.head, self.given))
+        what = self.head.layer, self.given.classes
+        return once("own products", what, self.given, lambda: OwnProducts.of(self.head, self.given))
 
     def read(self, observation: Observation) -> Labels:
         """Return the labels of an observation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,23 +15,24 @@ from rayfed.update import Observation
 
 Found = TypeVar("Found")
 _MOST = 16
-"""Findings that are kept: those of more weights, such as of many earlier rounds, would fill memory."""
+"""Findings of a kind that are kept: those of more weights, such as of many earlier rounds, would fill memory."""
 
 
 class Memory:
-    """Findings of a model, by what they are and the weights that they are of."""
+    """Findings of a model, by kind, by what they are and the weights that they are of."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[Hashable, Any] = OrderedDict()
+        self._found: defaultdict[str, OrderedDict[Hashable, Any]] = defaultdict(OrderedDict)
 
-    def once(self, what: Hashable, find: Callable[[], Found]) -> Found:
-        """Return what is known, or find it."""
-        if what not in self._found:
-            self._found[what] = find()
-            while len(self._found) > _MOST:
-                self._found.popitem(last=False)
-        self._found.move_to_end(what)
-        found: Found = self._found[what]
+    def once(self, kind: str, what: Hashable, find: Callable[[], Found], most: int = _MOST) -> Found:
+        """Return what is known, or find it; of a kind the `most` that were asked for last are kept."""
+        known = self._found[kind]
+        if what not in known:
+            while len(known) >= most:
+                known.popitem(last=False)
+            known[what] = find()
+        known.move_to_end(what)
+        found: Found = known[what]
         return found
 
 
@@ -48,16 +49,16 @@ def remembering(memory: Memory) -> Iterator[None]:
         _MEMORY.reset(token)
 
 
-def once(what: Hashable, observation: Observation, find: Callable[[], Found]) -> Found:
+def once(kind: str, what: Hashable, observation: Observation, find: Callable[[], Found], most: int = _MOST) -> Found:
     """Return what is found of a model at an observation's weights, and with the public samples that it grants.
 
-    `what` names the finding and all else of the observation that it depends on. Outside of `remembering` it is found
+    `what` is all else of the observation that a finding of this kind depends on. Outside of `remembering` it is found
     anew.
     """
     memory = _MEMORY.get()
     if memory is None:
         return find()
-    return memory.once((what, _digest(observation)), find)
+    return memory.once(kind, (what, _digest(observation)), find, most)
 
 
 def _digest(observation: Observation) -> bytes:

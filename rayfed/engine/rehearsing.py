@@ -15,6 +15,7 @@ from statistics import median
 from time import monotonic, process_time
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from rayfed.analysis.audit import METHODS, TWINS, UNDEFENDED, Criterion
@@ -96,7 +97,11 @@ class _Enough(BaseException):
 
 
 class _Deadline(TorchFunctionMode):
-    """Ends a trial at the first operation after its time: a closed form reports no steps, and one may take minutes."""
+    """Ends a trial at the first operation after its time: a closed form reports no steps, and one may take minutes.
+
+    It does so once, and never where gradients are switched on and off: that is an operation, too, which the end of a
+    `no_grad` block needs for the trials after this one.
+    """
 
     def __init__(self, ends: float) -> None:
         """Raise `_Enough` where the clock (`monotonic`) passes `ends`."""
@@ -107,7 +112,8 @@ class _Deadline(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation, if there is time."""
-        if monotonic() > self._ends:
+        if func is not torch._C._set_grad_enabled and monotonic() > self._ends:
+            self._ends = inf
             raise _Enough
         return func(*args, **(kwargs or {}))
 

@@ -13,6 +13,7 @@ from rayfed.attacks.base import NotApplicable, Reconstruction, not_applicable
 from rayfed.attacks.closed_form.probe import Probe, probe
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import filled, with_labels
+from rayfed.attacks.remembered import once
 from rayfed.gradients import flatten
 from rayfed.losses import BinaryCrossEntropy, OwnLoss
 from rayfed.update import Named, Observation
@@ -34,13 +35,16 @@ def studied(
 ) -> list[Reconstruction]:
     """Return what a closed form finds in each observation, on one probe of the model for all of a kind.
 
-    Where labels that it asks for (`labelled`) cannot be read, the results say why.
+    The probe is kept for the attacker's other closed forms on such batches. Where labels that this one asks for
+    (`labelled`) cannot be read, the results say why.
     """
 
     def attack(group: Sequence[Observation], own: Sequence[torch.Generator]) -> list[Reconstruction]:
-        probed = probe(model, group[0])
-        probed.read_labels = partial(_labelled, group, model)
-        return [_found(find, probed, *one) for one in zip(group, own, strict=True)]
+        one = group[0]
+        kind = one.sample, one.classes, one.has_numbers, one.has_places, one.batch_size
+        probed = once("probe", kind, one, partial(probe, model, one), most=1)
+        with probed.reading(partial(_labelled, group, model)):
+            return [_found(find, probed, *one) for one in zip(group, own, strict=True)]
 
     return in_groups(attack, observations, generators)
 
@@ -63,7 +67,7 @@ def labelled(
     The observation is the one that `studied` gave. Where labels cannot be read, the message says why. To read a batch's
     takes many passes of the model, so a closed form asks for them where it is known to apply.
     """
-    read: Mapping[int, tuple[Observation, str]] = probed.once("labels", probed.read_labels)
+    read: Mapping[int, tuple[Observation, str]] = probed.read_labels()
     own, unread = read[id(observation)]
     try:
         found = find(probed, own)

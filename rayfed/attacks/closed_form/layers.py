@@ -61,10 +61,9 @@ def linear_layers(probe: Probe, sent: Named) -> list[Layer]:
 
 
 def _linear_layers(probe: Probe, sent: Sequence[str]) -> Iterator[Layer]:
-    sample = probe.samples(1)
     try:
-        gradient = probe.gradient(sample, probe.blank(1))
-        uses, _, _ = probe.run(sample)
+        gradient = probe.own_gradient
+        uses, _, _ = probe.run(probe.samples(1))
     except Exception as error:  # such as batch norm's in training mode
         said = str(error).partition("\n")[0]
         why = f"layers are found by a single sample, which the model does not take: {said}"

@@ -7,7 +7,8 @@ exact arithmetic, at all of them. So no module's name or type is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -37,26 +38,40 @@ class Use(NamedTuple):
 
 
 class Probe:
-    """A copy of a model at the weights that a client was sent, in double precision where the model allows it."""
+    """A copy of a model at the weights that a client was sent, in double precision where the model allows it.
+
+    It holds nothing of an update, and serves all closed forms.
+    """
 
     def __init__(self, model: nn.Module, observation: Observation, dtype: torch.dtype) -> None:
         self.device = next(iter(observation.weights.values())).device
         self.dtype = dtype
         self._model = without_tracking(model).to(self.device, dtype)
         self.weights = self._converted(observation.weights)
+        for name, parameter in self._model.named_parameters():
+            parameter.data = self.weights.get(name, parameter.data)  # the copy's own would be held beside them
         self._buffers = self._converted(buffers_for(self._model, observation))
         self.shape, self._sample = observation.sample.shape, observation.sample
         self._places = observation.places
         self.loss, self._outputs = losses.of(self._model), observation.classes if observation.has_numbers else None
         self._known: dict[Hashable, Any] = {}
         self.read_labels: Callable[[], Any] = dict
-        """Reads the labels of all observations (`rayfed.attacks.closed_form.answer.labelled`)."""
+        """Reads the labels of the observations at hand (`rayfed.attacks.closed_form.answer.labelled`)."""
 
     def once(self, what: Hashable, find: Callable[[], Any]) -> Any:
         """Return what is found of the model alone, which is found once for all observations."""
         if what not in self._known:
             self._known[what] = find()
         return self._known[what]
+
+    @contextmanager
+    def reading(self, labels: Callable[[], Any]) -> Iterator[None]:
+        """Have the labels of the block's observations read in this way, once and where they are asked for."""
+        self.read_labels = cache(labels)
+        try:
+            yield
+        finally:
+            self.read_labels = dict
 
     def _converted(self, tensors: Named) -> Named:
         return {n: t.to(self.dtype) if t.is_floating_point() else t for n, t in tensors.items()}
@@ -92,6 +107,11 @@ class Probe:
         inputs = inputs.to(self.device, self.dtype if inputs.is_floating_point() else None)
         with NotRounded():
             return gradients.gradient(self._model, self.weights, self._buffers, inputs, labels.to(self.device))[0]
+
+    @cached_property
+    def own_gradient(self) -> Named:
+        """The gradient at one random sample, by which relations are found; raises what the model does on one sample."""
+        return self.gradient(self.samples(1), self.blank(1))
 
     def gradients(self, inputs: Tensor, labels: Tensor, names: Sequence[str]) -> Named:
         """Return some parameters' gradients of the loss of each sample by itself, (N, *), without a graph."""

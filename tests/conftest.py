@@ -51,7 +51,7 @@ LONGEST = ("test_tutorials", "test_audit", "test_gate")
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Processes share whole tiers alone: a few files are through sooner in one."""
     named = config.option.file_or_dir or config.option.keyword
-    whole = config.option.markexpr in ("not engine and not slow", "engine and not slow", "not slow")
+    whole = config.option.markexpr in ("not engine and not slow", "engine and not slow")
     return min(WORKERS, os.cpu_count() or 1) if whole and not named else 0
 
 
@@ -78,7 +78,7 @@ def _shares_ray(file: str) -> bool:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The gate's slow part."""
+    """The gate's longer parts."""
     parser.addoption("--minutes", type=float, help="start no test after so many, and begin with another at each commit")
 
 

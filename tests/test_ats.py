@@ -50,6 +50,7 @@ def apart(image: Image.Image, found: Tensor) -> float:
     return float((torch.tensor(np.array(image)).permute(2, 0, 1) - 255 * found[0]).abs().mean())
 
 
+@pytest.mark.engine
 def test_there_are_fifty_and_every_one_keeps_shape_and_range() -> None:
     assert len(NAMES) == 50
     for number in range(50):
@@ -152,6 +153,7 @@ def command(file: Path, out: Path, *more: str) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.split())
 
 
+@pytest.mark.engine
 def test_the_command_writes_what_a_scenario_takes_over(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SCENARIO)
     code, output = command(tmp_path / "s.yaml", tmp_path / "p.yaml", "--quiet")

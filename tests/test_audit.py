@@ -351,6 +351,7 @@ def test_what_was_left_out_is_played_where_time_is_left_for_it(
     assert list(states.values())[:3] == ["ok"] * 3
 
 
+@pytest.mark.engine
 def test_one_sample_is_attacked_where_there_is_no_time_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     fit = fitting.fit
 
@@ -547,6 +548,7 @@ def test_the_closest_of_what_leaked_stands_beside_a_leak() -> None:
     assert (found.state, found.best, found.by) == ("leaks", 16.0, "a, blind")
 
 
+@pytest.mark.engine
 def test_default_batches_are_no_larger_than_what_clients_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
     said: list[str] = []
@@ -616,6 +618,7 @@ def test_a_time_too_short_is_told_with_the_smallest_audit_that_says_something() 
     assert "further --defence" not in alone.message
 
 
+@pytest.mark.engine
 @pytest.mark.usefixtures("patient", "reports")
 def test_an_audit_without_time_for_an_attack_ends_with_a_page_and_the_command_that_says_more(tmp_path: Path) -> None:
     typed = ("--model", "mlp", "--data", "digits", "--set", "data.train_samples=60", "--out", str(tmp_path))
@@ -707,6 +710,7 @@ def test_a_search_is_as_slow_as_the_slowest_of_its_twins() -> None:
     assert few <= many / 7
 
 
+@pytest.mark.engine
 def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     none = lambda *args, **more: replace(fit(*args, **more), played=[])  # noqa: E731
     fit = fitting.fit
@@ -748,6 +752,7 @@ def test_nothing_more_is_tried_where_no_two_arms_can_be_compared() -> None:
     )
 
 
+@pytest.mark.engine
 def test_a_trial_that_is_enough_is_the_last() -> None:
     asked = plan(batches=[1, 2])
     loaded = scenario.parse(asked.scenario_text({audit.title(*search): 1 for search in asked.searches}))
@@ -810,6 +815,7 @@ def test_what_trials_found_is_told_where_no_attack_is_played(
     assert "  analytic batch 1: LEAKS, the closest at >100 dB" in said
 
 
+@pytest.mark.engine
 def test_searches_are_counted_in_evaluations_alone() -> None:
     said: list[str] = []
     rehearsed(plan(batches=[1]), said, iterations=40)
@@ -963,11 +969,12 @@ def test_what_was_not_played_without_a_defence_has_to_answer_behind_it() -> None
     )
 
 
+@pytest.mark.engine
 def test_attacks_are_played_in_the_order_in_which_they_were_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("april")))
-    planned = plan(batches=[1], samples=1, defences={"x": [{"name": "gaussian", "sigma": 1.0}]})
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("buffers"), audit.Method("columns")))
+    planned = plan(batches=[1], samples=1, defences={"x": [{"name": "prune", "ratio": 0.5}]})
     loaded = scenario.parse(planned.scenario_text({}))
     order = [(arm, a.title) for arm in ("x", "none") for a in reversed(loaded.attacks)]
     played: list[tuple[str, str]] = []
@@ -982,13 +989,15 @@ def test_attacks_are_played_in_the_order_in_which_they_were_planned(
     assert played == order
 
 
+@pytest.mark.engine
 def test_no_more_observations_are_held_than_memory_is_set_aside_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a language model behind ten defences would be tens of gigabytes."""
-    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("april")))
-    planned = plan(batches=[1], samples=2, defences={"x": [{"name": "gaussian", "sigma": 1.0}]})
-    loaded = scenario.parse(planned.scenario_text({}))
+    search = audit.Method("inverting_gradients", evaluations=1)
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("columns"), search))
+    planned = plan(batches=[1], samples=2, defences={"x": [{"name": "prune", "ratio": 0.5}]})
+    loaded = scenario.parse(planned.scenario_text({audit.title(*search): 1 for search in planned.searches}))
     held, most = list[Any](), list[int]()
     run_clients = LocalExecutor.run_clients
 
@@ -1018,8 +1027,8 @@ def test_what_later_stages_need_is_observed_when_earlier_ones_are_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So an interrupted audit has rows of its first stage."""
-    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("april")))
-    planned = plan(batches=[1], samples=1, defences={"x": [{"name": "gaussian", "sigma": 1.0}]})
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("buffers"), audit.Method("columns")))
+    planned = plan(batches=[1], samples=1, defences={"x": [{"name": "prune", "ratio": 0.5}]})
     loaded = scenario.parse(planned.scenario_text({}))
     first, *rest = [(arm, a.title) for arm in ("none", "x") for a in loaded.attacks]
     done: list[str] = []

@@ -222,6 +222,7 @@ def test_a_missing_draw_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 # The command
 
 
+@pytest.mark.engine
 def test_the_command_prints_what_is_shown_and_ends_with_1_where_it_is_too_much(tmp_path) -> None:  # type: ignore[no-untyped-def]
     def command(defence: str) -> tuple[int, str]:
         file = tmp_path / "audited.yaml"

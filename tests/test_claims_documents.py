@@ -45,6 +45,7 @@ def test_every_test_that_a_document_names_exists(page: Path) -> None:
         assert test in functions_of(REPOSITORY / file), f"{page.name} names {file}::{test}"
 
 
+@pytest.mark.engine
 def test_nothing_is_unpickled() -> None:
     """By our code: `torch.load` is asked for weights alone, numpy is not asked to unpickle, no pickle is imported but
     by the local executor, which opens what it has pickled itself.

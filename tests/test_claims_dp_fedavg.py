@@ -263,6 +263,7 @@ def test_colluders_that_masks_withstand_cut_nobody_off(neighbours: int) -> None:
 # Colluders
 
 
+@pytest.mark.engine
 def test_whom_a_guarantee_holds_against_names_how_many_collude() -> None:
     server = NOISY.replace("clients", "server")
     four = ", colluders: 4}"
@@ -281,6 +282,7 @@ def test_the_noise_that_colluders_added_is_no_noise() -> None:
     assert row["epsilon"] == pytest.approx(guarantee([Release("gaussian", 4 * (2 / 6) ** 0.5, 4)], 1e-5).epsilon)
 
 
+@pytest.mark.engine
 def test_a_fixed_draw_is_one_among_those_who_do_not_collude() -> None:
     """5 of 10 in 30 rounds: the bound for draws is 7.63 for one colluder and 11.9 for four; 6.81 holds for any."""
     from dp_accounting import NeighboringRelation, dp_event
@@ -321,6 +323,7 @@ def drawn_sums(
     return rows * (grid[1] - grid[0])
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("clients", "drawn"), [(4, 1), (4, 2), (5, 3), (6, 2)])
 @pytest.mark.parametrize("multiplier", [1.0, 2.0, 5.0])
 def test_no_colluders_see_more_of_a_draw_than_is_printed(clients: int, drawn: int, multiplier: float) -> None:

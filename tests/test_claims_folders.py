@@ -93,6 +93,7 @@ def test_no_exported_table_has_private_states(format: str, name: str, tmp_path: 
     assert "PNG" not in text
 
 
+@pytest.mark.engine
 def test_a_shared_copy_has_no_private_state_and_nobodys_samples(tmp_path: Path) -> None:
     folder = with_private_state(make_run(str(tmp_path), {"none": []}, {"dlg": 1.0}))
     folder.write_text("environment.json", '{"host": "my-machine"}')

@@ -520,6 +520,7 @@ def tampering(draw: st.DrawFn, arm: str) -> Encrypted:
     return sealed
 
 
+@pytest.mark.engine
 @EACH
 def test_whatever_is_tampered_with_is_refused_or_the_true_sum(arm: str) -> None:
     true, outcomes = round_of(arm).opened(whole(arm)), list[bool]()

@@ -141,6 +141,7 @@ def test_resources_that_are_not_there(tmp_path: Path, file) -> None:  # type: ig
     assert "resources.clients: one actor asks for 1 CPU and 1 GPU" in output
 
 
+@pytest.mark.engine
 def test_a_module_beside_the_scenario_is_found_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +336,7 @@ def _final_weights(folder: Path) -> dict[str, list[float]]:
     return {name: w.tolist() for name, w in saved.server["none"]["weights"].items()}
 
 
+@pytest.mark.engine
 def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("new", "mine")[0] == 0

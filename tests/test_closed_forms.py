@@ -64,6 +64,7 @@ def found(result: Reconstruction, images: Tensor, labels: Tensor) -> tuple[int, 
     return int((errors[rows, columns] < 1e-4).sum()), int((result.labels[rows] == labels[columns]).sum())
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("attack", "seed", "size", "classes", "bias", "activation"),
     [
@@ -319,6 +320,7 @@ def test_analytic_reads_what_noise_on_some_values_leaves() -> None:
     assert psnr(result.images, digit(3)) > 60
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("part", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_analytic_reads_the_one_product_that_noise_on_all_else_leaves(seed: int, part: bool) -> None:
@@ -383,6 +385,7 @@ def test_ratios_are_read_where_some_are_left_out() -> None:
     assert psnr(result.images, image) > 15
 
 
+@pytest.mark.engine
 def test_a_layer_of_one_number_and_a_decoy_push_out_no_better_answer() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.Sigmoid(), nn.Linear(128, 10))
@@ -592,6 +595,7 @@ def test_brightness_that_a_norm_hides_is_that_of_an_image_from_black_to_white(no
     assert psnr(play(Analytic(), model, images, labels).images, images) > 30
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
 def test_what_a_norm_hides_of_a_photograph_is_no_reason_to_stretch_it(noise: float) -> None:
     image = F.avg_pool2d(photo(10, 200), 4)

@@ -243,6 +243,7 @@ def test_sums_in_which_masks_cancel_are_left() -> None:
     assert torch.allclose(found, seen.update["fc1.weight"].mean(0).expand_as(found), atol=1e-6)
 
 
+@pytest.mark.engine
 def test_what_is_sent_in_place_of_a_gradient_has_none_of_its_sums() -> None:
     """Slopes in the biases of a head sum to zero, whatever the samples; that says nothing of the victim's."""
     seen, _ = observed({"name": f"{MISTAKES}:Nothing", "what": "the gradient of noise with the label"})
@@ -372,6 +373,7 @@ def test_offset_and_order_together_are_taken_off() -> None:
     assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-3 * bare.norm()
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     "defence",
     [

@@ -148,6 +148,7 @@ def test_a_run_whose_pixels_have_changed_is_not_resumed(tmp_path: Path) -> None:
     assert folder.read_mapping("status.json") == before
 
 
+@pytest.mark.engine
 def test_a_run_without_its_checkpoints_index_is_not_begun_anew(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     folder.remove("checkpoint/latest.json")
@@ -169,6 +170,7 @@ def test_a_run_whose_scenario_was_edited_is_not_resumed(tmp_path: Path) -> None:
     assert folder.read_mapping("status.json")["state"] == "finished"
 
 
+@pytest.mark.engine
 def test_results_show_the_scenario_that_was_played(tmp_path: Path) -> None:
     """Whatever is written into the file afterwards; what determines no result may change."""
     folder = begun(tmp_path / "runs")

@@ -52,6 +52,7 @@ def test_the_epsilon_of_gaussian_answers_is_that_of_the_closed_form_rounded_up()
     assert float(str(account).partition("epsilon ")[2].partition(" ")[0]) >= exact
 
 
+@pytest.mark.engine
 def test_an_account_is_of_steps_rounds_and_draws_as_they_were_told() -> None:
     def epsilon(**changes: Any) -> float:
         [account] = rayfed.defend([DP_SGD], net(), **(LOOP | changes)).account
@@ -78,6 +79,7 @@ def test_what_has_no_guarantee_has_no_epsilon() -> None:
     assert "for measuring, not for protecting" in str(rayfed.defend([GAUSSIAN], net(), rounds=1, seed=0))
 
 
+@pytest.mark.engine
 def test_an_answer_is_clipped_and_noised_and_what_is_no_parameter_stays() -> None:
     model = nn.Sequential(net(), nn.BatchNorm1d(3)).eval()
     sent = state(model)

@@ -41,6 +41,7 @@ DEFENCES: list[list[dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize("defences", DEFENCES, ids=lambda found: " ".join(map(str, found)))

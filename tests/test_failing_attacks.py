@@ -48,6 +48,7 @@ def attacked(how: str, out: Path, progress: Any) -> RunFolder:
     return runs.attack(scenarios.parse(TEXT % how), None, str(out), local, progress)
 
 
+@pytest.mark.engine
 def test_an_attack_that_raises_is_rows_with_its_error(tmp_path: Path) -> None:
     folder = attacked("error", tmp_path, Progress())
     rows = folder.read_table("attacks").to_pylist()

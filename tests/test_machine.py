@@ -123,6 +123,7 @@ class Elsewhere(Noting):
             yield executor
 
 
+@pytest.mark.engine
 @pytest.mark.usefixtures("reports")
 def test_a_resume_on_another_kind_of_processor_is_said_and_both_are_kept(tmp_path: Path) -> None:
     first, second = Elsewhere("A (GenuineIntel, AVX512)"), Elsewhere("B (AuthenticAMD, AVX2)")

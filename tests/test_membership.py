@@ -272,7 +272,7 @@ def test_the_candidates_of_an_update_are_the_same_in_every_round() -> None:
 
 def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
     from rayfed.engine.attacker import Attacker
-    from rayfed.engine.attacking import AttackCall, _note_attack
+    from rayfed.engine.attacking import AttackCall, note_attack
     from rayfed.engine.tables import RoundTables
     from rayfed.engine.worker import ClientWorker
 
@@ -293,7 +293,7 @@ def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
         bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0", b"1"])
         assert all(len(guess.images) == 0 for guess in bare)
         scored = client.score(truths, found, strip=True)
-        _note_attack(tables, AttackCall(client.specs["none"], attack, (2, 3), 0, strip=True), 0, bare, scored)
+        note_attack(tables, AttackCall(client.specs["none"], attack, (2, 3), 0, strip=True), 0, bare, scored)
     names = [row["attack"] for row in tables.inferences]
     assert names == ["membership"] * 2 + ["property_inference"] * 2 + ["gan"] * 2
     assert {row["status"] for row in tables.inferences} == {"ok"}

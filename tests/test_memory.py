@@ -253,6 +253,7 @@ def test_small_models_are_bounded_by_time_alone(
     assert 2 * size * problem.fitting.each < 2**30
 
 
+@pytest.mark.engine
 def test_what_goes_together_fits_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A U-Net of few weights on scenes of 224 x 224: the same number each time, and one alone is not measured."""
     monkeypatch.setattr(iteration, "_SCENE", (3, 224, 224))
@@ -269,6 +270,7 @@ def test_what_goes_together_fits_the_budget(monkeypatch: pytest.MonkeyPatch) -> 
     assert 1 < together < 16
 
 
+@pytest.mark.engine
 def test_a_chunk_takes_what_its_points_take_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iteration, "_SCENE", (3, 32, 32))
     problem, points = iteration.problem("unet", 1, 16)
@@ -296,6 +298,7 @@ def test_every_way_that_keeps_graphs_is_measured_once(
     assert replace(problem, prior=None).at_once == 16
 
 
+@pytest.mark.engine
 def test_operators_that_refuse_to_be_watched_are_left_alone() -> None:
     """Their gradient is differentiated by differences, one point after the other, of which no graph is kept."""
 

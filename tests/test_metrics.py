@@ -251,6 +251,7 @@ def features_of(arch: str, state: dict[str, Tensor]) -> torch.nn.Sequential:
     return features.eval().requires_grad_(False)
 
 
+@pytest.mark.engine
 def test_lpips_equals_the_formula(random_alexnet, photographs):
     guess = noisy(photographs, 0.1)
     whole = torch.load(random_alexnet, weights_only=True)
@@ -259,6 +260,7 @@ def test_lpips_equals_the_formula(random_alexnet, photographs):
     torch.testing.assert_close(Lpips("alex", random_alexnet)(photographs, guess), expected)
 
 
+@pytest.mark.engine
 def test_lpips_reads_folders_whole_networks_and_features_alone(random_alexnet, photographs, tmp_path):
     guess = noisy(photographs, 0.1)
     whole = torch.load(random_alexnet, weights_only=True)

@@ -165,6 +165,7 @@ def test_mistakes_show_before_a_run() -> None:
             prepare(parse(text + f"attacks: [{{name: dlg, knowledge: [{known}]}}]\n"))
 
 
+@pytest.mark.engine
 def test_it_inverts_a_layer_through_a_colluders() -> None:
     model = build_model("lenet", {}, (1, 16, 16), 10, seed=0)
     images, _ = images_of("digits", 4, size=16, skip=20)
@@ -198,6 +199,7 @@ def test_a_result_depends_on_its_own_generator_alone() -> None:
     assert alone.trace[-1][1] == pytest.approx(together[1].trace[-1][1], abs=1e-4)
 
 
+@pytest.mark.engine
 def test_a_broken_observation_leaves_the_others_alone() -> None:
     model = build_model("lenet", {}, (1, 16, 16), 10, seed=0)
     images, _ = images_of("digits", 2, size=16)
@@ -217,6 +219,7 @@ def test_it_says_what_it_has_not_been_granted() -> None:
     assert "[activations, colluder]" in found.message
 
 
+@pytest.mark.engine
 def test_lenet_on_mnist_gives_its_images_away(shared_data: Path) -> None:
     """The paper calls a mean squared error under 0.05 no protection (table 1)."""
     s = scenario(f"mnist, root: {shared_data}")

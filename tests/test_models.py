@@ -160,6 +160,7 @@ def test_uniform_initialisation_is_dlgs():
     assert abs(parameters.var() - 1 / 12) < 5 * (1 / 180 / len(parameters)) ** 0.5
 
 
+@pytest.mark.engine
 def test_relu_lenet_learns_digits():
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))

@@ -107,6 +107,7 @@ def straight(numbers: np.ndarray) -> bytes:
     return total
 
 
+@pytest.mark.engine
 @given(
     st.randoms(use_true_random=False),
     st.integers(1, 200),
@@ -133,6 +134,7 @@ def test_nodes_that_are_lost_again_and_again_lose_the_round() -> None:
         world.totals([[i] for i in range(64)], ["a"] * 32 + ["b"] * 32)
 
 
+@pytest.mark.engine
 @given(
     st.lists(st.floats(0, 100), max_size=100),
     st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 16), min_size=1, max_size=8),

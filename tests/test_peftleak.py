@@ -232,6 +232,7 @@ def test_without_a_norm_before_adapters_nothing_is_called_alone() -> None:
     assert (quality(cut(images).flatten(0, 1)[:, None], cut(found.images).flatten(0, 1)[:, None]) > 50).sum() > 10
 
 
+@pytest.mark.engine
 def test_patches_of_one_image_are_put_together() -> None:
     net, (images, labels) = adapted(bottleneck=90), textures(4)
     seen = victim(net, images, labels)

@@ -42,6 +42,7 @@ def observed(plant: Plant, seed: int = 3) -> tuple[Any, Any, Any, Any]:
     return seen, truth, model, scorer(inputs.scenario, inputs.data)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
 def test_a_planter_reads_the_sample_out_of_what_is_sent(plant: Plant) -> None:
     seen, truth, model, score = observed(plant)

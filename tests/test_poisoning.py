@@ -267,6 +267,7 @@ def test_a_poisoning_that_overrides_nothing_does_nothing() -> None:
     assert Poisoning().poison_update(sent := update(), insight()) is sent
 
 
+@pytest.mark.engine
 @pytest.mark.usefixtures("reports")
 def test_a_run_with_opponents_ends_with_a_table_of_who_stands_whom(tmp_path: Path) -> None:
     from rayfed.engine.local import local

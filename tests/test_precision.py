@@ -71,6 +71,7 @@ SAME_IN_8_BITS = 54.2
 """dB at which errors are half a step of 8 bits: what is nearer is the same image, how near depends on the processor."""
 
 
+@pytest.mark.engine
 def test_searches_that_may_round_find_what_others_find(monkeypatch: pytest.MonkeyPatch) -> None:
     model, observations = two_digits()
     exact = InvertingGradients(iterations=200, precision="float32").reconstruct(observations, model, seeded(0, 1))

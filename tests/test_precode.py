@@ -210,6 +210,7 @@ def test_precode_does_not_hide_the_input_of_a_first_linear_layer() -> None:
     assert psnr(found.images, digit(7)) > 60
 
 
+@pytest.mark.engine
 def test_precode_stops_what_reads_an_undefended_lenet() -> None:
     label, attack = torch.tensor([3]), Dlg(iterations=40, restarts=1)
     torch.manual_seed(5)

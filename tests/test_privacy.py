@@ -211,6 +211,7 @@ def claimed(extra: str, **changes: str) -> list[dict]:  # type: ignore[type-arg]
     return inputs(extra, **changes).privacy
 
 
+@pytest.mark.engine
 def test_dp_sgd_is_accounted_for_the_worst_client() -> None:
     extra = "partition: {name: dirichlet, alpha: 0.5}\ndefences: [{name: dp_sgd, noise_multiplier: 1.5}]\n"
     [row] = claimed(extra)
@@ -226,6 +227,7 @@ def test_shuffled_batches_gain_nothing_from_sampling() -> None:
     assert row["epsilon"] == pytest.approx(guarantee([Release("gaussian", 2, 4)], 1e-5).epsilon)
 
 
+@pytest.mark.engine
 def test_dp_fedavg_is_accounted_for_the_draw_that_is_made() -> None:
     text = "defences: [{name: dp_fedavg, noise_multiplier: 2}]\n"
     [everybody] = claimed(text)

@@ -88,6 +88,7 @@ def mean_of(rule: SumOverChannel, sent: list[Update], cohort: int = 3):  # type:
     return server.combine(session, torch.Generator())
 
 
+@pytest.mark.engine
 @EACH
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 @pytest.mark.parametrize("clients", [2, 5, 100])

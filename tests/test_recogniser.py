@@ -91,6 +91,7 @@ def test_varied_images_are_moved_mirrored_and_noisy_and_follow_from_the_draws() 
     assert spread.min() < 0.03 < 0.08 < spread.max()
 
 
+@pytest.mark.engine
 def test_training_follows_from_its_arguments_and_learns_people(tmp_path: Path) -> None:
     data, losses = public_digits(), []
     images, labels = faces(data)

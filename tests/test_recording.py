@@ -268,6 +268,7 @@ def test_a_replay_that_nothing_scores_ends_in_time(tmp_path: Path, net: Net, mon
     assert {found.message for found in searched} == {"for want of time"}, "a search is ended on its way"
 
 
+@pytest.mark.engine
 def test_without_the_truth_there_is_no_score_and_no_verdict(
     tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:

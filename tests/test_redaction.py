@@ -73,6 +73,7 @@ def on(page: str) -> set[str]:
     return {name for name, png in ON_PAGE.items() if png in decoded(page)}
 
 
+@pytest.mark.engine
 def test_a_redacted_page_has_nothing_that_was_planted(tmp_path: Path) -> None:
     folder = planted(tmp_path, "all")
     write_report(folder)

@@ -386,6 +386,7 @@ def test_clients_that_a_round_leaves_alone_keep_their_files(folder: RunFolder) -
     assert checkpoint.load_states(folder, "stateless", [0], before=4) == {}
 
 
+@pytest.mark.engine
 def test_a_save_goes_with_the_clients_of_the_round_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder.create(str(tmp_path), "demo", NOON)
     checkpoint.save(folder, Checkpoint(0, {}, {"arm": {c: {"key": torch.zeros(2)} for c in range(2000)}}))

@@ -79,6 +79,7 @@ def test_reports_of_sweeps_do_too(text: str, tmp_path: Path) -> None:
     assert " ".join(text.split()) in text_of(Page(sweep.files.read_text("report.html")))
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("text", HOSTILE)
 def test_exports_keep_text_in_its_cell(text: str, tmp_path: Path) -> None:
     found = load(hostile_run(tmp_path, text).url)
@@ -138,6 +139,7 @@ def test_a_runs_name_stays_in_the_output_folder(name: str) -> None:
         scenarios.parse(f"{MINIMAL.replace('name: t', f'name: {json.dumps(name)}')}")
 
 
+@pytest.mark.engine
 def test_names_from_scenarios_and_data_write_inside_the_run_folder(tmp_path: Path) -> None:
     """Arms, labels of attacks, classes and files of images that look like paths."""
     from PIL import Image

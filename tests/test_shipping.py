@@ -48,6 +48,7 @@ def test_what_dotted_paths_have_imported_goes_along(home: Path) -> None:
     assert runtime_env(loaded) == {"py_modules": [str(path.resolve()) for path in expected]}
 
 
+@pytest.mark.engine
 def test_modules_of_pythonpath_do_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(home)
     monkeypatch.setenv("PYTHONPATH", f"{home}:/nowhere:")

@@ -55,6 +55,7 @@ def test_every_scenario_is_in_the_reference_with_its_command() -> None:
         assert re.search(rf"^(\S+=\S+ )?rayfed [a-z-]+ scenarios/{name}\.yaml", text, re.MULTILINE), name
 
 
+@pytest.mark.engine
 def test_every_command_and_option_is_in_the_reference() -> None:
     """By what `--help` prints, which typer makes by itself."""
     told = sections("reference/commands.md")

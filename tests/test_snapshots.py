@@ -50,6 +50,7 @@ def assert_a_strip(found: Reconstruction) -> None:
         assert 0 <= images.min() <= images.max() <= 1
 
 
+@pytest.mark.engine
 def test_snapshots_come_at_powers_of_ten_and_at_the_end() -> None:
     model, observations = two_digits()
     [found] = InvertingGradients(iterations=150).reconstruct(observations[:1], model, seeded(1))
@@ -69,6 +70,7 @@ def test_every_observation_has_its_own_strip(name: str) -> None:
     assert not torch.equal(together[0].snapshots[0][1], together[1].snapshots[0][1])
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", ATTACKS)
 def test_looking_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, observations = two_digits()
@@ -118,7 +120,7 @@ def test_a_closed_form_has_no_strip() -> None:
 def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
     """Rows of the table, matched as the reconstruction is in the end."""
     from rayfed.engine.attacker import Attacker
-    from rayfed.engine.attacking import AttackCall, _note_attack
+    from rayfed.engine.attacking import AttackCall, note_attack
     from rayfed.engine.tables import RoundTables
     from rayfed.engine.worker import ClientWorker
 
@@ -138,8 +140,8 @@ def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
 
     tables, without = RoundTables(), RoundTables()
     call = AttackCall(client.specs["none"], attack, (2, 3), 0, strip=True)
-    _note_attack(tables, call, 0, bare, client.score(truths, found, strip=True))
-    _note_attack(without, call, 0, bare, client.score(truths, found, strip=False))
+    note_attack(tables, call, 0, bare, client.score(truths, found, strip=True))
+    note_attack(without, call, 0, bare, client.score(truths, found, strip=False))
     assert without.snapshots == []
     assert without.images == tables.images
     assert all(set(row) == set(TABLES["snapshots"].names) for row in tables.snapshots)

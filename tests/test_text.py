@@ -211,6 +211,7 @@ class Net(nn.Module):
         return logits
 
 
+@pytest.mark.engine
 def test_a_users_module_takes_the_numbers_of_tokens(tmp_path: Path) -> None:
     """A whole run: trained, tested, defended, attacked and scored."""
     scenario = parse(f"""

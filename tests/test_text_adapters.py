@@ -65,6 +65,7 @@ def struck(model: nn.Module, numbers: Tensor, *defences: Gaussian) -> Reconstruc
     return found
 
 
+@pytest.mark.engine
 def test_at_the_first_step_a_rank_above_the_tokens_gives_the_text_away(folder: Path) -> None:
     for seed in range(3):
         numbers = texts(1, seed)
@@ -123,6 +124,7 @@ def test_fewer_sums_than_tokens_give_the_text_away_too(folder: Path) -> None:
     assert torch.equal(found.images, numbers)
 
 
+@pytest.mark.engine
 def test_what_a_pursuit_cannot_do_is_said(folder: Path) -> None:
     few = struck(adapted(folder, 1, moved=True), texts(1))
     assert (few.status, "another search may find more" in few.message) == ("ok", True)
@@ -143,6 +145,7 @@ def test_no_pursuit_is_made_on_all_layers_whose_dropout_hides_their_vectors(
     assert not torch.equal(found.images[:, :5], numbers[:, :5])
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("sigma", "least", "most"), [(0.0, LENGTH, LENGTH), (1e-3, LENGTH - 2, LENGTH), (1e3, 0, 6)])
 def test_an_update_behind_which_no_attack_reads_still_tells_a_token_from_others(
     folder: Path, sigma: float, least: int, most: int

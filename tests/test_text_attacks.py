@@ -61,6 +61,7 @@ def test_dager_puts_the_texts_of_a_batch_together(size: int) -> None:
     assert in_place(images, found.images) == 1
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("seed", [1, 2])
 def test_dager_puts_texts_together_whose_tokens_lie_in_the_span_at_all_places(seed: int) -> None:
     """Descents from random texts find less than a third of these tokens."""
@@ -235,6 +236,7 @@ def test_a_last_layer_whose_inputs_fill_their_space_is_not_asked() -> None:
     assert in_place(images, found.images) == 1
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("seed", [0, 1])
 def test_dager_puts_texts_of_few_tokens_together(seed: int) -> None:
     """Nothing tells them apart: texts of twelve tokens that are sought from random ones."""
@@ -252,6 +254,7 @@ def test_a_text_that_stands_for_others_is_told() -> None:
     assert found.message.startswith("fewer different texts were found")
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("numbers", [REPEATED, torch.tensor([[5, 9] * 8])], ids=["repeated", "alternating"])
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_whose_vectors_have_no_place_are_put_in_order_further_on(seed: int, numbers: Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from rayfed import scenario as scenarios
 from rayfed.client.runtime import Sent
 from rayfed.engine.attacker import Attacker
-from rayfed.engine.attacking import AttackCall, _note_attack
+from rayfed.engine.attacking import AttackCall, note_attack
 from rayfed.engine.inputs import prepare
 from rayfed.engine.tables import RoundTables
 from rayfed.engine.worker import ClientWorker
@@ -42,7 +42,7 @@ def attacked(text: str, folder: Path, spoil: bool = False) -> tuple[RunFolder, R
     bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0"])
     tables = RoundTables()
     call = AttackCall(client.specs["none"], attack, (0,), 0, strip=True)
-    _note_attack(tables, call, 0, bare, client.score(truths, found, strip=True))
+    note_attack(tables, call, 0, bare, client.score(truths, found, strip=True))
     run = RunFolder.create(str(folder), "t", datetime(2026, 1, 1))
     run.write_text(SCENARIO, scenario.dump())
     for name in ("attacks", "texts"):

@@ -174,6 +174,7 @@ def test_tensors_that_noise_drowns_are_not_matched() -> None:
     assert not loud["two"].any()
 
 
+@pytest.mark.engine
 def test_what_noise_explains_is_told_from_what_it_does_not() -> None:
     draw = torch.Generator().manual_seed(1)
     large = {"one": torch.zeros(200, 300), "bias": torch.zeros(200)}
@@ -386,6 +387,7 @@ def said(*defences: dict[str, Any], **options: Any) -> str:
     return noted(Reconstruction(images=images, labels=torch.zeros(1, dtype=torch.int64)), undone(seen)).message
 
 
+@pytest.mark.engine
 def test_a_row_says_what_of_an_own_defences_code_was_not_used() -> None:
     assert said({"name": f"{HERE}:RowNumbers"}) == f"{UNUSED}: {understood.RELATED}"
     assert said({"name": f"{HERE}:Negatives"}) == f"{UNUSED}: {understood.RANDOM_SAMPLES}"

@@ -69,6 +69,7 @@ def test_the_objective_is_that_of_the_private_part_at_a_point() -> None:
     assert values[1].item() == pytest.approx(missed, rel=1e-4)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("local", [LocalTraining(), LocalTraining(steps=2, lr=0.1)])
 def test_the_slope_agrees_with_finite_differences(local: LocalTraining) -> None:
     model, seen = observed(3, drawn(2), drawn(1), known=False)

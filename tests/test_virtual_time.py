@@ -75,6 +75,7 @@ def test_a_device_is_the_same_alone_and_among_a_million() -> None:
     assert [device.speed for device in plain] == [(1e6, 1e5)[kind] for kind in kinds[some]]
 
 
+@pytest.mark.engine
 def test_classes_have_their_shares_and_spreads_are_log_normal() -> None:
     s = parsed(
         "federation.clients=20000", "federation.system.network_spread=0.8", "federation.system.devices.fast.up=8"
@@ -671,6 +672,7 @@ def test_no_epsilon_where_devices_choose_the_clients(changes: list[str], why: st
     assert why in row["note"]
 
 
+@pytest.mark.engine
 def test_an_epsilon_stays_where_devices_do_not_choose() -> None:
     plain = prepare(parsed("federation.system=null", text=TEXT + DP)).privacy
     assert prepare(parsed(text=TEXT + DP)).privacy == plain
@@ -725,6 +727,7 @@ def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: P
     assert last["simulated_minutes"] == pytest.approx(found["prune"]["simulated_seconds"] / 60)
 
 
+@pytest.mark.engine
 @pytest.mark.usefixtures("reports")
 def test_a_run_without_devices_says_nothing_of_virtual_time(tmp_path: Path) -> None:
     folder = played(tmp_path, "federation.system=null", "federation.rounds=3")

@@ -185,6 +185,7 @@ def test_who_needs_more_memory_than_there_is_is_found(
     assert 1 <= pool.abreast <= size
 
 
+@pytest.mark.engine
 @given(
     st.randoms(use_true_random=False),
     st.integers(1, 5),

@@ -19,7 +19,9 @@ from rayfed.attacks.base import Attack, Reconstruction
 from rayfed.attacks.closed_form import answer
 from rayfed.attacks.closed_form.probe import probe
 from rayfed.attacks.columns import Columns
+from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.labels import OwnProducts, with_labels
+from rayfed.attacks.matching import second_derivatives
 from rayfed.attacks.remembered import Memory, once, remembering
 from rayfed.client.sent import Sent
 from rayfed.engine import rehearsing
@@ -165,6 +167,23 @@ def test_a_closed_form_that_was_cut_off_is_as_it_ever_was_afterwards(monkeypatch
         if not cut:
             break
     assert operations > 50
+
+
+def test_how_a_model_is_differentiated_is_found_once_for_all_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, fitting_way = list[nn.Module](), second_derivatives.fitting_way
+    monkeypatch.setattr(
+        second_derivatives, "fitting_way", lambda network, *given: found.append(network) or fitting_way(network, *given)
+    )
+    seen, memory, attack = batch(model()), Memory(), InvertingGradients(iterations=1)
+    with remembering(memory):
+        one, other = (attack.reconstruct([seen], model(), seeded(1)) for _ in range(2))
+    assert len(found) == 1
+    network = model()
+    for _ in range(2):
+        [alone] = attack.reconstruct([seen], network, seeded(1))
+    assert len(found) == 2
+    assert torch.equal(one[0].images, other[0].images)
+    assert torch.equal(one[0].images, alone.images)
 
 
 def test_arms_that_differ_by_their_name_alone_share_what_is_known_and_others_do_not() -> None:

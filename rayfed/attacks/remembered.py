@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import blake2b
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from rayfed.update import Observation
 
@@ -37,6 +39,8 @@ class Memory:
 
 
 _MEMORY: ContextVar[Memory | None] = ContextVar("memory", default=None)
+_ALONE: WeakKeyDictionary[nn.Module, Memory] = WeakKeyDictionary()
+"""What was found of models outside of `remembering`."""
 
 
 @contextmanager
@@ -59,6 +63,14 @@ def once(kind: str, what: Hashable, observation: Observation, find: Callable[[],
     if memory is None:
         return find()
     return memory.once(kind, (what, _digest(observation)), find, most)
+
+
+def once_for(model: nn.Module, kind: str, what: Hashable, find: Callable[[], Found]) -> Found:
+    """Return what is found of a model at its own weights, whatever the observation."""
+    memory = _MEMORY.get()
+    if memory is None:
+        memory = _ALONE.setdefault(model, Memory())
+    return memory.once(kind, what, find)
 
 
 def _digest(observation: Observation) -> bytes:

@@ -15,11 +15,10 @@ A second derivative that is missing does not always raise: it may come out as ze
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from torch.linalg import vector_norm
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed.attacks.base import NotApplicable
+from rayfed.attacks.remembered import once_for
 from rayfed.gradients import batch_loss, flatten, gradient, loss_of, within
 from rayfed.update import Named
 
@@ -163,8 +163,6 @@ TOGETHER = Way(_functional, together=True)
 IN_TURN = Way(_autograd)
 DIFFERENCED = Way(_differenced)
 
-_FOUND: WeakKeyDictionary[nn.Module, dict[Hashable, Way]] = WeakKeyDictionary()
-
 
 def way_of(model: nn.Module, network: nn.Module, weights: Named, images_shape: tuple[int, ...], labels: Tensor) -> Way:
     """Return `fitting_way` of `network`, a copy of `model` that can be differentiated, which is found once for a model.
@@ -175,15 +173,16 @@ def way_of(model: nn.Module, network: nn.Module, weights: Named, images_shape: t
     modes = tuple(module.training for module in model.modules())
     first = next(iter(weights.values()))
     case = (modes, tuple(weights), first.dtype, first.device, images_shape, labels.is_floating_point())
-    found = _FOUND.setdefault(model, {})
-    if case not in found:
+
+    def find() -> Way:
         own = {
             name: tensor.detach().to(first) if tensor.is_floating_point() else tensor
             for name, tensor in chain(network.named_parameters(), network.named_buffers())
         }
         trained = _moved({name: own.pop(name) for name in weights})
-        found[case] = fitting_way(network, trained, own, images_shape, labels)
-    return found[case]
+        return fitting_way(network, trained, own, images_shape, labels)
+
+    return once_for(model, "way", case, find)
 
 
 def _moved(weights: Named) -> Named:

@@ -421,6 +421,18 @@ def test_how_many_at_the_threshold_are_beyond_a_guess_stands_beside_their_share(
     assert "<code>--set output.images=all</code>" in page
 
 
+@pytest.mark.parametrize(("status", "warned"), [("ok", True), ("not played", False), ("not applicable", False)])
+def test_samples_are_warned_of_where_an_attack_answered(tmp_path: Path, status: str, warned: bool) -> None:
+    folder = small_run(str(tmp_path), SCENARIO | {"data": {"name": "image_folder", "root": "photos"}})
+    view = RunView(Console(file=StringIO(), width=200))
+    view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
+    view._scenario = folder.scenario()
+    view.round_done([], [row("bare", 30.0 if warned else None, status=status)], [])
+    view.finished("report.html")
+    printed = view._console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("not known to be public" in printed) == warned
+
+
 def test_what_leaked_before_an_interruption_is_said_in_the_terminal(tmp_path: Path) -> None:
     """Rows that no round has handed to the view yet are in the folder; nothing but a leak is said of them."""
     rows = [row("bare", 30.0), row("noise", 9.0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from math import inf, isfinite
 from statistics import fmean
 from time import monotonic
@@ -376,7 +377,8 @@ class RunView:
 
     def _warn_of_samples(self) -> None:
         """Warn where the run has samples that are not known to be public."""
-        if (self._attacks or self._inferences) and (said := shown([self._scenario]).warning_of_folder):
+        answered = any(row["status"] in ("ok", "diverged") for row in chain(self._attacks, self._inferences))
+        if answered and (said := shown([self._scenario]).warning_of_folder):
             self.note(said)
 
     def _table(self) -> Table:

@@ -83,7 +83,7 @@ def test_the_bar_leaves_out_an_accuracy_that_was_not_measured(view: RunView) -> 
         view.clients_done(1, 1, 4)
         descriptions.append(view._bar.tasks[0].description)
     view.close()
-    assert descriptions == ["round 2/3 loss 2.000", "round 2/3 loss 2.000 acc 50.0%"]
+    assert descriptions == ["round 2/3 (round 1: loss 2.000)", "round 2/3 (round 1: loss 2.000 acc 50.0%)"]
 
 
 def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:

@@ -420,6 +420,9 @@ def test_parquet_round_trip_with_a_test_file(tmp_path):
     assert data.train_labels.tolist() == [0, 1, 2, 0, 2, 2]
     assert data.test_labels.tolist() == [1, 0, 1]
     assert data.classes == ("x", "y", "z")
+    [said] = data.remarks
+    assert said.endswith("are read as one, so none may be of a test split: a.parquet, b.parquet")
+    assert load("parquet", train=str(tmp_path / "a.parquet"), test=str(test)).remarks == ()
 
 
 def test_parquet_without_a_test_file_holds_out_a_stratified_fifth(tmp_path):

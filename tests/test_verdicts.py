@@ -365,6 +365,8 @@ def test_leaking_arms_come_first_among_effects_and_are_never_cut() -> None:
     [line] = alike
     assert line.startswith("arm0, arm1, ")
     assert line.endswith("quiet: leakage not measured (without a defence: leaks, worst image 30.0 dB).")
+    [line] = words.effects(arms_of(*names), of(row("bare", None, status="not applicable"), scenario=scenario), most=8)
+    assert line.endswith("quiet: leakage not measured, nor without a defence.")
 
 
 def test_people_recognised_behind_a_defence_that_is_not_measured_are_no_evidence(tmp_path: Path) -> None:

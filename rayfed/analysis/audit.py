@@ -101,6 +101,7 @@ UNEXPLAINED = "no attack found a sample that has this gradient, as the true one 
 UNEXPLAINED_PART = "no attacker with the code found a sample that explains what was sent as well as the true one does"
 UNCOMPARED = "no answer of an attacker with the code could be compared with what was sent"
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
+NEAR = "a reconstruction is near"
 ALONE = "nothing was attacked without a defence"
 FOUND_NOTHING = "the attacks found nothing without a defence either"
 SLIGHT = 3.0
@@ -429,7 +430,7 @@ def _finding(
     if not leaks and any(criterion.near(row) for _, row in finite):
         alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
         than = "a public sample is" if alike else "to another sample"
-        near = f"a reconstruction is near, though no nearer than {than}"
+        near = f"{NEAR}, though no nearer than {than}"
         lacking = lacking or f"{near}: compare it with the true sample (output.images: all)"
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion, closed)]
@@ -677,17 +678,18 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
         ]
         late = f"not all attackers had time at batch {', '.join(str(f.batch) for f in group if f.unplayed)}"
         return f"LEAKS at {'; '.join(told)}{silent}" + (f"; {late}" if short else "")
+    near = "".join(f"; {said}" for said in dict.fromkeys(f.lacking for f in group) if said.startswith(NEAR))
     nearest = max((f for f in group if f.best is not None), key=lambda f: f.best or 0.0, default=None)
     if short:
         beside = f" (the closest here at {_beside_guess(nearest, criterion)})" if nearest else ""
-        return f"NOT MEASURED {WANT_OF_TIME}: {short}{beside}{silent}"
+        return f"NOT MEASURED {WANT_OF_TIME}: {short}{beside}{silent}{near}"
     if nearest is None:
         return f"NOT MEASURED at {batches}: no attack answered{silent}"
     closest = _beside_guess(nearest, criterion)
     if state == "not measured":
         awaited = [f"{name} at batch {f.batch}" if len(group) > 1 else name for f in group for name in f.awaited]
         why = f"{', '.join(awaited)} would tell, and did not answer" if awaited else "not all attacks answered"
-        return f"NOT MEASURED at {batches}: {why}{silent}, the closest at {closest}"
+        return f"NOT MEASURED at {batches}: {why}{silent}, the closest at {closest}{near}"
     if state == "inconclusive":
         lacking = dict.fromkeys(f.lacking or FOUND_NOTHING for f in group)
         return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(lacking)} (the closest here at {closest}){silent}"

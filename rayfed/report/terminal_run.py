@@ -139,8 +139,10 @@ class RunView:
     def clients_done(self, round: int, done: int, total: int) -> None:
         """Move the bar by clients."""
         self._speed = f"{done / max(monotonic() - self._round_began, 1e-9):.1f} clients/s"
-        last = "".join(_loss(r, ".3f") + _tested(r, " acc {:.1%}") for r in list(self._last.values())[:1])
-        self._show(f"round {round + 1}/{self._rounds} {last}", done, total, self._speed)
+        first = next(iter(self._last.items()), None)
+        of = f"{first[0]}, " if first and len(self._last) > 1 else ""
+        last = first and f" ({of}round {round}: {_loss(first[1], '.3f')}{_tested(first[1], ' acc {:.1%}')})"
+        self._show(f"round {round + 1}/{self._rounds}{last or ''}", done, total, self._speed)
         self._now_and_then(f"round {round + 1}/{self._rounds}: {done} of {_plural(total, 'client')}, {self._speed}")
 
     def observations_done(self, round: int, done: int, total: int) -> None:

@@ -350,8 +350,11 @@ def _cost(arm: ArmSummary, reference: ArmSummary, verdicts: Mapping[str, Verdict
     if verdicts:
         both = [verdicts.get(one.name) for one in (arm, reference)]
         own, other = map(_of_samples, both)
-        told = f"leakage {own}" if own == "not measured" else own
-        parts.append(f"{told} ({_where(reference)}: {'the same' if own == other else other})")
+        if own == other == "not measured":
+            parts.append(f"leakage not measured, nor {_where(reference)}")
+        else:
+            told = f"leakage {own}" if own == "not measured" else own
+            parts.append(f"{told} ({_where(reference)}: {'the same' if own == other else other})")
         own, other = ("" if one is None else one.labels for one in both)
         if own:
             parts.append(f"labels found: {own}" + (f"; {_where(reference)}: {other}" if other and own != other else ""))

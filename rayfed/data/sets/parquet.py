@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayfed.data.base import Source, Split, check_labels, check_numbers, hold_out_fifth, scaled_numbers
+from rayfed.data.base import Dataset, Source, Split, check_labels, check_numbers, hold_out_fifth, scaled_numbers
 from rayfed.data.files import LABEL_COLUMNS, by_value
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
 from rayfed.files import local_path
 from rayfed.registry import component
 
+_NAMED = 4
+"""Files of several that a remark names."""
 _MOST_CLASSES = 100_000
 """Beyond that a label is no class's number but a damaged one: names are made for all below it."""
 
@@ -43,6 +46,15 @@ class Parquet(Source):
     label_column: str | None = None
     """Column of the classes, whole numbers or names; null: `label`, `class`, `target`, `diagnosis` or alike, or what
     the metadata call a class."""
+
+    def load(self) -> Dataset:
+        """Load the data set into memory, with a remark if the training images are of several files."""
+        data, files = super().load(), parquet_files(self.train)
+        if len(files) < 2:
+            return data
+        named = ", ".join(path.name for path in files[:_NAMED]) + ", ..." * (len(files) > _NAMED)
+        said = f"data: {len(files)} files of {self.train} are read as one, so none may be of a test split: {named}"
+        return replace(data, remarks=(*data.remarks, said))
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
         """Read both splits in the order stored; several files are read in the order of their names."""

@@ -13,11 +13,11 @@ from rayfed.analysis.loading import Run
 from rayfed.analysis.verdicts import UNREAD
 from rayfed.cli import app
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine import runs
+from rayfed.engine import runs, sweeps
 from rayfed.engine.foreseen import unreachable, unused_code
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
+from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.hidden import UNUSED
 from rayfed.registry import component
 from rayfed.scenario import Scenario, parse
@@ -103,7 +103,19 @@ def test_the_run_ends_as_was_said_before_it(tmp_path: Path) -> None:
     assert (verdicts["none"].state, UNREAD in verdicts["noise"].sentence) == ("leaks", True)
 
 
-def test_validate_says_it(tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text(SCENARIO)
+@pytest.mark.parametrize(
+    ("sweep", "told"), [("", True), ("sweep: {repeats: 2}", True), ("sweep: {fields: {seed: [1, 2]}}", False)]
+)
+def test_validate_says_it_of_a_run_and_of_seeds(tmp_path: Path, sweep: str, told: bool) -> None:
+    (tmp_path / "s.yaml").write_text(f"{SCENARIO}\n{sweep}\n")
     output = CliRunner().invoke(app, ["validate", str(tmp_path / "s.yaml")]).output
-    assert f"  note: {unreachable(given())[0]}" in output
+    assert (f"  note: {unreachable(given())[0]}" in output) == told
+    assert "valid" in output
+
+
+def test_a_sweep_of_seeds_says_it_before_its_trials(tmp_path: Path) -> None:
+    said: list[str] = []
+    progress = SweepProgress()
+    progress.note = said.append  # type: ignore[method-assign]
+    sweeps.sweep(given(changes=("sweep={repeats: 2}",)), str(tmp_path), lambda recorder: None, progress)
+    assert unreachable(given())[0] in said

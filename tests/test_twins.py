@@ -32,7 +32,7 @@ SCENARIO = {
 }
 TOLD = (
     "informed got less than blind on flip (PSNR, labels found): an attacker that knows more cannot do worse, so it is "
-    "a failure of that attack; look at the mask of `exposed`, not at the defence."
+    "a failure of that attack; if the defence shows a mask (`exposed`), look at that first."
 )
 
 

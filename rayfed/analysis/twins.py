@@ -17,7 +17,7 @@ from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 
 _OF_DEFENCES = {"defence", "code"}
 """Grants that tell nothing where there is no defence."""
-_MASK = "; look at the mask of `exposed`, not at the defence"
+_MASK = "; if the defence shows a mask (`exposed`), look at that first"
 _WORST = {worst_of(metric.name) for metric in JUDGED}
 _NEARLY = 0.01
 """Relative difference of two figures that is no failure."""

@@ -236,6 +236,6 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             if loaded.sweep.repeats > 1 and (said := out_of_reach(loaded.sweep.repeats, 1)):
                 print(f"  two arms paired by seed: {said}; more arms need more repeats")
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
-        for line in [] if loaded.sweep else unreachable(inputs.scenario, unused_code(inputs)):
+        for line in [] if loaded.sweep and loaded.sweep.fields else unreachable(inputs.scenario, unused_code(inputs)):
             print(f"  note: {line}")
         print(f"  results: {loaded.output.folder}, unless --out says otherwise")

@@ -13,6 +13,7 @@ from rayfed.analysis.settings import estimate
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.engine.continuing import check_begun, check_streams, what_counts
 from rayfed.engine.environment import note_environment
+from rayfed.engine.foreseen import unreachable
 from rayfed.engine.machine import check_arithmetic
 from rayfed.engine.progress import SweepProgress
 from rayfed.engine.search import Search, Tried, search
@@ -41,6 +42,9 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
     with holding(files, progress.note) as held:
         held.write_text("scenario.yaml", scenario.dump())
         held.write_text(BEGUN, json.dumps(_what_counts(scenario), indent=2))
+        if scenario.sweep and not scenario.sweep.fields:  # of what varies nothing is known
+            for line in unreachable(scenario):
+                progress.note(line)
         execution(SweepRecorder(scenario, SweepFolder(held), trials, [], progress))
     return SweepFolder(files)
 

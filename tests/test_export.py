@@ -327,6 +327,14 @@ def test_a_figure_has_no_panel_for_what_is_everywhere_the_same() -> None:
     assert (one.panels, {row["x"] for row in one.rows}) == (1, {"psnr"})
 
 
+def test_an_arm_of_which_nothing_is_drawn_is_named_and_not_in_the_legend() -> None:
+    found = [setting(str(i), psnr=30.0 - i, test_accuracy=0.5 + 0.1 * i) for i in range(2)]
+    chart = trade_off(explore(found, preferred=["psnr", "test_accuracy"]), ["0", "1", "soteria"])
+    assert chart is not None
+    assert [name for name, _ in chart.legend] == ["0", "1"]
+    assert chart.legend_note == "not drawn: soteria"
+
+
 def test_trials_that_failed_are_told_of_a_finished_sweep(tmp_path: Path) -> None:
     assert load(make_sweep(str(tmp_path), failed=1, stopped=1).url).unfinished == (
         "Of 15 trials, 1 failed and 1 stopped: no mean counts them"

@@ -63,8 +63,11 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
                 )
             _label(axes, x, y)
 
+    there = {one.arm for settings in shown.values() for one in settings}
     legend: list[tuple[str, dict[str, Any]]] = [
-        (arm, {"color": series(i), "marker": MARKERS[i % len(MARKERS)], "linestyle": ""}) for i, arm in enumerate(arms)
+        (arm, {"color": series(i), "marker": MARKERS[i % len(MARKERS)], "linestyle": ""})
+        for i, arm in enumerate(arms)
+        if arm in there
     ]
     if len(attacks) > 1:
         legend += [
@@ -83,11 +86,14 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
     faint = [(one, x) for x, settings in shown.items() for one in settings if not _proves(one, x)]
     why = ["accuracy of guessing"] * any(one.useless for one, _ in faint)
     why += ["no evidence of protection"] * any(_worked_not(one, x) for one, x in faint)
-    note = f"faint: {', or '.join(why)}" if faint else ""
+    absent = [arm for arm in arms if arm not in there]
+    notes = [f"faint: {', or '.join(why)}"] * bool(faint) + [f"not drawn: {', '.join(absent)}"] * bool(absent)
     rows = [_row(one, x, y, one in best[x]) for x, settings in shown.items() for one in settings]
     barred = any(one.measures[name].interval for x, settings in shown.items() for one in settings for name in (x, y))
     words = f"Leakage against {MEASURES[y].title}" + ", with 95 % intervals" * barred
-    return Chart("trade_off", words, (3.4 * len(shown), 2.7), draw, rows, legend, len(shown), _NARROWEST, note)
+    return Chart(
+        "trade_off", words, (3.4 * len(shown), 2.7), draw, rows, legend, len(shown), _NARROWEST, "; ".join(notes)
+    )
 
 
 def _differ(measure: str, settings: Sequence[Setting]) -> bool:

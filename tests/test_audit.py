@@ -747,22 +747,6 @@ def test_a_near_reconstruction_that_is_no_leak_is_told_whatever_is_missing_besid
     assert audit.NEAR not in said_of("none", row("none", 1, 8.0), late)
 
 
-def test_larger_batches_are_not_tried_where_the_smallest_takes_all_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("inverting_gradients", 1)))
-    monkeypatch.setattr(fitting, "METHODS", audit.METHODS)
-    asked = plan(batches=[1, 4], samples=4)
-    forms = [Trial(f"analytic batch 1, {twin}", "no layer") for twin in audit.TWINS]
-    searches = [Trial(f"inverting_gradients batch 1, {twin}", start=2.0, each=0.5) for twin in audit.TWINS]
-    needed = 4 * (2.0 + 0.5 * audit.USEFUL)  # without a defence, and by three attackers behind one
-    fills = fitting.leaves_nothing_for_larger_batches
-    assert fills(asked, [*forms, *searches], needed - 1)
-    assert not fills(asked, [*forms, *searches], needed + 1)
-    assert not fills(asked, [*forms, *searches[:2]], 0.0), "not all were tried"
-    assert not fills(asked, [*forms, *(replace(one, obstacle="none") for one in searches)], 0.0), "nothing was timed"
-    assert not fills(plan(batches=[1]), [*forms, *searches], 0.0), "there is no larger one"
-    assert not fills(plan(batches=[1, 4], defences={}), [*forms, *searches], 0.0), "nothing is to be compared"
-
-
 def test_nothing_more_is_tried_where_no_two_arms_can_be_compared() -> None:
     """A long search alone: then what is left of the time goes to the undefended model."""
     search, form = Trial("tag batch 1, blind", each=1.0, evaluation=1.0), Trial("analytic batch 1, blind", "no layer")

@@ -169,6 +169,17 @@ def test_a_closed_form_that_was_cut_off_is_as_it_ever_was_afterwards(monkeypatch
     assert operations > 50
 
 
+def test_a_weight_that_is_sent_is_another_finding_than_one_that_is_private() -> None:
+    """Who is given what a client keeps sees the tensors of who is not, in another place, and a longer update."""
+    seen, found = batch(model()), list[Observation]()
+    *shared, last = seen.weights
+    private = replace(seen, weights={n: seen.weights[n] for n in shared}, buffers={last: seen.weights[last]})
+    with remembering(Memory()):
+        for one in (private, seen, private):
+            once("probe", "", one, lambda one=one: found.append(one))  # type: ignore[misc]
+    assert len(found) == 2
+
+
 def test_how_a_model_is_differentiated_is_found_once_for_all_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     found, fitting_way = list[nn.Module](), second_derivatives.fitting_way
     monkeypatch.setattr(

@@ -76,9 +76,9 @@ def once_for(model: nn.Module, kind: str, what: Hashable, find: Callable[[], Fou
 def _digest(observation: Observation) -> bytes:
     """Return a digest of an observation's weights, buffers and public samples."""
     digest = blake2b()
-    tensors = {**observation.weights, **observation.buffers}
-    tensors |= {f"public {place}": tensor for place, tensor in enumerate(observation.extra.get("public", ()))}
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    parts = {"weights": observation.weights, "buffers": observation.buffers}  # a private weight is among the buffers
+    parts["public"] = {str(place): tensor for place, tensor in enumerate(observation.extra.get("public", ()))}
+    for part, name, tensor in ((part, *item) for part, tensors in parts.items() for item in tensors.items()):
+        digest.update(f"{part} {name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.digest()

@@ -21,7 +21,6 @@ from rayfed.engine.fitting import (
     Unit,
     answerable,
     fit,
-    leaves_nothing_for_larger_batches,
     of_calls,
     of_one_sample,
     refused,
@@ -245,10 +244,7 @@ def _tried(
     say("attacks, tried on the undefended model:")
 
     def enough(trial: Trial) -> bool:
-        known, seconds = [*trials, trial], SHARE * budget.left / clock.slower
-        return _compares_nothing(plan, known, budget, clock) or (
-            budget.iterations is None and leaves_nothing_for_larger_batches(plan, known, seconds)
-        )
+        return _compares_nothing(plan, [*trials, trial], budget, clock)
 
     try:
         last = max(budget.pace_end, monotonic() + _TOLD)

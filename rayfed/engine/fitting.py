@@ -368,24 +368,6 @@ def too_slow_to_compare(plan: Plan, trials: Sequence[Trial], seconds: float) -> 
     return (1 + len(TWINS)) * least > seconds
 
 
-def leaves_nothing_for_larger_batches(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
-    """Return whether a verdict on one defence at the smallest batch size takes as long as so many seconds.
-
-    That are the searches which trials have timed, without a defence and by all attackers behind one, with as many
-    evaluations as tell something (`USEFUL`). It is not known before all attacks on that size were tried.
-    """
-    batch = min(plan.batches)
-    methods = [method for method in METHODS if method.takes(plan.modality, batch)]
-    names = {f"{title(method, batch)}, {twin}" for method, twin in product(methods, TWINS)}
-    if len(plan.batches) == 1 or not plan.defences or not names <= {trial.title for trial in trials}:
-        return False
-    needed = 0.0
-    for name, iterations in _useful(plan, trials).items():
-        searches = [trial for trial in _twins(trials, name) if not trial.obstacle]
-        needed += (1 + len(TWINS)) * (min((t.start for t in searches), default=0.0) + _each(searches) * iterations)
-    return _calls(plan, batch) * needed > seconds
-
-
 def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:
     """Return the titles of searches that get `FEWEST` evaluations because no trial timed them."""
     twins = {title(*search): _twins(trials, title(*search)) for search in plan.searches}

@@ -30,7 +30,14 @@ ALLOTMENT = SimpleNamespace(clients=1, client="1 CPU", attackers=0, attacker="1 
 
 def folder_at(url: str) -> SimpleNamespace:
     """Return a run's folder without tables."""
-    return SimpleNamespace(url=url, read_table=lambda name: pa.table({}), scenario=dict, exists=lambda name: False)
+    return SimpleNamespace(
+        url=url,
+        read_table=lambda name: pa.table({}),
+        scenario=dict,
+        exists=lambda name: False,
+        parts=lambda table: [],
+        read_mapping=lambda name: {},
+    )
 
 
 def trained(accuracy: float | None = None, arm: str = "none") -> dict[str, Any]:

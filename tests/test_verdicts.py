@@ -423,13 +423,17 @@ def test_how_many_at_the_threshold_are_beyond_a_guess_stands_beside_their_share(
     assert "<code>--set output.images=all</code>" in page
 
 
-@pytest.mark.parametrize(("status", "warned"), [("ok", True), ("not played", False), ("not applicable", False)])
-def test_samples_are_warned_of_where_an_attack_answered(tmp_path: Path, status: str, warned: bool) -> None:
+@pytest.mark.parametrize("warned", [True, False])
+def test_samples_are_warned_of_where_the_folder_has_some(tmp_path: Path, warned: bool) -> None:
     folder = small_run(str(tmp_path), SCENARIO | {"data": {"name": "image_folder", "root": "photos"}})
     view = RunView(Console(file=StringIO(), width=200))
     view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
     view._scenario = folder.scenario()
-    view.round_done([], [row("bare", 30.0 if warned else None, status=status)], [])
+    if warned:
+        key = {"arm": "bare", "round": 0, "attack": "dlg", "victim": 1, "repeat": 0, "sample": 0}
+        image = encode_png(torch.zeros(1, 8, 8))
+        folder.write_part("images", 0, [key | {"true": image, "reconstructed": image}])
+    view.round_done([], [row("bare", 30.0 if warned else None, status="ok" if warned else "not played")], [])
     view.finished("report.html")
     printed = view._console.file.getvalue()  # type: ignore[attr-defined]
     assert ("not known to be public" in printed) == warned

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import chain
 from math import inf, isfinite
 from statistics import fmean
 from time import monotonic
@@ -42,7 +41,7 @@ from rayfed.metrics.known import METRICS, NOUNS, leading
 from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import at_most, caution
 from rayfed.report import words
-from rayfed.report.samples import shown
+from rayfed.report.samples import warning
 from rayfed.report.time_left import TimeLeft
 from rayfed.store.exits import advice, over, status
 from rayfed.store.schemas import UNPLAYED, VERSUS
@@ -379,8 +378,7 @@ class RunView:
 
     def _warn_of_samples(self) -> None:
         """Warn where the run has samples that are not known to be public."""
-        answered = any(row["status"] in ("ok", "diverged") for row in chain(self._attacks, self._inferences))
-        if answered and (said := shown([self._scenario]).warning_of_folder):
+        if self._folder and (said := warning(self._folder)):
             self.note(said)
 
     def _table(self) -> Table:

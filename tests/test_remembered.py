@@ -259,3 +259,11 @@ def test_a_head_that_begins_at_zero_does_not_hide_learned_positions(affine: bool
     [found] = April().reconstruct([observe(network, digit(3), torch.tensor([3]))], network, seeded(1))
     assert found.status == "not applicable"
     assert found.inherent == (not affine)
+
+
+def test_entries_that_count_or_do_not_move_are_no_equations() -> None:
+    """Behind a ReLU and a mean, gradients of biases count pixels; of many, some are as if affine, by chance."""
+    network = nn.Sequential(nn.Conv2d(1, 512, 5), nn.BatchNorm2d(512), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network = nn.Sequential(*network, nn.Linear(512, 10))
+    [found] = April().reconstruct([observe(network, digit(3), torch.tensor([3]))], network, seeded(1))
+    assert (found.status, found.inherent) == ("not applicable", True)

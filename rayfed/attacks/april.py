@@ -30,8 +30,11 @@ _SEVERAL = "it takes a batch of one: the gradient of learned positions is a sum 
 _NOTHING_ADDED = (
     "no parameter whose gradient is sent is added to a map that is affine in the sample, as learned positions are"
 )
-_AFFINE = 1e-4
-"""Distance of an entry from the mean of two, over theirs, up to which it is affine."""
+_AFFINE = {torch.float64: 1e-8, torch.float32: 1e-4}
+"""Distance of an entry from what is between two, over theirs, up to which it is affine: of millions, some come near.
+Theirs over the entry itself is larger where it moves at all."""
+_GOLDEN = (5**0.5 - 1) / 2
+"""A point between two at which numbers that count something, as of positive pre-activations, are never affine."""
 _RESIDUAL = 0.99
 """Part of the distance to a grey sample that is left where the equations say nothing."""
 
@@ -73,6 +76,8 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
     if not all(tensor.isfinite().all() for tensor in gradient.values()):
         return nothing_found(observation, "the gradient is not finite")
     names = tuple(gradient)
+    if probed.once(("no equation", names), lambda: _no_equation(probed, names)):
+        return not_applicable(observation, _NOTHING_ADDED, inherent=True)
     added: list[_Sum] = probed.once(("sums", names), lambda: list(_sums(probed, names)))
     for place, one in enumerate(added):
         weights: tuple[str, ...] = probed.once(("before", names, place), partial(_weights_before, probed, one, names))
@@ -85,8 +90,7 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
             if solution.residual < _RESIDUAL:
                 return answer(probed, observation, solution.samples, aligned=True)
             return nothing_found(observation, f"the gradients of {', '.join(weights)} fit no sample")
-    never: bool = probed.once(("no equation", names), lambda: _no_equation(probed, names))
-    return not_applicable(observation, _NOTHING_ADDED, inherent=never)
+    return not_applicable(observation, _NOTHING_ADDED)
 
 
 def _equations(probed: Probe, added: _Sum, weights: Sequence[str], gradient: Named) -> Callable[[Tensor], Tensor]:
@@ -140,12 +144,14 @@ def _no_equation(probed: Probe, names: Sequence[str]) -> bool:
     one, other = probed.samples(1, seed=1), probed.samples(1, seed=2)
     if not one.is_floating_point():
         return False
-    ends, middle = (
-        [_of_sums(probed, sample, names) for sample in (one, other)],
-        _of_sums(probed, (one + other) / 2, names),
-    )
-    moved = (ends[0] - ends[1]).abs()
-    return not bool(((middle - (ends[0] + ends[1]) / 2).abs() < _AFFINE * moved).any())
+    low, high, between = (_of_sums(probed, at, names) for at in (one, other, _between(one, other)))
+    apart, moved = (between - _between(low, high)).abs(), (high - low).abs()
+    rounding = _AFFINE[probed.dtype]
+    return not bool(((moved > rounding * high.abs()) & (apart < rounding * moved)).any())
+
+
+def _between(one: Tensor, other: Tensor) -> Tensor:
+    return one + _GOLDEN * (other - one)
 
 
 def _of_sums(probed: Probe, sample: Tensor, names: Sequence[str]) -> Tensor:

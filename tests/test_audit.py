@@ -323,6 +323,22 @@ def test_what_only_the_first_call_loads_is_not_counted_for_every_arm(monkeypatch
     assert max(trial.start for trial in trials) < 0.3
 
 
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_search_that_took_long_is_supposed_to_take_as_long_for_each_sample_of_larger_batches(
+    monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"), audit.Method("inverting_gradients", 1)))
+    monkeypatch.setattr(rehearsing, "_QUICK", 0.0 if slow else 1.0)
+    planned = plan(batches=[1, 8], samples=2, defences={})
+    text = planned.scenario_text({audit.title(*search): 1 for search in planned.searches})
+    trials = {t.title: t for t in rehearsing.Rehearsal(prepare(scenario.parse(text))).trials(monotonic() + 600)}
+    assert {name for name, trial in trials.items() if trial.supposed} == {
+        f"inverting_gradients batch 8, {twin}" for twin in audit.TWINS if slow
+    }, "closed forms are tried at each batch size"
+    small, large = (trials[f"inverting_gradients batch {batch}, blind"] for batch in (1, 8))
+    assert (large.each == 4 * small.each) == slow, "a client's batch of 8 beside two clients' batches of one"
+
+
 @pytest.mark.parametrize("seconds", [1e-9, 0.0])
 def test_a_little_time_that_is_gone_before_the_first_attack_still_gives_one_answer(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -566,5 +566,7 @@ def _applying(trials: Sequence[Trial]) -> list[str]:
         able = [trial.title.removeprefix(f"{name} ") for trial in own if not trial.obstacle]
         reasons = dict.fromkeys(trial.obstacle for trial in own if trial.obstacle)
         applies = "applies" if len(able) == len(own) else f"applies to {'; '.join(able)}" if able else "does not apply"
-        lines.append(f"{name}: {applies}" + "".join(f" ({reason})" for reason in reasons))
+        sizes = dict.fromkeys(trial.title.partition(",")[0].rpartition(" ")[2] for trial in own if trial.supposed)
+        supposed = f" (so it is supposed at batch {', '.join(sizes)}, for trials take long)" if sizes else ""
+        lines.append(f"{name}: {applies}" + "".join(f" ({reason})" for reason in reasons) + supposed)
     return lines

@@ -47,7 +47,7 @@ _SLOW = 5.0
 _MOST_OF_TRIALS = 1 / 2
 """Share of the time that trials have left which a step of a search may take for it to be tried."""
 _QUICK = 1 / 20
-"""Share of the time that is left which a trial may have taken, for a twin of it to be tried, too."""
+"""Share of the time that is left which a trial may have taken, for its twins and larger batches to be tried, too."""
 _UNKNOWN = 1.5
 """Steps of an attack's searches for each iteration that it is given, where none came to its end."""
 _CUT_OFF = "not tried to its end, for want of time"
@@ -79,6 +79,8 @@ class Trial:
     """Seconds of one evaluation of a search's objective, on all victims of a call."""
     tried: bool = True
     """False where there was no time for it, or not to its end."""
+    supposed: bool = False
+    """Whether it is that on a smaller batch, as long for each sample: there was little time for another."""
     never: bool = False
     """Whether it applies to no update of such a model, whatever the attacker knows (`Reconstruction.inherent`)."""
 
@@ -214,7 +216,8 @@ class Rehearsal:
         applies on a batch size does not on larger ones. Where the clock (`monotonic`) passes `until`, or a step of a
         search would take most of what is left, it is not tried; but a search is, up to `last`, where nothing that
         applies is known yet, for nobody could say how long an audit takes. A closed form is cut off after most of what
-        is left, and so are its twins and larger batches. Once a trial is `enough`, nothing more is tried.
+        is left, and so are its twins and larger batches. A search that took long on small batches is supposed to apply
+        to larger ones, and to take as long for each sample. Once a trial is `enough`, nothing more is tried.
         """
         never: dict[str, Trial] = {}
         cut: dict[str, Trial] = {}
@@ -226,6 +229,9 @@ class Rehearsal:
             key = attack.name, attack.batch_size
             if known := never.get(attack.name) or cut.get(attack.name):
                 yield replace(known, title=attack.title)
+                continue
+            if key not in timed and (supposed := self._supposed(attack, timed, took, until)):
+                yield supposed
                 continue
             needed = max(self._first_step(attack, timed), *_on_smaller(attack, took), 0.0)
             late = needed > _MOST_OF_TRIALS * (until - monotonic())
@@ -259,6 +265,26 @@ class Rehearsal:
             if enough(trial):
                 until = -inf
             yield trial
+
+    def _supposed(
+        self,
+        attack: AttackSpec,
+        timed: Mapping[tuple[str, int], Trial],
+        took: Mapping[tuple[str, int], float],
+        until: float,
+    ) -> Trial | None:
+        """Return a search's trial on the largest smaller batch, for as many samples as here, if another took long."""
+        sizes = [size for name, size in timed if name == attack.name and size < attack.batch_size]
+        if not sizes or not _iterations_tried(attack):
+            return None
+        key = attack.name, max(sizes)
+        known = timed[key]
+        smaller = next(one for one in self.inputs.scenario.attacks if (one.name, one.batch_size) == key)
+        times = len(self._members(attack)) * attack.batch_size / (len(self._members(smaller)) * smaller.batch_size)
+        if times * took[key] <= _QUICK * (until - monotonic()):
+            return None
+        each, start, evaluation = (times * seconds for seconds in (known.each, known.start, known.evaluation))
+        return replace(known, title=attack.title, start=start, each=each, evaluation=evaluation, supposed=True)
 
     def _first_step(self, attack: AttackSpec, timed: Mapping[tuple[str, int], Trial]) -> float:
         """Return about how many seconds one step of a search takes, by those that were timed at its batch size.

@@ -7,7 +7,7 @@ One thread per process, two of them for every side that has several. The engine 
 fused`, in two cohorts or in more of 16 clients at most; with ResNet-18, which has batch norm, it cannot. Sides take
 turns, round by round, and what is printed are medians of one run: on a machine that others use too, compare the ratios.
 `--flower-python` is the interpreter of an environment with `flwr[simulation]`, torch and numpy, `--pfl-python` that of
-one with `pfl[pytorch]`, which plays in one process and in two; without it, and for ResNet-18, a peer has no turn.
+one with `pfl[pytorch]`, which plays in one process and in two; without it a peer has no turn.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SIDES = 2
 _MOST_FUSED = 16
 """Clients of a fused cohort."""
 
-_MODELS = {"lenet5": "benchmarks.work:LeNet5", "resnet18": "{name: resnet18, batch_norm: train}"}
+_MODELS = {"lenet5": "benchmarks.work:LeNet5", "resnet18": "{name: 'benchmarks.work:ResNet18', batch_norm: train}"}
 
 PlayRound = Callable[[int], float]
 """Plays the round of that number and returns its seconds."""
@@ -137,9 +137,9 @@ def _play_in_loop(clients: list[int]) -> None:
 
 
 @contextmanager
-def peer(name: str, python: str, module: str, *arguments: int) -> Iterator[PlayRound]:
+def peer(name: str, python: str, module: str, work: Work, *arguments: int) -> Iterator[PlayRound]:
     """Another engine in a process of its own, which stands still while others have their turn: Flower polls always."""
-    command = [python, "-m", module, *map(str, arguments)]
+    command = [python, "-m", module, work.model, *map(str, (work.clients, work.per_round, *arguments))]
     env = os.environ | {"PYTHONPATH": str(REPOSITORY), "FLWR_TELEMETRY_ENABLED": "0"}
     with (
         tempfile.TemporaryFile("w+") as log,
@@ -147,7 +147,6 @@ def peer(name: str, python: str, module: str, *arguments: int) -> Iterator[PlayR
     ):
         assert process.stdin
         assert process.stdout
-        per_round = arguments[1]
 
         def play(round: int) -> float:
             assert process.stdin
@@ -155,7 +154,7 @@ def peer(name: str, python: str, module: str, *arguments: int) -> Iterator[PlayR
             print(file=process.stdin, flush=True)
             answer = next((line.split() for line in process.stdout or () if line.startswith("seconds ")), None)
             process.send_signal(signal.SIGSTOP)
-            if answer is None or int(answer[3]) != per_round:
+            if answer is None or int(answer[3]) != work.per_round:
                 log.seek(0)
                 sys.exit(f"{name} failed: {answer}\n{log.read()[-3000:]}")
             return float(answer[1])
@@ -176,13 +175,13 @@ def compare(
         if work.model == "lenet5":
             sides["fused"] = stack.enter_context(engine(work, fused=True))
         sides["two loops"] = stack.enter_context(side_by_side(work))
-        sizes = work.clients, work.per_round, warm_up + rounds
-        if flower_python and work.model == "lenet5":
-            sides["Flower"] = stack.enter_context(peer("Flower", flower_python, "benchmarks.flower_engine", *sizes))
-        if pfl_python and work.model == "lenet5":
+        played = work, warm_up + rounds
+        if flower_python:
+            sides["Flower"] = stack.enter_context(peer("Flower", flower_python, "benchmarks.flower_engine", *played))
+        if pfl_python:
             for processes in (1, PROCESSES):
                 name = f"pfl in {processes}"
-                sides[name] = stack.enter_context(peer(name, pfl_python, "benchmarks.pfl_engine", *sizes, processes))
+                sides[name] = stack.enter_context(peer(name, pfl_python, "benchmarks.pfl_engine", *played, processes))
         for round in range(warm_up):
             for play in sides.values():
                 play(round)
@@ -206,7 +205,7 @@ def show(work: Work, seconds: dict[str, list[float]]) -> None:
 def _work(text: str) -> Work:
     model, _, sizes = text.rpartition(":")
     per_round, clients = map(int, sizes.split("/"))
-    return Work(clients, per_round, "resnet18" if model == "resnet18" else "lenet5")
+    return Work(clients, per_round, model or "lenet5")
 
 
 def main() -> None:

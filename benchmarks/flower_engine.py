@@ -18,18 +18,18 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks.work import SAMPLES, LeNet5, data, rows_of, train
+from benchmarks.work import SAMPLES, Work, data, rows_of, train
 
 
-def _client(clients: int) -> ClientApp:
+def _client(work: Work) -> ClientApp:
     app = ClientApp()
 
     @app.train()
     def _train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        images, labels = data(clients)
+        images, labels = data(work.clients, work.shape)
         rows = rows_of(int(context.node_config["partition-id"]))
-        model = LeNet5()
+        model = work.build()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         train(model, images[rows], labels[rows])
         metrics = MetricRecord({"num-examples": SAMPLES})
@@ -56,8 +56,9 @@ class _OnDemand(FedAvg):
 
 
 def main() -> None:
-    """`flower_engine.py CLIENTS PER_ROUND ROUNDS`."""
-    clients, per_round, rounds = map(int, sys.argv[1:])
+    """`flower_engine.py MODEL CLIENTS PER_ROUND ROUNDS`."""
+    clients, per_round, rounds = map(int, sys.argv[2:])
+    work = Work(clients, per_round, sys.argv[1])
     server = ServerApp()
 
     @server.main()
@@ -68,10 +69,10 @@ def main() -> None:
             min_train_nodes=per_round,
             min_available_nodes=clients,
         )
-        strategy.start(grid, ArrayRecord(LeNet5().state_dict()), num_rounds=rounds)
+        strategy.start(grid, ArrayRecord(work.build().state_dict()), num_rounds=rounds)
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
-    run_simulation(server, _client(clients), clients, backend_config=resources)
+    run_simulation(server, _client(work), clients, backend_config=resources)
 
 
 if __name__ == "__main__":

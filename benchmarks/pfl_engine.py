@@ -25,14 +25,23 @@ from pfl.hyperparam import NNTrainHyperParams
 from pfl.internal.ops.selector import get_default_framework_module
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
+from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.work import BATCH, LR, LeNet5, data, rows_of
+from benchmarks.work import BATCH, LR, Work, data, rows_of
 
 PROCESSES = "PFL_PROCESSES"
 
 
-class _Model(LeNet5):
+class _Model(nn.Module):
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._network = work.build()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self._network(inputs)
+        return outputs
+
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor, eval: bool = False) -> torch.Tensor:
         return F.cross_entropy(self(inputs), targets)
 
@@ -40,8 +49,8 @@ class _Model(LeNet5):
         return {"nothing": Weighted(0, 1)}  # asked for in round 0 alone, which warms up
 
 
-def _dataset(clients: int) -> FederatedDataset:
-    images, labels = data(clients)
+def _dataset(work: Work) -> FederatedDataset:
+    images, labels = data(work.clients, work.shape)
 
     def of(client: int) -> Dataset:
         rows = rows_of(client)
@@ -49,7 +58,7 @@ def _dataset(clients: int) -> FederatedDataset:
         inputs = torch.from_numpy(images[rows]).float().div_(255)
         return Dataset((inputs[order], torch.from_numpy(labels[rows])[order]), user_id=str(client))
 
-    return FederatedDataset(of, get_user_sampler("random", list(range(clients))))
+    return FederatedDataset(of, get_user_sampler("random", list(range(work.clients))))
 
 
 class _OnDemand(TrainingProcessCallback):
@@ -78,15 +87,16 @@ class _OnDemand(TrainingProcessCallback):
 
 
 def main() -> None:
-    """`pfl_engine.py CLIENTS PER_ROUND ROUNDS PROCESSES`."""
-    clients, per_round, rounds, processes = map(int, sys.argv[1:])
+    """`pfl_engine.py MODEL CLIENTS PER_ROUND ROUNDS PROCESSES`."""
+    clients, per_round, rounds, processes = map(int, sys.argv[2:])
+    work = Work(clients, per_round, sys.argv[1])
     if processes > 1 and PROCESSES not in os.environ:
         _play_in_several(processes)
     torch.set_num_threads(1)
-    network = _Model()
+    network = _Model(work)
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
     assert get_default_framework_module().distributed.world_size == processes
-    federation = _dataset(clients)
+    federation = _dataset(work)
     FederatedAveraging().run(
         NNAlgorithmParams(rounds, rounds + 1, per_round, 0),
         SimulatedBackend(federation, federation),

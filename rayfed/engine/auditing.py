@@ -61,10 +61,12 @@ class TooShort:
 
     @property
     def enough(self) -> str:
-        """What to give for something to be measured, in words; empty where it is not known."""
+        """Options to give for something to be measured, in words; empty where they are not known."""
         if not self.options:
             return ""
-        return f"about --minutes {self.options['minutes']} to the smallest audit that says something"
+        given = " ".join(f"--{name} {value}" for name, value in self.options.items() if name != "defence")
+        one = " and one --defence" if "defence" in self.options else ""
+        return f"{given}{one}, which is about the smallest audit that says something"
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,24 @@ def test_the_summary_names_the_worst_image_and_what_settings_cost(sweep: SweepFo
     assert f"noise, 4 settings: test accuracy {100 * low:.1f} % to {100 * high:.1f} % (means over seeds)" in page.text
 
 
+def test_the_worst_image_is_a_leak_where_there_is_one(tmp_path: Path) -> None:
+    sweep = make_sweep(str(tmp_path), sigmas=2, repeats=1, failed=0, stopped=0)
+
+    def read_with_another_sample_as_near_in(trial: str) -> Page:
+        folder = sweep.trial(f"trials/{trial}")
+        folder.write_part("attacks", 0, [r | {"told_apart": 0.0} for r in folder.read_table("attacks").to_pylist()])
+        return read(sweep)
+
+    page = read_with_another_sample_as_near_in("0000-0")  # which has the highest PSNR
+    assert "idlg rebuilt an image of client" in page.text
+    assert "under the setting noise, sigma 0.001 at a PSNR of" in page.text
+    assert "under arm noise" in next(alt for image in page.images if "made of" in (alt := str(image["alt"])))
+    text = read_with_another_sample_as_near_in("0001-0").text
+    defined, told = "A leak is a reconstruction from", "No image was reconstructed, as a leak is defined above"
+    assert text.count(defined) == 1
+    assert text.index(defined) < text.index(told) < text.index("under the setting none")
+
+
 def test_a_range_over_attacks_says_that_it_is_of_their_means() -> None:
     met = settings([row | {"psnr_worst": row["psnr"]} for row in swept_rows() if row["arm"] == "none"])
     [said] = words.of_sweep(met, None, criterion_of({}, []), None, ["none"])[0].lines

@@ -32,8 +32,6 @@ class Pair:
     """Setting and attack of the pair, as `explorer.Entry.id`."""
     title: str = ""
     """Setting of the pair, in words."""
-    run: str = ""
-    """Trial of a sweep that the pair is of."""
 
     @property
     def size(self) -> int:

@@ -5,20 +5,20 @@ It may be made while the sweep is under way: trials that are not over are not in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from rayfed.analysis import summary
-from rayfed.analysis.audit import noun_of
+from rayfed.analysis.audit import Criterion, noun_of
 from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.paired import of_seeds, paired, paired_grid
 from rayfed.analysis.settings import Setting, settings
 from rayfed.analysis.summary import Row, Spread, measured, spread
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
-from rayfed.analysis.verdicts import closest, criterion_of
+from rayfed.analysis.verdicts import closest, criterion_of, guess
 from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
@@ -34,6 +34,17 @@ IMAGES = 7_500_000
 
 
 _STATES = ("finished", "stopped", "failed")
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Closest reconstruction of an attack on one trial."""
+
+    title: str
+    """Setting of the trial, in words."""
+    run: str
+    row: Row
+    """Row of the trial's table `attacks`."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +74,17 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     explorer = explore(found, unfinished, fields, [*preferred, *PREFERRED])
     arms = summary.arm_names(scenario, rows)
     samples = of_sweep(sweep)
-    every = _pairs(sweep, explorer, samples)
-    told, near = _worst(sweep, found), max((pairs[0] for pairs in every if pairs), key=_psnr, default=None)
-    criterion = criterion_of(scenario, [told[1]] if told else [])
-    worst = near if told and near and _psnr(near) >= told[1]["psnr"] else None  # of later repeats there is no picture
+
+    @lru_cache(maxsize=8)  # attacks on one trial come one after another
+    def attacks(run: str) -> list[Row]:
+        return list(sweep.trial(run).read_table("attacks").to_pylist())
+
+    nearest = _nearest(scenario, found, attacks)
+    criterion = criterion_of(scenario, [one.row for one in nearest])
+    told = _closest(nearest, criterion)
+    worst = told and pictures(sweep.trial(told.run), [told.row], samples).get(key(told.row))
+    of_arms = [_closest([one for one in nearest if one.row["arm"] == arm], criterion) for arm in arms]
+    every = _pairs(sweep, explorer, samples, attacks, {(one.run, *key(one.row)) for one in of_arms if one})
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
     mix = summary.label_mix(first.read_table("partition"))
     machine = optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json")
@@ -79,15 +97,18 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "arm_names": arms,
         "verdicts": words.sweep_verdicts(found),
         "failures": failures(found),
-        "statements": words.of_sweep(found, told, criterion, classes if samples.truth else None, arms),
+        "statements": words.of_sweep(
+            found, (told.title, told.row) if told else None, criterion, classes if samples.truth else None, arms
+        ),
         "secure": words.secure(scenario),
         "warnings": words.short_keys(scenario, _key_lengths(rows, fields))
-        + ([samples.warning] if samples.warning and near else []),
+        + ([samples.warning] if samples.warning and (worst or any(every)) else []),
         "samples": samples,
         "criterion": criterion,
+        "guess": guess(scenario, rows),
         "noun": noun_of(rows),
         "worst": worst,
-        "strips": strips(sweep.trial(near.run), samples, {key(near.row)}) if near else [],
+        "strips": strips(sweep.trial(told.run), samples, {key(told.row)}) if told else [],
         "explorer": explorer,
         "paired": paired_grid([one for one in paired(of_seeds(found)) if one.measure in (explorer.x, explorer.y)]),
         "labels": by_batch_size(found),
@@ -105,40 +126,49 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     }
 
 
-def _worst(sweep: SweepFolder, found: Sequence[Setting]) -> tuple[str, Row] | None:
-    """Return the setting under which an image came out best, and that image's row of `attacks`."""
-    known = [(one.title, row) for one in found for row in one.rows if measured(row.get("psnr_worst"))]
-    if not known:
-        return None
-    title, outcome = max(known, key=lambda entry: entry[1]["psnr_worst"])
-    rows = sweep.trial(outcome["run"]).read_table("attacks").to_pylist()
-    mine = [r for r in rows if (r["arm"], r["attack"]) == (outcome["arm"], outcome["attack"])]
-    row = closest(mine, criterion_of(sweep.scenario, mine))
-    return (title, row) if row else None
+def _runs(setting: Setting) -> list[str]:
+    """Return the run folders of the trials in which a setting was attacked."""
+    return [row["run"] for row in setting.rows if row.get("run")] if setting.attack else []
 
 
-def _pairs(sweep: SweepFolder, explorer: Explorer, samples: Samples) -> list[list[Pair]]:
-    """Return the worst images of every setting and attack, over all its repeats, as far as the page shows them."""
+def _nearest(scenario: Row, found: Sequence[Setting], attacks: Callable[[str], Sequence[Row]]) -> list[Nearest]:
+    """Return the closest reconstruction of every trial and attack that has one."""
+    met = []
+    for one in found:
+        for run in _runs(one):
+            mine = [row for row in attacks(run) if (row["arm"], row["attack"]) == (one.arm, one.attack)]
+            if row := closest(mine, criterion_of(scenario, mine)):
+                met.append(Nearest(one.title, run, row))
+    return met
 
-    @lru_cache(maxsize=8)  # attacks on one trial come one after another
-    def attacks(run: str) -> list[Row]:
-        return list(sweep.trial(run).read_table("attacks").to_pylist())
 
+def _closest(nearest: Sequence[Nearest], criterion: Criterion) -> Nearest | None:
+    """Return the closest of them, among leaks if there are any."""
+    row = closest([one.row for one in nearest], criterion)
+    return next((one for one in nearest if one.row is row), None)
+
+
+def _pairs(
+    sweep: SweepFolder,
+    explorer: Explorer,
+    samples: Samples,
+    attacks: Callable[[str], Sequence[Row]],
+    worst: Collection[tuple[Any, ...]],
+) -> list[list[Pair]]:
+    """Return the worst images of every setting and attack, over all its repeats, as far as the page shows them.
+
+    `worst` are the keys of those that are shown where no others are.
+    """
     found = []
     for entry in explorer.entries:
         one: Setting = entry.setting
-        runs = [row["run"] for row in one.rows if row.get("run")] if one.attack else []
         pairs = [
-            replace(pair, entry=entry.id, title=entry.title, run=run)
-            for run in runs
+            replace(pair, entry=entry.id, title=entry.title)
+            for run in _runs(one)
             for pair in pictures(sweep.trial(run), most_leaked(attacks(run), one.arm, one.attack), samples).values()
+            if samples.mode != "worst" or (run, *key(pair.row)) in worst
         ]
         found.append(sorted(pairs, key=_psnr, reverse=True)[:SHOWN])
-    if samples.mode == "worst":
-        nearest: dict[str, Pair] = {}
-        for pair in sorted((pair for pairs in found for pair in pairs), key=_psnr):
-            nearest[pair.row["arm"]] = pair
-        return [[pair for pair in pairs if pair is nearest[pair.row["arm"]]] for pairs in found]
     return found
 
 

@@ -134,7 +134,7 @@ def of_sweep(
     classes: Mapping[int, str] | None,
     arms: Sequence[str],
 ) -> list[Statement]:
-    """Summarise a sweep; `worst` is the setting and the row of `attacks` with the highest PSNR."""
+    """Summarise a sweep; `worst` is the setting and the row of `attacks` of the closest reconstruction."""
     told = closest_sample(worst[1], criterion, f"under the setting {worst[0]}", classes) if worst else []
     ranges = [_ranges(arm, [one for one in settings if one.arm == arm]) for arm in arms]
     told.append(Statement("Accuracy, leakage and time over the settings", [line for line in ranges if line][:MOST]))

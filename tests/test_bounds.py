@@ -12,6 +12,7 @@ from scipy.stats import norm
 from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
+from rayfed.analysis.loading import load
 from rayfed.analysis.proved import BoundPassed, Comparison, comparisons, nearest_to_bounds, telling, uncovered
 from rayfed.analysis.recommend import bound, recommend
 from rayfed.analysis.settings import settings
@@ -29,6 +30,7 @@ from rayfed.privacy.printing import share_at_most
 from rayfed.privacy.tradeoff import TradeOff
 from rayfed.registry import component
 from rayfed.report import words
+from rayfed.report.paper import write_figures
 from rayfed.report.run import write_report
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
@@ -183,7 +185,7 @@ def test_a_bound_that_nothing_could_pass_is_compared_with_nothing() -> None:
     assert nearest_to_bounds([vacuous]) == []
 
 
-def test_the_page_has_no_section_on_bounds_that_prove_nothing(tmp_path: Path) -> None:
+def test_page_and_figures_have_no_bounds_that_prove_nothing(tmp_path: Path) -> None:
     scores = {"psnr": 9.0, "told_apart": 0.0, "decoy_told_apart": 0.0}
     for present, there in ((1.0, False), (0.4, True)):
         folder = small_run(str(tmp_path / str(there)), {"arms": {"dp": ["dp_sgd"]}})
@@ -199,6 +201,7 @@ def test_the_page_has_no_section_on_bounds_that_prove_nothing(tmp_path: Path) ->
         }
         folder.write_part("proved", 0, [curve])
         assert ("Measured beside proved" in Path(write_report(folder)).read_text()) == there
+        assert ("proved" in write_figures(load(folder.url), str(tmp_path / "figures" / str(there)))) == there
 
 
 @component

@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 
 from rayfed.analysis import summary
 from rayfed.analysis.loading import Results, Run
+from rayfed.analysis.proved import comparisons, telling
 from rayfed.errors import UserError
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
@@ -85,18 +86,19 @@ def write_figures(results: Results, out: str) -> list[str]:
 def run_charts(run: Run) -> list[Chart]:
     """Return the charts of a run's report; the trade-off has intervals over the clients that were attacked."""
     scenario, folder = run.scenario, run.folder
-    rounds, attacks, inferences, clients = (
-        folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "clients")
+    rounds, attacks, inferences, clients, proved = (
+        folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "clients", "proved")
     )
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     asked = (scenario.get("metrics") or {}).get("success") or {}
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
     arms, leaks = summary.arms(names, scenario, rounds, clients), summary.leaks(attacks, names, thresholds)
-    success = success_rates(attacks, names, thresholds)
+    success, mix = success_rates(attacks, names, thresholds), summary.label_mix(folder.read_table("partition"))
+    compared = telling(comparisons(proved, attacks, inferences))
     found = [
         trade_off(explore(run.with_intervals()), names),
         success.chart if success else None,
-        *charts(rounds, attacks, arms, leaks, summary.label_mix(folder.read_table("partition"))).values(),
+        *charts(rounds, attacks, arms, leaks, mix, proved, compared).values(),
         *(chart for vote in votes(folder) for chart in (vote.weights, vote.scores)),
     ]
     return [chart for chart in found if chart]

@@ -18,7 +18,7 @@ from rayfed.analysis.formats import share
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.paired import of_victims, paired, paired_grid
-from rayfed.analysis.proved import comparisons, telling, uncovered
+from rayfed.analysis.proved import Comparison, comparisons, telling, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
@@ -149,8 +149,9 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "mix_layers": plots.drawn_classes(mix) if mix else [],
         "mix_shown": plots.MOST_CLIENTS,
         "models_shown": plots.MOST_MODELS,
-        "charts": {name: one and svg(one) for name, one in charts(rounds, attacks, arms, leaks, mix).items()}
-        | {"proved": svg(drawn) if (drawn := plots.proved(proved, compared)) else None},
+        "charts": {
+            name: one and svg(one) for name, one in charts(rounds, attacks, arms, leaks, mix, proved, compared).items()
+        },
         "environment": list(flat(optional_document(folder, "environment.json"))),
         "scenario": folder.scenario_text(),
     }
@@ -325,6 +326,8 @@ def charts(
     arms: Sequence[ArmSummary],
     leaks: Sequence[Leak],
     mix: summary.LabelMix | None,
+    proved: Sequence[Row],
+    compared: Sequence[Comparison],
 ) -> dict[str, Chart | None]:
     """Return the charts of a run by their names on the page; None for what was not measured."""
     return {
@@ -339,6 +342,7 @@ def charts(
         "test_iou": plots.curve(rounds, arms, "test_iou", "Test intersection over union", as_share=True),
         "every_image": plots.every_image(attacks, leaks, arms),
         "mix": plots.label_bars(mix) if mix else None,
+        "proved": plots.proved(proved, compared),
     }
 
 

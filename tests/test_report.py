@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 import torch
 import yaml
+from matplotlib.figure import Figure
 
 from rayfed.analysis import formats, summary
 from rayfed.analysis.outcomes import outcomes
@@ -662,6 +663,14 @@ def test_what_clients_weighed_and_how_they_scored_stands_in_the_report(tmp_path:
         assert re.search(rf"<text[^>]*>{share}</text>", maps[0])
     assert "the others" in text
     assert "what clients' updates weighed" not in html(make_run(str(tmp_path)))
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_weights_are_joined_from_three_rounds_on(rounds: int) -> None:
+    drawn = Figure()
+    rows = [{"arm": "x", "round": r, "client": c, "weight": 0.1} for r in range(rounds) for c in range(2)]
+    plots.weight_lines("x", rows).draw(drawn)
+    assert {line.get_linestyle() for line in drawn.axes[0].lines} == {"None" if rounds < 3 else "-"}
 
 
 @pytest.mark.engine

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from rayfed.analysis.settings import settings
@@ -16,6 +18,7 @@ from rayfed.cli import app
 from rayfed.report import words
 from rayfed.report.pictures import Pair, within
 from rayfed.report.sweep import IMAGES, write_sweep_report
+from rayfed.report.sweep_plots import curves
 from rayfed.report.words import short_keys, sweep_verdicts
 from tests.report_fixtures import BATCH, Page, make_sweep
 from tests.result_fixtures import swept_rows
@@ -133,6 +136,21 @@ def test_a_range_over_attacks_says_that_it_is_of_their_means() -> None:
 def test_every_swept_field_has_a_curve(page: Page) -> None:
     labels = [value for name, value in page.attributes if name == "aria-label" and value and "against" in value]
     assert labels == [f"PSNR and test accuracy against {SIGMA} in arm noise"]
+
+
+@pytest.mark.parametrize("values", [(0.001, 1.0), ("a", "b"), (0.1, 0.2, 0.3)])
+def test_a_line_joins_three_values_or_more(values: tuple[Any, ...]) -> None:
+    rows = [{"arm": "x", "attack": "a", "x": v, "psnr": p, "seed": p} for v in values for p in (1.0, 5.0)]
+    [curve] = curves(settings(rows, ["x"]), ["psnr"], ["x"])
+    drawn = Figure()
+    curve.chart.draw(drawn)
+    [axes] = drawn.axes
+    lines = [line for line in axes.lines if line.get_linestyle() != "None"]
+    joined = [len(line.get_xdata()) for line in lines if line.get_transform() == axes.transData]
+    assert joined == [len(values)] * (len(values) > 2)
+    means = [line.get_transform().transform((0, 0)) for line in lines if len(lines) > 1]  # in their middles
+    assert [axes.transData.inverted().transform(mean)[1] for mean in means] == pytest.approx([3.0] * len(means))
+    assert len(means) == (0 if joined else len(values))
 
 
 def test_a_sweep_under_way_and_one_that_has_just_begun(tmp_path: Path) -> None:

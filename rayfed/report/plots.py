@@ -19,8 +19,8 @@ from rayfed.report.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean,
 
 MOST_CLIENTS = 60
 """Most clients in the label mix."""
-FEWEST_ROUNDS = 3
-"""Fewest rounds of a curve: two points are said in numbers."""
+FEWEST = 3
+"""Fewest points that a line joins: of two it would show a course that nobody measured."""
 MOST_MODELS = 30
 """Most models and validators in the map of scores."""
 
@@ -33,7 +33,7 @@ def curve(
     as_share: bool = False,
     by: Literal["round", "simulated_minutes"] = "round",
 ) -> Chart | None:
-    """Plot one column of the rounds' table, a line an arm; None below `FEWEST_ROUNDS` rounds.
+    """Plot one column of the rounds' table, a line an arm; None below `FEWEST` rounds.
 
     It is `by` round, or by virtual time at the rounds' ends.
     """
@@ -44,7 +44,7 @@ def curve(
         for row in sorted(rounds, key=lambda row: (order.index(row["arm"]), row["round"]))
         if measured(row[column])
     ]
-    if max(Counter(row["arm"] for row in rows).values(), default=0) < FEWEST_ROUNDS:
+    if max(Counter(row["arm"] for row in rows).values(), default=0) < FEWEST:
         return None
 
     def draw(drawn: Figure) -> None:
@@ -191,7 +191,8 @@ def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
         axes = drawn.add_subplot()
         for index, client in enumerate(clients):
             xs, ys = zip(*((row["round"] + 1, row["weight"]) for row in rows if row["client"] == client), strict=True)
-            axes.plot(xs, ys, "o-", color=class_colour(min(index, CLASSES)), linewidth=1.6, markersize=3.5)
+            look = "o-" if len(xs) >= FEWEST else "o"
+            axes.plot(xs, ys, look, color=class_colour(min(index, CLASSES)), linewidth=1.6, markersize=3.5)
         axes.set_xlabel("round")
         axes.set_ylabel("weight")
         axes.set_ylim(bottom=0)

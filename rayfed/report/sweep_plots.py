@@ -10,13 +10,17 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.transforms import ScaledTranslation
 
 from rayfed.analysis.settings import Setting
 from rayfed.metrics.measures import MEASURES
+from rayfed.report.plots import FEWEST
 from rayfed.report.svg import SERIES, Chart, clean, dash, dashes, series, short, svg
 
 WIDE = 30
 """Ratio of the largest to the smallest value of a field from which its axis is logarithmic."""
+_BAR = 0.36
+"""Inches of the line at a mean, where values are too few to join: as long as one of the legend, so that dashes show."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,13 @@ def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[
             for number, line in lines(name):
                 for x, _, values in line:
                     axes.plot([x] * len(values), values, "o", color=series(index), markersize=5, alpha=0.6, mew=0)
-                means = [mean for _, mean, _ in line]
-                style = dashes(number * SERIES)
-                axes.plot([x for x, *_ in line], means, color=series(index), linewidth=2, dashes=style)
+                style: Any = {"color": series(index), "linewidth": 2, "dashes": dashes(number * SERIES)}
+                if len(line) >= FEWEST:
+                    axes.plot([x for x, *_ in line], [mean for _, mean, _ in line], **style)
+                    continue
+                for x, mean, _ in line:
+                    here = drawn.dpi_scale_trans + ScaledTranslation(x, mean, axes.transData)
+                    axes.plot([-_BAR / 2, _BAR / 2], [0, 0], transform=here, clip_on=False, **style)
             _label(axes, name, [one.fields[path] for one in settings], row == len(shown) - 1)
         drawn.supxlabel(clean(path.rpartition(".")[2]))
 

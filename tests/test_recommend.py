@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,37 @@ def test_attacks_that_prove_nothing_recommend_nothing() -> None:
     assert recommend(rows, [USE]).meeting == 3, "accuracy is known without attacks"
     assert {each.title for each in front(rows, "psnr", "test_accuracy").best} == {"none", "noise"}
     assert recommend(rows[:3], [LEAK]).meeting == 0
+
+
+def of_verdicts(arm: str, verdicts: Sequence[str], psnr: Sequence[float], **columns: Any) -> Any:
+    """One setting with a verdict and a PSNR for every repeat."""
+    why = {"inconclusive": "nobody had the code"}
+    both = enumerate(zip(verdicts, psnr, strict=True))
+    told = [{"repeat": i, "seed": i, "verdict": one, "why": why.get(one), "psnr": value} for i, (one, value) in both]
+    [found] = settings([outcome(arm) | each | columns for each in told])
+    return found
+
+
+@pytest.mark.parametrize("failed", [1, 2, 3])
+def test_no_bound_is_met_by_repeats_in_which_attacks_failed(failed: int) -> None:
+    verdicts = ["inconclusive"] * failed + ["not reconstructed"] * (3 - failed)
+    low = of_verdicts("half", verdicts, (5.0, 5.0, 5.1), test_accuracy=0.9)
+    found = recommend([low, judged("dear", "not reconstructed", psnr=9.0, train_seconds=9.0)], [LEAK])
+    assert (found.chosen.title, found.meeting, list(found.refused)) == ("dear", 1, ["half"])
+    [why] = [line for line in recommendation.remarks(found) if line.startswith("Not half: ")]
+    assert "nobody had the code" in why
+    alone = recommend([low], [LEAK])
+    assert (alone.meeting, recommendation.judged(alone.chosen.checks[0])[-1]) == (0, "not known")
+    assert recommend([low], [USE]).meeting == 1, "accuracy is known without attacks"
+
+
+def test_what_attacks_got_beside_failures_may_miss_a_bound() -> None:
+    high = of_verdicts("half", ("leaks", "inconclusive", "inconclusive"), (40.0, 5.0, 5.0))
+    found = recommend([high], [LEAK])
+    assert found.chosen.checks[0].estimate == high.measures["psnr"]
+    assert [line for line in recommendation.remarks(found) if "inconclusive" in line] == [
+        "2 of 3 repeats are inconclusive: nobody had the code. What attacks got in them is no evidence of protection."
+    ]
 
 
 def test_every_refused_setting_is_named() -> None:

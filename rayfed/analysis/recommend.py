@@ -1,8 +1,8 @@
 """Recommendation of a setting: the cheapest within all bounds, or else the one nearest to them.
 
 A bound on leakage holds where it holds for every attack on the setting. A setting that no attack has met has no leakage
-that is known, and meets no such bound; nor does one whose attacks have not shown that they work. Where updates are
-hidden, and no attack has opened them, there is nothing to bound.
+that is known, and meets no such bound; nor does one whose attacks have not shown in every repeat that they work, though
+what they got may be beyond it. Where updates are hidden, and no attack has opened them, there is nothing to bound.
 """
 
 from __future__ import annotations
@@ -209,9 +209,15 @@ def recommend(
     chosen, *tied = sorted(cheapest, key=lambda each: [sum(each.cost(name)) for name in costs])
     unattacked = [each.title for each in candidates if leaks and each.settings[0].attack is None]
     rebuilt = any(of_rebuilt(bound.measure) for bound in bounds)
-    unproven = {each.title: why for each in candidates if rebuilt and (why := each.settings[0].unproven)}
+    unproven = {each.title: why for each in candidates if rebuilt and (why := _unproven(each, chosen))}
     names = [each.title for each in tied]
     return Recommendation(list(bounds), costs, chosen, len(meeting), len(groups), unattacked, names, refused | unproven)
+
+
+def _unproven(each: Candidate, chosen: Candidate) -> str:
+    """Return why low figures prove nothing of a candidate; of the chosen one, of which more is said, of all repeats."""
+    one = each.settings[0]
+    return one.unproven or ("" if each is chosen else one.unproven_in_part)
 
 
 def _span(settings: Sequence[Setting], bound: Bound) -> float:
@@ -228,6 +234,8 @@ def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
     estimates = [each.measures[bound.measure] for each in known]
     farthest = max(known, key=lambda each: bound.excess(each.measures[bound.measure].mean))
     excess = bound.excess(farthest.measures[bound.measure].mean)
+    if excess <= 0 and of_rebuilt(bound.measure) and group[0].inconclusive:
+        return BoundCheck(bound, None, False, inf)  # the mean may be low because attacks failed in some repeats
     sure = None if any(each.n == 1 for each in estimates) else all(map(bound.holds_for, estimates))
     return BoundCheck(bound, farthest, sure, excess / span if excess > 0 else 0.0)
 

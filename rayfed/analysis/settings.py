@@ -152,6 +152,13 @@ class Setting:
         count = sum(row.get("verdict") == "inconclusive" for row in self.rows if row.get("attack"))
         return count if count < len(self.rows) else 0
 
+    @property
+    def unproven_in_part(self) -> str:
+        """How many repeats are inconclusive, and why, where the others are not; empty for none."""
+        count = self.inconclusive
+        said = f"{count} of {len(self.rows)} repeats {'is' if count == 1 else 'are'} inconclusive"
+        return f"{said}{self._why('inconclusive')}" if count else ""
+
     def evidence(self, measure: str) -> Estimate | None:
         """Return the figure for a measure; None if it is unknown or no evidence."""
         return None if self.doubted(measure) else self.measures.get(measure)

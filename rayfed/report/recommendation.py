@@ -59,6 +59,8 @@ def remarks(found: Recommendation) -> list[str]:
         lines.append("Simulated time is virtual, of the devices that the scenario states; their work is counted.")
     if any(row.get("verdict") == "leaks" for row in chosen.rows):
         lines.append("It leaks: an attack rebuilt samples beyond a guess, whatever the bounds allow; see its verdict.")
+    if chosen.unproven_in_part:
+        lines.append(f"{chosen.unproven_in_part}. What attacks got in them is no evidence of protection.")
     if any(check.bound.on_attacks for check in found.chosen.checks):
         broken = {one.attack: one.unanswered for one in found.chosen.settings if one.unanswered[0]}
         for attack, counts in broken.items():

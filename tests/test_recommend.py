@@ -210,6 +210,14 @@ def test_nobody_uses_a_model_that_guesses() -> None:
         recommend([noise], [LEAK])
 
 
+@pytest.mark.parametrize("collapsed", [0, 1, 2])
+def test_it_says_in_how_many_repeats_the_model_guesses(collapsed: int) -> None:
+    accuracies = [0.1] * collapsed + [0.9] * (3 - collapsed)
+    rows = [outcome("clip", seed=i, test_accuracy=a, guessing_accuracy=0.13) for i, a in enumerate(accuracies)]
+    said = recommendation.remarks(recommend(settings(rows), [bound("test_accuracy>=0.2")]))
+    assert (f"Its accuracy is that of guessing in {collapsed} of 3 repeats." in said) == bool(collapsed)
+
+
 def test_times_within_their_noise_are_a_tie() -> None:
     rows = [
         judged("quick", "leaks", train_seconds=5.0, train_seconds_half=1.0, bytes_up=9.0),

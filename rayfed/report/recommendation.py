@@ -61,6 +61,8 @@ def remarks(found: Recommendation) -> list[str]:
         lines.append("It leaks: an attack rebuilt samples beyond a guess, whatever the bounds allow; see its verdict.")
     if chosen.unproven_in_part:
         lines.append(f"{chosen.unproven_in_part}. What attacks got in them is no evidence of protection.")
+    if chosen.collapsed:
+        lines.append(f"Its accuracy is that of guessing in {chosen.collapsed} of {len(chosen.rows)} repeats.")
     if any(check.bound.on_attacks for check in found.chosen.checks):
         broken = {one.attack: one.unanswered for one in found.chosen.settings if one.unanswered[0]}
         for attack, counts in broken.items():

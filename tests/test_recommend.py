@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rayfed.analysis.idle import with_idle
 from rayfed.analysis.loading import load
 from rayfed.analysis.pareto import front
 from rayfed.analysis.recommend import Bound, bound, cost, of_worst_image, recommend, rerun
@@ -198,6 +199,32 @@ def test_hidden_updates_say_nothing_of_members() -> None:
     hidden = judged("masks", "nothing to attack", train_seconds=2.0)
     rows = [judged("none", "leaks", psnr=30.0, inferred=0.3, train_seconds=1.0), hidden]
     assert recommend(rows, [bound("inferred<=0.1")]).meeting == 0
+
+
+@pytest.mark.parametrize(
+    ("bare", "behind", "meeting"),
+    [
+        ((0.3, 0.32, 0.31), 0.05, 1),
+        ((0.3, 0.32), 0.05, 1),
+        ((0.3,), 0.05, 1),
+        ((0.3,), 0.2, 0),
+        ((0.3, -0.3, 0.1), 0.05, 0),
+        ((0.3, -0.1), 0.05, 0),
+        ((0.0,), 0.05, 0),
+        ((), 0.05, 0),
+    ],
+)
+def test_who_infers_nothing_without_a_defence_says_nothing_of_one(
+    bare: Sequence[float], behind: float, meeting: int
+) -> None:
+    arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}, "other": {"model": "mlp", "defences": []}}
+    rows = [outcome("none", "membership", seed=seed, inferred=gain) for seed, gain in enumerate(bare)]
+    rows += [outcome("noise", "membership", seed=0, inferred=behind), outcome("none", "gan", inferred=0.4)]
+    rows += [outcome("other", "membership", seed=0, inferred=0.4)]
+    found = recommend(with_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")])
+    assert (found.meeting, found.chosen.title == "noise") == (meeting, bool(meeting) or behind > 0.1)
+    said = "nothing shows that membership infers more than chance without a defence"
+    assert (found.refused.get("noise") == said) == (not bare or min(bare) <= 0)
 
 
 def test_nobody_uses_a_model_that_guesses() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis import outcomes, paired, pareto, settings, success, summary, twins, victims
+from rayfed.analysis import idle, outcomes, paired, pareto, settings, success, summary, twins, victims
 from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
 from rayfed.analysis.settings import Setting
@@ -83,7 +83,7 @@ class Results(ABC):
     def settings(self, source: str = "") -> list[settings.Setting]:
         """Return the outcomes grouped by arm, attack and swept values, with uncertainty over repeats."""
         found = settings.settings(self.outcomes().to_pylist(), self.fields, source)
-        return twins.with_twins(found, self.scenario)
+        return idle.with_idle(twins.with_twins(found, self.scenario), self.scenario)
 
     @abstractmethod
     def with_intervals(self) -> list[Setting]:

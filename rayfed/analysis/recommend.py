@@ -208,16 +208,22 @@ def recommend(
         cheapest = [each for each in cheapest if each.cost(name)[0] <= bar]
     chosen, *tied = sorted(cheapest, key=lambda each: [sum(each.cost(name)) for name in costs])
     unattacked = [each.title for each in candidates if leaks and each.settings[0].attack is None]
-    rebuilt = any(of_rebuilt(bound.measure) for bound in bounds)
-    unproven = {each.title: why for each in candidates if rebuilt and (why := _unproven(each, chosen))}
+    unproven = {each.title: why for each in candidates if (why := _unproven(each, chosen, bounds))}
     names = [each.title for each in tied]
     return Recommendation(list(bounds), costs, chosen, len(meeting), len(groups), unattacked, names, refused | unproven)
 
 
-def _unproven(each: Candidate, chosen: Candidate) -> str:
+def _unproven(each: Candidate, chosen: Candidate, bounds: Sequence[Bound]) -> str:
     """Return why low figures prove nothing of a candidate; of the chosen one, of which more is said, of all repeats."""
-    one = each.settings[0]
-    return one.unproven or ("" if each is chosen else one.unproven_in_part)
+    one, reasons = each.settings[0], []
+    if any(of_rebuilt(bound.measure) for bound in bounds):
+        reasons.append(one.unproven or one.unproven_in_part * (each is not chosen))
+    if any(bound.measure == "inferred" for bound in bounds):
+        asked = [met for met in each.settings if "inferred" in met.measures]
+        names = " or ".join(str(met.attack) for met in asked if met.idle)
+        shown = f"nothing shows that {names} infers more than chance without a defence"
+        reasons.append(shown * (bool(asked) and all(met.idle for met in asked)))
+    return "; ".join(filter(None, reasons))
 
 
 def _span(settings: Sequence[Setting], bound: Bound) -> float:
@@ -234,10 +240,17 @@ def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
     estimates = [each.measures[bound.measure] for each in known]
     farthest = max(known, key=lambda each: bound.excess(each.measures[bound.measure].mean))
     excess = bound.excess(farthest.measures[bound.measure].mean)
-    if excess <= 0 and of_rebuilt(bound.measure) and group[0].inconclusive:
-        return BoundCheck(bound, None, False, inf)  # the mean may be low because attacks failed in some repeats
+    if excess <= 0 and _without_merit(known, bound.measure):
+        return BoundCheck(bound, None, False, inf)
     sure = None if any(each.n == 1 for each in estimates) else all(map(bound.holds_for, estimates))
     return BoundCheck(bound, farthest, sure, excess / span if excess > 0 else 0.0)
+
+
+def _without_merit(known: Sequence[Setting], measure: str) -> bool:
+    """Return whether figures may be low because attacks failed: in some repeats, or without a defence as well."""
+    if of_rebuilt(measure):
+        return bool(known[0].inconclusive)
+    return measure == "inferred" and all(each.idle for each in known)
 
 
 def rerun(results: Results, chosen: Candidate) -> dict[str, str]:

@@ -82,6 +82,8 @@ class Setting:
     """Outcomes of the repeats."""
     outdone: Mapping[str, str] = field(default_factory=dict)
     """By measure, an attack that knew less and got more: this one failed (`rayfed.analysis.twins`)."""
+    idle: bool = False
+    """Whether its attack infers no more than chance without a defence, or met no such arm (`rayfed.analysis.idle`)."""
 
     @property
     def title(self) -> str:

@@ -1,0 +1,39 @@
+"""Attacks that infer nothing where there is no defence: that they infer nothing behind one is no merit of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rayfed.analysis.settings import Setting
+from rayfed.analysis.summary import arm_spec, undefended
+from rayfed.store.schemas import VERSUS
+
+
+def with_idle(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[Setting]:
+    """Return the settings, with `Setting.idle` where no undefended arm, alike in all else, shows that an attack works.
+
+    It works where it infers more than chance: by its whole 95 % interval, or each of two values, or the only one.
+    """
+    working = [one for one in settings if undefended(scenario, one.arm) and _beats_chance(one)]
+
+    def idle(one: Setting) -> bool:
+        return "inferred" in one.measures and not any(_shows(bare, one, scenario) for bare in working)
+
+    return [replace(one, idle=True) if idle(one) else one for one in settings]
+
+
+def _beats_chance(one: Setting) -> bool:
+    found = one.measures.get("inferred")
+    return found is not None and (found.pair or found.spread or (found.mean,))[0] > 0
+
+
+def _shows(bare: Setting, one: Setting, scenario: Mapping[str, Any]) -> bool:
+    """Return whether what an undefended arm shows of an attack is about another arm's attack, too."""
+    shared = all(one.fields[path] == value for path, value in bare.fields.items() if path in one.fields)
+    return shared and _all_else(bare, scenario) == _all_else(one, scenario)
+
+
+def _all_else(one: Setting, scenario: Mapping[str, Any]) -> Any:
+    return one.source, one.attack, arm_spec(scenario, one.arm).get("model"), one.arm.partition(VERSUS)[2]

@@ -175,6 +175,28 @@ def test_dates_are_noted_as_the_categories_that_they_are(tmp_path: Path) -> None
     assert "which are 7 categories here, without an order: write them as numbers" in noted["written"]
 
 
+@pytest.mark.parametrize(
+    ("texts", "examples"),
+    [
+        (["?"], "'?'"),
+        (["<5", "unknown", "<5"], "'<5' and 'unknown'"),
+        (["?"] * 30, "'?'"),
+        ([f"w{i}" for i in range(20)], ""),
+        ([], ""),
+    ],
+)
+def test_numbers_with_texts_among_them_are_noted(tmp_path: Path, texts: list[str], examples: str) -> None:
+    values = [*texts, *map(str, range(39 - len(texts))), ""]
+    (tmp_path / "t.csv").write_text("\n".join(["dose,ill", *(f"{v},{i % 2}" for i, v in enumerate(values))]))
+    data = build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": "ill"}).load()
+    noted = [said for said in data.remarks if "are none" in said]
+    assert len(noted) == bool(examples)
+    for said in noted:
+        [column] = data.sample.columns
+        assert f"{len(texts)} of 40 values are none, such as {examples}: all are {len(column.categories)} cat" in said
+        assert said.endswith("or leave the column out by --set 'data.without=[dose]'")
+
+
 def test_a_record_has_no_total_variation() -> None:
     assert total_variation(torch.rand(2, 3, 1, 1, 9)).tolist() == [[0.0] * 3] * 2
     assert total_variation(torch.rand(2, 1, 4, 4)).min() > 0

@@ -8,7 +8,7 @@ numbers between 0 and 1 follows Vero et al. 2023, "TabLeak: Tabular Data Leakage
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -67,9 +67,11 @@ class Tabular:
         columns = tuple(_column(name, found, found[trained]) for name, found in values.items())
         if (width := sum(column.width for column in columns)) > _MOST_BYTES:
             widest = max(columns, key=lambda column: column.width)
+            beside = _among_numbers(widest.categories)[:1]
             raise DataError(
                 f"a row takes {width} numbers, at most {_MOST_BYTES} fit: leave out columns of text, as "
-                f"'{widest.name}' with {widest.width} values{_among_numbers(widest)}"
+                f"'{widest.name}' with {widest.width} values"
+                + "".join(f": its numbers stand beside '{t}', write what is missing as an empty field" for t in beside)
             )
         codes = np.concatenate([_encoded(c, found) for c, found in zip(columns, values.values(), strict=True)], axis=1)
         images = codes[:, None, None, :]
@@ -114,10 +116,11 @@ class Diabetes(Tabular):
 
 
 def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield a remark on each column (N,) that looks like a row number instead of a feature.
+    """Yield a remark on each column (N,) that looks like a row number instead of a feature, or like numbers.
 
-    That is dates and codes, which are a category each, and what looks like the rows' numbers or names: text without a
-    value twice, and whole numbers without one twice that only rise or are called an id.
+    That is dates, codes and numbers with a text among them, which are a category each, and what looks like the rows'
+    numbers or names: text without a value twice, and whole numbers without one twice that only rise or are called an
+    id.
     """
     for name, found in columns.items():
         if found.dtype.kind != "f" and all(value == _MISSING or _DATE.fullmatch(value) for value in found):
@@ -130,6 +133,14 @@ def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
             yield (
                 f"column '{name}' has whole numbers of which some begin with 0, as codes do: {len(np.unique(found))} "
                 f"categories, without an order. If they are numbers, write them without the zeros"
+            )
+            continue
+        if found.dtype.kind != "f" and (others := _among_numbers(found.tolist())):
+            examples = " and ".join(f"'{text}'" for text in list(dict.fromkeys(others))[:2])
+            yield (
+                f"column '{name}' is of numbers, but {len(others)} of {len(found)} values are none, such as "
+                f"{examples}: all are {len(np.unique(found))} categories here, without an order. Write those as empty "
+                f"fields, which are missing numbers, or leave the column out by {_left_out(name)}"
             )
             continue
         if len(found) < _FEWEST_NAMED or len(np.unique(found)) < len(found):
@@ -301,12 +312,11 @@ def _filled(name: str, values: np.ndarray, trained: np.ndarray) -> tuple[np.ndar
     return np.where(missing, middle, values), f"{said}: filled with the median of the training rows, {middle:.4g}"
 
 
-def _among_numbers(column: Column) -> str:
-    """Return a hint if a text column is numeric but for a few entries."""
-    others = [text for text in column.categories if not _NUMBER.fullmatch(text)]
-    if 2 * len(others) > len(column.categories):
-        return ""
-    return f": its numbers stand beside '{others[0]}', write what is missing as an empty field" if others else ""
+def _among_numbers(values: Iterable[str]) -> list[str]:
+    """Return the texts that stand among numbers; empty where there are more different texts than numbers."""
+    known = [value for value in values if value != _MISSING]
+    others = [value for value in known if not _NUMBER.fullmatch(value.strip())]
+    return others if 2 * len(set(others)) <= len(set(known)) else []
 
 
 def _shipped(name: str) -> Path:

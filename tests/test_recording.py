@@ -17,10 +17,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 from rayfed import record
 from rayfed.analysis.audit import Method
 from rayfed.analysis.verdicts import UNTOLD
+from rayfed.cli import app
+from rayfed.cli import replay as commands
 from rayfed.engine import replaying
 from rayfed.errors import DataError, UserError
 from rayfed.metrics.images import psnr
@@ -266,6 +269,28 @@ def test_a_replay_that_nothing_scores_ends_in_time(tmp_path: Path, net: Net, mon
     ends = monotonic() + 3
     searched = [found for _, name, found in replaying.Replay(*whole).unscored(ends) if name != "analytic"]
     assert {found.message for found in searched} == {"for want of time"}, "a search is ended on its way"
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_what_seems_wrong_with_updates_is_said_also_to_the_quiet(
+    quiet: tuple[str, ...], tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "METHODS", QUICK)
+    sent, wrong = replaying.Replay.sent, "client 0: the update seems to point the wrong way"
+    monkeypatch.setattr(replaying.Replay, "sent", lambda one: (sent(one)[0], [wrong]))
+    options = ("--model", MODEL, "--minutes", "0", "--out", str(tmp_path / "o"), *LOCAL, *quiet)
+    for truth in (False, True):
+        with monkeypatch.context() as stopped:
+            stopped.setattr(commands, "_scored", lambda *_: 1 / 0)  # the attacks are another test's
+            folder = recorded(tmp_path / f"updates-{truth}", net, truth=truth)
+            result = CliRunner().invoke(app, ["replay", str(folder), *options])
+        assert (result.exit_code, result.stderr.count(f"note: {wrong}"), wrong in result.stdout) == (truth, 1, False)
+    for name, state in {"before": trained(net, images(0), 1), "after": net.state_dict()}.items():
+        torch.save(state, tmp_path / f"{name}.pt")
+    files = (part for name in ("before", "after") for part in (f"--{name}", str(tmp_path / f"{name}.pt")))
+    given = ("--lr", "0.1", "--shape", "1,8,8", "--classes", "10", "--iterations", "1", "--model", MODEL)
+    result = CliRunner().invoke(app, ["attack-update", *files, *given, "--out", str(tmp_path / "o"), *quiet])
+    assert (result.exit_code, result.stderr.count("sent and returned are in each other's place")) == (0, 1)
 
 
 @pytest.mark.engine

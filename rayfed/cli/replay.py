@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf, isnan
@@ -127,6 +128,7 @@ def attack_update(
         local = LocalTraining(steps, batch, lr, momentum, weight_decay)
         returned = _state(after)
         given = observe(net, _state(before), header.sample, classes, samples, returned=returned, local=local)
+        _warn(given.remarks)
         say, found = _sayer(quiet), attempts(net, given.observation, iterations, seeds.derived(seed, "update"))
         results = ((0, 0, name, guess) for name, guess in found)
         _show("update", results, list(given.remarks), out, say)
@@ -144,9 +146,8 @@ def _replayed(
     for place, one in enumerate(replays):
         left = max(ends - monotonic(), 0.0) / (len(replays) - place)
         sent, remarks = one.sent()
+        _warn(remarks)
         if one.scored:
-            for remark in remarks:
-                say(f"note: {remark}")
             gated.append(_scored(one, sent, gate, out, where, left))
         else:
             found = (
@@ -191,8 +192,6 @@ def _show(
     from rayfed.report.unscored import NOT_MEASURED, rows_of, write_unscored
     from rayfed.store.folder import RunFolder
 
-    for remark in remarks:
-        say(f"note: {remark}")
     rows = []
     for round, client, attack, guess in found:
         loss = "" if isnan(guess.loss) else f", its own loss {guess.loss:.4g}"
@@ -206,6 +205,12 @@ def _show(
 
 def _sayer(quiet: bool) -> Callable[[str], None]:
     return (lambda line: None) if quiet else partial(print, flush=True)
+
+
+def _warn(remarks: Iterable[str]) -> None:
+    """Print what seems wrong with updates, such as their sign: then attacks get little, with or without a defence."""
+    for remark in remarks:
+        print(f"note: {remark}", file=sys.stderr)
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -569,6 +569,6 @@ def _applying(trials: Sequence[Trial]) -> list[str]:
         reasons = dict.fromkeys(trial.obstacle for trial in own if trial.obstacle)
         applies = "applies" if len(able) == len(own) else f"applies to {'; '.join(able)}" if able else "does not apply"
         sizes = dict.fromkeys(trial.title.partition(",")[0].rpartition(" ")[2] for trial in own if trial.supposed)
-        supposed = f" (so it is supposed at batch {', '.join(sizes)}, for trials take long)" if sizes else ""
+        supposed = f" (supposed at batch {', '.join(sizes)}, where a trial would take long)" if sizes else ""
         lines.append(f"{name}: {applies}" + "".join(f" ({reason})" for reason in reasons) + supposed)
     return lines

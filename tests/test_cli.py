@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from rayfed.report.terminal_sweep import SweepView
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY, imported
+from tests.report_fixtures import Page, make_sweep
 from tests.scenario_fixtures import SCENARIOS, tiny
 
 MINIMAL = """
@@ -231,6 +233,25 @@ def test_an_interrupted_sweep_is_named_as_resume_takes(tmp_path: Path, monkeypat
     code, output = run("sweep", file(), *swept, "--out", str(tmp_path), *LOCAL)
     assert code == 130
     assert f"`rayfed resume {tmp_path}/mine` continues" in output, output
+
+
+def test_an_interrupted_sweep_has_the_page_of_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Callable[[], str]
+) -> None:
+    from rayfed.engine import sweeps
+
+    made = make_sweep(str(tmp_path / "runs"), sigmas=2, repeats=1, failed=0, stopped=0)
+    made.write_outcomes(made.outcomes().to_pylist()[:2])
+
+    def begun(scenario: Scenario, out: str, execution: object, view: SweepView) -> None:
+        view.starting(scenario, made, "here", 3, 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeps, "sweep", begun)
+    code, output = run("sweep", file(), "--set", "sweep={fields: {training.lr: [0.1, 0.2]}}", *LOCAL)
+    assert code == 130
+    assert f"{made.url}/report.html shows what there is" in output
+    assert "2 trials finished" in Page(made.files.read_text("report.html")).text
 
 
 def test_a_sweep_says_which_pareto_optimal_settings_leak() -> None:

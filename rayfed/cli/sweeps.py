@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from shlex import quote
 from typing import Any
 
@@ -29,6 +30,7 @@ def resume(path: str, failed: bool, executor: ExecutorName, address: str | None,
 
 
 def _watched(quiet: bool, executor: ExecutorName, play: Callable[[Any], Any]) -> Any:
+    from rayfed.analysis.sweep_folder import SweepFolder
     from rayfed.report.sweep import write_sweep_report
     from rayfed.report.terminal_sweep import SweepView
 
@@ -40,6 +42,10 @@ def _watched(quiet: bool, executor: ExecutorName, play: Callable[[Any], Any]) ->
     except KeyboardInterrupt as error:
         if view.folder:
             error.add_note(quote(view.folder.url))  # how `rayfed resume` names it
+            view.close()
+            with suppress(Exception):  # what interrupted it is told, not that its page cannot be made
+                page = write_sweep_report(SweepFolder.open(view.folder.url))
+                view.note(f"{page} shows what there is")
         raise
     finally:
         view.close()

@@ -73,7 +73,8 @@ def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[
                     axes.plot([x for x, *_ in line], [mean for _, mean, _ in line], **style)
                     continue
                 for x, mean, _ in line:
-                    here = drawn.dpi_scale_trans + ScaledTranslation(x, mean, axes.transData)
+                    at = ScaledTranslation(x, mean, axes.transData)  # type: ignore[arg-type]  # any transform will do
+                    here = drawn.dpi_scale_trans + at
                     axes.plot([-_BAR / 2, _BAR / 2], [0, 0], transform=here, clip_on=False, **style)
             _label(axes, name, [one.fields[path] for one in settings], row == len(shown) - 1)
         drawn.supxlabel(clean(path.rpartition(".")[2]))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rayfed.analysis.compare import Comparison, attacks_changed, compare
 from rayfed.analysis.loading import load
+from rayfed.cli.tables import Tabulated, table
 from rayfed.errors import UserError
 from tests.result_fixtures import attacked, small_run, small_sweep
 from tests.test_cli import run
@@ -109,6 +113,37 @@ def test_the_command_mixes_runs_and_sweeps(tmp_path: Path) -> None:
     for words in ("PSNR (dB)", "12.35", "40.10 ± 0.25", "0.9810 ± 0.0025", "sigma", "sweep", "note: the seeds differ"):
         assert words in output, words
     assert "data differ" not in output
+
+
+def printed(table: Tabulated, width: int) -> list[str]:
+    page = Console(file=StringIO(), width=width, emoji=False, highlight=False)
+    page.print(table)
+    return page.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [*range(60, 132, 7), 80, 120, 200])
+@pytest.mark.parametrize("names", [1, 3, 5])
+def test_no_name_and_no_figure_is_broken(names: int, width: int) -> None:
+    words = ["t-20261121-213220", "none", "64", "0.01", "inverting_gradients"], ["defences-20261121-213516", *"abcd"]
+    rows = [[*some[:names], *(f"{i}{j}.63 ± 0.012†" for i in range(10))] for j, some in enumerate(words)]
+    headings = ["run", "arm", "batch_size", "sigma", "attack"][:names] + [f"PSNR, worst {i} (dB)" for i in range(10)]
+    lines = printed(table("settings", headings, rows, words=names), width)
+    assert max(map(len, lines)) <= width
+    whole = {cell for line in lines for cell in re.split(r"\s{2,}", line.strip())}
+    assert {cell for row in rows for cell in row} <= whole
+    assert [line.strip() for line in lines].count("settings") == 1
+    numbered = sum(line.split()[:1] == ["#"] for line in lines)
+    repeated = sum(line.split()[:1] == ["run"] for line in lines)
+    assert min(numbered, repeated) == 0 < max(numbered, repeated), "each table begins with the names, or numbers"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_runs_that_are_headings_are_whole(width: int) -> None:
+    runs = ["t-20261121-213220", "defences-20261121-213516", "choose-20261121-213517", "noniid-20261121-213518"]
+    rows = [["arms.noise.defences.gaussian.sigma", *"0123"], ["arms", "{noise: [gaussian], other: [prune]}", *"---"]]
+    lines = printed(table("", ["field", *runs], rows), width)
+    assert max(map(len, lines)) <= width
+    assert all(any(name in line for line in lines) for name in [*runs, rows[0][0]])
 
 
 def test_the_users_mistakes_end_with_2(tmp_path: Path) -> None:

@@ -3,25 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from rich.box import SIMPLE
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 _WIDTH = 200
 """Width of a table where there is no terminal to ask: nobody wants a file's lines cut at 80."""
+_WORDS = 30
+"""Width from which on words are wrapped where there is no room."""
 
 
-def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> Table:
-    """Return a table of plain text; its first `words` columns (all where None) are aligned left, figures right."""
+@dataclass(frozen=True)
+class _Column:
+    heading: str
+    cells: Sequence[str]
+    kind: Literal["name", "figure", "word"]
+
+    @property
+    def least(self) -> int:
+        """Width in which no name and no figure is broken."""
+        longest = max(map(cell_len, self.cells), default=0)
+        if self.kind == "word":
+            return max(cell_len(self.heading), min(longest, _WORDS))
+        return max([longest, *map(cell_len, self.heading.split())])
+
+    @property
+    def most(self) -> int:
+        """Width in which nothing is wrapped."""
+        return max(map(cell_len, [self.heading, *self.cells]))
+
+
+@dataclass(frozen=True)
+class Tabulated:
+    """Plain text in columns: in one table, or in several below each other that all begin with the names.
+
+    Where the names leave no room for another column, rows are numbered, and the numbers take the names' place.
+    """
+
+    title: str
+    names: Sequence[_Column]
+    others: Sequence[_Column]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the tables, each with as many columns as fit."""
+        first, others, room = [*self.names], [*self.others], options.max_width
+        if any(_width([*first, one]) > room for one in others):
+            rows = range(1, len(first[0].cells) + 1)
+            first, others = [_Column("#", [*map(str, rows)], "figure")], [*first, *others]
+        groups = [first]
+        for one in others:
+            if groups[-1] is not first and _width([*groups[-1], one]) > room:
+                groups.append(first)
+            groups[-1] = [*groups[-1], one]
+        for place, columns in enumerate(groups):
+            yield _drawn(self.title if place == 0 else "", columns, room)
+
+
+def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> Tabulated:
+    """Return a table of which the first `words` columns are names, the others figures.
+
+    Where `words` is None the first column alone has names, and the others words.
+    """
+    names, kind = (1, "word") if words is None else (words, "figure")
+    cells = zip(*rows, strict=True) if rows else [()] * len(headings)
+    columns = [
+        _Column(heading, own, "name" if place < names else kind)
+        for place, (heading, own) in enumerate(zip(headings, cells, strict=True))
+    ]
+    return Tabulated(title, columns[:names], columns[names:])
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    """Return the least width of a table, with the space and the line behind each column and the edge before all."""
+    return sum(column.least + 2 for column in columns) + 1
+
+
+def _drawn(title: str, columns: Sequence[_Column], room: int) -> Table:
+    """Return a table in its least width, and what room is left given to the columns, those that need little first."""
     made = Table(title=title or None, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(headings):
-        named = place == 0 if words is None else place < words
-        justify: Literal["left", "right"] = "left" if words is None or named else "right"
-        made.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=named and len(headings) > 1)
-    for row in rows:
+    left, widths = room - _width(columns), {}
+    for place, column in sorted(enumerate(columns), key=lambda each: each[1].most - each[1].least):
+        more = min(column.most - column.least, max(0, left // (len(columns) - len(widths))))
+        widths[place], left = column.least + more, left - more
+    widths[len(columns) - 1] += min(0, left)  # a name that is longer than the line is broken
+    for place, column in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if column.kind == "figure" else "left"
+        made.add_column(Text(column.heading), justify=justify, overflow="fold", width=widths[place])
+    for row in zip(*(column.cells for column in columns), strict=True):
         made.add_row(*map(Text, row))
     return made
 

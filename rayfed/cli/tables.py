@@ -17,12 +17,14 @@ _WIDTH = 200
 _WORDS = 30
 """Width from which on words are wrapped where there is no room."""
 
+_Kind = Literal["name", "figure", "word"]
+
 
 @dataclass(frozen=True)
 class _Column:
     heading: str
     cells: Sequence[str]
-    kind: Literal["name", "figure", "word"]
+    kind: _Kind
 
     @property
     def least(self) -> int:
@@ -69,7 +71,8 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], wo
 
     Where `words` is None the first column alone has names, and the others words.
     """
-    names, kind = (1, "word") if words is None else (words, "figure")
+    names = 1 if words is None else words
+    kind: _Kind = "word" if words is None else "figure"
     cells = zip(*rows, strict=True) if rows else [()] * len(headings)
     columns = [
         _Column(heading, own, "name" if place < names else kind)
@@ -86,7 +89,7 @@ def _width(columns: Sequence[_Column]) -> int:
 def _drawn(title: str, columns: Sequence[_Column], room: int) -> Table:
     """Return a table in its least width, and what room is left given to the columns, those that need little first."""
     made = Table(title=title or None, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    left, widths = room - _width(columns), {}
+    left, widths = room - _width(columns), dict[int, int]()
     for place, column in sorted(enumerate(columns), key=lambda each: each[1].most - each[1].least):
         more = min(column.most - column.least, max(0, left // (len(columns) - len(widths))))
         widths[place], left = column.least + more, left - more

@@ -17,9 +17,10 @@ from rich.markup import escape
 from rayfed import scenario as scenarios
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.cli.common import errors_for_people
-from rayfed.cli.tables import console
+from rayfed.engine.calling import shown
 from rayfed.errors import UserError
 from rayfed.report import terminal_sweep
+from rayfed.report.terminal import console
 from rayfed.report.terminal_run import RunView, guarantee_lines
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
@@ -204,6 +205,14 @@ def test_a_path_of_a_package_is_told_as_it_was_given(capsys: pytest.CaptureFixtu
     told = capsys.readouterr()
     assert "hf:package:NAME/model" in told.err
     assert "hf:package:NAME/model" in told.out
+
+
+def test_the_python_api_cuts_no_line_that_commands_do_not(capsys: pytest.CaptureFixture[str]) -> None:
+    line = " ".join(["word"] * 36)
+    console().print(line)
+    with shown(True) as view:
+        view.note(line)
+    assert capsys.readouterr().out.splitlines() == [line, f"note: {line}"]
 
 
 def test_a_sweep_says_after_its_first_trial_how_long_the_others_take(

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from rayfed.cli.common import Debug, ScenarioFile, Set, errors_for_people, load
-from rayfed.cli.tables import console, table
+from rayfed.cli.tables import table
+from rayfed.report.terminal import console
 
 commands = typer.Typer()
 HEADINGS = "arm", "defence", "unit", "delta", "claimed", "shown", "told at false alarms", "canaries", "runs", "time"

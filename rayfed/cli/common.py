@@ -20,8 +20,8 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
-from rayfed.cli.tables import console
 from rayfed.errors import Killed, NotPortable, UserError, plain
+from rayfed.report.terminal import console
 from rayfed.store import exits
 
 

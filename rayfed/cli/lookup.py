@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayfed.cli.common import Debug, errors_for_people
-from rayfed.cli.tables import console
 from rayfed.errors import UserError
+from rayfed.report.terminal import console
 
 commands = typer.Typer()
 _LONGEST = 200

@@ -20,8 +20,9 @@ from rayfed.cli.common import (
     Set,
     errors_for_people,
 )
-from rayfed.cli.tables import console, table
+from rayfed.cli.tables import table
 from rayfed.errors import UserError
+from rayfed.report.terminal import console
 
 if TYPE_CHECKING:
     from rayfed.reproductions.pages import Record

@@ -9,8 +9,9 @@ import typer
 from rich.text import Text
 
 from rayfed.cli.common import BOUND_PASSED, Debug, errors_for_people
-from rayfed.cli.tables import console, table
+from rayfed.cli.tables import table
 from rayfed.errors import UserError
+from rayfed.report.terminal import console
 
 if TYPE_CHECKING:
     from rayfed.analysis.loading import Results

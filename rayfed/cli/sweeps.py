@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from rayfed.cli.common import ExecutorName
-from rayfed.cli.tables import console
+from rayfed.report.terminal import console
 
 
 def play(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:

@@ -12,8 +12,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-_WIDTH = 200
-"""Width of a table where there is no terminal to ask: nobody wants a file's lines cut at 80."""
 _WORDS = 30
 """Width from which on words are wrapped where there is no room."""
 
@@ -100,9 +98,3 @@ def _drawn(title: str, columns: Sequence[_Column], room: int) -> Table:
     for row in zip(*(column.cells for column in columns), strict=True):
         made.add_row(*map(Text, row))
     return made
-
-
-def console() -> Console:
-    """Return a console on the terminal, or one `_WIDTH` wide without a terminal."""
-    found = Console(highlight=False, emoji=False)
-    return found if found.is_terminal else Console(highlight=False, emoji=False, width=_WIDTH)

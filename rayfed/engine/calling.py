@@ -8,13 +8,12 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.analysis.loading import Results
 from rayfed.engine import finding
 from rayfed.engine.progress import AuditProgress
+from rayfed.report.terminal import console
 from rayfed.report.terminal_run import RunView
 from rayfed.scenario import Scenario
 from rayfed.shipped import scenario_path
@@ -52,7 +51,7 @@ def shown(show: bool, brief: bool = False) -> Iterator[Any]:
     if not show:
         yield AuditProgress()
         return
-    view = RunView(Console(emoji=False), brief=brief, bar=False)
+    view = RunView(console(), brief=brief, bar=False)
     try:
         yield view
     finally:

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
 from matplotlib.figure import Figure
@@ -146,7 +147,7 @@ def test_a_line_joins_three_values_or_more(values: tuple[Any, ...]) -> None:
     curve.chart.draw(drawn)
     [axes] = drawn.axes
     lines = [line for line in axes.lines if line.get_linestyle() != "None"]
-    joined = [len(line.get_xdata()) for line in lines if line.get_transform() == axes.transData]
+    joined = [np.size(line.get_xdata()) for line in lines if line.get_transform() == axes.transData]
     assert joined == [len(values)] * (len(values) > 2)
     means = [line.get_transform().transform((0, 0)) for line in lines if len(lines) > 1]  # in their middles
     assert [axes.transData.inverted().transform(mean)[1] for mean in means] == pytest.approx([3.0] * len(means))

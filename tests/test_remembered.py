@@ -32,7 +32,7 @@ from rayfed.models.lenet import LeNet
 from rayfed.samples import Pixels
 from rayfed.scenario import parse, resolve
 from rayfed.update import Observation
-from tests.attack_fixtures import digit, observe, seeded
+from tests.attack_fixtures import digit, observe, psnr, seeded
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -267,3 +267,46 @@ def test_entries_that_count_or_do_not_move_are_no_equations() -> None:
     network = nn.Sequential(*network, nn.Linear(512, 10))
     [found] = April().reconstruct([observe(network, digit(3), torch.tensor([3]))], network, seeded(1))
     assert (found.status, found.inherent) == ("not applicable", True)
+
+
+class Rounded(nn.Module):
+    """Rows of an image that is cast to float32, as users do, before it is normalised, each a token with a position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("deviation", torch.full((1,), 0.3))
+        self.rows, self.positions = nn.Linear(8, 16), nn.Parameter(torch.randn(1, 8, 16))
+        self.block, self.head = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), nn.Linear(16, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows = (images[:, 0] + 8).float() / self.deviation
+        return self.head(self.block(self.rows(rows) + self.positions).mean(1))
+
+
+class Experts(nn.Module):
+    """Tokens with learned positions, each of which goes to one of two layers: how many to which, the sample decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.positions = nn.Conv2d(1, 24, 2, 2), nn.Parameter(torch.randn(1, 16, 24))
+        self.experts, self.head = nn.ModuleList(nn.Linear(24, 24) for _ in range(8)), nn.Linear(24, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = (self.patches(images).flatten(2).mT + self.positions).flatten(0, 1)
+        chosen = tokens[:, :8].argmax(1)
+        made = torch.zeros_like(tokens)
+        for place, expert in enumerate(self.experts):
+            own = (chosen == place).nonzero()[:, 0]
+            if len(own):
+                made = made.index_add(0, own, torch.tanh(expert(tokens[own])))
+        return self.head((tokens + made).view(len(images), 16, 24).mean(1))
+
+
+@pytest.mark.parametrize("make", [Rounded, Experts])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_affine_but_for_rounding_or_takes_other_ways_is_read(make: type[nn.Module], seed: int) -> None:
+    torch.manual_seed(seed)
+    network = make()
+    [found] = April().reconstruct([observe(network, digit(3), torch.tensor([3]))], network, seeded(1))
+    assert found.status == "ok"
+    assert psnr(found.images, digit(3)) > 30

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -30,9 +31,8 @@ _SEVERAL = "it takes a batch of one: the gradient of learned positions is a sum 
 _NOTHING_ADDED = (
     "no parameter whose gradient is sent is added to a map that is affine in the sample, as learned positions are"
 )
-_AFFINE = {torch.float64: 1e-8, torch.float32: 1e-4}
-"""Distance of an entry from what is between two, over theirs, up to which it is affine: of millions, some come near.
-Theirs over the entry itself is larger where it moves at all."""
+_AFFINE = 1e-4
+"""Distance of a gradient from what is between two, over theirs, up to which it is affine."""
 _GOLDEN = (5**0.5 - 1) / 2
 """A point between two at which numbers that count something, as of positive pre-activations, are never affine."""
 _RESIDUAL = 0.99
@@ -137,35 +137,44 @@ def _weights_before(probed: Probe, added: _Sum, names: Sequence[str]) -> tuple[s
 
 
 def _no_equation(probed: Probe, names: Sequence[str]) -> bool:
-    """Return whether no weight before a sum has a gradient with an entry that is affine in the sample.
+    """Return whether no weight before a sum has a gradient that is affine in the sample, whole.
 
     This is of the model, whatever gradients it has at its weights: those of a head that begins at 0 show no layer.
+    Single entries say nothing: of millions some are as if affine by chance. Where the operations are others at another
+    sample, it is not known.
     """
     one, other = probed.samples(1, seed=1), probed.samples(1, seed=2)
     if not one.is_floating_point():
         return False
-    low, high, between = (_of_sums(probed, at, names) for at in (one, other, _between(one, other)))
-    apart, moved = (between - _between(low, high)).abs(), (high - low).abs()
-    rounding = _AFFINE[probed.dtype]
-    return not bool(((moved > rounding * high.abs()) & (apart < rounding * moved)).any())
+    for found in zip_longest(*(_of_sums(probed, at, names) for at in (one, other, _between(one, other)))):
+        if None in found or len({(place, name, part is None) for place, name, part in found}) > 1:
+            return False
+        parts = [part for _, _, part in found if part is not None]
+        if not parts:
+            continue
+        low, high, between = parts
+        moved = (high - low).norm()
+        if moved > 0 and (between - _between(low, high)).norm() <= _AFFINE * moved:
+            return False
+    return True
 
 
 def _between(one: Tensor, other: Tensor) -> Tensor:
     return one + _GOLDEN * (other - one)
 
 
-def _of_sums(probed: Probe, sample: Tensor, names: Sequence[str]) -> Tensor:
-    """Return the gradients of all weights before each sum, (n,), where the loss has a random slope in it."""
+def _of_sums(probed: Probe, sample: Tensor, names: Sequence[str]) -> Iterator[tuple[int, str, Tensor | None]]:
+    """Yield the number of each sum with the gradient of each weight before it, if the loss has a random slope in it."""
     uses, leaves, _ = probed.run(sample)
-    wanted, found = [leaves[name] for name in names], [sample.new_zeros(0)]
-    for use in uses:
+    for place, use in enumerate(uses):
         for parameter in sorted(use.names & set(names)):
             if _order(use.output, leaves[parameter]) is not None:
                 slope = torch.rand(use.output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-                slope = slope.to(use.output)
-                parts = torch.autograd.grad(use.output, wanted, slope, retain_graph=True, materialize_grads=True)
-                found += [part.flatten() for part in parts]
-    return torch.cat(found)
+                wanted = [leaves[name] for name in names]
+                parts = torch.autograd.grad(
+                    use.output, wanted, slope.to(use.output), retain_graph=True, allow_unused=True
+                )
+                yield from ((place, name, part) for name, part in zip(names, parts, strict=True))
 
 
 def _order(output: Tensor, parameter: Tensor) -> Tensor | None:

@@ -189,11 +189,12 @@ def test_numbers_with_texts_among_them_are_noted(tmp_path: Path, texts: list[str
     values = [*texts, *map(str, range(39 - len(texts))), ""]
     (tmp_path / "t.csv").write_text("\n".join(["dose,ill", *(f"{v},{i % 2}" for i, v in enumerate(values))]))
     data = build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": "ill"}).load()
-    noted = [said for said in data.remarks if "are none" in said]
+    noted = [said for said in data.remarks if "are texts" in said]
     assert len(noted) == bool(examples)
     for said in noted:
         [column] = data.sample.columns
-        assert f"{len(texts)} of 40 values are none, such as {examples}: all are {len(column.categories)} cat" in said
+        assert f"{len(texts)} of 40 values are texts, such as {examples}: each value is a" in said
+        assert f"here, {len(column.categories)} in all" in said
         assert said.endswith("or leave the column out by --set 'data.without=[dose]'")
 
 

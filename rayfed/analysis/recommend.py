@@ -249,7 +249,7 @@ def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
 def _without_merit(known: Sequence[Setting], measure: str) -> bool:
     """Return whether figures may be low because attacks failed: in some repeats, or without a defence as well."""
     if of_rebuilt(measure):
-        return bool(known[0].inconclusive)
+        return any(each.inconclusive for each in known)
     return measure == "inferred" and all(each.idle for each in known)
 
 

@@ -43,9 +43,10 @@ def _watched(quiet: bool, executor: ExecutorName, play: Callable[[Any], Any]) ->
         if view.folder:
             error.add_note(quote(view.folder.url))  # how `rayfed resume` names it
             view.close()
-            with suppress(Exception):  # what interrupted it is told, not that its page cannot be made
+            with suppress(Exception, KeyboardInterrupt):  # what interrupted it is told, not that its page is not made
                 page = write_sweep_report(SweepFolder.open(view.folder.url))
                 view.note(f"{page} shows what there is")
+                view.warn()
         raise
     finally:
         view.close()

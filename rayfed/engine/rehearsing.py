@@ -275,7 +275,7 @@ class Rehearsal:
     ) -> Trial | None:
         """Return a search's trial on the largest smaller batch, for as many samples as here, if another took long."""
         sizes = [size for name, size in timed if name == attack.name and size < attack.batch_size]
-        if not sizes or not _iterations_tried(attack):
+        if not sizes or not _iterations_tried(attack) or until == -inf:
             return None
         key = attack.name, max(sizes)
         known = timed[key]

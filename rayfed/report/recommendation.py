@@ -63,6 +63,9 @@ def remarks(found: Recommendation) -> list[str]:
         lines.append(f"{chosen.unproven_in_part}. What attacks got in them is no evidence of protection.")
     if chosen.collapsed:
         lines.append(f"Its accuracy is that of guessing in {chosen.collapsed} of {len(chosen.rows)} repeats.")
+    idle = [str(one.attack) for one in found.chosen.settings if one.idle]
+    if idle and any(bound.measure == "inferred" for bound in found.bounds):
+        lines.append(f"Nothing shows that {' or '.join(idle)} infers more than chance without a defence.")
     if any(check.bound.on_attacks for check in found.chosen.checks):
         broken = {one.attack: one.unanswered for one in found.chosen.settings if one.unanswered[0]}
         for attack, counts in broken.items():

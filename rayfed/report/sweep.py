@@ -83,8 +83,10 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     criterion = criterion_of(scenario, [one.row for one in nearest])
     told = _closest(nearest, criterion)
     worst = told and pictures(sweep.trial(told.run), [told.row], samples).get(key(told.row))
-    of_arms = [_closest([one for one in nearest if one.row["arm"] == arm], criterion) for arm in arms]
+    drawn = _nearest(scenario, found, lambda run: [row for row in attacks(run) if not row.get("repeat")])
+    of_arms = [_closest([one for one in drawn if one.row["arm"] == arm], criterion) for arm in arms]
     every = _pairs(sweep, explorer, samples, attacks, {(one.run, *key(one.row)) for one in of_arms if one})
+    on_the_way = strips(sweep.trial(told.run), samples, {key(told.row)}) if told else []
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
     mix = summary.label_mix(first.read_table("partition"))
     machine = optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json")
@@ -102,13 +104,13 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         ),
         "secure": words.secure(scenario),
         "warnings": words.short_keys(scenario, _key_lengths(rows, fields))
-        + ([samples.warning] if samples.warning and (worst or any(every)) else []),
+        + ([samples.warning] if samples.warning and (worst or on_the_way or any(every)) else []),
         "samples": samples,
         "criterion": criterion,
         "guess": guess(scenario, rows),
         "noun": noun_of(rows),
         "worst": worst,
-        "strips": strips(sweep.trial(told.run), samples, {key(told.row)}) if told else [],
+        "strips": on_the_way,
         "explorer": explorer,
         "paired": paired_grid([one for one in paired(of_seeds(found)) if one.measure in (explorer.x, explorer.y)]),
         "labels": by_batch_size(found),
@@ -159,14 +161,20 @@ def _pairs(
 
     `worst` are the keys of those that are shown where no others are.
     """
+
+    def chosen(run: str, one: Setting) -> list[Row]:
+        if samples.mode != "worst":
+            return most_leaked(attacks(run), one.arm, one.attack)
+        mine = [row for row in attacks(run) if (row["arm"], row["attack"]) == (one.arm, one.attack)]
+        return [row for row in mine if (run, *key(row)) in worst]
+
     found = []
     for entry in explorer.entries:
         one: Setting = entry.setting
         pairs = [
             replace(pair, entry=entry.id, title=entry.title)
             for run in _runs(one)
-            for pair in pictures(sweep.trial(run), most_leaked(attacks(run), one.arm, one.attack), samples).values()
-            if samples.mode != "worst" or (run, *key(pair.row)) in worst
+            for pair in pictures(sweep.trial(run), chosen(run, one), samples).values()
         ]
         found.append(sorted(pairs, key=_psnr, reverse=True)[:SHOWN])
     return found

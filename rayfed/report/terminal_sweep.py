@@ -127,6 +127,10 @@ class SweepView:
         if self._failed:
             self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; why stands in outcomes.parquet")
         self._say(f"report: {report}", markup=False)
+        self.warn()
+
+    def warn(self) -> None:
+        """Say that the page has samples which are not known to be public, where it has."""
         if self._folder and (said := warning(self._folder)):
             self.note(said)
 

@@ -138,9 +138,10 @@ def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
         if found.dtype.kind != "f" and (others := _among_numbers(found.tolist())):
             examples = " and ".join(f"'{text}'" for text in list(dict.fromkeys(others))[:2])
             yield (
-                f"column '{name}' is of numbers, but {len(others)} of {len(found)} values are none, such as "
-                f"{examples}: all are {len(np.unique(found))} categories here, without an order. Write those as empty "
-                f"fields, which are missing numbers, or leave the column out by {_left_out(name)}"
+                f"column '{name}' looks like numbers, but {len(others)} of {len(found)} values are texts, such as "
+                f"{examples}: each value is a category of its own here, {len(np.unique(found))} in all, without an "
+                f"order. If these are no categories, leave their fields empty, as of missing numbers, or leave the "
+                f"column out by {_left_out(name)}"
             )
             continue
         if len(found) < _FEWEST_NAMED or len(np.unique(found)) < len(found):

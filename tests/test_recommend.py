@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -294,16 +295,18 @@ def test_a_settings_scenario_can_be_played_again(tmp_path: Path) -> None:
 
 def test_the_command_answers_for_a_sweep(tmp_path: Path) -> None:
     sweep = small_sweep(tmp_path)
+    sweep.files.write_text("status.json", json.dumps({"state": "interrupted"}))
     code, output = run("recommend", sweep.url, "--max-psnr", "12", "--min-accuracy", "0.94")
     assert code == 0, output
     for words in (
-        "1 of 4 settings meet PSNR ≤ 12 dB, test accuracy ≥ 0.94",
+        "1 of 4 settings meets PSNR ≤ 12 dB, test accuracy ≥ 0.94",
         "noise, sigma 0.1",
         "met for sure",
         "3 repeats",
         "Empirical",
         f"rayfed launch {sweep.url}/trials/0002-0/scenario.yaml",
         f"--set sweep=null --set {SIGMA}=0.1",
+        "is not finished (interrupted): what was not played is not among the settings",
     ):
         assert words in output
     code, output = run("recommend", sweep.url, "--max-psnr", "10", "--where", "test_accuracy>=0.97")

@@ -73,6 +73,7 @@ def recommend(
     with errors_for_people(debug):
         from rayfed.analysis import recommend as choice
         from rayfed.analysis.loading import load
+        from rayfed.store import exits
 
         limits = {
             "psnr<=": max_psnr,
@@ -94,6 +95,9 @@ def recommend(
         costs = None if cheapest is None else (choice.cost(cheapest),)
         found = choice.recommend(results.settings(), bounds, costs)
         _print(found, choice.rerun(results, found.chosen))
+        if not exits.over(results.status):
+            state = results.status.get("state") or "never began"
+            print(f"note: {run} is not finished ({state}): what was not played is not among the settings")
         if not found.meeting:
             raise typer.Exit(BOUND_PASSED)
 

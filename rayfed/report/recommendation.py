@@ -22,7 +22,8 @@ def answer(found: Recommendation) -> str:
     if not found.meeting:
         return f"None of {_settings(found.candidates)} meets {asked}. What comes nearest:"
     spared = ", then ".join(MEASURES[name].title for name in found.costs)
-    return f"{found.meeting} of {_settings(found.candidates)} meet {asked}. The cheapest ({spared}):"
+    verb = "meets" if found.meeting == 1 else "meet"
+    return f"{found.meeting} of {_settings(found.candidates)} {verb} {asked}. The cheapest ({spared}):"
 
 
 def headings(found: Recommendation) -> tuple[str, str, str, str]:

@@ -228,6 +228,27 @@ def test_who_infers_nothing_without_a_defence_says_nothing_of_one(
     assert (found.refused.get("noise") == said) == (not bare or min(bare) <= 0)
 
 
+@pytest.mark.parametrize("property_gain", [-0.02, 0.3])
+def test_a_bound_on_inferences_names_the_attacks_that_nothing_shows_to_work(property_gain: float) -> None:
+    gains = {("none", "membership"): 0.4, ("none", "property"): property_gain}
+    gains |= {("noise", "membership"): 0.05, ("noise", "property"): 0.0}
+    rows = [outcome(*one, seed=0, inferred=gain) for one, gain in gains.items()]
+    arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}
+    found = recommend(with_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")])
+    assert (found.chosen.title, found.meeting) == ("noise", 1)
+    said = "Nothing shows that property infers more than chance without a defence."
+    assert (said in recommendation.remarks(found)) == (property_gain < 0)
+
+
+def test_no_bound_is_met_where_any_attack_failed_in_some_repeats() -> None:
+    """The first attack may have met fewer repeats than another."""
+    whole = outcome("half", "a") | {"seed": 0, "verdict": "not reconstructed", "psnr": 5.0}
+    verdicts = ["not reconstructed", "inconclusive", "inconclusive"]
+    met = [outcome("half", "b") | {"repeat": i, "seed": i, "verdict": v, "psnr": 5.0} for i, v in enumerate(verdicts)]
+    assert recommend(settings([whole, *met]), [LEAK]).meeting == 0
+    assert recommend(settings([whole, met[0]]), [LEAK]).meeting == 1
+
+
 def test_nobody_uses_a_model_that_guesses() -> None:
     noise = judged("noise", "not reconstructed", psnr=6.0, test_accuracy=0.12, guessing_accuracy=0.13)
     rows = [judged("none", "leaks", psnr=30.0, test_accuracy=0.9, guessing_accuracy=0.13), noise]

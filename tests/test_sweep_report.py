@@ -126,6 +126,23 @@ def test_the_worst_image_is_a_leak_where_there_is_one(tmp_path: Path) -> None:
     assert text.index(defined) < text.index(told) < text.index("under the setting none")
 
 
+def test_the_worst_images_alone_are_those_that_have_a_picture(tmp_path: Path) -> None:
+    """Of later repeats of an attack there is none, so one that comes nearer takes none from the page."""
+    sweep = make_sweep(str(tmp_path), sigmas=2, repeats=1, failed=0, stopped=0)
+    sweep.files.write_text("scenario.yaml", sweep.files.read_text("scenario.yaml") + "output: {images: worst}\n")
+    assert {"none", "noise"} <= shown_arms(before := read(sweep))
+    for name in sweep.trial_names():
+        rows = (folder := sweep.trial(f"trials/{name}")).read_table("attacks").to_pylist()
+        nearest = max(rows, key=lambda row: row["psnr"])
+        folder.write_part("attacks", 0, [*rows, nearest | {"repeat": 1, "psnr": nearest["psnr"] + 1}])
+    assert shown_arms(read(sweep)) == shown_arms(before)
+
+
+def shown_arms(page: Page) -> set[str]:
+    alts = (str(image["alt"]) for image in page.images)
+    return {alt.partition("under arm ")[2].partition(",")[0] for alt in alts if "under arm" in alt}
+
+
 def test_a_range_over_attacks_says_that_it_is_of_their_means() -> None:
     met = settings([row | {"psnr_worst": row["psnr"]} for row in swept_rows() if row["arm"] == "none"])
     [said] = words.of_sweep(met, None, criterion_of({}, []), None, ["none"])[0].lines

@@ -64,8 +64,9 @@ def remarks(found: Recommendation) -> list[str]:
         lines.append(f"{chosen.unproven_in_part}. What attacks got in them is no evidence of protection.")
     if chosen.collapsed:
         lines.append(f"Its accuracy is that of guessing in {chosen.collapsed} of {len(chosen.rows)} repeats.")
-    idle = [str(one.attack) for one in found.chosen.settings if one.idle]
-    if idle and any(bound.measure == "inferred" for bound in found.bounds):
+    asked = [one for one in found.chosen.settings if "inferred" in one.measures]
+    idle = [str(one.attack) for one in asked if one.idle]
+    if 0 < len(idle) < len(asked) and any(bound.measure == "inferred" for bound in found.bounds):  # all: `refused`
         lines.append(f"Nothing shows that {' or '.join(idle)} infers more than chance without a defence.")
     if any(check.bound.on_attacks for check in found.chosen.checks):
         broken = {one.attack: one.unanswered for one in found.chosen.settings if one.unanswered[0]}

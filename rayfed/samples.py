@@ -252,9 +252,12 @@ class Column:
         return self.low + part[:, 0].double().clamp(0, 1) * (self.high - self.low)
 
     def found(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return which records have the right value, (N,) bool: the category, or a value within `TOLERANCE`."""
-        apart = (self.values(true) - self.values(guess)).abs()
-        return apart <= (0 if self.categories else TOLERANCE * self.deviation)
+        """Return which records have the right value, (N,) bool, by the column's parts (N, width) of two sets."""
+        return self.near(self.values(true), self.values(guess))
+
+    def near(self, true: Tensor, guess: Tensor) -> Tensor:
+        """Return which `values` (N,) are right, (N,) bool: the category, or a value within `TOLERANCE`."""
+        return (true - guess).abs() <= (0 if self.categories else TOLERANCE * self.deviation)
 
     def read(self, part: Tensor) -> list[str]:
         """Return the values of the column's part (N, width) of records in words."""

@@ -100,6 +100,26 @@ def test_a_bare_number_bounds_what_samples_of_a_table_are_ranked_by() -> None:
         assert parsed(["features=0.9"], played.modality, played.measured) == [Bound("feature_accuracy", 0.9)]
 
 
+def test_a_passed_check_says_what_else_was_read() -> None:
+    """A bound is on whole rows; columns and labels may be read all the same."""
+    scenario = SCENARIO | {"metrics": {"names": default_names("records")}}
+    parts = {"parts_guessed": 0.2, "parts_independent": 10.0}
+    labels = {"label_accuracy": 1.0, "label_guess_accuracy": 0.5, "knowledge": "defence,code"}
+
+    def record(arm: str, share: float, sample: int = 0, label: int = 0) -> dict[str, Any]:
+        read = {"parts_found": share, "feature_accuracy": share, "sample": sample, "true_label": label}
+        return row(arm, batch=2, columns=[{"name": "age", "found": True, "guess": 0.2}], **parts, **labels, **read)
+
+    rows = [record("none", 1.0), record("none", 1.0, 1, 1), record("x", 0.8), record("x", 0.8, 1, 1)]
+    bound = Bound("feature_accuracy", 0.9)
+    [check] = Played(scenario, rows, []).checks([bound], ["x"])
+    assert check.state == "passed"
+    assert "in part, of 2 records 80% of the columns are found, where guesses find 20%: age 100% (20%)" in check.reason
+    assert "labels were read off: 100% at batch 2" in check.reason
+    [failed] = Played(scenario, rows, []).checks([Bound("feature_accuracy", 0.5)], ["x"])
+    assert failed.state == "failed"
+
+
 def test_the_line_of_a_figure_past_the_bound_that_passes_begins_with_why() -> None:
     rows = [row("none", 40.0), row("x", 16.0, above_guessing=-1.0)]
     [check] = Played(SCENARIO, rows, []).checks([PSNR], ["x"])

@@ -77,7 +77,7 @@ def test_the_nearest_public_sample_is_a_guess(sample: SampleSpec) -> None:
     first = true[..., 0]
     alike[..., 0] = (first + 1) % 50 if sample is TEXTS else torch.where(first > 0.5, first - 0.01, first + 0.01)
     pool = torch.cat([drawn(sample, 30, 3), alike])
-    found = nearest_of(true, pool, exact=sample is TEXTS)
+    found = nearest_of(true, pool, sample)
     assert torch.equal(found, alike)
     public = Others(others.inputs, pool)
     assert (above_public(sample, public)(true, alike) <= 0).all(), "no nearer than a sample that everybody has"
@@ -90,6 +90,6 @@ def test_the_nearest_public_sample_is_a_guess(sample: SampleSpec) -> None:
 def test_the_nearest_is_found_as_by_hand_and_never_a_copy() -> None:
     true, pool = drawn(IMAGES, 3, 2), drawn(IMAGES, 50, 3)
     apart = torch.cdist(true.flatten(1).double(), pool.flatten(1).double())
-    assert torch.equal(nearest_of(true, pool, exact=False), pool[apart.argmin(1)])
-    assert torch.equal(nearest_of(true, torch.cat([pool, true]), exact=False), pool[apart.argmin(1)])
-    assert torch.equal(nearest_of(true, true[:1], exact=False)[0], torch.zeros_like(true[0]))
+    assert torch.equal(nearest_of(true, pool, IMAGES), pool[apart.argmin(1)])
+    assert torch.equal(nearest_of(true, torch.cat([pool, true]), IMAGES), pool[apart.argmin(1)])
+    assert torch.equal(nearest_of(true, true[:1], IMAGES)[0], torch.zeros_like(true[0]))

@@ -17,7 +17,7 @@ from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.data.sets import TABLE, is_public
 from rayfed.data.sets.digits import Digits
 from rayfed.report import samples
-from rayfed.report.redaction import REDACTED, write_redacted
+from rayfed.report.redaction import REDACTED, redacted, write_redacted
 from rayfed.report.run import write_report
 from rayfed.report.share import LEFT_OUT, sharing
 from rayfed.report.sweep import write_sweep_report
@@ -28,6 +28,7 @@ from tests.report_fixtures import Page, make_run, make_sweep
 from tests.test_cli import run
 
 SECRET = "Ms-Planted-Patient-1947"
+COLUMN = "planted_column_of_patients"
 TRUE, REBUILT, ON_THE_WAY = (encode_png(torch.full((1, 8, 8), level)) for level in (0.111, 0.444, 0.777))
 ON_PAGE = {"true": TRUE, "reconstructed": REBUILT, "snapshot": ON_THE_WAY}
 KEY = {"arm": "none", "round": 7, "attack": "idlg", "victim": 1, "repeat": 0, "sample": 0}
@@ -48,7 +49,8 @@ def plant(folder: RunFolder, images: str | None = None) -> RunFolder:
     folder.write_text("environment.json", json.dumps({"host": SECRET}))
     folder.write_text("status.json", json.dumps({"state": "failed", "error": f"ValueError: {SECRET}"}))
     folder.write_part("partition", 0, [{"client": 1, "label": 3, "class_name": SECRET, "count": 9}])
-    scored = {"above_guessing": 20.0, "told_apart": 1.0}
+    columns = [{"name": COLUMN, "found": True, "guess": 0.1}]
+    scored = {"above_guessing": 20.0, "told_apart": 1.0, "columns": columns}
     failed = KEY | {"sample": 1, "status": "failed", "message": f"ValueError: {SECRET}", "batch_size": 1}
     folder.write_part("attacks", 7, [ROW | scored, failed])
     told = {"metric": "auc", "status": "failed", "message": f"KeyError: {SECRET}"}
@@ -115,6 +117,15 @@ TEXT = {k: v for k, v in ROW.items() if k not in ("psnr", "mse")} | {"token_accu
 
 
 @pytest.mark.engine
+def test_the_columns_of_a_table_have_numbers_for_names(tmp_path: Path) -> None:
+    folder = planted(tmp_path)
+    assert COLUMN in str(folder.read_table("attacks").to_pylist())
+    with redacted(load(folder.url)) as copy:
+        rows = copy.read_table("attacks").to_pylist()
+    assert COLUMN not in str(rows)
+    assert rows[0]["columns"] == [{"name": "column 1", "found": True, "guess": 0.1}]
+
+
 @pytest.mark.parametrize(("images", "times"), [("none", 0), ("blurred", 0), (None, 2), ("worst", 4), ("all", 4)])
 def test_texts_are_shown_as_far_as_the_scenario_allows(images: str | None, times: int, tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": []}, {})

@@ -280,8 +280,9 @@ def test_attackers_are_not_told_how_a_table_varies() -> None:
 def test_texts_are_matched_by_their_tokens_and_scored() -> None:
     true = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 300]])
     guess = torch.tensor([[5, 6, 7, 9], [2, 1, 3, 4]])
-    assert assign(true, guess, "tokens").tolist() == [1, 0]
-    scorer = Scorer(("token_accuracy", "rouge1", "rouge2", "rougeL"), sample=Tokens(tuple("abcdefghij"), 4))
+    texts = Tokens(tuple("abcdefghij"), 4)
+    assert assign(true, guess, texts).tolist() == [1, 0]
+    scorer = Scorer(("token_accuracy", "rouge1", "rouge2", "rougeL"), sample=texts)
     first, second = scorer.score(true, torch.tensor([0, 1]), guess, torch.tensor([1, 0]))
     # 1 2 3 4 against 2 1 3 4: four shared tokens, one shared pair of three, the longest common subsequence has three
     assert (first["token_accuracy"], first["rouge1"]) == (0.5, 1.0)

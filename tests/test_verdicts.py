@@ -245,12 +245,9 @@ def test_the_card_of_an_arm_says_which_labels_were_read_off(tmp_path: Path) -> N
     assert cards.count("<dt>Labels found</dt>") == 2
 
 
-def test_of_a_record_the_error_is_told_in_times() -> None:
-    more = {"feature_accuracy": 1.0, "psnr": 90.0, "above_guessing": 20.0}
-    told = of(row("bare", 90.0, **{key: value for key, value in more.items() if key != "psnr"}))
-    assert "its error 10 times smaller than that of a guess" in told["bare"].sentence
-    told = of(row("bare", 90.0, feature_accuracy=1.0, above_guessing=-6.0))
-    assert "its error 2 times larger than that of a guess" in told["bare"].sentence
+def test_of_a_record_columns_are_counted_beside_those_of_a_guess() -> None:
+    told = of(row("bare", None, feature_accuracy=1.0, above_guessing=0.6))
+    assert "the closest at 100% of its columns, where a guess gets 40%" in told["bare"].sentence
 
 
 def test_samples_that_did_not_leak_acquit_no_defence() -> None:

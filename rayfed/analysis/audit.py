@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import yaml
 
 from rayfed import registry
+from rayfed.analysis.parts import Part, beyond_chance
 from rayfed.analysis.settings import estimate
 from rayfed.analysis.summary import Row, code_given, labels_given, measured
 from rayfed.hidden import CHANNELS, UNREHEARSED, UNSOLVED, UNUSED
@@ -104,6 +105,10 @@ INCOMPARABLE = "no answer could be compared with the update, so nothing shows th
 NEAR = "a reconstruction is near"
 ALONE = "nothing was attacked without a defence"
 FOUND_NOTHING = "the attacks found nothing without a defence either"
+PARTS = {"tokens": "tokens", "records": "columns"}
+"""Names of the parts of samples, by form; images have none."""
+COLUMNS = 8
+"""Most columns of records that a sentence names."""
 SLIGHT = 3.0
 """Decibels above guessing, which are half of its squared error, below which the sentence on a leak says how many."""
 FEWEST, USEFUL, MOST = 40, 100, 24_000
@@ -252,6 +257,8 @@ class Finding:
     """Mean absolute error of naming the median for every sample; None if it is not known."""
     caveat: str = ""
     """What was not looked at of the defence, where nothing was reconstructed."""
+    part: Part | None = None
+    """What an attack finds of the samples by more than chance, be it not near enough for a leak of whole ones."""
     behind: str = ""
     """For an undefended arm without a leak: which attack succeeded behind a defence, and what it did here."""
 
@@ -302,6 +309,10 @@ class Criterion:
         """Return whether a row's reconstruction is known to be no nearer than the nearest public sample is."""
         above = row.get("above_public")
         return above is not None and above <= 0
+
+    def part(self, rows: Sequence[Row]) -> Part | None:
+        """Return what the rows of one arm and batch size give away of samples in part; None where chance may."""
+        return beyond_chance(rows)
 
     def lacking(self, row: Row) -> str:
         """Return why a row of an attack that finished is no answer."""
@@ -432,13 +443,15 @@ def _finding(
         than = "a public sample is" if alike else "to another sample"
         near = f"{NEAR}, though no nearer than {than}"
         lacking = lacking or f"{near}: compare it with the true sample (output.images: all)"
-    best = max(leaks or finite, key=lambda pair: pair[0], default=None)
+    part = criterion.part([row for _, row in finite])
+    shown = leaks or [pair for pair in finite if part and pair[1]["attack"] == part.attack] or finite
+    best = max(shown, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion, closed)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
     told = {(row["attack"], *_sample(row)) for row in rows} - {(row["attack"], *_sample(row)) for row in silent}
     unplayed = [row for row in rows if row["status"] == UNPLAYED]
     broken = any(row["status"] != "not applicable" and (bare or row["status"] != "ok") for row in silent)
-    if not leaks and not (bare and changed):
+    if not leaks and not part and not (bare and changed):
         lacking = lacking or _unexplained([row for _, row in finite], criterion, bare)
     if not finite or not answered or not leaking | untried <= told or broken:
         state: State = "not measured"
@@ -459,7 +472,7 @@ def _finding(
     return Finding(
         arm=rows[0]["arm"],
         batch=rows[0]["batch_size"],
-        state="leaks" if leaks else "inconclusive" if lacking and finite and not unplayed else state,
+        state="leaks" if leaks or part else "inconclusive" if lacking and finite and not unplayed else state,
         closest=closest,
         leaked=len({_sample(row) for _, row in leaks}),
         samples=len({_sample(row) for row in rows}),
@@ -499,6 +512,7 @@ def _finding(
         guessed=_targets_guessed(rows),
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
         shown=None if bare else len({place[1:] for place in leaking}),
+        part=part and replace(part, attack=_played_by(next(row for row in rows if row["attack"] == part.attack))),
     )
 
 
@@ -671,8 +685,9 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
     if state == "leaks":
         noun = criterion.noun
         told = [
-            f"batch {f.batch}, {f.leaked} of {f.samples} {noun}s, the closest at {_beside_guess(f, criterion)} ({f.by})"
+            f"batch {f.batch}, {_whole(f, noun)}the closest at {_beside_guess(f, criterion)} ({f.by})"
             + _slight(f, criterion)
+            + (f"; {told}" if f.leaked < f.samples and (told := in_part(f, criterion)) else "")
             + (f", {f.alike} more near, though no nearer than a public {noun} is: look at them" if f.alike else "")
             for f in group
         ]
@@ -702,6 +717,26 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
     return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}{shown}){silent}{caveats}"
 
 
+def _whole(finding: Finding, noun: str) -> str:
+    """Return how many samples leaked whole, before the closest."""
+    if finding.leaked:
+        return f"{finding.leaked} of {finding.samples} {noun}s, "
+    return f"in part and no {noun} whole, "
+
+
+def in_part(finding: Finding, criterion: Criterion) -> str:
+    """Return what share of the samples' parts is found, and which columns; empty where chance may find as much."""
+    part = finding.part
+    if part is None:
+        return ""
+    names = [f"{name} {share:.0%} ({guess:.0%})" for name, share, guess in part.columns[:COLUMNS]]
+    more = f" and {len(part.columns) - COLUMNS} more" if len(part.columns) > COLUMNS else ""
+    which = f": {', '.join(names)}{more}, in brackets the best constant" if names else ""
+    by = "" if part.attack == finding.by else f" by {part.attack}"
+    found = f"of {part.samples} {criterion.noun}s {part.found:.0%} of the {PARTS[criterion.modality]} are found{by}"
+    return f"{found}, where guesses find {part.guessed:.0%}{which}"
+
+
 def _no_time(group: Sequence[Finding]) -> str:
     """Return the attacks for which there was no time, with their batch sizes; empty if all were played."""
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -713,17 +748,14 @@ def _no_time(group: Sequence[Finding]) -> str:
 
 def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     """Return how near the closest reconstruction is, and how near a guess is."""
-    best, said = finding.best or 0.0, criterion.written(finding.best or 0.0)
+    best, unit = finding.best or 0.0, f" of its {PARTS[criterion.modality]}" if criterion.modality in PARTS else ""
+    said = criterion.written(best) + unit
     if finding.gain is None:
         return said
-    if criterion.modality == "records":  # whose guesses are compared by their squared errors
-        public = finding.above_public
-        nearest = "" if public is None else f", {_times(public)} that of the nearest public record"
-        return f"{said} of the columns right, its error {_times(finding.gain)} that of a guess{nearest}"
     guess = criterion.written(best - finding.gain)
     if finding.gain <= 0:
         told = f"{said}, no nearer than a guess: {guess}"
-    elif guess == said:
+    elif guess == criterion.written(best):
         told = f"{said}, a little nearer than a guess"
     else:
         told = f"{said}, where a guess gets {guess}"
@@ -749,15 +781,6 @@ def _slight(finding: Finding, criterion: Criterion) -> str:
     interval = f"{found.mean:+.1f} dB on average ({low:+.1f} to {high:+.1f} at 95 %{within})"
     best = f", the best of {finding.attackers} attackers on each, chosen by the truth," if finding.attackers > 1 else ""
     return f"{told}, and over {found.n} {criterion.noun}s{best} {interval}: look at them"
-
-
-def _times(gain: float) -> str:
-    """Return as text how an error compares with another that is `gain` dB larger."""
-    ratio = 10 ** (abs(gain) / 20)
-    if ratio < 1.05:
-        return "about"
-    factor = f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}" if ratio < 1000 else "more than 1,000"
-    return f"{factor} times {'smaller than' if gain > 0 else 'larger than'}"
 
 
 def _labels(group: Sequence[Finding], earlier: Sequence[Finding]) -> str:

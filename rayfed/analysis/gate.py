@@ -14,11 +14,11 @@ from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rayfed.analysis.audit import Criterion, Finding
+from rayfed.analysis.audit import Criterion, Finding, in_part, labels_beyond
 from rayfed.analysis.membership import RATES, Roc, roc, stated
 from rayfed.analysis.summary import Row, arm_names, arm_spec, knowledge_of, labels_given, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
-from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, UNREAD, UNTOLD, run_findings
+from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, UNREAD, UNTOLD, criterion_of, run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.hidden import UNREHEARSED, UNUSED
 from rayfed.metrics.base import Metric
@@ -107,6 +107,9 @@ class Reached(Criterion):
     def near(self, row: Row) -> bool:
         """Return whether a row's reconstruction reaches the bound and beats every guess."""
         return self._at_bound(row) and (row["above_guessing"] or 0.0) > 0
+
+    def part(self, rows: Sequence[Row]) -> None:
+        """Return None: a bound is on samples one by one."""
 
     def _at_bound(self, row: Row) -> bool:
         return self.nearness(row) is not None and self.metric.passes(row[self.metric.name], self.threshold)
@@ -240,7 +243,7 @@ class Played:
         for arm in arms:
             own, doubt = [finding for finding in found if finding.arm == arm], self.doubt(arm)
             checks = [
-                replace(check, reason="; ".join(filter(None, (check.reason, finding.behind))))
+                replace(check, reason="; ".join(filter(None, (check.reason, finding.behind, self._unbounded(check)))))
                 for finding in own
                 for check in [_check(finding, bound, undefended(self.scenario, arm))]
             ]
@@ -250,6 +253,21 @@ class Played:
             )
             if not own:
                 yield Check(arm, None, bound, "not measured", reason=NOTHING_REBUILT if self.finished else UNFINISHED)
+
+    def _unbounded(self, check: Check) -> str:
+        """Return what else attacks read where a check passed, which its bound is not on; empty if nothing."""
+        metric = check.bound.metric
+        if check.state != "passed" or metric is None or metric.compares == "labels":
+            return ""
+        one = next(one for one in self._own if (one.arm, one.batch) == (check.arm, check.batch))
+        part, labels = in_part(one, criterion_of(self.scenario, self.attacks)), labels_beyond([one])
+        told = [f"in part, {part}" if part else "", f"labels were read off: {labels}" if labels else ""]
+        return "; ".join(filter(None, told))
+
+    @cached_property
+    def _own(self) -> list[Finding]:
+        """Findings by the run's own criterion."""
+        return run_findings(self.scenario, self.attacks, self.finished)
 
     def doubt(self, arm: str) -> str:
         """Return what figures of a replay may come from instead of a defence; empty for other runs."""
@@ -275,10 +293,9 @@ class Played:
             return replace(check, state="not measured", reason="the run did not come to its end")
         if gaps := self._gaps(bound, arm):
             return replace(check, state="not measured", reason="; ".join(gaps))
-        if bound.name == IDENTITY:  # it is read off reconstructions
-            told = run_findings(self.scenario, self.attacks, self.finished)
-            if unread := [one.lacking for one in told if one.arm == arm and one.lacking in (UNREAD, UNTOLD)]:
-                return replace(check, state="inconclusive", reason=unread[0])
+        unread = [one.lacking for one in self._own if one.arm == arm and one.lacking in (UNREAD, UNTOLD)]
+        if bound.name == IDENTITY and unread:  # it is read off reconstructions
+            return replace(check, state="inconclusive", reason=unread[0])
         if not best or len(known) < len(found):
             few = "no attack applies" if bound.name == IDENTITY else self._few(bound, arm)
             return replace(check, state="not measured", reason=few)

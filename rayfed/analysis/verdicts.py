@@ -171,6 +171,8 @@ COLUMNS = pa.schema(
         ("attack", pa.string()),  # that made it, without batch size, and who played it
         ("leaked", pa.int64()),
         ("samples", pa.int64()),
+        ("parts_found", pa.float64()),  # share of their columns or tokens; null where chance may find as much
+        ("parts_guessed", pa.float64()),
         ("labels", pa.float64()),  # share found by the best attack that was not given them
         ("labels_guessed", pa.float64()),  # by the better of two guesses
         ("reason", pa.string()),  # why it says no more
@@ -196,6 +198,8 @@ def verdicts_table(
             "attack": one.by or None,
             "leaked": one.leaked,
             "samples": one.samples,
+            "parts_found": one.part.found if one.part else None,
+            "parts_guessed": one.part.guessed if one.part else None,
             "labels": one.labels,
             "labels_guessed": None if one.labels is None else max(one.commonest, one.evenly) or None,
             "reason": "; ".join(filter(None, (one.lacking, *one.awaited, *one.unplayed, *one.reasons))) or None,
@@ -335,7 +339,11 @@ def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
     """Return a description of the guesses shown beside the closest reconstructions."""
     noun = NOUNS[_form(scenario, attacks)]
     public = (scenario.get("data") or {}).get("public")
-    typical = "the commonest token at each place" if noun == "text" else f"the mean {noun} or the best constant"
+    typical = {
+        "image": "the mean image or the best constant",
+        "text": "the commonest token at each place",
+        "record": "the mean of each column, or its commonest category",
+    }[noun]
     nearest = f", and the nearest public {noun} (data.public), chosen by looking at the truth" if public else ""
     return f"Guesses need no update: {typical}{nearest}. What is no nearer is not called a reconstruction."
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rayfed.samples import SampleSpec
 
 Score = Callable[["Tensor", "Tensor"], "Tensor"]
+_TIE = 1e-3
+"""Weight of a record's error beside the share of its columns: of answers with the same columns right, the nearer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,24 +35,30 @@ class Others:
 
 
 def above_guessing(sample: SampleSpec, others: Others) -> Score:
-    """Return a function for how much nearer than the best guess reconstructions are: in dB; for texts a share.
+    """Return a function for how much nearer than the best guess reconstructions are: in dB; of parts a share.
 
     It takes samples (N, *shape) twice, the true ones first, to (N,) float64. Guesses are what the other samples have in
-    common, and the true mean of each channel: the best constant.
+    common, and the true mean of each channel: the best constant. Parts are a text's tokens or a record's columns.
     """
-    in_words = sample.modality == "tokens"
-    typical = others.inputs.mode(0).values if in_words else others.inputs.mean(0)
     score = _score(sample)
 
     def gain(true: Tensor, guess: Tensor) -> Tensor:
         import torch
 
-        tried = [typical.to(true).expand_as(true)]
-        if not in_words:
-            tried.append(true.mean((2, 3), keepdim=True).expand_as(true))
-        return score(true, guess) - torch.stack([score(true, one) for one in tried]).amax(0)
+        return score(true, guess) - torch.stack([score(true, one) for one in guesses(sample, others, true)]).amax(0)
 
     return gain
+
+
+def guesses(sample: SampleSpec, others: Others, true: Tensor) -> list[Tensor]:
+    """Return guesses at samples (N, *shape), each (N, *shape): what others have in common, and the best constants.
+
+    In common are the mean, and of texts the commonest token of each place; the constant is an image's true mean of each
+    channel.
+    """
+    common = others.inputs.mode(0).values if sample.modality == "tokens" else others.inputs.mean(0)
+    alike = [common.to(true).expand_as(true)]
+    return [*alike, true.mean((2, 3), keepdim=True).expand_as(true)] if sample.modality == "pixels" else alike
 
 
 def above_public(sample: SampleSpec, others: Others) -> Score:
@@ -66,34 +74,40 @@ def above_public(sample: SampleSpec, others: Others) -> Score:
 
         if pool is None:
             return true.new_full((len(true),), float("nan"), dtype=torch.float64)
-        return score(true, guess) - score(true, nearest_of(true, pool, sample.modality == "tokens"))
+        return score(true, guess) - score(true, nearest_of(true, pool, sample))
 
     return gain
 
 
 def _score(sample: SampleSpec) -> Score:
-    """Return a function for the nearness of samples (N, *shape) to true ones, (N,): in dB; for texts a share."""
-    from rayfed.metrics.images import PSNR_CEILING, psnr
+    """Return a function for the nearness of samples (N, *shape) to true ones, (N,): in dB; of parts a share."""
+    from rayfed.metrics.images import PSNR_CEILING, mse, psnr
+    from rayfed.metrics.records import feature_accuracy
     from rayfed.metrics.texts import token_accuracy
+    from rayfed.samples import Records
 
     if sample.modality == "tokens":
         return token_accuracy
+    if isinstance(sample, Records):
+        share = feature_accuracy(sample)
+        return lambda true, guess: share(true, guess) - _TIE * (1 - 1 / (1 + mse(true, guess)))
     return lambda true, guess: psnr(true, guess).clamp(max=PSNR_CEILING)
 
 
-def nearest_of(true: Tensor, pool: Tensor, exact: bool) -> Tensor:
-    """Return for each sample (N, *shape) the nearest one of a pool (M, *shape) by squared distance, (N, *shape).
+def nearest_of(true: Tensor, pool: Tensor, sample: SampleSpec) -> Tensor:
+    """Return for each sample (N, *shape) the nearest one of a pool (M, *shape), (N, *shape).
 
-    With `exact` it is the one with most equal values. Copies are passed over: of a sample that everybody has there is
-    nothing to protect. Where the pool has nothing else, it is a sample of zeros.
+    Copies are passed over: of a sample that everybody has there is nothing to protect. Where the pool has nothing else,
+    it is a sample of zeros.
     """
     import torch
 
+    from rayfed.metrics.assignment import distances
+
     known, found = pool.to(true), torch.zeros_like(true)
     for place, own in enumerate(true):
-        unequal = (known != own).flatten(1)
-        apart = unequal.double().sum(1) if exact else (known - own).double().square().flatten(1).sum(1)
-        apart = torch.where(unequal.any(1), apart, torch.inf)
+        apart = distances(own[None], known, sample)[0]
+        apart = torch.where((known != own).flatten(1).any(1), apart, torch.inf)
         if apart.isfinite().any():
             found[place] = known[apart.argmin()]
     return found
@@ -105,16 +119,16 @@ def told_apart(sample: SampleSpec, others: Others) -> Score:
     It takes samples (N, *shape) twice, the true ones first, to (N,) float64 of 1 and 0. The others are those of the
     batch, too; copies of the true sample are not among them.
     """
-    exact = sample.modality == "tokens"
 
     def told(true: Tensor, guess: Tensor) -> Tensor:
         import torch
 
-        known = torch.cat([true, others.inputs.to(true)]).double().flatten(1)
+        from rayfed.metrics.assignment import distances
+
+        known = torch.cat([true, others.inputs.to(true)])
         hits = []
-        for own, found in zip(true.double().flatten(1), guess.double().flatten(1), strict=True):
-            apart = ((known != found) if exact else (known - found).square()).double().mean(1)
-            foreign = (known != own).any(1)
+        for own, apart in zip(true, distances(known, guess, sample).unbind(1), strict=True):
+            foreign = (known != own).flatten(1).any(1)
             hits.append(not foreign.any() or bool(apart[~foreign].amin() < apart[foreign].amin()))
         return torch.tensor(hits, dtype=torch.float64)
 
@@ -123,7 +137,8 @@ def told_apart(sample: SampleSpec, others: Others) -> Score:
 
 ABOVE_GUESSING = Metric(
     name="above_guessing",
-    description="PSNR less that of the best guess made without the update (dB); of texts, share of tokens in place",
+    description="PSNR less that of the best guess made without the update (dB); of texts and records, share of tokens "
+    "or columns",
     title="above guessing",
     function=above_guessing,
     needs=("sample", "others"),
@@ -135,7 +150,8 @@ ABOVE_GUESSING = Metric(
 )
 ABOVE_PUBLIC = Metric(
     name="above_public",
-    description="PSNR less that of the nearest public sample (dB), if any; of texts, share of tokens in place",
+    description="PSNR less that of the nearest public sample (dB), if any; of texts and records, share of "
+    "tokens or columns",
     title="above the nearest public sample",
     function=above_public,
     needs=("sample", "others"),

@@ -20,7 +20,8 @@ from rayfed.metrics.assignment import assign
 from rayfed.metrics.guessing import Others
 from rayfed.metrics.known import METRICS, metrics_of
 from rayfed.metrics.labels import even_guess
-from rayfed.samples import Pixels, SampleSpec
+from rayfed.metrics.parts import NAMES, parts
+from rayfed.samples import Pixels, Records, SampleSpec, Tokens
 
 _Functions = dict[str, Callable[..., Any]]
 _IMAGE = Pixels(1, 1, 1)
@@ -62,12 +63,13 @@ class Scorer:
         `true_label`, `label` (the one found with that reconstruction; of numbers `target_error`, beside
         `target_guess_error`), `label_guess_accuracy` (`even_guess`) and the named metrics: None where the
         reconstruction is not finite or the metric has no number, where a metric's network has no weights, and where it
-        compares labels and these are numbers. With a metric that compares classes
-        it holds `people`, too, among how many the recogniser chose.
+        compares labels and these are numbers, and of records and texts what
+        was found of their parts (`rayfed.metrics.parts.parts`).
+        With a metric that compares classes it holds `people`, too, among how many the recogniser chose.
         """
         true_images, images = (self.sample.scored(x) for x in (true_images, images.to(true_images)))
         labels = labels.to(true_labels.device)
-        order = assign(true_images, images, self.sample.modality)
+        order = assign(true_images, images, self.sample)
         guess = images[order]
         columns = {
             "sample": list(range(len(order))),
@@ -94,7 +96,17 @@ class Scorer:
                     columns[name] = _column(function, true_labels, guess)
                 case "samples":
                     columns[name] = _column(function, true_images, guess)
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        if self.others is None or not isinstance(self.sample, Records | Tokens):
+            return rows
+        return [row | told for row, told in zip(rows, self._parts(self.sample, true_images, guess), strict=True)]
+
+    def _parts(self, sample: Records | Tokens, true: Tensor, guess: Tensor) -> list[dict[str, Any]]:
+        """Return the columns on parts of the samples; None for reconstructions that are not finite."""
+        finite = guess.flatten(1).isfinite().all(1)
+        assert self.others is not None
+        told = iter(parts(sample, self.others, true[finite], guess[finite]) if finite.any() else ())
+        return [next(told) if usable else dict.fromkeys(NAMES) for usable in finite.tolist()]
 
     def _guessed_labels(self, true: Tensor) -> dict[str, list[float | None]]:
         """Return the column on labels named without looking at the update; of numbers, or classes of places, None."""
@@ -104,7 +116,7 @@ class Scorer:
     def told_apart(self, others: Tensor, images: Tensor) -> list[float | None]:
         """Return `told_apart` of `score` with `others` (N, *shape) as the truth, which is chance."""
         function, images = _functions(self).get("told_apart"), images.to(others)
-        return _column(function, others, images[assign(others, images, self.sample.modality)])
+        return _column(function, others, images[assign(others, images, self.sample)])
 
     def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
         """Return the rows of an attack without results: the truth, and None for what was not found."""

@@ -63,7 +63,7 @@ def _redact(folder: RunFolder) -> None:
     numbers: dict[int, int] = {}
     for name in folder.parts("attacks"):
         same = {column: lambda label: numbers.setdefault(label, len(numbers)) for column in ("true_label", "label")}
-        folder.write_bytes(name, rewritten(folder, name, same))
+        folder.write_bytes(name, rewritten(folder, name, same | {"columns": _numbered}))
     scenario = folder.read_mapping(SCENARIO)
     words = _vocabulary(frozenset(_texts(scenario)))
     if folder.exists(OUTCOMES_FILE):
@@ -71,6 +71,11 @@ def _redact(folder: RunFolder) -> None:
         known = dict.fromkeys(columns, partial(_text, words))
         folder.write_bytes(OUTCOMES_FILE, rewritten(folder, OUTCOMES_FILE, known))
     folder.write_text(SCENARIO, yaml.safe_dump(_known(words, scenario), sort_keys=False))
+
+
+def _numbered(columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the columns of a record with numbers for names."""
+    return [{**column, "name": f"column {place}"} for place, column in enumerate(columns, 1)]
 
 
 def _known(words: frozenset[str], value: Any, path: tuple[str, ...] = ()) -> Any:

@@ -102,7 +102,7 @@ def _ours(message: str) -> str:
 
 
 def rewritten(source: RunFolder, name: str, changes: Mapping[str, Callable[[Any], Any]]) -> bytes:
-    """Return a table's file with the values of some columns, by name, changed; nulls stay.
+    """Return a table's file with the values of some columns, by name, changed; nulls stay, and columns may be missing.
 
     Raises `RunError` for a table that cannot be read.
     """
@@ -110,6 +110,8 @@ def rewritten(source: RunFolder, name: str, changes: Mapping[str, Callable[[Any]
         table = pq.read_table(BytesIO(source.read_bytes(name)))
         for column, change in changes.items():
             place = table.schema.get_field_index(column)
+            if place < 0:  # a table of an earlier version
+                continue
             values = [None if value is None else change(value) for value in table[column].to_pylist()]
             table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
     except (pa.ArrowException, KeyError) as error:

@@ -360,7 +360,7 @@ class Statement:
             return [*cells, "–", finding.state.upper(), "–", "–"]
         found = roc.share(finding.leaked, finding.samples)
         interval = f"{share(found.low)} to {share(found.high)}"
-        by = finding.by if finding.leaked else "–"
+        by = finding.by if finding.leaked else f"in part, {finding.part.attack}" if finding.part else "–"
         return [*cells, f"{finding.leaked} of {finding.samples}", share(found.value), interval, by]
 
     def _no_evidence(self, arm: str) -> str:

@@ -489,7 +489,7 @@ def _worst_cases(cases: Sequence[audit.WorstCase], criterion: audit.Criterion) -
         leak = ["[red]leaks[/red]"] * criterion.leaks(case.row) + ["in the verdict"] * case.named
         numbers = (str(case.batch), str(case.victim), str(case.sample), criterion.written(case.row[lead.name]))
         above = case.row["above_guessing"]
-        gain = "-" if above is None else f"{above:+.0%}" if criterion.modality == "tokens" else f"{above:+.1f} dB"
+        gain = "-" if above is None else f"{above:+.1f} dB" if criterion.modality == "pixels" else f"{above:+.0%}"
         table.add_row(*numbers, gain, audit.short_title(case.row), ", ".join(leak))
     return table
 

@@ -54,6 +54,14 @@ _SCORED = pa.struct(
     ]
 )
 
+_COLUMN = pa.struct(
+    [
+        pa.field("name", _string),
+        pa.field("found", pa.bool_(), metadata={"description": "whether its value was found, or one within bounds"}),
+        pa.field("guess", _real, metadata={"description": "share of other records that the best constant finds"}),
+    ]
+)
+
 _METRICS = [
     _value(metric.name, _real, metric.description)
     for metric in sorted(METRICS.values(), key=lambda metric: metric.compares != "labels")
@@ -150,6 +158,19 @@ TABLES: dict[str, pa.Schema] = {
                 "1 where it is nearer to another sample of the victim's, of the same class and not behind what was "
                 "seen, than to other samples: what is told apart without it",
             ),
+            _value(
+                "parts_found",
+                _real,
+                "share of the sample's parts found, 0..1: a record's columns, a text's tokens; null of images",
+            ),
+            _value(
+                "parts_guessed",
+                _real,
+                "the most that is found of parts without the update: of this sample's by a guess, or of other samples' "
+                "by these reconstructions",
+            ),
+            _value("parts_independent", _real, "to how many independent parts the spread over other samples amounts"),
+            _value("columns", pa.list_(_COLUMN), "a record's columns; null of other samples"),
             _value("people", _int, "classes that the recogniser tells apart: chance is k of so many"),
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
             _value(

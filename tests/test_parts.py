@@ -1,0 +1,151 @@
+"""What attacks find of samples in part: columns of records and tokens of texts, beyond what guesses and chance find."""
+
+from __future__ import annotations
+
+from math import comb
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rayfed.analysis.audit import Criterion, findings, sentence
+from rayfed.analysis.parts import LEVEL, beyond_chance
+from rayfed.metrics.assignment import assign
+from rayfed.metrics.guessing import Others
+from rayfed.metrics.parts import NAMES, parts
+from rayfed.metrics.score import Scorer
+from rayfed.samples import Column, Records, Tokens
+from tests.result_fixtures import attacked
+
+COLUMNS = tuple(
+    Column(f"c{place}", ("a", "b") if place % 3 == 2 else (), 0.0, 1.0, 0.15) for place in range(7)
+)  # five numbers and two categories
+ROWS = Records(COLUMNS)
+TEXTS = Tokens(tuple(map(str, range(30))), 8, pad=0)
+
+
+def rows(count: int, seed: int) -> Tensor:
+    """Records drawn from bells and coins."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = [
+        torch.eye(2)[torch.randint(2, (count,), generator=generator)]
+        if column.categories
+        else (0.5 + 0.15 * torch.randn(count, 1, generator=generator)).clamp(0, 1)
+        for column in COLUMNS
+    ]
+    return torch.cat(columns, 1)[:, None, None]
+
+
+def without_last(true: Tensor) -> Tensor:
+    """The records with everything but the last column, whose value is far out."""
+    found = true.clone()
+    found[..., -1] = 1e6
+    return found
+
+
+def told(true: Tensor, guess: Tensor, attack: str = "a", victim: int = 0, arm: str = "none") -> list[dict[str, Any]]:
+    """Rows of the table of attacks on a batch of records."""
+    scored = Scorer(Criterion.of("records", None).names, sample=ROWS, others=Others(rows(300, 1)))
+    found = scored.score(true, torch.zeros(len(true), dtype=torch.int64), guess, torch.zeros(len(true)))
+    usual = {"victim": victim, "batch_size": len(true), "knowledge": ""}
+    return [attacked(arm, attack, **{**row, **usual, "fit": 0.01}) for row in found]
+
+
+def test_a_record_of_which_all_columns_but_one_are_read_is_no_record_that_holds() -> None:
+    true = rows(2, 2)
+    read = [row for i in range(2) for row in told(true[i : i + 1], without_last(true[i : i + 1]), victim=i)]
+    assert [row["feature_accuracy"] for row in read] == [6 / 7, 6 / 7], "below the threshold of a whole record"
+    criterion = Criterion.of("records", None)
+    [finding] = findings(read, criterion)
+    assert (finding.state, finding.leaked) == ("leaks", 0)
+    assert finding.part is not None
+    assert finding.part.found == pytest.approx(6 / 7)
+    assert {name for name, *_ in finding.part.columns} == {f"c{place}" for place in range(6)}
+    said = sentence([finding], criterion)
+    assert "LEAKS at batch 1, in part and no record whole, the closest at 86% of its columns" in said
+    assert "of 2 records 86% of the columns are found" in said
+    assert "c6" not in said
+
+
+def test_a_column_that_is_far_out_hides_no_whole_record() -> None:
+    """Of squared errors, one unread column far out would be all that counts."""
+    many = Records(tuple(Column(f"c{place}", (), 0.0, 1.0, 0.15) for place in range(20)))
+    draw = [(0.5 + 0.15 * torch.randn(n, 1, 1, 20, generator=torch.Generator().manual_seed(n))) for n in (4, 300)]
+    true, others = (one.clamp(0, 1) for one in draw)
+    scorer = Scorer(Criterion.of("records", None).names, sample=many, others=Others(others))
+    labels = torch.zeros(4, dtype=torch.int64)
+    found = scorer.score(true, labels, without_last(true).flip(0), labels)
+    assert [row["order"] for row in found] == [3, 2, 1, 0]
+    assert all(Criterion.of("records", None).leaks(row) for row in found)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_answers_that_say_nothing_of_the_sample_are_found_in_no_part(batch: int) -> None:
+    """Noise, another record, and the mean of all, each matched to the true ones as they fit best."""
+    seen = 0
+    for seed in range(10, 50):
+        true = rows(batch, seed)
+        nothing = {
+            "noise": torch.rand(true.shape, generator=torch.Generator().manual_seed(seed)),
+            "another": rows(batch, 1000 + seed),
+            "mean": rows(300, 1).mean(0).expand_as(true),
+        }
+        seen += sum(beyond_chance(told(true, guess, attack)) is not None for attack, guess in nothing.items())
+    assert seen == 0
+
+
+def test_a_guess_that_is_right_by_itself_is_no_part() -> None:
+    typical = rows(300, 1).mean(0, keepdim=True)
+    assert beyond_chance(told(typical, typical)) is None
+
+
+def test_the_bound_on_chance_is_above_the_binomial_tail() -> None:
+    for found in range(1, 41):
+        row = {"parts_found": found / 40, "parts_guessed": 0.3, "parts_independent": 40.0, "columns": None}
+        tail = sum(comb(40, k) * 0.3**k * 0.7 ** (40 - k) for k in range(found, 41))
+        if beyond_chance([attacked("none", "a", **row)]):
+            assert tail <= LEVEL
+    assert tail < LEVEL, "and all of them are told"
+    assert beyond_chance([attacked("none", "a", **row)])
+
+
+def test_repeats_and_rounds_make_no_evidence() -> None:
+    row = {"parts_found": 0.7, "parts_guessed": 0.3, "parts_independent": 7.0, "columns": None}
+    once = [attacked("none", "a", **row)]
+    assert beyond_chance(once) is None
+    again = [attacked("none", "a", **row) | {"repeat": k, "round": r} for k in range(5) for r in range(5)]
+    assert beyond_chance(again) is None
+    assert beyond_chance([attacked("none", "a", sample=k, **row) for k in range(8)])
+
+
+def test_of_texts_tokens_count_and_padding_does_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    true, others = (torch.randint(1, 30, (n, 8), generator=generator) for n in (3, 200))
+    true[:, 6:] = 0
+    guess = true.clone()
+    guess[:, 0] = 0
+    inputs = [TEXTS.scored(one) for one in (true, guess)]
+    found = parts(TEXTS, Others(TEXTS.scored(others)), *inputs)
+    assert [row["parts_found"] for row in found] == [pytest.approx(5 / 6)] * 3
+    assert all(row["parts_independent"] <= 6 and row["columns"] is None for row in found)
+    assert beyond_chance([attacked("none", "a", sample=i, **row) for i, row in enumerate(found)])
+
+
+def test_what_is_not_finite_has_no_parts() -> None:
+    true = rows(2, 2)
+    guess = true.clone()
+    guess[0] = float("nan")
+    first, second = told(true, guess)
+    assert [first[name] for name in NAMES] == [None] * 4
+    assert second["parts_found"] == 1
+
+
+def test_others_are_matched_as_the_batch_is() -> None:
+    """Of answers in any order the best pairs are made, which finds more of other records, too."""
+    others, guess = rows(300, 1), rows(8, 3)
+    alone = parts(ROWS, Others(others), guess[:1], guess[:1])[0]["parts_guessed"]
+    best = [ROWS.found(one, guess[assign(one, guess, ROWS)]).double().mean() for one in others[: 300 // 8 * 8].split(8)]
+    by_chance = (8 * float(sum(best)) + 1) / (len(best) * 8 + 1)
+    assert min(row["parts_guessed"] for row in parts(ROWS, Others(others), guess, guess)) >= by_chance - 1e-9
+    assert by_chance > alone

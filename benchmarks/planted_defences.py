@@ -510,20 +510,19 @@ class Nothing(OnUpdate):
         draw, data = task.generator, task.data
         assert task.others is not None
         normal = {name: torch.randn(tensor.shape, generator=draw) for name, tensor in tensors.items()}
-        own, count = data.inputs, len(data.labels)
-        pixels = own.flatten(1)
+        own, others, count = data.inputs, task.others, len(data.labels)
         images = {
-            "another sample's gradient": (task.others.inputs[:count], task.others.labels[:count]),
-            "a grey image's gradient": (torch.full_like(own, 0.5), torch.zeros_like(data.labels)),
-            "the mean image's gradient": (task.others.inputs.mean(0).expand_as(own), data.labels),
-            "the gradient of noise with the label": (torch.rand(own.shape, generator=draw), data.labels),
-            "the gradient of shuffled pixels": (
-                pixels[:, torch.randperm(pixels.shape[1], generator=draw)].view_as(own),
+            "another sample's gradient": lambda: (others.inputs[:count], others.labels[:count]),
+            "a grey image's gradient": lambda: (torch.full_like(own, 0.5), torch.zeros_like(data.labels)),
+            "the mean image's gradient": lambda: (others.inputs.mean(0).expand_as(own), data.labels),
+            "the gradient of noise with the label": lambda: (torch.rand(own.shape, generator=draw), data.labels),
+            "the gradient of shuffled pixels": lambda: (
+                own.flatten(1)[:, torch.randperm(own[0].numel(), generator=draw)].view_as(own),
                 data.labels,
             ),
         }
         if self.what in images:
-            return gradient_of(task, *images[self.what])
+            return gradient_of(task, *images[self.what]())
         last, size = list(tensors)[-1], float(gradients.norm(tensors))
         made = {
             "zeros": lambda n, t: torch.zeros_like(t),

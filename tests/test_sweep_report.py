@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -60,8 +61,30 @@ def test_every_attacked_setting_has_a_verdict(sweep: SweepFolder, page: Page) ->
     found = settings(sweep.outcomes().to_pylist(), sweep.fields)
     told = dict(sweep_verdicts([one for one in found if one.attack]))
     assert sum(int(sentence.partition(" of ")[0]) for sentence in told.values()) == 5
-    assert told["leaks"].startswith("4 of 5: none; noise, sigma 0.001")
+    assert told["leaks"].startswith("4 of 5: none (66.6 dB by idlg, a guess 61.6 dB); noise, sigma 0.001 (60.6 dB")
     assert all(sentence in page.text for sentence in told.values())
+
+
+def test_a_verdict_has_the_closest_reconstruction_beside_a_guess() -> None:
+    rows = [
+        {"answer": "leaks", "closest": 17.8, "closest_guess": 14.3, "attack": "a", "psnr": 12.0},
+        {"answer": "leaks", "closest": 17.1, "closest_guess": 11.0, "attack": "b", "psnr": 12.0},
+        {"answer": "not reconstructed", "closest": 18.0, "closest_guess": 19.0, "attack": "c", "psnr": 18.0},
+    ]
+    assert words._figures(rows, "leaks") == " (17.8 dB by a, a guess 14.3 dB)"
+    assert words._figures(rows[2:], "inconclusive") == " (18.0 dB by c, a guess 19.0 dB)"
+    assert words._figures([rows[0] | {"closest": None}], "leaks") == "", "as of outcomes of earlier versions"
+    records = [{"answer": "leaks", "closest": 0.9, "closest_guess": 0.4, "attack": "a", "feature_accuracy": 0.9}]
+    assert words._figures(records, "leaks") == " (90% by a, a guess 40%)"
+
+
+def test_the_page_of_a_sweep_that_broke_off_names_what_was_not_played(tmp_path: Path) -> None:
+    sweep = make_sweep(str(tmp_path), sigmas=2, repeats=1, failed=0, stopped=0)
+    status = {"state": "interrupted", "trials_done": 2, "trials": 5, "unplayed": ["noise, sigma 1", "none"]}
+    sweep.files.write_text("status.json", json.dumps(status))
+    assert "3 of 5 trials are not over: noise, sigma 1; none" in read(sweep).text
+    sweep.files.write_text("status.json", json.dumps(status | {"trials_done": 5, "unplayed": []}))
+    assert "not over" not in read(sweep).text
 
 
 def test_a_leak_in_some_repeats_says_what_the_others_are() -> None:

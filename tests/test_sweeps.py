@@ -215,6 +215,15 @@ def swept(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Sweep
     return sweeps.sweep(scenario, str(tmp_path_factory.mktemp("sweep")), local_sweep, SweepProgress())
 
 
+def test_the_status_names_settings_that_are_not_over(scenario: Scenario, tmp_path: Path) -> None:
+    folder, trials = SweepFolder(RunFolder.create(str(tmp_path), "sweep")), planned(scenario)
+    rows = [{"trial": trials[0].name}]
+    recorder = sweeps.SweepRecorder(scenario, folder, trials, rows, SweepProgress())
+    named = recorder._unplayed()
+    assert len(named) == len(trials) - 1
+    assert any(one.startswith("noise, sigma 0.01") for one in named)
+
+
 @pytest.mark.engine
 def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scenario: Scenario) -> None:
     rows = swept.outcomes().to_pylist()
@@ -227,6 +236,7 @@ def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scen
     assert any("lr" in row["error"] for row in rows if row["error"])
     status = exits.status(swept.files)
     assert (status["trials_done"], status["trials"]) == (len(planned(scenario)), len(planned(scenario)))
+    assert status["unplayed"] == []
 
 
 def test_a_trial_comes_to_what_its_scenario_comes_to_alone(

@@ -242,7 +242,10 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) ->
     silent = [one for one in found if one.state == state and state in ("inconclusive", "not measured")]
     reasons = [reason for one in silent for reason in (one.lacking, *one.reasons) if reason]
     reasons += [f"{WANT_OF_TIME}: {name}" for one in silent for name in one.unplayed]
-    return {"answer": state, "why": "; ".join(dict.fromkeys(reasons)) or None, "explains": explained}
+    near = max((one for one in found if one.state == state), key=lambda one: one.best or 0.0)
+    guessed = None if near.best is None or near.gain is None else near.best - near.gain
+    figures = {"closest": near.best, "closest_guess": guessed}
+    return {"answer": state, "why": "; ".join(dict.fromkeys(reasons)) or None, "explains": explained, **figures}
 
 
 def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any], finished: bool) -> dict[str, Any]:

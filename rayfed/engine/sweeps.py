@@ -9,7 +9,7 @@ from typing import Any
 
 from rayfed import scenario as scenarios
 from rayfed.analysis import outcomes
-from rayfed.analysis.settings import estimate
+from rayfed.analysis.settings import Setting, estimate
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.engine.continuing import check_begun, check_streams, what_counts
 from rayfed.engine.environment import note_environment
@@ -28,6 +28,8 @@ from rayfed.store.schemas import VERSUS
 BEGUN = "begun.json"
 """File with what determines the results of a sweep, of the scenario that its first trial was played by."""
 
+NAMED = 20
+"""Most settings without a trial that status.json names."""
 SweepExecution = Callable[["SweepRecorder"], None]
 """Plays all trials of a sweep that have no row yet, within `SweepRecorder.recording`."""
 
@@ -216,9 +218,14 @@ class SweepRecorder:
 
     def _status(self, state: exits.Exit, error: str | None = None) -> None:
         done = len({row["trial"] for row in self.rows})
-        said = {"error": error, "advice": exits.advice(state, "sweep")}
+        said = {"error": error, "advice": exits.advice(state, "sweep"), "unplayed": self._unplayed()}
         status = {"kind": "sweep", "state": state, "trials_done": done, "trials": self.total, **said}
         self.folder.files.write_text("status.json", json.dumps(status, indent=2))
+
+    def _unplayed(self) -> list[str]:
+        """Return the first settings, in words, of which a planned trial has no row."""
+        left = {one["index"]: Setting("", one["arm"], None, one["values"], {}, []) for one in self.settings}
+        return [setting.title for setting in list(left.values())[:NAMED]]
 
 
 def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Tried]:

@@ -98,6 +98,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
         "arm_names": arms,
         "verdicts": words.sweep_verdicts(found),
+        "unplayed": words.unplayed(exits.status(sweep.files)),
         "failures": failures(found),
         "statements": words.of_sweep(
             found, (told.title, told.row) if told else None, criterion, classes if samples.truth else None, arms

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfed import registry
-from rayfed.analysis.audit import Criterion, State
+from rayfed.analysis.audit import Criterion, State, modality_of
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
 from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
@@ -161,7 +161,7 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
         rows = [row for one in group if one.attack for row in one.rows]
         state = next((state for state in WEIGHT if any(row.get("verdict") == state for row in rows)), None)
         if state:
-            met.setdefault(state, []).append(group[0].title + _in_some(rows, state))
+            met.setdefault(state, []).append(group[0].title + _figures(rows, state) + _in_some(rows, state))
             reasons = {
                 row["why"]: None for row in rows if state in (row.get("answer"), row.get("verdict")) and row.get("why")
             }
@@ -178,6 +178,28 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
         for state in WEIGHT
         if state in met
     ]
+
+
+def _figures(rows: Sequence[Row], state: State) -> str:
+    """Return how near the closest reconstruction behind a verdict is, beside a guess; empty if that is not known."""
+    told = [row for row in rows if row.get("answer") == state] if state == "leaks" else rows
+    known = [row for row in told if measured(row.get("closest"))]
+    if not known:
+        return ""
+    row, criterion = max(known, key=lambda row: row["closest"]), Criterion.of(modality_of(rows), None)
+    guess = "" if row["closest_guess"] is None else f", a guess {criterion.written(row['closest_guess'])}"
+    return f" ({criterion.written(row['closest'])} by {row['attack']}{guess})"
+
+
+def unplayed(status: Mapping[str, Any]) -> str:
+    """Return how many trials of a sweep have no row, and of which settings; empty if there are none."""
+    left = status.get("trials", 0) - status.get("trials_done", 0)
+    if left <= 0:
+        return ""
+    names = status.get("unplayed") or []  # status.json of earlier versions, and what Optuna chooses, names none
+    more = "; ..." * (len(names) > MOST)
+    which = f": {'; '.join(names[:MOST])}{more}" if names else ""
+    return f"{left} of {status['trials']} trials {'is' if left == 1 else 'are'} not over{which}"
 
 
 def _in_some(rows: Sequence[Row], state: State) -> str:

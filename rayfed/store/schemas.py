@@ -357,6 +357,8 @@ OUTCOME_FIELDS = [
         "what this attack came to on this arm, before it is set beside an arm without a defence; or 'not applicable'",
     ),
     _value("why", _string, "why the answer says nothing, where it is 'inconclusive' or 'not measured'"),
+    _value("closest", _real, "PSNR (dB), or share of parts, of the closest reconstruction behind the answer"),
+    _value("closest_guess", _real, "that of the best guess at the same sample"),
     _value(
         "explains", pa.bool_(), "whether an attacker with the defence's code explains what was sent for each sample"
     ),

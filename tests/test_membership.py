@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +105,24 @@ def test_who_has_the_defences_code_finds_members_that_others_do_not() -> None:
 
     bare, blind, informed = scores("none"), scores("x"), scores("x", "defence", "code")
     assert float((informed - bare).norm()) < 0.01 * float(bare.norm()) < float((blind - bare).norm())
+
+
+def test_lira_trains_its_shadows_behind_the_defence_that_it_knows() -> None:
+    h = runtime(1, arms="{none: [], x: [{name: prune, ratio: 0.9}]}")
+    seen, _ = observed(h, 3, "x", knowledge=["candidates", "public", "defence"], shadows=4)
+    defended, made = seen.extra["defended"], []
+
+    class Spy:
+        def update(self, *given: Any) -> Any:
+            made.append(defended.update(*given))
+            return made[-1]
+
+    spied = replace(seen, extra={**seen.extra, "defended": Spy()})
+    [found] = Membership(score="lira", shadows=4).infer([spied], h.arm("x").model, [torch.Generator()])
+    assert found.status == "ok"
+    assert len(made) == 2 * 4, "for the update, and for the control"
+    zeros = [float(torch.cat([t.flatten() for t in one.values()]).eq(0).double().mean()) for one in made]
+    assert zeros == pytest.approx([0.9] * 8, abs=0.01)
 
 
 @pytest.mark.parametrize("of", ["all clients", "the victim"])

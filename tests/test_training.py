@@ -556,6 +556,33 @@ def test_noise_fades_in_the_mean_of_answers_that_an_informed_attacker_sees() -> 
     assert torch.cat([t.flatten() for t in error.values()]).mean().item() == pytest.approx(0.05, rel=0.02)
 
 
+RANDOM = {
+    "gaussian": "{name: gaussian, sigma: 0.1}",
+    "quantise": "{name: quantise, bits: 2, rounding: stochastic}",
+    "outpost": "{name: outpost}",
+    "grad_defense": "{name: grad_defense, scale: 0.1}",
+    "dropout": "{name: dropout, rate: 0.5}",
+    "dcs2": "{name: dcs2, iterations: 10, start: noise}",
+}
+
+
+@pytest.mark.parametrize("defence", RANDOM)
+def test_the_mean_of_answers_is_nearer_to_the_gradient_than_one(defence: str) -> None:
+    """Each of the defences that draw anew: whoever asks again learns more, of some up to what is biased."""
+    s = scenario(f"arms: {{none: [], random: [{RANDOM[defence]}]}}\n")
+    s = s.model_copy(update={"data": s.data.model_copy(update={"public": 0.2})})
+    h, sent = runtime(s)
+
+    def apart(answers: int) -> float:
+        attack = AttackSpec(name="dlg", observes="gradient", knowledge=["defence"], averages=answers)
+        seen = [ObservationBuilder(h).observe(ClientVisit(arm, sent, 2), attack)[0] for arm in ("none", "random")]
+        plain, random = (torch.cat([t.flatten() for t in one.update.values()]) for one in seen)
+        return float((random - plain).norm() / plain.norm())
+
+    one, many = apart(1), apart(40)
+    assert 0 < many < 0.9 * one
+
+
 def test_attackers_match_only_what_pruning_kept() -> None:
     s = scenario("arms: {none: [], pruned: [{name: prune, ratio: 0.9}]}\n")
     h, sent = runtime(s)

@@ -210,6 +210,19 @@ def test_an_arm_whose_labels_are_read_off_is_never_one_that_gives_nothing_away()
     assert "with more time; where the label is secret, noise leaks, too." in next_step(scenario, rows, told)
 
 
+def test_what_was_planned_to_be_left_out_and_played_after_all_is_no_next_step() -> None:
+    both = [row("bare", 30.0), row("noise", 9.0)]
+    scenario = {**SCENARIO, "arms": {"bare": [], "noise": ARMS["noise"]}}
+
+    def step(rows: list[dict[str, Any]]) -> str:
+        return next_step(scenario, rows, verdicts(scenario, rows, []), "about --minutes 9 in all")
+
+    assert "left out" not in step(both)
+    assert "left out for want of time. To have them played, give about --minutes 9 in all" in step(both[:1])
+    late = row("noise", None, "tag", status=UNPLAYED, message=WANT_OF_TIME)
+    assert "left out for want of time. To have them played, give about --minutes 9 in all" in step([*both, late])
+
+
 def test_the_next_step_names_the_defence_that_changes_least_of_what_leaks_nothing() -> None:
     """Not one whose labels are read, nor an arm without a defence, nor one of another model."""
     arms: dict[str, Any] = {"bare": [], "noise": ["gaussian"], "prune": ["prune"], "bits": ["quantise"]}

@@ -262,14 +262,16 @@ def next_step(
 ) -> str:
     """Return what to do to learn more; empty if every arm has an answer.
 
-    `enough` says what an audit has to be given to leave nothing out, where it left something out.
+    `enough` says what an audit has to be given to leave nothing out, where it planned to leave something out: if there
+    was time after all, it did not.
     """
     states = {verdict.state for verdict in told}
     if not attacks:
         return ""
-    if enough:
+    unplayed = any(row["status"] == UNPLAYED for row in attacks)
+    if enough and (unplayed or {verdict.arm for verdict in told} > {row["arm"] for row in attacks}):
         return f"Next: attacks were left out for want of time. To have them played, give {enough}."
-    if any(row["status"] == UNPLAYED for row in attacks):
+    if unplayed:
         fewer = [
             option
             for option, count in (

@@ -127,12 +127,15 @@ def compare(
         from rayfed.analysis.figures import grid
         from rayfed.analysis.loading import load
         from rayfed.analysis.paired import paired_grid
+        from rayfed.report.words import sweep_verdicts
 
         found = comparison.compare([load(run) for run in runs], against)
         page = console()
         settings = grid(found.settings)
         page.print(table("settings", settings.headings, settings.rows, words=settings.words))
         page.print(Text(settings.note))
+        for state, sentence in sweep_verdicts(found.settings):
+            page.print(Text(f"{state}: {sentence}"))
         if pairs := paired_grid(found.paired):
             page.print(table("paired differences", pairs.headings, pairs.rows, words=pairs.words))
             page.print(Text(pairs.note))

@@ -16,6 +16,7 @@ from rayfed.analysis.summary import arms
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.verdicts import run_findings
 from rayfed.errors import RunError, UserError
+from rayfed.metrics import roc
 from rayfed.metrics.measures import MEASURES, measure_of, worst_of
 from rayfed.store.folder import RunFolder
 from tests.result_fixtures import BATCH, SIGMA, attacked, outcome, small_run, small_sweep
@@ -40,6 +41,27 @@ def test_a_row_for_every_arm_and_attack(tmp_path: Path) -> None:
     assert found["noise", "membership"]["inferred"] == pytest.approx(0.3)
     assert found["idle", None].get("psnr") is None
     assert found["idle", None]["pmm"] == pytest.approx(0.7 / 0.9)
+
+
+def test_the_interval_of_an_inference_is_over_its_candidates_or_victims(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"none": []}})
+    usual = {"arm": "none", "round": 0, "repeat": 0, "chance": 0.5, "status": "ok"}
+    scores = [
+        {"kind": kind, "sample": i, "score": 1.0 * (i + 3 * (kind == "member"))}
+        for kind in ("member", "non-member")
+        for i in range(8)
+    ]
+    auc = usual | {"attack": "membership", "metric": "auc", "victim": 0, "value": 0.8, "scores": scores}
+    right = [usual | {"attack": "property", "metric": "accuracy", "victim": i, "value": float(i < 3)} for i in range(4)]
+    share_of_class = usual | {"attack": "gan", "metric": "class_share", "victim": 0, "value": 0.9}
+    folder.write_part("inferences", 0, [auc, *right, share_of_class])
+    low = {row["attack"]: row["inferred_low"] for row in outcomes(folder)}
+    by_scores = [s["score"] for s in scores if s["kind"] == "member"], [s["score"] for s in scores[8:]]
+    assert low == {
+        "membership": pytest.approx(roc.auc(*by_scores).low - 0.5),
+        "property": pytest.approx(0.1941 - 0.5, abs=1e-4),  # 3 of 4: 19.4 to 99.4 % (Clopper and Pearson)
+        "gan": None,
+    }
 
 
 @pytest.mark.parametrize(

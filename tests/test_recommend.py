@@ -228,6 +228,14 @@ def test_who_infers_nothing_without_a_defence_says_nothing_of_one(
     assert (found.refused.get("noise") == said) == (not bare or min(bare) <= 0)
 
 
+@pytest.mark.parametrize(("low", "meeting"), [(0.05, 1), (-0.02, 0), (None, 1)])
+def test_one_run_shows_that_an_attack_works_by_its_whole_interval(low: float | None, meeting: int) -> None:
+    rows = [outcome("none", "membership", seed=0, inferred=0.3, inferred_low=low)]
+    rows.append(outcome("noise", "membership", seed=0, inferred=0.05, inferred_low=-0.2))
+    arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}
+    assert recommend(with_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")]).meeting == meeting
+
+
 @pytest.mark.parametrize("property_gain", [-0.02, 0.3])
 def test_a_bound_on_inferences_names_the_attacks_that_nothing_shows_to_work(property_gain: float) -> None:
     gains = {("none", "membership"): 0.4, ("none", "property"): property_gain}

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from rayfed.analysis.settings import Setting
-from rayfed.analysis.summary import arm_spec, undefended
+from rayfed.analysis.summary import arm_spec, measured, undefended
 from rayfed.store.schemas import VERSUS
 
 
 def with_idle(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[Setting]:
     """Return the settings, with `Setting.idle` where no undefended arm, alike in all else, shows that an attack works.
 
-    It works where it infers more than chance: by its whole 95 % interval, or each of two values, or the only one.
+    It works where it infers more than chance: by its whole 95 % interval, or each of two values. The interval of one
+    value is that over its run's candidates or victims; where there is none, as in outcomes of earlier versions, the
+    value itself counts.
     """
     working = [one for one in settings if undefended(scenario, one.arm) and _beats_chance(one)]
 
@@ -26,7 +28,10 @@ def with_idle(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[
 
 def _beats_chance(one: Setting) -> bool:
     found = one.measures.get("inferred")
-    return found is not None and (found.pair or found.spread or (found.mean,))[0] > 0
+    if found is None:
+        return False
+    alone = min((row["inferred_low"] for row in one.rows if measured(row.get("inferred_low"))), default=found.mean)
+    return (found.pair or found.spread or (alone,))[0] > 0
 
 
 def _shows(bare: Setting, one: Setting, scenario: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from rayfed.analysis.unanswered import closed_forms, counted
 from rayfed.analysis.verdicts import UNREAD, criterion_of, weightiest
 from rayfed.hidden import CHANNELS
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
+from rayfed.metrics.roc import share
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS, WANT_OF_TIME
@@ -60,7 +61,11 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         }
         own = [leak for leak in leaks if leak.arm == arm.name]
         met = [_leaked(leak, by_leak[leak.arm, leak.attack], scenario, over) for leak in own]
-        met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
+        met += [
+            {"attack": claim.attack, "inferred": _beyond(claim), "inferred_low": _least(claim)}
+            for claim in claims
+            if claim.arm == arm.name
+        ]
         for one in met:
             place = arm.name, one["attack"]
             one["unanswered"], one["attacked"] = counted([*by_leak.get(place, []), *by_claim.get(place, [])], closed)
@@ -263,6 +268,20 @@ def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any], fin
 
 def _beyond(claim: summary.Claim) -> float | None:
     return claim.value.mean - claim.chance.mean if claim.value and claim.chance else None
+
+
+def _least(claim: summary.Claim) -> float | None:
+    """Return the lower end of the 95 % interval of `_beyond`; None where there is no interval.
+
+    It is over the candidates of all victims, or of answers that are right or wrong over the victims.
+    """
+    if not claim.value or not claim.chance:
+        return None
+    if claim.roc:
+        return claim.roc.auc.low - claim.chance.mean
+    if claim.metric != "accuracy":
+        return None
+    return share(round(claim.value.mean * claim.value.n), claim.value.n).low - claim.chance.mean
 
 
 def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:

@@ -363,6 +363,7 @@ OUTCOME_FIELDS = [
         "explains", pa.bool_(), "whether an attacker with the defence's code explains what was sent for each sample"
     ),
     _value("verdict", _string, "what all attacks came to on this arm, by the criteria of the audit"),
+    _value("inferred_low", _real, "lower end of the 95 % interval of `inferred`, over a run's candidates or victims"),
     _value("attacked", _long, "updates that the attack met"),
     _value("unanswered", _long, "those of them on which it diverged or failed: its figures are no measure of the arm"),
     _value("guessing_accuracy", _real, "most that naming one class gets on 95 % of such test sets, 0..1"),

@@ -197,7 +197,12 @@ def test_a_defect_of_ours_ends_with_1(monkeypatch: pytest.MonkeyPatch, file) -> 
 
 
 @pytest.mark.parametrize(("command", "resumable"), [("launch", True), ("attack", False)])
-def test_only_training_is_said_to_go_on(command: str, resumable: bool, monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
+def test_what_had_not_begun_is_not_said_to_go_on(
+    command: str,
+    resumable: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    file,  # type: ignore[no-untyped-def]
+) -> None:
     from rayfed.engine import runs
 
     def interrupted(*arguments: object) -> None:
@@ -205,7 +210,8 @@ def test_only_training_is_said_to_go_on(command: str, resumable: bool, monkeypat
 
     monkeypatch.setattr(runs, command, interrupted)
     code, output = run(command, file(), "--set", "attacks=[idlg]")
-    assert (code, "`rayfed resume RUN` continues" in output) == (130, resumable)
+    assert (code, "before anything was written" in output) == (130, resumable)
+    assert "rayfed resume" not in output
 
 
 def test_an_interrupted_run_is_named_as_resume_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]

@@ -115,9 +115,10 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         errors.print(f"[red]error:[/red] {escape(plain(str(error)))}")
         raise typer.Exit(2) from None
     except (KeyboardInterrupt, BdbQuit) as error:
-        place = next(iter(getattr(error, "__notes__", ())), "RUN")
-        kept = f"; complete rounds with their attacks, and trials, are kept: `rayfed resume {place}` continues, "
-        kept += f"`rayfed report {place}` makes the page of what is there"
+        kept = ", before anything was written"
+        if place := next(iter(getattr(error, "__notes__", ())), None):
+            kept = f"; complete rounds with their attacks, and trials, are kept: `rayfed resume {place}` continues, "
+            kept += f"`rayfed report {place}` makes the page of what is there"
         errors.print(exits.said(error) + escape(kept) * resumable)
         raise typer.Exit(128 + error.signal if isinstance(error, Killed) else INTERRUPTED) from None
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe: the last flush must not fail

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks import planted_keys as keys
 from benchmarks.planted_defences import CONTROLS
 from rayfed import registry
-from rayfed.analysis.audit import UNDEFENDED, Criterion, Finding, called, findings
+from rayfed.analysis.audit import UNDEFENDED, Criterion, Finding, called, findings, played_by
 from rayfed.analysis.summary import Row
 from rayfed.samples import held
 
@@ -261,8 +261,9 @@ def audited(plant: Plant, minutes: float, seed: int, out: str | None = None) -> 
     own = [row for row in chain(*rows) if row["arm"] in arms]
     [finding] = [f for f in findings(list(chain(*rows)), plant.criterion) if f.arm in arms] or [None]
     seconds = _first_leak(own, plant.criterion.leaks)
-    if seconds is None and finding and finding.state == "leaks":  # in part, which takes all answers of an attack
-        seconds = _first_leak(own, lambda row: row is own[-1])
+    if seconds is None and finding and finding.part:  # which takes all answers of an attack
+        last = [row for row in own if played_by(row) == finding.part.attack][-1]
+        seconds = _first_leak(own, lambda row: row is last)
     return Result(plant, finding, seconds, wall)
 
 

@@ -256,8 +256,13 @@ class Column:
         return self.near(self.values(true), self.values(guess))
 
     def near(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return which `values` (N,) are right, (N,) bool: the category, or a value within `TOLERANCE`."""
-        return (true - guess).abs() <= (0 if self.categories else TOLERANCE * self.deviation)
+        """Return which `values` (N,) are right, (N,) bool: the category, or a value within the `tolerance`."""
+        return (true - guess).abs() <= self.tolerance
+
+    @property
+    def tolerance(self) -> float:
+        """By how much a value may miss and count as found (`TOLERANCE`); 0 for categories."""
+        return 0.0 if self.categories else TOLERANCE * self.deviation
 
     def read(self, part: Tensor) -> list[str]:
         """Return the values of the column's part (N, width) of records in words."""

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayfed.analysis.audit import Criterion, findings, sentence
+from rayfed.analysis.audit import Criterion, findings, read, sentence
 from rayfed.analysis.parts import LEVEL, beyond_chance
 from rayfed.metrics.assignment import assign
-from rayfed.metrics.guessing import Others
+from rayfed.metrics.guessing import Others, above_guessing, best_constants
 from rayfed.metrics.parts import NAMES, parts
 from rayfed.metrics.score import Scorer
 from rayfed.samples import Column, Records, Tokens
@@ -101,7 +101,7 @@ def test_a_guess_that_is_right_by_itself_is_no_part() -> None:
 
 
 def test_the_bound_on_chance_is_above_the_binomial_tail() -> None:
-    for found in range(1, 41):
+    for found in range(13, 41):
         row = {"parts_found": found / 40, "parts_guessed": 0.3, "parts_independent": 40.0, "columns": None}
         tail = sum(comb(40, k) * 0.3**k * 0.7 ** (40 - k) for k in range(found, 41))
         if beyond_chance([attacked("none", "a", **row)]):
@@ -110,13 +110,92 @@ def test_the_bound_on_chance_is_above_the_binomial_tail() -> None:
     assert beyond_chance([attacked("none", "a", **row)])
 
 
-def test_repeats_and_rounds_make_no_evidence() -> None:
-    row = {"parts_found": 0.7, "parts_guessed": 0.3, "parts_independent": 7.0, "columns": None}
-    once = [attacked("none", "a", **row)]
-    assert beyond_chance(once) is None
-    again = [attacked("none", "a", **row) | {"repeat": k, "round": r} for k in range(5) for r in range(5)]
-    assert beyond_chance(again) is None
-    assert beyond_chance([attacked("none", "a", sample=k, **row) for k in range(8)])
+def figures(share: float, count: float = 7.0, **more: Any) -> dict[str, Any]:
+    return {"parts_found": share, "parts_guessed": 0.3, "parts_independent": count, "columns": None, **more}
+
+
+def test_repeats_of_a_sample_make_no_evidence_and_other_samples_do() -> None:
+    assert beyond_chance([attacked("none", "a", **figures(0.7))]) is None
+    assert beyond_chance([attacked("none", "a", **figures(0.7)) | {"repeat": k} for k in range(9)]) is None
+    assert beyond_chance([attacked("none", "a", sample=k, **figures(0.7)) for k in range(9)])
+
+
+def test_no_unread_samples_and_no_other_rounds_hide_one_that_is_read() -> None:
+    one = attacked("none", "a", **figures(0.85, 20.0))
+    nothing = [attacked("none", "a", sample=k, **figures(0.2, 20.0, told_apart=0.0)) for k in range(1, 32)]
+    rounds = [attacked("none", "a", **figures(0.3, 20.0, told_apart=0.0)) | {"round": k} for k in range(1, 8)]
+    for others in ([], nothing, rounds):
+        part = beyond_chance([one, *others])
+        assert part is not None
+        assert (part.samples, part.found) == (1, 0.85)
+
+
+def test_one_column_that_is_read_in_all_records_is_named() -> None:
+    def record(victim: int, hit: bool) -> dict[str, Any]:
+        columns = [{"name": "diagnosis", "found": hit, "guess": 0.3}, {"name": "age", "found": False, "guess": 0.2}]
+        return attacked("none", "a", **figures(0.5 * hit, columns=columns, told_apart=0.0)) | {"victim": victim}
+
+    part = beyond_chance([record(victim, True) for victim in range(16)])
+    assert part is not None
+    assert part.columns == (("diagnosis", 1.0, 0.3),)
+    assert beyond_chance([record(victim, victim % 3 == 0) for victim in range(16)]) is None
+    assert beyond_chance([record(victim % 3, True) for victim in range(16)]) is None, "clients' records are alike"
+
+
+def test_what_is_no_number_is_no_evidence() -> None:
+    assert beyond_chance([attacked("none", "a", **figures(0.9, 40.0, parts_guessed=float("nan")))]) is None
+
+
+def test_an_attack_that_reads_parts_without_a_defence_shows_that_it_works() -> None:
+    bare = [attacked("none", "a", sample=k, **figures(0.88, 8.0, feature_accuracy=0.88)) for k in range(4)]
+    held = figures(0.2, 8.0, told_apart=0.0, feature_accuracy=0.2, above_guessing=-0.1)
+    behind = [attacked("noise", "a", sample=k, **held) for k in range(4)]
+    criterion = Criterion.of("records", None)
+    assert [one.state for one in findings([*bare, *behind], criterion)] == ["leaks", "not reconstructed"]
+    assert read([*bare, *behind], criterion, ["none"]) == {("none", 2), ("noise", 2)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [("a cluster of near copies", 8), ("a client's range", 1), ("a class", 1)],  # of 30; of seven copies one is nearest
+)
+def test_answers_that_fit_many_records_alike_read_none(kind: str, most: int) -> None:
+    """A constant in a cluster, any constant where a client's records are alike, and what is typical of a class."""
+    many, seen = Records(tuple(Column(f"c{place}", (), 0.0, 1.0, 0.23) for place in range(20))), 0
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        others, centre, constant = (torch.rand(n, 1, 1, 20, generator=generator) for n in (300, 1, 1))
+        width = 0.1 if kind == "a class" else 0.02
+        alike = (centre + width * torch.randn(166, 1, 1, 20, generator=generator)).clamp(0, 1)
+        count, known = {"a cluster of near copies": (1, 6), "a client's range": (16, 0), "a class": (16, 150)}[kind]
+        true, others[:known] = alike[:count], alike[count : count + known]
+        guess = (constant if kind == "a client's range" else centre).expand_as(true) + 0.0
+        scorer = Scorer(Criterion.of("records", None).names, sample=many, others=Others(others))
+        labels = torch.zeros(count, dtype=torch.int64)
+        rows = scorer.score(true, labels, guess, labels)
+        seen += beyond_chance([attacked("none", "a", **row) for row in rows]) is not None
+    assert seen <= most
+
+
+def test_texts_of_padding_alone_say_nothing() -> None:
+    others = TEXTS.scored(torch.cat([torch.zeros(1, 8, dtype=torch.int64), torch.randint(1, 30, (50, 8))]))
+    true, guess = (TEXTS.scored(torch.randint(1, 30, (3, 8))) for _ in range(2))
+    for row in parts(TEXTS, Others(others), true, guess):
+        assert row["parts_guessed"] == row["parts_guessed"] < 1
+        assert row["parts_independent"] > 0
+
+
+def test_the_best_constants_of_columns_are_guesses() -> None:
+    """A number that is 0 or 1: its mean is neither."""
+    coins = Records(tuple(Column(f"c{place}", (), 0.0, 1.0, 0.46) for place in range(10)))
+    others, true = (
+        (torch.rand(n, 1, 1, 10, generator=torch.Generator().manual_seed(n)) < 0.3).float() for n in (300, 40)
+    )
+    gain = above_guessing(coins, Others(others))(true, torch.zeros_like(true))
+    assert (gain <= 1e-9).all()
+    record, shares = best_constants(coins, Others(others))
+    assert not record.any()
+    assert shares == pytest.approx((others == 0).double().mean((0, 1, 2)).tolist())
 
 
 def test_of_texts_tokens_count_and_padding_does_not() -> None:
@@ -129,7 +208,8 @@ def test_of_texts_tokens_count_and_padding_does_not() -> None:
     found = parts(TEXTS, Others(TEXTS.scored(others)), *inputs)
     assert [row["parts_found"] for row in found] == [pytest.approx(5 / 6)] * 3
     assert all(row["parts_independent"] <= 6 and row["columns"] is None for row in found)
-    assert beyond_chance([attacked("none", "a", sample=i, **row) for i, row in enumerate(found)])
+    rows = [attacked("none", "a", sample=i, **row) for i, row in enumerate(found)]
+    assert beyond_chance(rows)
 
 
 def test_what_is_not_finite_has_no_parts() -> None:

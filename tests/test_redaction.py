@@ -123,7 +123,7 @@ def test_the_columns_of_a_table_have_numbers_for_names(tmp_path: Path) -> None:
     with redacted(load(folder.url)) as copy:
         rows = copy.read_table("attacks").to_pylist()
     assert COLUMN not in str(rows)
-    assert rows[0]["columns"] == [{"name": "column 1", "found": True, "guess": 0.1}]
+    assert rows[0]["columns"] == [{"name": "column 1", "found": True, "guess": None}]
 
 
 @pytest.mark.parametrize(("images", "times"), [("none", 0), ("blurred", 0), (None, 2), ("worst", 4), ("all", 4)])

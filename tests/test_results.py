@@ -151,6 +151,7 @@ SAMPLES: dict[pa.DataType, Any] = {
     pa.bool_(): True,
     pa.list_(pa.string()): ["a", "b"],
     pa.list_(pa.bool_()): [True, False],
+    TABLES["attacks"].field("columns").type: [{"name": "age", "found": True, "guess": 0.5}],
     TABLES["inferences"].field("scores").type: [{"kind": "member", "sample": 3, "score": 0.5, "control": 0.5}],
 }
 

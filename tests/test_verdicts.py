@@ -163,9 +163,7 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
     pair = [one | {"sample": sample, "batch_size": 2} for one in late for sample in (0, 1)]
     assert next_step(SCENARIO, pair, told).endswith("(more minutes)."), "a batch has all its samples"
     assert next_step(SCENARIO, [], []) == ""
-    assert next_step(SCENARIO, found, told, "about --minutes 9").endswith(
-        "To have them played, give about --minutes 9."
-    )
+    assert next_step(SCENARIO, late, told, "about --minutes 9").endswith("To have them played, give about --minutes 9.")
 
 
 def test_what_a_verdict_says_of_the_code_is_not_said_beside_each_attack_too() -> None:

@@ -374,9 +374,11 @@ def findings(
     leaking: dict[int, set[tuple[Any, ...]]] = {}
     untried: dict[int, set[tuple[Any, ...]]] = {}
     for row in attacks:
-        if row["arm"] in undefended and (row["status"] == UNPLAYED or criterion.leaks(row)):
-            seen = untried if row["status"] == UNPLAYED else leaking
-            seen.setdefault(row["batch_size"], set()).add((row["attack"], *_sample(row)))
+        if row["arm"] in undefended and row["status"] == UNPLAYED:
+            untried.setdefault(row["batch_size"], set()).add((row["attack"], *_sample(row)))
+    for (arm, batch), rows in cells.items():
+        if arm in undefended:
+            leaking.setdefault(batch, set()).update(_read(rows, criterion))
     arms = list(dict.fromkeys(arm for arm, _ in cells))
     ordered = sorted(cells, key=lambda cell: (arms.index(cell[0]), cell[1]))
     found = []
@@ -402,7 +404,7 @@ def findings(
 
 def _behind(leak: Finding, rows: Sequence[Row], criterion: Criterion, closed: Collection[str]) -> str:
     """Return which attack succeeded behind a defence, and its outcome in these rows of an undefended arm."""
-    same = [row for row in rows if _played_by(row) == leak.by]
+    same = [row for row in rows if played_by(row) == leak.by]
     if not same:
         here = "here it was not played"
     elif any(row["status"] == UNPLAYED for row in same):
@@ -477,7 +479,7 @@ def _finding(
         leaked=len({_sample(row) for _, row in leaks}),
         samples=len({_sample(row) for row in rows}),
         best=best[0] if best else None,
-        by=_played_by(best[1]) if best else "",
+        by=played_by(best[1]) if best else "",
         reasons=tuple(
             dict.fromkeys(
                 _reason(row, criterion)
@@ -512,7 +514,7 @@ def _finding(
         guessed=_targets_guessed(rows),
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
         shown=None if bare else len({place[1:] for place in leaking}),
-        part=part and replace(part, attack=_played_by(next(row for row in rows if row["attack"] == part.attack))),
+        part=part and replace(part, attack=played_by(next(row for row in rows if row["attack"] == part.attack))),
     )
 
 
@@ -559,8 +561,9 @@ def read(
     working: dict[int, set[tuple[Any, ...]]] = {}
     for row in rows:
         cells.setdefault((row["arm"], row["batch_size"]), []).append(row)
-        if row["arm"] in undefended and criterion.leaks(row):
-            working.setdefault(row["batch_size"], set()).add((row["attack"], *_sample(row)))
+    for (arm, batch), cell in cells.items():
+        if arm in undefended:
+            working.setdefault(batch, set()).update(_read(cell, criterion))
     found = set()
     for (arm, batch), cell in cells.items():
         told = [row for row in cell if code_given(row) and _answers(row, criterion, closed)]
@@ -568,6 +571,13 @@ def read(
         if whole and {(row["attack"], *_sample(row)) for row in told} & working.get(batch, set()):
             found.add((arm, batch))
     return found
+
+
+def _read(rows: Sequence[Row], criterion: Criterion) -> set[tuple[Any, ...]]:
+    """Return the attacks and samples of which the rows of one arm and batch size are leaks, whole or in part."""
+    part = criterion.part(rows)
+    read = [row for row in rows if criterion.leaks(row)] + list(part.rows if part else ())
+    return {(row["attack"], *_sample(row)) for row in read}
 
 
 def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:
@@ -644,7 +654,8 @@ def _twin(row: Row) -> str:
     return names.get(granted, f"given {granted}")
 
 
-def _played_by(row: Row) -> str:
+def played_by(row: Row) -> str:
+    """Return the name of a row's attack, with that of the attacker who played it."""
     return f"{short_title(row)}, {_twin(row)}"
 
 
@@ -729,12 +740,16 @@ def in_part(finding: Finding, criterion: Criterion) -> str:
     part = finding.part
     if part is None:
         return ""
-    names = [f"{name} {share:.0%} ({guess:.0%})" for name, share, guess in part.columns[:COLUMNS]]
+    names = [
+        f"{name} {share:.0%}" + ("" if guess is None else f" ({guess:.0%})")
+        for name, share, guess in part.columns[:COLUMNS]
+    ]
     more = f" and {len(part.columns) - COLUMNS} more" if len(part.columns) > COLUMNS else ""
-    which = f": {', '.join(names)}{more}, in brackets the best constant" if names else ""
-    by = "" if part.attack == finding.by else f" by {part.attack}"
-    found = f"of {part.samples} {criterion.noun}s {part.found:.0%} of the {PARTS[criterion.modality]} are found{by}"
-    return f"{found}, where guesses find {part.guessed:.0%}{which}"
+    constant = ", in brackets the best constant" if any(guess is not None for *_, guess in part.columns) else ""
+    which = f": {', '.join(names)}{more}{constant}" if names else ""
+    by, noun = "" if part.attack == finding.by else f" by {part.attack}", criterion.noun
+    found = f"of {part.samples} {noun}{'s' * (part.samples != 1)} {part.found:.0%} of the {PARTS[criterion.modality]}"
+    return f"{found} are found{by}, where guesses or chance find {part.guessed:.0%}{which}"
 
 
 def _no_time(group: Sequence[Finding]) -> str:
@@ -752,7 +767,7 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     said = criterion.written(best) + unit
     if finding.gain is None:
         return said
-    guess = criterion.written(best - finding.gain)
+    guess = criterion.written(best - finding.gain if criterion.modality == "pixels" else max(best - finding.gain, 0.0))
     if finding.gain <= 0:
         told = f"{said}, no nearer than a guess: {guess}"
     elif guess == criterion.written(best):

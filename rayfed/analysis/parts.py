@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from statistics import fmean
@@ -11,7 +11,8 @@ from typing import Any
 from rayfed.analysis.summary import Row, measured
 
 LEVEL = 1e-3
-"""Most that the probability of so many parts by chance may be, for each of some dozens of attackers."""
+"""Probability of as many hits by chance below which an attack has found them, were the parts independent."""
+_FIGURES = ("parts_found", "parts_guessed", "parts_independent")
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,16 @@ class Part:
 
     attack: str
     found: float
-    """Share of the parts that are found, mean over the samples."""
+    """Share of the parts that are found, mean over the samples that are read."""
     guessed: float
-    """Mean share that is found without the update (`rayfed.metrics.parts.parts`)."""
+    """Mean share of theirs that is found without the update (`rayfed.metrics.parts.parts`)."""
     samples: int
-    columns: tuple[tuple[str, float, float], ...] = ()
-    """Columns of records found more often than by the best constant, the most so first: name, share, constant's."""
+    """Number of samples that are read."""
+    rows: tuple[Row, ...] = ()
+    """Their rows."""
+    columns: tuple[tuple[str, float, float | None], ...] = ()
+    """Columns of records that are found more often than by the best constant, the most so first: name, share, that of
+    the constant, which a redacted copy does not say."""
 
 
 def beyond_chance(rows: Sequence[Row]) -> Part | None:
@@ -35,31 +40,60 @@ def beyond_chance(rows: Sequence[Row]) -> Part | None:
     """
     attacks: dict[str, list[Row]] = {}
     for row in rows:
-        if measured(row.get("parts_found")):
+        if all(measured(row.get(name)) for name in _FIGURES):
             attacks.setdefault(row["attack"], []).append(row)
-    told = (_part(attack, own) for attack, own in attacks.items())
-    return max((part for part in told if part), key=lambda part: part.found, default=None)
+    told = [part for attack, own in attacks.items() for part in (_of_samples(attack, own), _of_columns(attack, own))]
+    return max((part for part in told if part), key=lambda part: part.found * part.samples, default=None)
 
 
-def _part(attack: str, rows: Sequence[Row]) -> Part | None:
-    """Return what one attack finds; None where chance may find as much.
+def _of_samples(attack: str, rows: Sequence[Row]) -> Part | None:
+    """Return what one attack finds of the samples that it reads; None where chance may find as much.
 
-    Repeats, and what is seen of a sample in several rounds, count once. The probability is bounded as that of a sum of
-    independent hits whose mean probability is known (Hoeffding 1963, theorem 1).
+    Read are those that are told apart from all others, and of which more is found than guesses find: an answer that
+    fits many samples alike, as one for a client or a class, reads none of them. Repeats count as their mean.
     """
-    of: dict[tuple[Any, ...], list[Row]] = {}
+    read, evidence = [], 0.0
+    for same in _by_sample(rows).values():
+        hits = [row for row in same if row["told_apart"] == 1 and row["parts_found"] > row["parts_guessed"]]
+        evidence += sum(map(_evidence, hits)) / len(same)
+        read += hits[:1]
+    return _part(attack, read) if evidence >= -log(LEVEL) else None
+
+
+def _of_columns(attack: str, rows: Sequence[Row]) -> Part | None:
+    """Return what one attack finds of columns that it reads in all records; None where chance may find as much.
+
+    Clients' records are alike, so that each counts as one.
+    """
+    victims: dict[Any, list[Row]] = {}
     for row in rows:
-        of.setdefault((row["victim"], row["sample"]), []).append(row)
-    found, guessed, count = (
-        [fmean(row[name] for row in same) for same in of.values()]
-        for name in ("parts_found", "parts_guessed", "parts_independent")
-    )
-    total = sum(count)
-    high = sum(n * share for n, share in zip(count, found, strict=True)) / total
-    low = sum(n * share for n, share in zip(count, guessed, strict=True)) / total
-    if high <= low or total * _divergence(high, low) < -log(LEVEL):
+        victims.setdefault(row["victim"], []).append(row)
+    tests = len(rows[0].get("columns") or ())
+    found = [
+        (name, share, guess)
+        for name, share, guess in _columns(rows)
+        if guess is not None and len(victims) * _divergence(share, guess) >= log(tests / LEVEL)
+    ]
+    if not found:
         return None
-    return Part(attack, fmean(found), fmean(guessed), len(of), _columns(of.values()))
+    count = len(_by_sample(rows))
+    share, guess = fmean(one[1] for one in found), fmean(one[2] or 0.0 for one in found)
+    return Part(attack, share * len(found) / tests, guess * len(found) / tests, count, tuple(rows), tuple(found))
+
+
+def _part(attack: str, read: Sequence[Row]) -> Part:
+    found, guessed = (fmean(row[name] for row in read) for name in _FIGURES[:2])
+    return Part(attack, found, guessed, len(read), tuple(read), _columns(read))
+
+
+def _evidence(row: Row) -> float:
+    """Return the least that is minus the logarithm of the probability of as many hits by chance.
+
+    It is the bound on a sum of independent hits whose mean probability is known (Hoeffding 1963, theorem 1), of as many
+    as the spread over other samples amounts to.
+    """
+    found: float = row["parts_independent"] * _divergence(row["parts_found"], row["parts_guessed"])
+    return found
 
 
 def _divergence(share: float, by_chance: float) -> float:
@@ -68,13 +102,19 @@ def _divergence(share: float, by_chance: float) -> float:
     return sum(p * log(p / q) if q else float("inf") for p, q in pairs if p)
 
 
-def _columns(samples: Iterable[Sequence[Row]]) -> tuple[tuple[str, float, float], ...]:
-    """Return the columns that are found more often than by the best constant; `samples` are the rows of each."""
-    hits: dict[str, list[float]] = {}
-    guesses: dict[str, float] = {}
-    for rows in samples:
-        for same in zip(*(row.get("columns") or () for row in rows), strict=True):
-            hits.setdefault(same[0]["name"], []).append(fmean(column["found"] for column in same))
-            guesses[same[0]["name"]] = same[0]["guess"]
+def _by_sample(rows: Sequence[Row]) -> dict[Any, list[Row]]:
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.get("round"), row["victim"], row["sample"]), []).append(row)
+    return found
+
+
+def _columns(rows: Sequence[Row]) -> tuple[tuple[str, float, float | None], ...]:
+    """Return the columns of some rows that are found more often than by the best constant, the most so first."""
+    hits: dict[str, list[bool]] = {}
+    guesses: dict[str, float | None] = {}
+    for column in (column for row in rows for column in row.get("columns") or ()):
+        hits.setdefault(column["name"], []).append(column["found"])
+        guesses[column["name"]] = column["guess"]
     shares = ((name, fmean(own), guesses[name]) for name, own in hits.items())
-    return tuple(sorted((one for one in shares if one[1] > one[2]), key=lambda one: one[2] - one[1]))
+    return tuple(sorted((one for one in shares if one[1] > (one[2] or 0.0)), key=lambda one: (one[2] or 0.0) - one[1]))

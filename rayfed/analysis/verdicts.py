@@ -24,6 +24,7 @@ from rayfed.analysis.audit import (
     findings,
     labels_beyond,
     modality_of,
+    played_by,
     read,
     sentence,
 )
@@ -155,7 +156,9 @@ def verdicts(
         else:
             words = [f"{arm}: NOT MEASURED, for {NOTHING_REBUILT if finished else UNFINISHED}"]
         words += [claimed(claim) for claim in inferred if claim.arm == arm]
-        nearest = closest([row for row in attacks if row["arm"] == arm], criterion)
+        parts = {one.part.attack for one in own if one.part and not any(each.leaked for each in own)}
+        rows = [row for row in attacks if row["arm"] == arm]
+        nearest = closest([row for row in rows if played_by(row) in parts] or rows, criterion)
         told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest, labels_beyond(own)))
     return told
 
@@ -344,7 +347,7 @@ def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
     typical = {
         "image": "the mean image or the best constant",
         "text": "the commonest token at each place",
-        "record": "the mean of each column, or its commonest category",
+        "record": "the mean record or the best constant of each column",
     }[noun]
     nearest = f", and the nearest public {noun} (data.public), chosen by looking at the truth" if public else ""
     return f"Guesses need no update: {typical}{nearest}. What is no nearer is not called a reconstruction."

@@ -34,10 +34,15 @@ def assign(true: Tensor, reconstructed: Tensor, sample: SampleSpec = _IMAGE) -> 
     It minimises the sum of the pairs' `distances`: by the triangle inequality no exact copy is then given to another
     image, as squares would do. A reconstruction that is not finite comes last.
     """
-    from scipy.optimize import linear_sum_assignment  # half a second of imports, in processes that may never score
-
     usable = reconstructed.flatten(1).isfinite().all(1)
     cost = distances(true, reconstructed.nan_to_num(0), sample)
     cost[:, ~usable] = cost[:, usable].amax() + 1 if usable.any() else 0.0
+    return matched(cost).to(reconstructed.device)
+
+
+def matched(cost: Tensor) -> Tensor:
+    """Return for each row of costs (N, M), N <= M, a column of its own, (N,) int64, so that their sum is least."""
+    from scipy.optimize import linear_sum_assignment  # half a second of imports, in processes that may never score
+
     _, columns = linear_sum_assignment(cost.cpu().numpy())
-    return torch.from_numpy(columns).to(reconstructed.device)
+    return torch.from_numpy(columns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rayfed.metrics.base import Metric
@@ -15,10 +16,10 @@ from rayfed.metrics.base import Metric
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rayfed.samples import SampleSpec
+    from rayfed.samples import Records, SampleSpec
 
 Score = Callable[["Tensor", "Tensor"], "Tensor"]
-_TIE = 1e-3
+_TIE = 1e-6
 """Weight of a record's error beside the share of its columns: of answers with the same columns right, the nearer."""
 
 
@@ -53,12 +54,37 @@ def above_guessing(sample: SampleSpec, others: Others) -> Score:
 def guesses(sample: SampleSpec, others: Others, true: Tensor) -> list[Tensor]:
     """Return guesses at samples (N, *shape), each (N, *shape): what others have in common, and the best constants.
 
-    In common are the mean, and of texts the commonest token of each place; the constant is an image's true mean of each
-    channel.
+    In common are the mean, and of texts the commonest token of each place. Constants are an image's true mean of each
+    channel, and of records for each column the value that most others have.
     """
+    from rayfed.samples import Records
+
     common = others.inputs.mode(0).values if sample.modality == "tokens" else others.inputs.mean(0)
-    alike = [common.to(true).expand_as(true)]
-    return [*alike, true.mean((2, 3), keepdim=True).expand_as(true)] if sample.modality == "pixels" else alike
+    found = [common.to(true).expand_as(true)]
+    if isinstance(sample, Records):
+        found.append(best_constants(sample, others)[0].to(true).expand_as(true))
+    elif sample.modality == "pixels":
+        found.append(true.mean((2, 3), keepdim=True).expand_as(true))
+    return found
+
+
+@lru_cache(maxsize=4)
+def best_constants(sample: Records, others: Others) -> tuple[Tensor, list[float]]:
+    """Return the record (1, 1, F) with the values that are right for most others, and for what share each column's is.
+
+    A continuous value is right where it is near enough (`Column.near`).
+    """
+    import torch
+
+    parts, shares = [], []
+    for column, part in zip(sample.columns, sample.split(others.inputs), strict=True):
+        values = column.values(part).double()
+        ordered, reach = values.sort().values, column.tolerance
+        upper = torch.searchsorted(ordered, values + reach, right=True)
+        hits = upper - torch.searchsorted(ordered, values - reach)
+        parts.append(part[hits.argmax()])
+        shares.append(float(hits.max()) / len(values))
+    return torch.cat(parts)[None, None], shares
 
 
 def above_public(sample: SampleSpec, others: Others) -> Score:

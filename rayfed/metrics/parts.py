@@ -7,12 +7,10 @@ parts: pixels are alike in all images of a class.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from rayfed.metrics.assignment import assign
-from rayfed.metrics.guessing import Others, guesses
+from rayfed.metrics.assignment import distances, matched
+from rayfed.metrics.guessing import Others, best_constants, guesses
 from rayfed.metrics.records import feature_accuracy
 from rayfed.metrics.texts import token_accuracy
 from rayfed.samples import Records, Tokens
@@ -35,58 +33,38 @@ def parts(sample: Records | Tokens, others: Others, true: Tensor, guess: Tensor)
     """
     import torch
 
-    found = _found(sample)
-    own = found(true, guess)
-    in_others = _in_others(found, sample, others.inputs.to(true), guess)
+    found = feature_accuracy(sample) if isinstance(sample, Records) else token_accuracy
+    own, in_others = found(true, guess), _in_others(sample, others.inputs.to(true), guess)
     by_chance = (float(in_others.sum()) + 1) / (len(in_others) + 1)  # the sample could have been one of them
     guessed = torch.stack([found(true, one) for one in guesses(sample, others, true)]).amax(0).clamp(min=by_chance)
-    counts = _counts(sample, true)
-    spread = float(in_others.var(correction=0))
+    spread = float(in_others.var(correction=0)) if len(in_others) else 0.0
     independent = by_chance * (1 - by_chance) / spread if spread else float("inf")
+    counts = [len(sample.columns)] * len(true) if isinstance(sample, Records) else (true >= 0).sum(1).tolist()
     rows = [
         {"parts_found": a, "parts_guessed": b, "parts_independent": min(independent, float(n)), "columns": None}
         for a, b, n in zip(own.tolist(), guessed.tolist(), counts, strict=True)
     ]
     if isinstance(sample, Records):
-        names, chances = [column.name for column in sample.columns], _constants(sample, others)
+        names, (_, shares) = [column.name for column in sample.columns], best_constants(sample, others)
         for row, hits in zip(rows, sample.found(true, guess).tolist(), strict=True):
-            told = zip(names, hits, chances, strict=True)
+            told = zip(names, hits, shares, strict=True)
             row["columns"] = [{"name": name, "found": hit, "guess": share} for name, hit, share in told]
     return rows
 
 
-def _found(sample: Records | Tokens) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function for the share of parts found of samples (N, *shape), which is given twice, to (N,) float64."""
-    return feature_accuracy(sample) if isinstance(sample, Records) else token_accuracy
+def _in_others(sample: Records | Tokens, others: Tensor, guess: Tensor) -> Tensor:
+    """Return the shares of other samples' parts (M', *shape) that reconstructions (N, *shape) find, (M',) float64.
 
-
-def _counts(sample: Records | Tokens, true: Tensor) -> list[int]:
-    """Return the number of parts of each sample (N, *shape)."""
-    if isinstance(sample, Records):
-        return [len(sample.columns)] * len(true)
-    counts: list[int] = (true >= 0).sum(1).tolist()
-    return counts
-
-
-def _in_others(
-    found: Callable[[Tensor, Tensor], Tensor], sample: Records | Tokens, others: Tensor, guess: Tensor
-) -> Tensor:
-    """Return the shares of other samples' parts (M', *shape) that reconstructions (N, *shape) find, (M',) float64."""
+    The others are matched in sets as large as the batch. Of one without parts there is no share.
+    """
     import torch
 
-    if len(guess) == 1:  # as below, which would take seconds for hundreds of others
-        return found(others, guess.expand_as(others))
-    whole = max(len(others) // len(guess), 1) * len(guess)
-    sets = others[:whole].split(len(guess))
-    order = torch.cat([assign(one, guess, sample) for one in sets])
-    return found(others[:whole], guess[order])
-
-
-@lru_cache(maxsize=4)
-def _constants(sample: Records, others: Others) -> list[float]:
-    """Return for each column the share of other records that the best constant finds."""
-    shares = []
-    for column, part in zip(sample.columns, sample.split(others.inputs), strict=True):
-        values = column.values(part)
-        shares.append(max(float(column.near(values, value).double().mean()) for value in values.unique()))
-    return shares
+    apart, count = distances(others, guess, sample), len(guess)
+    whole = max(len(others) // count, 1) * count
+    order = torch.cat([matched(some) for some in apart[:whole].split(count)])
+    wrong = apart[:whole].gather(1, order[:, None].to(apart.device))[:, 0].floor()
+    if isinstance(sample, Records):
+        return 1 - wrong / len(sample.columns)
+    there = (others[:whole] >= 0).sum(1)
+    hits = ((others[:whole] == guess[order]) & (others[:whole] >= 0)).sum(1)
+    return (hits.double() / there)[there > 0]

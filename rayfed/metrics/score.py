@@ -63,9 +63,9 @@ class Scorer:
         `true_label`, `label` (the one found with that reconstruction; of numbers `target_error`, beside
         `target_guess_error`), `label_guess_accuracy` (`even_guess`) and the named metrics: None where the
         reconstruction is not finite or the metric has no number, where a metric's network has no weights, and where it
-        compares labels and these are numbers, and of records and texts what
-        was found of their parts (`rayfed.metrics.parts.parts`).
-        With a metric that compares classes it holds `people`, too, among how many the recogniser chose.
+        compares labels and these are numbers. A row of a record or text also holds what was found of its parts
+        (`rayfed.metrics.parts.parts`). With a metric that compares classes it holds `people`, among how many the
+        recogniser chose.
         """
         true_images, images = (self.sample.scored(x) for x in (true_images, images.to(true_images)))
         labels = labels.to(true_labels.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -198,4 +199,11 @@ def markdown_cell(text: str) -> str:
 
 
 def _plain(table: pa.Table) -> DataFrame:
-    return table.select([field.name for field in table.schema if not pa.types.is_binary(field.type)]).to_pandas()
+    """Return a table without images, and with lists of entries as JSON."""
+    fields = [field for field in table.schema if not pa.types.is_binary(field.type)]
+    entries = [f.name for f in fields if pa.types.is_list(f.type) and pa.types.is_struct(f.type.value_type)]
+    frame = table.select([field.name for field in fields if field.name not in entries]).to_pandas()
+    for name in entries:
+        told = [None if value is None else json.dumps(value) for value in table[name].to_pylist()]
+        frame.insert([field.name for field in fields].index(name), name, told)
+    return frame

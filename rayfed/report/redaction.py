@@ -6,6 +6,7 @@ but those that rayfed itself knows, the names of arms, attacks and the scenario.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,7 +64,10 @@ def _redact(folder: RunFolder) -> None:
     numbers: dict[int, int] = {}
     for name in folder.parts("attacks"):
         same = {column: lambda label: numbers.setdefault(label, len(numbers)) for column in ("true_label", "label")}
-        folder.write_bytes(name, rewritten(folder, name, same | {"columns": _numbered}))
+        folder.write_bytes(name, rewritten(folder, name, same | {"columns": _numbered}, ["columns"]))
+    if folder.exists("status.json"):  # settings that were not played are named by their values
+        known = {key: value for key, value in folder.read_mapping("status.json").items() if key != "unplayed"}
+        folder.write_text("status.json", json.dumps(known, indent=2))
     scenario = folder.read_mapping(SCENARIO)
     words = _vocabulary(frozenset(_texts(scenario)))
     if folder.exists(OUTCOMES_FILE):
@@ -74,8 +78,8 @@ def _redact(folder: RunFolder) -> None:
 
 
 def _numbered(columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the columns of a record with numbers for names."""
-    return [{**column, "name": f"column {place}"} for place, column in enumerate(columns, 1)]
+    """Return the columns of a record with numbers for names, and without what others have in them."""
+    return [{**column, "name": f"column {place}", "guess": None} for place, column in enumerate(columns, 1)]
 
 
 def _known(words: frozenset[str], value: Any, path: tuple[str, ...] = ()) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from typing import Any
@@ -101,16 +101,18 @@ def _ours(message: str) -> str:
     return next((ours for ours in _OURS if ours in message), LEFT_OUT) if message else message
 
 
-def rewritten(source: RunFolder, name: str, changes: Mapping[str, Callable[[Any], Any]]) -> bytes:
-    """Return a table's file with the values of some columns, by name, changed; nulls stay, and columns may be missing.
+def rewritten(
+    source: RunFolder, name: str, changes: Mapping[str, Callable[[Any], Any]], may_lack: Collection[str] = ()
+) -> bytes:
+    """Return a table's file with the values of some columns, by name, changed; nulls stay.
 
-    Raises `RunError` for a table that cannot be read.
+    Tables of earlier versions may lack some columns. Raises `RunError` for a table that cannot be read.
     """
     try:
         table = pq.read_table(BytesIO(source.read_bytes(name)))
         for column, change in changes.items():
             place = table.schema.get_field_index(column)
-            if place < 0:  # a table of an earlier version
+            if place < 0 and column in may_lack:
                 continue
             values = [None if value is None else change(value) for value in table[column].to_pylist()]
             table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))

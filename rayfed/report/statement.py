@@ -19,7 +19,7 @@ from typing import Any
 
 from rayfed import registry
 from rayfed.analysis import summary
-from rayfed.analysis.audit import Finding
+from rayfed.analysis.audit import PARTS, Finding
 from rayfed.analysis.formats import duration, near, share
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
@@ -358,9 +358,18 @@ class Statement:
         cells = [finding.arm, str(finding.batch)]
         if finding.state not in ("leaks", "not reconstructed"):
             return [*cells, "–", finding.state.upper(), "–", "–"]
+        if part := finding.part if not finding.leaked else None:
+            read = f"none whole; {part.samples} of {finding.samples} in part"
+            return [
+                *cells,
+                read,
+                f"{share(part.found)} of their {PARTS[criterion_of(self._scenario, self._attacks).modality]}",
+                "–",
+                part.attack,
+            ]
         found = roc.share(finding.leaked, finding.samples)
         interval = f"{share(found.low)} to {share(found.high)}"
-        by = finding.by if finding.leaked else f"in part, {finding.part.attack}" if finding.part else "–"
+        by = finding.by if finding.leaked else "–"
         return [*cells, f"{finding.leaked} of {finding.samples}", share(found.value), interval, by]
 
     def _no_evidence(self, arm: str) -> str:

@@ -22,7 +22,7 @@ from rayfed.analysis.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
 from rayfed.errors import RunError, UserError
 from rayfed.hidden import CHANNELS, UNREHEARSED, UNUSED
 from rayfed.store import client_states
-from rayfed.store.folder import SCENARIO, RunFolder
+from rayfed.store.folder import SCENARIO, RunFolder, table_of
 from rayfed.store.schemas import TABLES, WANT_OF_TIME
 
 SAMPLES = ("images", "texts", "snapshots")
@@ -109,7 +109,7 @@ def rewritten(
     Tables of earlier versions may lack some columns. Raises `RunError` for a table that cannot be read.
     """
     try:
-        table = pq.read_table(BytesIO(source.read_bytes(name)))
+        table = table_of(source.read_bytes(name))
         for column, change in changes.items():
             place = table.schema.get_field_index(column)
             if place < 0 and column in may_lack:

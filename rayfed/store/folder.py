@@ -31,6 +31,15 @@ BY_ROUND = frozenset(name for name, schema in TABLES.items() if "round" in schem
 _PART = re.compile(r"part-(\d{5,})(?:-(\d+))?\.parquet")
 
 
+def table_of(content: bytes) -> pa.Table:
+    """Return the table of a Parquet file.
+
+    It is read in this thread. Threads of Arrow's pool that read from an object of Python's ask for the interpreter when
+    they are done, and abort the process where it is ending by then (apache/arrow issues 34314 and 50482).
+    """
+    return pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
+
+
 @dataclass(frozen=True)
 class RunFolder(Files):
     """Folder of one run."""
@@ -151,7 +160,7 @@ class RunFolder(Files):
 
     def _read_part(self, name: str, schema: pa.Schema) -> pa.Table:
         try:
-            return checked(completed(pq.read_table(BytesIO(self.read_bytes(name))), schema).cast(schema))
+            return checked(completed(table_of(self.read_bytes(name)), schema).cast(schema))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RunError(
                 f"cannot read '{self._url(name)}': {error}; it is damaged or of another version of rayfed: "

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.matching.distances import squared_l2
 from rayfed.attacks.matching.problem import Matching
-from rayfed.attacks.matching.second_derivatives import DIFFERENCED, IN_TURN, TOGETHER, Way
+from rayfed.attacks.matching.second_derivatives import DIFFERENCED, IN_TURN, TOGETHER, Way, _without_tf32, fitting_way
 from rayfed.engine import runs
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
@@ -198,6 +198,80 @@ def test_every_pass_begins_with_the_buffers_that_were_sent(core: nn.Module) -> N
 def test_what_vmap_takes_is_still_computed_together() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10))
     assert problem(model).way is TOGETHER
+
+
+class Kinked(nn.Module):
+    """A layer that float32 takes for twice as steep about one input, as a unit that rounding turns on."""
+
+    def __init__(self, about: Tensor) -> None:
+        super().__init__()
+        self.about = about
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = x.dtype == torch.float32 and bool((x == self.about).any())
+        return torch.tanh(2 * x if near else x)
+
+
+def test_a_unit_that_rounding_turns_in_one_trial_refuses_nothing() -> None:
+    """One in thirty untrained ConvNets lost every search to such a unit, and was not attacked at all."""
+    first = torch.rand(2, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
+    torch.manual_seed(0)
+    model = nn.Sequential(Kinked(first[0, 0]), nn.Flatten(), nn.Linear(64, 10))
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    assert fitting_way(model, weights, {}, (1, 1, 8, 8), torch.tensor([3])) is IN_TURN
+
+
+def test_tf32_is_off_within_and_as_before_behind() -> None:
+    """On an H200 an untrained ResNet-18 was refused: in TF32 its slopes are several per cent off."""
+    kinds: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]
+    before = [kind.allow_tf32 for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.allow_tf32 = True
+        with _without_tf32():
+            assert not any(kind.allow_tf32 for kind in kinds)
+        assert all(kind.allow_tf32 for kind in kinds)
+    finally:
+        for kind, allowed in zip(kinds, before, strict=True):
+            kind.allow_tf32 = allowed
+
+
+class Misled(torch.autograd.Function):
+    """Squares whose double backward may be wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, is_right: bool) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.is_right = is_right
+        return x**2
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return 2 * (x if ctx.is_right else x.detach()) * slope, None
+
+
+class Scaled(nn.Module):
+    """Squares of scaled inputs, whose slopes are right in double precision, about one input, alone."""
+
+    def __init__(self, about: Tensor) -> None:
+        super().__init__()
+        self.about, self.scale = about, nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = Misled.apply(
+            self.scale * x, x.dtype == torch.float64 and bool(((x - self.about).abs() < 1e-6).any())
+        )
+        return found
+
+
+def test_right_in_one_trial_and_close_in_another_is_wrong() -> None:
+    """Where the precisions agree the slope is wrong, and where it is right they do not."""
+    first = torch.rand(2, 1, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.manual_seed(0)
+    model = nn.Sequential(Scaled(first[0, 0]), nn.Flatten(), nn.Linear(64, 10))
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    assert fitting_way(model, weights, {}, (1, 1, 8, 8), torch.tensor([3])) is DIFFERENCED
 
 
 def test_a_gradient_in_steps_is_refused() -> None:

@@ -15,10 +15,12 @@ A second derivative that is missing does not always raise: it may come out as ze
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +33,7 @@ from rayfed.attacks.remembered import once_for
 from rayfed.gradients import batch_loss, flatten, gradient, loss_of, within
 from rayfed.update import Named
 
+_Result = TypeVar("_Result")
 OneGradient = Callable[[nn.Module, Named, Named, Tensor, Tensor], Named]
 """Model, weights, buffers, inputs and labels of one batch -> gradient in the weights, with its graph."""
 
@@ -201,14 +204,32 @@ def fitting_way(model: nn.Module, weights: Named, buffers: Named, images_shape: 
     `labels` is (N,) int64, or (N, K), or those of the first sample alone. Raises `NotApplicable` where none is.
     """
     trials = [_Trial.draw(model, weights, buffers, images_shape, labels, seed) for seed in range(_DRAWS)]
+    with _without_tf32() if trials[0].images.is_cuda else nullcontext():
+        return _fitting_way(trials)
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Let a GPU compute in float32 itself: in TF32 the slopes of deep models are several per cent off."""
+    kinds: Sequence[Any] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [kind.allow_tf32 for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.allow_tf32 = False
+        yield
+    finally:
+        for kind, allowed in zip(kinds, before, strict=True):
+            kind.allow_tf32 = allowed
+
+
+def _fitting_way(trials: Sequence[_Trial]) -> Way:
     turns, fault = _tried(lambda: trials[0].slope(IN_TURN))
     if turns is not None and not turns.any() and _jumps(trials):
         raise NotApplicable(_NONE.format(_JUMPS))
-    if turns is not None and not (fault := _fault(IN_TURN, trials, turns)):
-        together, _ = _tried(lambda: trials[0].slope(TOGETHER))
-        return TOGETHER if together is not None and _close(together, turns) else IN_TURN
-    differences, _ = _tried(lambda: trials[0].slope(DIFFERENCED))
-    if differences is None or _fault(DIFFERENCED, trials, differences):
+    if turns is not None and not (fault := _fault(IN_TURN, trials)):
+        alike, _ = _tried(lambda: all(_close(t.slope(TOGETHER), t.slope(IN_TURN)) for t in trials))
+        return TOGETHER if alike else IN_TURN
+    if _tried(lambda: trials[0].slope(DIFFERENCED))[0] is None or _fault(DIFFERENCED, trials):
         raise NotApplicable(_NONE.format(fault))
     return DIFFERENCED
 
@@ -222,7 +243,7 @@ def _jumps(trials: Sequence[_Trial]) -> bool:
     return not torch.equal(one, other) and not any(trial.slope(IN_TURN).any() for trial in trials[1:])
 
 
-def _tried(act: Callable[[], Tensor]) -> tuple[Tensor | None, str]:
+def _tried(act: Callable[[], _Result]) -> tuple[_Result | None, str]:
     """Return the result of a call of the user's model, or None and the error that it raises."""
     try:
         return act(), ""
@@ -232,25 +253,33 @@ def _tried(act: Callable[[], Tensor]) -> tuple[Tensor | None, str]:
         return None, f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _fault(way: Way, trials: Sequence[_Trial], rounded: Tensor) -> str:
+def _fault(way: Way, trials: Sequence[_Trial]) -> str:
     """Return what is wrong with a way's second derivatives, nothing where they are right in one of the trials.
 
     They are compared with differences in double precision, where the model takes it, and then with what the way makes
-    in its own, `rounded` for the first trial: kernels differ by precision. One batch of a trial is enough.
+    in its own: kernels differ by precision. One batch of a trial is enough. Without finite gradients there is nothing
+    to compare, and the attack itself says that it diverges.
     """
     precise: Sequence[_Trial] = [trial.alone.to(torch.float64) for trial in trials]
     if _tried(precise[0].gradients)[0] is None:
         precise = [trial.alone for trial in trials]
-    slope, raised = _tried(lambda: precise[0].slope(way))
-    if slope is None:
+    _, raised = _tried(lambda: precise[0].slope(way))
+    if raised:
         return raised
-    shown = precise[0].shows(slope) or any(trial.shows(trial.slope(way)) for trial in precise[1:])
-    return "" if shown and (way is DIFFERENCED or _close(rounded[:1], slope)) else _OTHER
+    pairs = zip(trials, precise, strict=True)
+    if any(_tried(partial(_is_right, way, *pair))[0] for pair in pairs):
+        return ""
+    return _OTHER if any(trial.is_finite() for trial in precise) else ""
+
+
+def _is_right(way: Way, trial: _Trial, precise: _Trial) -> bool:
+    slope = precise.slope(way)
+    return precise.shows(slope) and (way is DIFFERENCED or _close(trial.alone.slope(way), slope))
 
 
 def _close(rounded: Tensor, slope: Tensor) -> bool:
     bound = torch.finfo(rounded.dtype).eps ** 0.25 * vector_norm(slope)
-    return not bool(vector_norm(rounded - slope) > bound)
+    return bool(bound.isfinite()) and bool(vector_norm(rounded - slope) <= bound)
 
 
 @dataclass(frozen=True)
@@ -320,5 +349,8 @@ class _Trial:
         ahead, behind = self.gradients(step * direction), self.gradients(-step * direction)
         changed, size = along @ (ahead - behind) / (2 * step), vector_norm(ahead)
         rounding = epsilon**0.25 * vector_norm(slope) + 100 * epsilon**0.5 * size
-        # without finite gradients there is nothing to compare, and the attack itself says that it diverges
-        return bool(((slope * direction).sum() - changed).abs() <= rounding) or not bool(size.isfinite())
+        return bool(rounding.isfinite()) and bool(((slope * direction).sum() - changed).abs() <= rounding)
+
+    def is_finite(self) -> bool:
+        """Return whether the gradients at its images are."""
+        return bool(self.gradients().isfinite().all())

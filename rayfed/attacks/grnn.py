@@ -121,7 +121,7 @@ class Grnn:
                 break
             optimiser.step(torch.autograd.grad(points, list(makers.weights.values()), slopes, materialize_grads=True))
             points = makers.points()
-        return Descent(best, best_values, values, trace, self.iterations)
+        return Descent(best, best_values, points.detach(), values, trace, self.iterations)
 
 
 def wasserstein(gradients: Named, targets: Named) -> Tensor:

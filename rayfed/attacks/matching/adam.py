@@ -30,6 +30,8 @@ class Descent:
     """(P, D), each problem's point with the smallest finite value, its start if there was none."""
     best_values: Tensor
     """(P,), the values there, inf if none was finite."""
+    last: Tensor
+    """(P, D), each problem's point at the end."""
     last_values: Tensor
     """(P,), the values at the end."""
     trace: list[tuple[int, Tensor]]
@@ -76,7 +78,7 @@ def adam(
             step -= noise()
         x = x - rate * step
         x[:, :boxed] = x[:, :boxed].clamp(0, 1)
-    return Descent(best, best_values, values, trace, len(rates))
+    return Descent(best, best_values, x, values, trace, len(rates))
 
 
 def best_restarts(problem: Matching, descent: Descent, owners: Tensor, snapshots: Snapshots) -> list[Reconstruction]:

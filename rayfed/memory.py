@@ -189,15 +189,19 @@ def give_back_cache() -> None:
     torch.cuda.empty_cache()
 
 
+def more_memory(kind: Literal["clients", "attackers"]) -> str:
+    """Return what to do where GPU memory does not suffice for the work of such actors."""
+    lower = "training.batch_size" if kind == "clients" else "the attack's batch_size or restarts"
+    return f"give each a larger share (resources.{kind}.num_gpus), or lower {lower}"
+
+
 @contextmanager
 def explaining(kind: Literal["clients", "attackers"]) -> Iterator[None]:
     """Turn an `OutOfMemoryError` in the work of such actors into a `ResourceError` that says what to do."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        lower = "training.batch_size" if kind == "clients" else "the attack's batch_size or restarts"
         raise ResourceError(
-            f"GPU memory does not suffice for the work of {kind}, however little of it goes together: {error}; give "
-            f"each a larger share (resources.{kind}.num_gpus), or lower {lower}; complete rounds are kept and `rayfed "
-            f"resume` goes on from there"
+            f"GPU memory does not suffice for the work of {kind}, however little of it goes together: {error}; "
+            f"{more_memory(kind)}; complete rounds are kept and `rayfed resume` goes on from there"
         ) from error

@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from rayfed import scenario as scenarios
+from rayfed.analysis.audit import Criterion, Finding
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.cli.common import errors_for_people
 from rayfed.engine.calling import shown
 from rayfed.errors import UserError
 from rayfed.report import terminal_sweep
 from rayfed.report.terminal import console
-from rayfed.report.terminal_run import RunView, guarantee_lines
+from rayfed.report.terminal_run import RunView, _defence_effects, guarantee_lines
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
 
@@ -188,6 +189,20 @@ def test_an_arm_in_which_no_attack_answers_is_not_told_to_leak_nothing(view: Run
     assert "no image reconstructed beyond guessing" not in printed(view)
 
 
+def test_a_table_says_where_who_knows_more_found_less() -> None:
+    """Beside an informed figure that is below the blind one a reader takes the table for wrong."""
+    criterion = Criterion.of("pixels", None)
+
+    def table(informed: float) -> str:
+        usual = {"arm": "noise", "batch": 1, "state": "inconclusive", "leaked": 0, "samples": 1, "reasons": ()}
+        found = Finding(closest={"blind": 20.0, "informed": informed}, best=20.0, by="dlg", **usual)
+        Console(file=(told := StringIO()), width=120).print(_defence_effects([found], {"noise": 0.1}, criterion))
+        return told.getvalue()
+
+    assert "found less in places" in table(15.0)
+    assert "found less in places" not in table(19.5)
+
+
 def test_the_first_round_tells_nothing_of_the_time_left(view: RunView) -> None:
     view.starting(SCENARIO, folder_at("runs/x"), ALLOTMENT)
     view.ready(0)
@@ -207,12 +222,17 @@ def test_a_path_of_a_package_is_told_as_it_was_given(capsys: pytest.CaptureFixtu
     assert "hf:package:NAME/model" in told.out
 
 
-def test_the_python_api_cuts_no_line_that_commands_do_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_api_cuts_no_line_that_commands_do_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     line = " ".join(["word"] * 36)
     console().print(line)
     with shown(True) as view:
         view.note(line)
     assert capsys.readouterr().out.splitlines() == [line, f"note: {line}"]
+    monkeypatch.setenv("COLUMNS", "60")
+    assert console().width == 60
 
 
 def test_a_sweep_says_after_its_first_trial_how_long_the_others_take(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass
 from io import StringIO
 from math import inf
@@ -9,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
+from actors.executor import on_ray
 from rayfed import scenario as scenarios
+from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.telling import Standing
 from rayfed.engine import runs
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
+from rayfed.errors import UserError
 from rayfed.report import terminal_run
 from rayfed.report.terminal_run import RunView
 from rayfed.report.time_left import TimeLeft
+from rayfed.scenario import AttackSpec
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 
@@ -41,7 +48,17 @@ class Raises:
     how: str
 
     def reconstruct(self, observations: Any, model: Any, generators: Any) -> Any:
-        raise {"error": KeyError, "stop": KeyboardInterrupt}[self.how]("mine")
+        if self.how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "memory" and len(observations) == 1 and observations[0].victim != 1:
+            return Analytic().reconstruct(observations, model, generators)
+        errors = {
+            "error": KeyError,
+            "options": UserError,
+            "stop": KeyboardInterrupt,
+            "memory": torch.OutOfMemoryError,
+        }
+        raise errors[self.how]("mine")
 
 
 def attacked(how: str, out: Path, progress: Any) -> RunFolder:
@@ -60,6 +77,44 @@ def test_an_attack_that_raises_is_rows_with_its_error(tmp_path: Path) -> None:
     page = folder.read_text("report.html")
     assert "mine failed: raised KeyError" in page
     assert "none: LEAKS at batch 1" in page
+
+
+def test_options_that_do_not_fit_what_an_attack_meets_are_rows_that_say_so(tmp_path: Path) -> None:
+    folder = attacked("options", tmp_path, Progress())
+    rows = folder.read_table("attacks").to_pylist()
+    own = [(row["arm"], row["status"], row["message"]) for row in rows if row["attack"] == "mine"]
+    assert own == [("none", "failed", "mine"), ("noise", "failed", "mine")], "as it was raised, for it is for the user"
+    assert {row["status"] for row in rows if row["attack"] == "analytic"} <= {"ok", "diverged"}
+    assert exits.status(folder)["state"] == "finished"
+    assert "none: LEAKS at batch 1" in folder.read_text("report.html")
+
+
+@pytest.mark.parametrize("name", ["dlg", "inverting_gradients", "grnn"])
+def test_layers_that_no_arm_has_are_refused_before_anything_is_played(name: str, tmp_path: Path) -> None:
+    changes = [f"attacks=[{{name: {name}, observes: gradient, layers: [cnv*]}}]"]
+    with pytest.raises(UserError, match=r"layers: no parameter of the model fits 'cnv\*'"):
+        runs.launch(scenarios.parse(TEXT % "error", changes=changes), str(tmp_path), local, Progress())
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_does_not_suffice_for_one_victim_costs_the_others_nothing(tmp_path: Path) -> None:
+    scenario = scenarios.parse(TEXT % "memory", changes=["federation.clients=4", "attacks.1.victims=4"])
+    rows = runs.attack(scenario, None, str(tmp_path), local, Progress()).read_table("attacks").to_pylist()
+    own = [row for row in rows if (row["attack"], row["arm"]) == ("mine", "none")]
+    assert {row["victim"]: row["status"] for row in own} == {0: "ok", 1: "failed", 2: "ok", 3: "ok"}
+    [lacking] = [row["message"] for row in own if row["status"] == "failed"]
+    assert lacking.startswith("raised OutOfMemoryError: mine (test_failing_attacks.py, line ")
+    assert "resources.attackers.num_gpus" in lacking
+
+
+@pytest.mark.engine
+def test_an_attack_that_ends_its_process_is_rows_that_say_so(ray_session: None, tmp_path: Path) -> None:
+    folder = runs.attack(scenarios.parse(TEXT % "die"), None, str(tmp_path), on_ray(), Progress())
+    rows = folder.read_table("attacks").to_pylist()
+    assert {row["status"] for row in rows if row["attack"] == "analytic"} <= {"ok", "diverged"}
+    assert {(row["status"], row["message"]) for row in rows if row["attack"] == "mine"} == {
+        ("failed", "its process died with it, 2 times")
+    }
 
 
 def test_what_was_over_when_it_was_stopped_stands(tmp_path: Path) -> None:
@@ -125,23 +180,36 @@ def test_what_nothing_is_heard_of_is_said_to_go_on(monkeypatch: pytest.MonkeyPat
 def test_time_left_is_no_longer_than_the_attacks_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal_run, "monotonic", lambda: 10.0)
     view = RunView(Console(file=StringIO(), width=200))
-    view.seconds, view.limit = {"a": 1000.0}, 65.0
+    view.seconds, view.ends = {"a": 1000.0}, lambda began: began + 65.0
     view.ready(0)
     view.attacks_done(0, [], ["a", "a"])
     assert view._time_for_attacks() == "about 1:05 left"
-    view.limit = inf
+    view.ends = lambda began: inf
     assert view._time_for_attacks() == "about 33:20 left"
 
 
 def test_time_left_follows_from_what_was_measured() -> None:
     left = TimeLeft({}, 0.0)
     left.ended([("a", 10.0)])
-    assert left.left(["a", "a"], 10.0) == (20.0, True), "as long as the one that is over"
-    assert left.left(["a", "b"], 10.0) == (10.0, False), "of others nobody knows"
+    assert left.left(["a", "a"], 10.0) == (20.0, "about"), "as long as the one that is over"
+    assert left.left(["a", "b"], 10.0) == (10.0, "at least"), "of others nobody knows"
     left.heard("b", "arm", Standing(1, 10, 40, 0.5, 5.0), 15.0)
-    assert left.left(["b"], 15.0) == (15.0, False), "at least what its search has to go"
+    assert left.left(["b"], 15.0) == (15.0, "at least"), "at least what its search has to go"
     left.ended([("a", 10.0), ("a", 10.0)])
-    assert left.left(["a", "a"], 10.0) == (10.0, True), "two go on at once"
+    assert left.left(["a", "a"], 10.0) == (10.0, "about"), "two go on at once"
     told = TimeLeft({"a": 10.0, "b": 100.0}, 0.0)
     told.ended([("a", 20.0)])
-    assert told.left(["b"], 20.0) == (200.0, True), "everything takes twice as long as was expected"
+    assert told.left(["b"], 20.0) == (200.0, "about"), "everything takes twice as long as was expected"
+
+
+def test_time_left_of_attacks_of_which_none_is_over_follows_from_their_evaluations() -> None:
+    left = TimeLeft({}, 0.0, {"a": 400, "b": 100, "closed": 0})
+    assert left.left(["a", "b"], 1.0) == (0.0, "at least"), "nothing is heard yet"
+    left.heard("a", "arm", Standing(1, 10, 400, 0.5, 2.0), 2.0)
+    assert left.left(["a", "b", "b"], 2.0) == (pytest.approx(78 + 2 * 20), "roughly")
+    assert left.left(["a", "closed"], 2.0) == (pytest.approx(78), "at least")
+    left.ended([("a", 3.0)])
+    assert left.left(["b"], 120.0) == (pytest.approx(20), "roughly"), "a search may end before its last evaluation"
+    assert AttackSpec(name="idlg", iterations=15, restarts=2).evaluations == 15 * 20 * 2
+    assert AttackSpec(name="inverting_gradients", iterations=100, restarts=8).evaluations == 100, "they go together"
+    assert AttackSpec(name="analytic").evaluations == 0

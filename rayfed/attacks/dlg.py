@@ -46,6 +46,11 @@ class Dlg(GradientMatching):
     restarts: Annotated[int, Field(ge=1)] = 3
     """Largest number of random starts, N(0, 1); further ones only while no start has matched the gradient."""
 
+    @property
+    def evaluations(self) -> int:
+        """Most evaluations of the objective, one after another."""
+        return self.restarts * self.iterations * _STEPS
+
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:

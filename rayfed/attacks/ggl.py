@@ -25,7 +25,7 @@ from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.distances import Distance, one_minus_cosine, squared_l2
 from rayfed.attacks.matching.priors import latent_divergence
-from rayfed.attacks.matching.problem import Matching
+from rayfed.attacks.matching.problem import Matching, matched_layers
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.telling import tell
 from rayfed.models.dcgan import Generator
@@ -66,7 +66,8 @@ class Ggl:
     """Names or patterns (`conv*`) of the parameters that are matched; all by default."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-        """Raise `UserError` unless the generator is there and makes such images."""
+        """Raise `UserError` for an unknown layer, and unless the generator is there and makes such images."""
+        matched_layers([name for name, _ in model.named_parameters()], self.layers)
         load_generator(self.generator, sample.shape, classes)
 
     @needs_labels

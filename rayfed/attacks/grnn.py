@@ -29,11 +29,11 @@ from rayfed.attacks.groups import in_groups
 from rayfed.attacks.matching.adam import Descent, best_restarts
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
 from rayfed.attacks.matching.priors import total_variation
-from rayfed.attacks.matching.problem import LocalSteps, Matching
+from rayfed.attacks.matching.problem import LocalSteps, Matching, matched_layers
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.telling import tell
 from rayfed.registry import component
-from rayfed.samples import Modality
+from rayfed.samples import Modality, SampleSpec
 from rayfed.update import Named, Observation
 
 _WEIGHTS_AT_ONCE = 64_000_000
@@ -76,6 +76,10 @@ class Grnn:
     def __post_init__(self) -> None:
         if not (self.mse or self.wd or self.cd):
             raise ValueError("mse, wd and cd are all 0: give one of them a weight, or nothing is matched")
+
+    def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
+        """Raise `UserError` for a pattern in `layers` that no parameter of the model fits."""
+        matched_layers([name for name, _ in model.named_parameters()], self.layers)
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

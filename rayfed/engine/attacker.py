@@ -7,7 +7,6 @@ from bdb import BdbQuit
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from time import perf_counter
 
@@ -18,7 +17,7 @@ from rayfed.attacks.remembered import Memory, remembering
 from rayfed.attacks.sealed import attempt
 from rayfed.client.arm import build_arm
 from rayfed.errors import UserError
-from rayfed.memory import Fitting, take_notes
+from rayfed.memory import Fitting, more_memory, take_notes
 from rayfed.models.build import CopiedModels
 from rayfed.models.private import freeze
 from rayfed.samples import SampleSpec
@@ -49,8 +48,9 @@ class Attacker:
 
         `keys[i]` seeds the attacker's randomness for observation i. The arm is there because a defence may change the
         architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew. An attack
-        that raises has failed on all of these observations, and its error is its message. Where memory does not suffice
-        for all of them together, fewer go together, with the same results up to rounding.
+        that raises, of the user's options too, has failed on the observations that it had not finished, and its error
+        is their message. Where memory does not suffice for all of them together, fewer go together, with the same
+        results up to rounding.
         """
         method: Attack | InferenceAttack = attack.build()
         built = build_arm(arm, self._sample, self._classes, seed=0, build=self._build_model)
@@ -63,15 +63,22 @@ class Attacker:
             with remembering(self._memory(arm)):
                 return attempt(method, seen[part], model, generators, attack.factor)
 
-        try:
-            parts = self._fitting[attack.title].in_parts(some, len(seen), f"victims of {attack.title}")
-            found = list(chain.from_iterable(parts))
-        except (UserError, MemoryError, torch.OutOfMemoryError, BdbQuit):
-            raise  # the scenario's or the machine's failure, or a debugger that was left
-        except Exception as error:  # the attack's own, or the model's under it: a row with its reason
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(place.filename).name}, line {place.lineno}"
-            found = [failed(method, f"raised {type(error).__name__}: {error} ({where})") for _ in seen]
+        found, fitting = list[Guess](), self._fitting[attack.title]
+        while len(found) < len(seen):
+            behind = len(found)
+
+            def rest(part: slice, behind: int = behind) -> Sequence[Guess]:
+                return some(slice(behind + part.start, behind + part.stop))
+
+            try:
+                for part in fitting.in_parts(rest, len(seen) - behind, f"victims of {attack.title}"):
+                    found += part
+            except BdbQuit:
+                raise  # a debugger that was left
+            except torch.OutOfMemoryError as error:  # of one victim alone: others may be smaller
+                found.append(failed(method, f"{_why(error)}; {more_memory('attackers')}"))
+            except Exception as error:  # its own, its options', the model's under it, or the machine's
+                found += [failed(method, _why(error)) for _ in seen[len(found) :]]
         if not any(guess.seconds for guess in found):
             found = [replace(guess, seconds=(perf_counter() - began) / len(found)) for guess in found]
         found[0] = replace(found[0], notes=tuple(take_notes()))
@@ -84,6 +91,14 @@ class Attacker:
                 return memory
         self._memories.append((nameless, Memory()))
         return self._memories[-1][1]
+
+
+def _why(error: Exception) -> str:
+    """Return what an attack raised, and where; an error that is for the user says so itself."""
+    if isinstance(error, UserError):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
 
 
 def _without_images(guess: Guess) -> Guess:

@@ -19,7 +19,7 @@ from rayfed.attacks.telling import Standing
 from rayfed.client import plan
 from rayfed.client.sent import Sent, State
 from rayfed.engine.clock import SENT
-from rayfed.engine.executor import Call, Done, Hear, Overdue, Ref, Run
+from rayfed.engine.executor import Call, Crashed, Done, Hear, Overdue, Ref, Run
 from rayfed.engine.progress import NoteOnce, Progress
 from rayfed.engine.tables import RoundTables, Scored
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario
@@ -40,6 +40,10 @@ class AttackCall:
 
 _HELD = 4 * 2**30
 """About how many bytes the observations that are made at once may take: a stage's would be more than a machine has."""
+
+
+_CRASHES = 1
+"""Processes that an attack may end before its rows say so: one that dies by itself may be innocent."""
 
 
 @dataclass
@@ -110,6 +114,8 @@ class Allowance:
     """Seconds past its end in which the first call that answers may end."""
     measured: RoundTables = field(default_factory=RoundTables)
     """Rows that trials have measured of what is not played."""
+    stopped: KeyboardInterrupt | None = None
+    """What stopped the trials: it is raised again once their rows are there."""
 
     def ends(self, began: float) -> float:
         """Return the end of the calls by `monotonic`, given when observing began."""
@@ -197,6 +203,8 @@ class Attacks:
                 self._score(play, tables)
             raise
         self._score(play, tables, complete=True)
+        if self.allowance.stopped is not None:
+            raise self.allowance.stopped
 
     def _observe(
         self, play: _Play, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
@@ -264,8 +272,8 @@ class Attacks:
         calls = [self._call(i, play.due[i], seen, play.round) for i, seen in observed.items()]
         for call, outcomes, rest, _ in self.run_attackers(calls, hear):
             d = play.due[call.tag]
-            if isinstance(outcomes, Overdue):
-                nothing = self._unfinished(d)
+            if isinstance(outcomes, Overdue | Crashed):
+                nothing = self._unfinished(d, outcomes)
                 outcomes, rest = nothing, [nothing]
             play.attacked[call.tag] = outcomes, rest[0]
             self._note_once(note for guess in outcomes for note in guess.notes)
@@ -291,18 +299,23 @@ class Attacks:
                 unplayed = self.allowance.unplayed(d.arm.name, d.attack.title)
                 known = _note_measured(tables, d, play.round, self.allowance.measured, unplayed[1])
                 rest = replace(d, victims=tuple(victim for victim in d.victims if victim not in known))
-                _note_unplayed(tables, rest, play.round, *unplayed)
+                if self.allowance.stopped is None:
+                    _note_unplayed(tables, rest, play.round, *unplayed)
 
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
         seconds = self.scenario.resources.timeout
         limit = None if seconds is None else seconds * len(d.victims)
         args = d.attack, d.arm.to_attackers(), observations, self._keys(d, round)
-        return Call("attack", args, tag, returns=2, limit=limit)
+        return Call("attack", args, tag, returns=2, limit=limit, crashes=_CRASHES)
 
-    def _unfinished(self, d: AttackCall) -> list[Guess]:
-        """Return the status and message of an attack that was ended for taking too long."""
-        seconds = self.scenario.resources.timeout
-        message = f"not finished within {seconds:g} s for each victim (resources.timeout)"
+    def _unfinished(self, d: AttackCall, how: Overdue | Crashed) -> list[Guess]:
+        """Return the status and message of an attack that took too long, or with which its process ended."""
+        if isinstance(how, Overdue):
+            message = f"not finished within {self.scenario.resources.timeout:g} s for each victim (resources.timeout)"
+        elif how.memory:
+            message = "its process was ended for want of memory: lower the attack's batch_size, restarts or victims"
+        else:
+            message = f"its process died with it, {1 + _CRASHES} times"
         return [failed(d.attack.build(), message) for _ in d.victims]
 
     def _due(self, round: int, arms: Sequence[ResolvedArm], failed: Collection[tuple[str, int]]) -> list[AttackCall]:

@@ -81,10 +81,10 @@ def audit(
         for place, (weights, source, learnt) in enumerate(attacks):
             with watch() as progress:
                 progress.seconds, progress.noted = allowance.calls, noted
-                progress.limit = allowance.seconds - allowance.scoring
                 own = replace(allowance, until=budget.until(len(attacks) - place))
                 if source is not None:  # trials are of the weights that the model begins with
                     own = replace(own, measured=RoundTables())
+                progress.ends = own.ends
                 # where nothing is played, no actors are needed
                 played = runs.attack(loaded, source, out, local if short else execution, progress, learnt, own)
                 progress.audited(weights, f"{played.url}/report.html")

@@ -75,8 +75,8 @@ class AuditProgress(Progress):
 
     seconds: Mapping[str, float] = MappingProxyType({})
     """About how many seconds one call of each attack takes, by title, where that is known."""
-    limit: float = inf
-    """Seconds that a run's attacks may take in all, after which they are stopped."""
+    ends: Callable[[float], float] = staticmethod(lambda began: inf)
+    """Returns when a run's attacks are stopped, given when they began (both by `monotonic`)."""
     noted: Collection[str] = ()
     """Notes that the audit has told before its runs, which tell them, too."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from math import inf, isfinite
 from statistics import fmean
 from time import monotonic
@@ -31,6 +32,7 @@ from rayfed.analysis.verdicts import (
     guess,
     headline,
     next_step,
+    rates,
     run_findings,
     verdicts,
 )
@@ -49,6 +51,7 @@ from rayfed.store.schemas import UNPLAYED, VERSUS
 if TYPE_CHECKING:
     from rayfed.attacks.telling import Standing
     from rayfed.samples import Modality
+    from rayfed.scenario import AttackSpec
     from rayfed.store.folder import RunFolder
 
 
@@ -83,12 +86,13 @@ class RunView:
         self._told = self._heard = 0.0
         self._doing = ""
         self._left = TimeLeft({}, 0.0)
+        self._specs: Sequence[AttackSpec] = ()
         self._waiting: Sequence[str] = ()
         self._over = 0
         self.seconds: Mapping[str, float] = {}
         """About how many seconds one call of each attack takes, by title, where that is known."""
-        self.limit = inf
-        """Seconds that all attacks may take, after which they are stopped."""
+        self.ends: Callable[[float], float] = lambda began: inf
+        """Returns when all attacks are stopped, given when they began (both by `monotonic`)."""
         self.noted: Collection[str] = ()
         """Notes that were printed before the run, and are not printed again."""
         self._last: dict[str, dict[str, Any]] = {}
@@ -101,6 +105,7 @@ class RunView:
         """Say what runs where, and begin the bar."""
         self._folder, self._scenario = folder, scenario.model_dump(mode="json")
         self._rounds, self._success = scenario.federation.rounds, scenario.metrics.success
+        self._specs = scenario.attacks
         counts = [(scenario.federation.clients, "client"), (len(scenario.played), "arm"), (self._rounds, "round")]
         self.say((scenario.name, "bold"), f": {', '.join(_plural(*c) for c in counts)}; {where}")
         self.say(f"results in {folder.url}")
@@ -152,7 +157,7 @@ class RunView:
     def attacks_done(self, round: int, done: Sequence[tuple[str, float]], waiting: Sequence[str]) -> None:
         """Move the bar by attacks, and say about how long the others take."""
         if not done:
-            self._left = TimeLeft(self.seconds, monotonic())
+            self._left = TimeLeft(self.seconds, monotonic(), {spec.title: spec.evaluations for spec in self._specs})
         self._left.ended(done)
         self._waiting, self._over = waiting, len(done)
         if not done:
@@ -189,12 +194,12 @@ class RunView:
     def _time_for_attacks(self) -> str:
         """Return in words how long the attacks still take, no longer than they may."""
         left = self._left.left(self._waiting, monotonic())
-        most = max(self._began + self.limit - monotonic(), 0.0)
+        most = max(self.ends(self._began) - monotonic(), 0.0)
         if left.seconds >= most:
             return f"about {_minutes(most)} left"
-        if not left.all_known and not left.seconds:
+        if left.how == "at least" and not left.seconds:
             return "time left not known yet"
-        return f"{'about' if left.all_known else 'at least'} {_minutes(left.seconds)} left"
+        return f"{left.how} {_minutes(left.seconds)} left"
 
     def _begin_bar(self, description: str) -> None:
         self._bar.start()
@@ -264,7 +269,7 @@ class RunView:
         """Print a note on an unusual event."""
         if message in self.noted:
             return
-        self._console.print(Text.assemble(("note:", "yellow"), f" {message}"))
+        self._console.print(Text.assemble(("note:", "yellow"), f" {message}"), soft_wrap=True)  # a path stays whole
 
     def close(self) -> None:
         """End the bar, however the run ended."""
@@ -325,7 +330,7 @@ class RunView:
 
     def _time_unused(self) -> str:
         """Return why an audit ended before its time; empty if it did not, or by seconds."""
-        unused = self._began + self.limit - monotonic()
+        unused = self.ends(self._began) - monotonic()
         if not _EVERY < unused < inf:
             return ""
         why = "a part is kept for searches that take longer than their trials, which these did not"
@@ -355,7 +360,7 @@ class RunView:
                 self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
         for said, arms in unmeasured.items():
             self.say((f"{', '.join(arms)}: {said}", _STYLES["not measured"]))
-        if said := attackers(told):
+        for said in filter(None, (attackers(told), rates(told))):
             self.say(said)
         if any(measured(row.get("above_guessing")) for row in self._attacks):
             self.say(guess(self._scenario, self._attacks))
@@ -508,7 +513,17 @@ def _defence_effects(
     for arm, distortion in distortions.items():
         row = [_closest(cells[arm, batch], criterion) if (arm, batch) in cells else Text("-") for batch in batches]
         table.add_row(Text(arm), f"{distortion:.3f}", *row)
+    margin = 1.0 if criterion.modality == "pixels" else 0.05  # dB, or a share of a text or record
+    if any(_less_by_more(finding, margin) for finding in found):
+        table.caption = "Who knows more found less in places, as a search may; a verdict goes by the closest of all."
+        table.caption_justify = "left"
     return table
+
+
+def _less_by_more(finding: audit.Finding, margin: float) -> bool:
+    """Return whether attackers who know more came less close, by more than `margin`."""
+    values = [finding.closest[twin] for twin in audit.TWINS if twin in finding.closest]
+    return any(more < less - margin for less, more in pairwise(values))
 
 
 def _closest(finding: audit.Finding, criterion: audit.Criterion) -> Text:
@@ -595,7 +610,8 @@ def _inferred(rows: Sequence[dict[str, Any]]) -> str:
     control = (
         (f"control without the update {fmean(found):.2f}, " if found else "no control, ") if metric == "AUC" else ""
     )
-    quality = f"{metric} {fmean(values):.2f} ({control}chance {fmean(chance):.2f})" if values else "nothing inferred"
+    name = "mean AUC" if metric == "AUC" and len(values) > 1 else metric
+    quality = f"{name} {fmean(values):.2f} ({control}chance {fmean(chance):.2f})" if values else "nothing inferred"
     return f"{_plural(len(rows), 'client')}, {quality}" + _failures(rows)
 
 

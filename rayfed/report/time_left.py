@@ -1,9 +1,13 @@
-"""Time left of the attacks of a round, from what calls of the same attack took, or were measured to take before."""
+"""Time left of the attacks of a round, from what calls of the same attack took, or were measured to take before.
+
+Of attacks of which none is over it follows from the pace of the others' searches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from statistics import median
+from typing import Literal, NamedTuple
 
 from rayfed.attacks.telling import Standing
 
@@ -15,8 +19,9 @@ class Left(NamedTuple):
     """Time that calls still take."""
 
     seconds: float
-    all_known: bool
-    """False where some calls are of attacks of which nobody knows how long they take: it is at least so long then."""
+    how: Literal["about", "roughly", "at least"]
+    """Roughly where the time of some is known by counts of evaluations alone, at least where that of some is not known
+    at all."""
 
 
 class _Search(NamedTuple):
@@ -28,9 +33,13 @@ class _Search(NamedTuple):
 class TimeLeft:
     """Estimates from measured work; parallel calls count by the work done per second."""
 
-    def __init__(self, expected: Mapping[str, float], now: float) -> None:
-        """Start the estimate at `now` (s); `expected` has the seconds of one call of an attack, by title, if known."""
-        self._expected, self._began = expected, now
+    def __init__(self, expected: Mapping[str, float], now: float, evaluations: Mapping[str, int] | None = None) -> None:
+        """Start the estimate at `now` (s).
+
+        By title `expected` has the seconds of one call of an attack, where they are known, and `evaluations` the most
+        evaluations of the objective that its searches make one after another.
+        """
+        self._expected, self._began, self._evaluations = expected, now, evaluations or {}
         self._took: dict[str, list[float]] = {}
         self._searches: dict[tuple[str, str], _Search] = {}
 
@@ -50,7 +59,11 @@ class TimeLeft:
     def left(self, waiting: Sequence[str], now: float) -> Left:
         """Return the time for the calls that have not ended, some of which may be under way."""
         going = [(title, s) for (title, _), s in self._searches.items() if now - s.heard < _SILENT and title in waiting]
+        pace, counted = self._seconds_each(), set[str]()
         known = {title: seconds for title in dict.fromkeys(waiting) if (seconds := self._of_call(title)) is not None}
+        if pace is not None:
+            counted = {title for title in waiting if title not in known and self._evaluations.get(title)}
+            known |= {title: pace * self._evaluations[title] for title in counted}
         work = sum(known.get(title, 0.0) for title in waiting)
         for title, search in going:
             spent = now - search.began
@@ -61,7 +74,13 @@ class TimeLeft:
                 work += rest if rest < float("inf") else 0.0
         done = sum(map(sum, self._took.values()))
         at_once = max(done / max(now - self._began, 1e-9), 1.0)
-        return Left(max(work, 0.0) / at_once, len(known) == len(set(waiting)))
+        how: Literal["about", "roughly", "at least"] = "roughly" if counted else "about"
+        return Left(max(work, 0.0) / at_once, how if len(known) == len(set(waiting)) else "at least")
+
+    def _seconds_each(self) -> float | None:
+        """Return the seconds of one evaluation, the median over the searches that were heard; None without any."""
+        heard = [search.standing for search in self._searches.values() if search.standing.iteration]
+        return median(one.seconds / one.iteration for one in heard) if heard else None
 
     def _of_call(self, title: str) -> float | None:
         """Return the seconds of a call: the mean of those that have ended, or what was expected, set right by others'.

@@ -267,6 +267,13 @@ class AttackSpec(ComponentSpec):
         return self.label or self.name
 
     @property
+    def evaluations(self) -> int:
+        """Most evaluations of the objective that one call makes one after another; 0 for an attack without a search."""
+        method = self.build()
+        count = getattr(method, "evaluations", getattr(method, "iterations", 0))
+        return count if isinstance(count, int) else 0
+
+    @property
     def view(self) -> Any:
         """View of the clients' work that the attack observes (`rayfed.client.views.View`)."""
         return registry.find("views", self.observes)()

@@ -17,8 +17,9 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import Group, in_groups
 from rayfed.attacks.matching.distances import Distance
 from rayfed.attacks.matching.priors import Prior
-from rayfed.attacks.matching.problem import LocalSteps, Matching, most_likely
+from rayfed.attacks.matching.problem import LocalSteps, Matching, matched_layers, most_likely
 from rayfed.registry import component
+from rayfed.samples import SampleSpec
 from rayfed.update import Observation
 
 _NO_PUBLIC = "the start `class_average` is a mean of public images; grant them with `knowledge: [public]`"
@@ -43,6 +44,10 @@ class GradientMatching:
     local_steps: LocalSteps = "divided"
     """An update of several local steps: `divided` by learning rate and steps into one gradient, or `simulated`: the
     images take the same steps, batch after batch in the same order every epoch. Of one step both are the same."""
+
+    def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
+        """Raise `UserError` for a pattern in `layers` that no parameter of the model fits."""
+        matched_layers([name for name, _ in model.named_parameters()], self.layers)
 
     def _problem(
         self,

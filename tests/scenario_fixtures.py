@@ -17,6 +17,16 @@ from tests.conftest import REPOSITORY
 SCENARIOS = sorted((REPOSITORY / "scenarios").glob("*.yaml"))
 LARGE = ("finetune_text_full", "finetune_vision_full", "vit_full")
 """Networks of which a batch of usual size takes gigabytes."""
+SMALL_VIT = {
+    "name": "torchvision.models:VisionTransformer",
+    "image_size": 224,
+    "patch_size": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "hidden_dim": 64,
+    "mlp_dim": 128,
+}
+"""A transformer with the names of torchvision's `vit_b_16`, with which `april` takes 20 GB for all arms."""
 _SMALL = {"iterations": 2, "batches": 20, "epochs": 1}
 
 
@@ -31,6 +41,10 @@ def tiny(path: Path, request: pytest.FixtureRequest) -> list[str]:
     if path.stem in LARGE:
         changes += ["training.epochs=null", "training.steps=1", "training.batch_size=2"]
         changes += [f"attacks.{i}.batch_size=1" for i in range(len(raw["attacks"]))]
+        if path.stem == "vit_full":
+            changes.append(f"model={json.dumps(raw['model'] | SMALL_VIT)}")
+        if "length" in raw["data"]:
+            changes.append("data.length=16")
     for name, arm in raw.get("arms", {}).items():
         if isinstance(arm, dict) and arm.get("protection") == "paillier":  # full keys take minutes
             changes.append(f"arms.{name}.protection={{name: paillier, key_bits: 512, insecure: true}}")

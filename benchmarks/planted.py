@@ -91,6 +91,9 @@ def _architectures() -> Iterator[Plant]:
     for front in ("normalise", "permute", "rotate", "widen", "round"):
         yield Plant(f"mlp behind a fixed map: {front}", "Dense", keys.dense, {"front": front})
     yield Plant("mlp behind a norm", "Dense", keys.stretched, {"front": "norm"})
+    large = {**IMAGES, "size": 28}  # of fewer pixels too few are seen to be told from chance
+    for part in ("the middle", "the upper half"):
+        yield Plant(f"mlp that sees {part}", "Dense", keys.dense, {"front": part}, data=large)
     for head in ("nobias", "cosine", "twice", "deep", "conv"):
         yield Plant(f"mlp, head: {head}", "Dense", keys.dense, {"head": head})
     yield Plant("mlp without a first bias", "Dense", keys.scaled_row, {"bias": False, "activation": "Sigmoid"})

@@ -115,6 +115,8 @@ def _front(kind: str, size: int) -> nn.Module:
         "rotate": lambda: Affine(torch.linalg.qr(torch.randn(size, size))[0]),
         "widen": lambda: Affine(torch.randn(2 * size, size) / size**0.5, 0.1),
         "round": Rounded,
+        "the upper half": lambda: Affine(eye[: size // 2]),
+        "the middle": lambda: Affine(eye[size // 4 : size - size // 4]),
         "statistics": lambda: Statistics(size),
         "running mean": lambda: RunningMean(size),
         "norm": lambda: nn.LayerNorm(size, elementwise_affine=False),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from rayfed.analysis.audit import NO_CODE
 from rayfed.analysis.loading import Run
-from rayfed.analysis.verdicts import UNREAD
 from rayfed.cli import app
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine import runs, sweeps
@@ -100,7 +100,7 @@ def test_the_run_ends_as_was_said_before_it(tmp_path: Path) -> None:
     folder = runs.launch(given(), str(tmp_path), local, noted)
     assert noted.notes[0] == unreachable(given())[0]
     verdicts = {verdict.arm: verdict for verdict in Run(folder).verdicts()}
-    assert (verdicts["none"].state, UNREAD in verdicts["noise"].sentence) == ("leaks", True)
+    assert (verdicts["none"].state, NO_CODE in verdicts["noise"].sentence) == ("leaks", True)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -16,20 +17,26 @@ from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
+import numpy as np
 import pytest
+import torch
 import yaml
 from scipy.stats import t
 from typer.main import get_command
 
+from rayfed.analysis import named_labels
 from rayfed.analysis.baseline import Change, changes, updates
 from rayfed.analysis.gate import MEMBERSHIP, NOT_INFORMED, Bound, Check, Played, boundable, parsed
+from rayfed.analysis.named_labels import LUCK
 from rayfed.analysis.verdicts import UNTOLD
 from rayfed.cli import app
 from rayfed.engine.replaying import Recorded
-from rayfed.errors import UserError
+from rayfed.errors import Killed, UserError
 from rayfed.hidden import UNUSED
 from rayfed.metrics.known import default_names
+from rayfed.metrics.labels import even_guess, label_accuracy
 from rayfed.report.gate import Gated, Ruling, read_document, schema
+from rayfed.store.schemas import UNPLAYED
 from tests.conftest import REPOSITORY
 from tests.result_fixtures import small_sweep
 from tests.test_cli import run
@@ -103,7 +110,7 @@ def test_a_bare_number_bounds_what_samples_of_a_table_are_ranked_by() -> None:
 def test_a_passed_check_says_what_else_was_read() -> None:
     """A bound is on whole rows; columns and labels may be read all the same."""
     scenario = SCENARIO | {"metrics": {"names": default_names("records")}}
-    parts = {"parts_guessed": 0.2, "parts_independent": 10.0}
+    parts = {"parts_guessed": 0.2, "parts_evidence": 10.0}
     labels = {"label_accuracy": 1.0, "label_guess_accuracy": 0.5, "knowledge": "defence,code"}
 
     def record(arm: str, share: float, sample: int = 0, label: int = 0) -> dict[str, Any]:
@@ -121,6 +128,16 @@ def test_a_passed_check_says_what_else_was_read() -> None:
     assert "labels were read off: 100% at batch 2" in check.reason
     [failed] = Played(scenario, rows, []).checks([Bound("feature_accuracy", 0.5)], ["x"])
     assert failed.state == "failed"
+
+
+def test_no_bound_on_whole_images_is_passed_where_pixels_were_read() -> None:
+    parts = {"parts_found": 0.3, "parts_guessed": 0.05, "parts_evidence": 30.0}
+    rows = [row("none", 40.0), row("x", 9.0, **parts)]
+    [check] = Played(SCENARIO, rows, []).checks([PSNR], ["x"])
+    assert check.state == "inconclusive"
+    assert "of 1 image 30% of the pixels are found, where guesses or chance find 5%" in check.reason
+    rows[1]["parts_evidence"] = 1.0
+    assert Played(SCENARIO, rows, []).checks([PSNR], ["x"])[0].state == "passed"
 
 
 def test_the_line_of_a_figure_past_the_bound_that_passes_begins_with_why() -> None:
@@ -189,14 +206,199 @@ def test_a_distance_is_passed_from_below() -> None:
     assert states(LPIPS, *(row(arm, 20.0, lpips_alex=None) for arm in of))["x"] == "not measured"
 
 
+LABELS = Bound("label_accuracy", 0.9)
+
+
+def labels_of(arm: str, found: Sequence[float], attack: str = "a", batch: int = 1, **more: Any) -> list[dict[str, Any]]:
+    """Updates of samples of ten classes, and the share of each update's labels that an attack found."""
+    return [
+        row(arm, 9.0, attack, batch, victim=victim, sample=sample, label_accuracy=share, **more)
+        | {"true_label": (victim * batch + sample) % 10}
+        for victim, share in enumerate(found)
+        for sample in range(batch)
+    ]
+
+
 def test_labels_that_were_given_are_not_found() -> None:
-    bound = Bound("label_accuracy", 0.9)
-    given = {"label_accuracy": 1.0, "knowledge": "defence,code,labels"}
-    rows = [row("none", 20.0, label_accuracy=1.0), row("x", 20.0, label_accuracy=0.5), row("x", 20.0, "b", **given)]
-    assert states(bound, *rows) == {"none": "failed", "x": "passed"}
-    assert states(bound, *rows, row("y", 20.0, label_accuracy=0.9, above_guessing=-1.0))["y"] == "failed"
-    [only] = Played(SCENARIO, [row(arm, 20.0, **given) for arm in ("none", "x")], []).checks([bound], ["x"])
+    given = {"knowledge": "defence,code,labels"}
+    rows = [*labels_of("none", [1] * 8), *labels_of("x", [1, 0] * 4), *labels_of("x", [1] * 8, "b", **given)]
+    assert states(LABELS, *rows) == {"none": "failed", "x": "passed"}
+    assert states(LABELS, *rows, *labels_of("y", [1] * 8, above_guessing=-1.0))["y"] == "failed"
+    found = [*labels_of("none", [1] * 8, **given), *labels_of("x", [1] * 8, **given)]
+    [only] = Played(SCENARIO, found, []).checks([LABELS], ["x"])
     assert (only.state, only.reason) == ("not measured", "a was given the labels")
+
+
+def test_of_many_attackers_who_guess_none_names_labels() -> None:
+    """At batch 1 one of a dozen is right about any given sample."""
+    rng = np.random.default_rng(3)
+    bare = [one for i in range(12) for one in labels_of("none", [1] * 16, f"a{i}")]
+    for _ in range(20):
+        guesses = rng.integers(10, size=(12, 16)) == 0
+        assert guesses.any(0).sum() > 4
+        rows = [one for i, found in enumerate(guesses) for one in labels_of("x", found.astype(float), f"a{i}")]
+        assert states(LABELS, *bare, *rows) == {"none": "failed", "x": "passed"}
+
+
+def test_labels_that_luck_may_name_pass_nothing() -> None:
+    few = [*labels_of("none", [1] * 2), *labels_of("x", [1] * 2)]
+    [check] = Played(SCENARIO, few, []).checks([LABELS], ["x"])
+    assert (check.state, check.value) == ("inconclusive", 1.0)
+    assert (
+        "INCONCLUSIVE: 100.0% (a, informed); a guess names 50% of 2 labels; as many may be named by luck"
+        in check.sentence
+    )
+    assert states(LABELS, *labels_of("none", [1]), *labels_of("x", [0]))["x"] == "inconclusive", (
+        "without a defence, luck too"
+    )
+    alike = [one | {"true_label": 1} for one in [*labels_of("none", [1] * 8), *labels_of("x", [1] * 8)]]
+    assert states(LABELS, *alike) == {"none": "inconclusive", "x": "inconclusive"}, "naming one label finds all"
+
+
+def test_a_closed_form_that_fits_no_sample_names_no_label() -> None:
+    """Its rows have figures: those of grey images and of a label that nobody asked for."""
+    scenario = SCENARIO | {"attacks": [{"name": "analytic", "label": "a"}]}
+    rows = [*labels_of("none", [1] * 8), *labels_of("x", [0] * 8, status="diverged")]
+    [check] = Played(scenario, rows, []).checks([LABELS], ["x"])
+    assert check.state == "passed"
+    silent = [row(arm, 40.0 if arm == "none" else None, victim=v, status=s) for arm, s in ARMS for v in range(8)]
+    [check] = Played(scenario, silent, []).checks([PSNR], ["x"])
+    assert check.state == "not measured", "without a figure nothing is measured"
+
+
+ARMS = (("none", "ok"), ("x", "diverged"))
+
+
+@pytest.mark.parametrize("others", [0, 1, 11])
+@pytest.mark.parametrize("wholly", [0, 1, 4, 7])
+def test_updates_that_are_read_wholly_are_no_pass(wholly: int, others: int) -> None:
+    """However many attackers find nothing beside the one who reads them, and although most updates are not read."""
+    rows = labels_of("x", [*[1.0] * wholly, *[0.5] * (8 - wholly)], batch=4)
+    rows += [one for i in range(others) for one in labels_of("x", [0.25] * 8, f"b{i}", batch=4)]
+    rows += [one for i in range(others) for one in labels_of("none", [0.25] * 8, f"b{i}", batch=4)]
+    [check] = Played(SCENARIO, [*labels_of("none", [1] * 8, batch=4), *rows], []).checks([LABELS], ["x"])
+    expected = {0: {"passed"}, 1: {"failed", "inconclusive"}}.get(wholly, {"failed"})
+    assert check.state in expected
+    assert check.value == {0: 0.5, 7: 7.5 / 8}.get(wholly, 1.0), "of all labels, where these are past the bound"
+    assert check.state != "failed" or (check.reached, check.samples) == (4 * wholly, 32)
+
+
+@pytest.mark.parametrize(
+    ("classes", "updates", "batch", "rest"), [(10, 8, 32, 0.7), (10, 16, 32, 0.7), (2, 64, 8, 0.4), (2, 32, 4, 0.5)]
+)
+@pytest.mark.parametrize("clients", [1, 64])
+def test_what_guesses_do_not_reach_as_often_is_no_pass(
+    classes: int, updates: int, batch: int, rest: float, clients: int
+) -> None:
+    """Where batches are large, classes are few or one client answers in every round, the bounds on luck are wide."""
+    rng = np.random.default_rng(1)
+    labels = rng.integers(classes, size=(updates, batch))
+    whole = updates * 3 // 4
+    made = labels_of("x", [*[1.0] * whole, *[rest] * (updates - whole)], batch=batch)
+    rows = [
+        one | {"true_label": int(own), "victim": one["victim"] % clients, "round": one["victim"] // clients}
+        | {"label_guess_accuracy": even_guess(torch.tensor(labels[one["victim"]]), classes)}
+        for one, own in zip(made, labels.flatten(), strict=True)
+    ]  # fmt: skip
+    bare = [one | {"arm": "none", "label_accuracy": 1.0} for one in rows]
+    assert states(LABELS, *bare, *rows)["x"] != "passed"
+    guesses = [one | {"label_accuracy": one["label_guess_accuracy"]} for one in rows]
+    [found] = named_labels.named(guesses)
+    assert found.reaching(0.9) == 0 or not found.may_reach(0.9)
+
+
+def test_repeats_are_attempts_of_their_own() -> None:
+    """Who restarts keeps the best, which need not be the first; repeated labels prove no more."""
+    bare, repeats = labels_of("none", [1] * 8), [labels_of("x", [0] * 8, repeat=i) for i in range(3)]
+    rows = [one for each in repeats for one in each]
+    assert states(LABELS, *bare, *rows, *labels_of("x", [1] * 8, repeat=3)) == {"none": "failed", "x": "failed"}
+    assert states(LABELS, *bare, *rows)["x"] == "passed"
+    four = [one for i in range(8) for one in labels_of("x", [1] * 2, repeat=i)]
+    assert not any(each.luck < LUCK for each in named_labels.named(four))
+
+
+def test_attackers_without_time_leave_the_guess_as_it_is() -> None:
+    """Their rows have no label: the commonest found 0 % beside them, and nothing was beyond luck."""
+    late = [one | {"true_label": None} for one in labels_of("none", [0] * 8, "b", status=UNPLAYED)]
+    for one in late:
+        one["label_accuracy"] = None
+    rows = [*labels_of("none", [1] * 8), *late]
+    [found] = named_labels.named(rows)
+    assert found.guesses.commonest == 1 / 8
+    assert found.attempts == 1
+    assert not found.lucky
+
+
+def test_what_has_no_label_to_compare_is_no_answer() -> None:
+    rows = [*labels_of("none", [1] * 8), *labels_of("x", [0] * 8)]
+    for one in rows[9:]:
+        one["label_accuracy"] = None
+    assert states(LABELS, *rows)["x"] == "not measured"
+
+
+def test_the_budget_stands_beside_a_passed_check() -> None:
+    """0 % after next to no search says next to nothing."""
+    bare = labels_of("none", [1] * 8, batch=2)
+    rows = labels_of("x", [0] * 8, "idlg batch 2, informed", 2, iterations=2, seconds=0.5)
+    rows[0]["iterations"] = 1
+    same = [one | {"attack": "a", "iterations": 0, "seconds": 1.0} for one in rows]
+
+    given = [one | {"attack": "g", "knowledge": "labels", "iterations": 4800} for one in rows]
+    absent = [one | {"attack": "n", "status": "not applicable", "seconds": 400.0} for one in rows]
+
+    def said(*rows: dict[str, Any], **scenario: Any) -> str:
+        [check] = Played(SCENARIO | scenario, [*bare, *rows], []).checks([LABELS], ["x"])
+        assert check.state == "passed"
+        return check.sentence.partition("budget: ")[2]
+
+    assert said(*rows, *same, *given, *absent) == "iterations of idlg 1 to 2; 12 s of attacks in all"
+    assert said(*same) == "8 s of attacks in all"
+    assert said(*same, attacks=[{"name": "analytic", "label": "a"}]) == "closed forms alone, 8 s of attacks in all"
+
+
+def test_a_share_of_labels_that_is_no_number_is_not_measured() -> None:
+    nan = float("nan")
+    rows = [*labels_of("none", [1] * 8), *labels_of("x", [nan] * 8, label_guess_accuracy=nan)]
+    [check] = Played(SCENARIO, rows, []).checks([LABELS], ["x"])
+    assert check.sentence.endswith("NOT MEASURED: a has no share of labels that is a number")
+    assert named_labels.named(rows[8:]) == []
+
+
+def guessed(rng: np.random.Generator, labels: np.ndarray, prior: np.ndarray, how: str) -> list[float]:
+    """Shares of the labels (updates, batch) that an attacker finds who knows the prior and sees no update."""
+    size, shares = labels.shape[1], []
+    for own in labels:
+        if how == "drawn":
+            named = rng.choice(len(prior), size, p=prior)
+        elif how == "one":
+            named = np.full(size, rng.integers(len(prior)))
+        else:
+            named = np.repeat(np.arange(len(prior)), np.floor(prior * size + 0.5).astype(int))[:size]
+        shares.append(label_accuracy(torch.tensor(own), torch.tensor(np.resize(named, size))))
+    return shares
+
+
+@pytest.mark.parametrize("how", ["drawn", "one", "proportion"])
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("skew", ["even", "two classes", "one a client", "two a client"])
+def test_luck_is_told_as_such(how: str, batch: int, skew: str) -> None:
+    """Of guesses that know how often labels are, the best is beyond luck in one of twenty runs at most."""
+    rng, beyond, runs = np.random.default_rng(5), 0, 40
+    prior = np.full(10, 0.1) if skew != "two classes" else np.array([0.5, 0.5, *[0.0] * 8])
+    for _ in range(runs):
+        each = {"one a client": 1, "two a client": 2}.get(skew, 0)
+        few = [rng.choice(10, each, replace=False) if each else np.arange(10) for _ in range(8)]
+        of = [prior[own] / prior[own].sum() for own in few]
+        labels = np.stack([rng.choice(own, batch, p=share) for own, share in zip(few, of, strict=True)])
+        rows = []
+        for i in range(1 if how == "proportion" else 12):
+            made = labels_of("x", guessed(rng, labels, prior, how), f"a{i}", batch=batch)
+            rows += [
+                one | {"true_label": int(own), "label_guess_accuracy": even_guess(torch.tensor(update), 10)}
+                for one, own, update in zip(made, labels.flatten(), np.repeat(labels, batch, 0), strict=True)
+            ]
+        beyond += any(not one.lucky or one.whole for one in named_labels.named(rows))
+    assert beyond <= max(2, runs // 20)
 
 
 def scored(arm: str, apart: float, count: int = 2000, attack: str = "m", **more: Any) -> dict[str, Any]:
@@ -628,3 +830,20 @@ def test_a_sweep_is_no_run(tmp_path: Path) -> None:
     code, output = run("gate", sweep.url, "--fail-above", "15", "--allow-unmeasured")
     assert code == 2
     assert "is a sweep" in output
+
+
+@pytest.mark.parametrize(("gated", "said"), [(["--fail-above", "psnr=20"], True), (["--allow-unmeasured"], False)])
+@pytest.mark.parametrize(
+    ("stopped", "how", "code"), [(KeyboardInterrupt(), "interrupted", 130), (Killed(15), "killed by SIGTERM", 143)]
+)
+def test_a_gate_that_was_not_decided_says_so(
+    gated: list[str], said: bool, stopped: BaseException, how: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops(*_: Any, **__: Any) -> Any:
+        raise stopped
+
+    monkeypatch.setattr("rayfed.engine.audit.audit", stops)
+    ended, output = run("audit", "--model", "mlp", "--data", "digits", "--size", "8", "--executor", "local", *gated)
+    assert ended == code
+    assert (f"gate: NOT MEASURED: {how} before it was decided" in output) == said
+    assert ("gate" in output) == said

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from sklearn import datasets
+from torch import Tensor, nn
 
-from rayfed.analysis.audit import Criterion, findings, read, sentence
+from rayfed.analysis.audit import Criterion, findings, sentence, unread
 from rayfed.analysis.parts import LEVEL, beyond_chance
 from rayfed.metrics.assignment import assign
+from rayfed.metrics.chance import evidence
 from rayfed.metrics.guessing import Others, above_guessing, best_constants
 from rayfed.metrics.parts import NAMES, parts
 from rayfed.metrics.score import Scorer
-from rayfed.samples import Column, Records, Tokens
+from rayfed.samples import Column, Pixels, Records, Tokens
 from tests.result_fixtures import attacked
 
 COLUMNS = tuple(
@@ -102,7 +104,8 @@ def test_a_guess_that_is_right_by_itself_is_no_part() -> None:
 
 def test_the_bound_on_chance_is_above_the_binomial_tail() -> None:
     for found in range(13, 41):
-        row = {"parts_found": found / 40, "parts_guessed": 0.3, "parts_independent": 40.0, "columns": None}
+        row = {"parts_found": found / 40, "parts_guessed": 0.3, "columns": None}
+        row["parts_evidence"] = evidence(found / 40, 0.3, 40.0)
         tail = sum(comb(40, k) * 0.3**k * 0.7 ** (40 - k) for k in range(found, 41))
         if beyond_chance([attacked("none", "a", **row)]):
             assert tail <= LEVEL
@@ -111,7 +114,8 @@ def test_the_bound_on_chance_is_above_the_binomial_tail() -> None:
 
 
 def figures(share: float, count: float = 7.0, **more: Any) -> dict[str, Any]:
-    return {"parts_found": share, "parts_guessed": 0.3, "parts_independent": count, "columns": None, **more}
+    told = evidence(share, 0.3, count) if share > 0.3 else 0.0
+    return {"parts_found": share, "parts_guessed": 0.3, "parts_evidence": told, "columns": None, **more}
 
 
 def test_repeats_of_a_sample_make_no_evidence_and_other_samples_do() -> None:
@@ -152,7 +156,7 @@ def test_an_attack_that_reads_parts_without_a_defence_shows_that_it_works() -> N
     behind = [attacked("noise", "a", sample=k, **held) for k in range(4)]
     criterion = Criterion.of("records", None)
     assert [one.state for one in findings([*bare, *behind], criterion)] == ["leaks", "not reconstructed"]
-    assert read([*bare, *behind], criterion, ["none"]) == {("none", 2), ("noise", 2)}
+    assert unread([*bare, *behind], criterion, ["none"]) == {}
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,7 @@ def test_texts_of_padding_alone_say_nothing() -> None:
     true, guess = (TEXTS.scored(torch.randint(1, 30, (3, 8))) for _ in range(2))
     for row in parts(TEXTS, Others(others), true, guess):
         assert row["parts_guessed"] == row["parts_guessed"] < 1
-        assert row["parts_independent"] > 0
+        assert row["parts_evidence"] >= 0
 
 
 def test_the_best_constants_of_columns_are_guesses() -> None:
@@ -207,7 +211,7 @@ def test_of_texts_tokens_count_and_padding_does_not() -> None:
     inputs = [TEXTS.scored(one) for one in (true, guess)]
     found = parts(TEXTS, Others(TEXTS.scored(others)), *inputs)
     assert [row["parts_found"] for row in found] == [pytest.approx(5 / 6)] * 3
-    assert all(row["parts_independent"] <= 6 and row["columns"] is None for row in found)
+    assert all(row["columns"] is None for row in found)
     rows = [attacked("none", "a", sample=i, **row) for i, row in enumerate(found)]
     assert beyond_chance(rows)
 
@@ -229,3 +233,116 @@ def test_others_are_matched_as_the_batch_is() -> None:
     by_chance = (8 * float(sum(best)) + 1) / (len(best) * 8 + 1)
     assert min(row["parts_guessed"] for row in parts(ROWS, Others(others), guess, guess)) >= by_chance - 1e-9
     assert by_chance > alone
+
+
+def photographs(count: int, seed: int, size: int = 32) -> Tensor:
+    """Images with texture at several scales, (N, 3, size, size)."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = [
+        nn.functional.interpolate(torch.randn(count, 3, n, n, generator=generator), size=size, mode="bilinear")
+        for n in (2, 4, 8, 16, 32)
+    ]
+    return (0.5 + 0.15 * sum(layers)).clamp(0, 1)
+
+
+def of_images(true: Tensor, guess: Tensor, others: Tensor) -> list[dict[str, Any]]:
+    """Rows of the table of attacks on images, a victim each."""
+    criterion = Criterion.of("pixels", None)
+    scorer = Scorer(criterion.names, sample=Pixels(*true.shape[1:]), others=Others(others))
+    labels = torch.zeros(1, dtype=torch.int64)
+    found = [scorer.score(true[i : i + 1], labels, guess[i : i + 1], labels)[0] for i in range(len(true))]
+    return [
+        attacked("none", "a", **{**row, "victim": i, "batch_size": 1, "knowledge": "", "fit": 0.0})
+        for i, row in enumerate(found)
+    ]
+
+
+PARTS_OF_IMAGES = {
+    "a quarter": lambda y, x: (y < 16) & (x < 16),
+    "the middle": lambda y, x: (abs(y - 16) < 8) & (abs(x - 16) < 8),
+    "every third column": lambda y, x: x % 3 == 0,
+    "pixels here and there": lambda y, x: (7 * y + 13 * x) % 5 == 0,
+}
+
+
+@pytest.mark.parametrize("fill", [0.0, 0.5, "mean"])
+@pytest.mark.parametrize("which", PARTS_OF_IMAGES)
+def test_an_image_of_which_a_part_is_read_leaks_in_part(which: str, fill: float | str) -> None:
+    """Wherever the part is, and whatever the attack puts where it knows nothing."""
+    true, others = photographs(2, 1), photographs(100, 2)
+    others = torch.cat([others, 0.05 * others[:2], 0.95 + 0.05 * others[:2]])  # dark and light ones are like a fill
+    seen = PARTS_OF_IMAGES[which](torch.arange(32)[:, None], torch.arange(32)[None])
+    rest = others.mean(0) if isinstance(fill, str) else torch.full_like(true[0], fill)
+    rows = of_images(true, torch.where(seen, true, rest), others)
+    criterion = Criterion.of("pixels", None)
+    assert not any(map(criterion.leaks, rows)), "none is near as a whole"
+    [finding] = findings(rows, criterion)
+    assert finding.part is not None
+    assert finding.part.samples == 2
+    share = float(seen.double().mean())
+    assert finding.part.found == pytest.approx(share, abs=0.1)
+    assert finding.part.guessed < finding.part.found
+    said = sentence([finding], criterion)
+    assert "LEAKS at batch 1, in part and no image whole" in said
+    assert "of the pixels are found, where guesses or chance find" in said
+
+
+@pytest.mark.parametrize("others", [20, 100])
+def test_answers_that_say_nothing_of_an_image_are_found_in_no_part(others: int) -> None:
+    """Noise, constants of every brightness, other images, and what many have in common."""
+    pool = photographs(others, 3)
+    for seed in range(4):
+        true = photographs(8, 10 + seed)
+        generator = torch.Generator().manual_seed(seed)
+        nothing = {
+            "noise": torch.rand(true.shape, generator=generator),
+            "mean": pool.mean(0).expand_as(true),
+            "mean colour": true.mean((2, 3), keepdim=True).expand_as(true),
+            "others": photographs(8, 1000 + seed),
+            "shuffled": true.flatten(2)[..., torch.randperm(1024, generator=generator)].view_as(true),
+            "blurred mean": nn.functional.avg_pool2d(pool, 5, 1, 2).mean(0).expand_as(true),
+            **{f"all {grey}": torch.full_like(true, grey) for grey in (0.0, 0.25, 0.5, 1.0)},
+        }
+        for attack, guess in nothing.items():
+            assert beyond_chance(of_images(true, guess, pool)) is None, attack
+
+
+def test_digits_of_a_class_say_nothing_of_each_other() -> None:
+    """An answer may be the mean of the class, or another digit of it, and be found nearer than many."""
+    digits = datasets.load_digits()
+    images = torch.from_numpy(digits.images).float()[:, None] / 16
+    labels = torch.from_numpy(digits.target)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    true, known, others = order[:32], order[32:1000], order[1000:1300]
+    of_class = [known[labels[known] == label] for label in labels[true].tolist()]
+    answers = {
+        "mean": torch.stack([images[own].mean(0) for own in of_class]),
+        "one": torch.stack([images[own[0]] for own in of_class]),
+        "black and white": torch.stack([images[own].mean(0).round() for own in of_class]),
+    }
+    for attack, guess in answers.items():
+        assert beyond_chance(of_images(images[true], guess, images[others])) is None, attack
+
+
+def test_a_public_image_and_another_of_the_batch_are_others() -> None:
+    """Whoever holds an image that looks alike has read nothing."""
+    true, others = photographs(2, 1), photographs(100, 2)
+    alike = (true[0] + 0.02 * torch.randn(true[0].shape, generator=torch.Generator().manual_seed(3))).clamp(0, 1)
+    batch, answer = torch.stack([true[0], alike]), torch.stack([alike, alike])
+    for known, truth, guess in (
+        (Others(others, public=alike[None]), true[:1], alike[None]),
+        (Others(others), batch[:1], alike[None]),
+        (Others(others), batch, answer),
+    ):
+        [first, *_] = parts(Pixels(3, 32, 32), known, truth, guess)
+        assert (first["parts_evidence"] > 0) == (known.public is None and len(truth) == 1)
+
+
+def test_of_few_other_images_nothing_is_said_of_parts() -> None:
+    true = photographs(1, 1)
+    [row] = of_images(true, true, photographs(19, 2))
+    assert [row[name] for name in NAMES] == [None] * 4
+    [row] = of_images(true, true, torch.cat([photographs(19, 2), true]))
+    assert row["parts_found"] is None, "a copy is no other image"
+    [row] = of_images(true, true, photographs(20, 2))
+    assert row["parts_found"] > 0.9

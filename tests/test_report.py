@@ -485,7 +485,7 @@ def test_the_page_begins_with_the_answer_and_folds_what_was_not_measured(tmp_pat
     page = read(folder)
     answer = page.text.index("1 of 6 arms leaks: none (no defence).")
     assert "5 of 6 arms were not measured: arm0, arm1, arm2, arm3, arm4." in page.text[answer:]
-    assert "Give more time (more minutes), or ask for fewer defences or samples at a time." in page.text
+    assert "Give more time (more minutes), or ask for fewer defences or one sample at a time." in page.text
     folded = page.text.index("What is said of the 5 arms that were not measured")
     assert answer < page.text.index("none: LEAKS") < folded < page.text.index("arm0: NOT MEASURED")
     tags = re.findall(r"<tr data-entry.*?</td>", folder.read_text("report.html"))

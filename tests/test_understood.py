@@ -11,8 +11,16 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.planted_defences import OnUpdate
-from rayfed.analysis.audit import EXPLAINS, UNCOMPARED, UNEXPLAINED_PART, Criterion, findings
-from rayfed.analysis.verdicts import UNREAD, next_step, run_findings, verdicts
+from rayfed.analysis.audit import (
+    EXPLAINS,
+    NO_CODE,
+    NONE_WORKS,
+    UNCOMPARED,
+    UNEXPLAINED_PART,
+    Criterion,
+    findings,
+)
+from rayfed.analysis.verdicts import next_step, run_findings, verdicts
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.fit import judged, with_fit
 from rayfed.attacks.undone import noted, undone
@@ -449,11 +457,33 @@ def test_a_run_without_an_attacker_who_has_the_code_says_nothing_of_a_defence() 
             *(attacked(arm, "dlg", psnr=8.0, knowledge=knowledge, fit=0.0) for arm in ("own", "noise")),
         ]
         found = run_findings(scenario, rows)
-        assert all(one.lacking == UNREAD for one in found if one.state == "inconclusive")
+        assert all(one.lacking == NO_CODE for one in found if one.state == "inconclusive")
         return {one.arm: one.state for one in found}
 
     assert states("defence") == {"bare": "leaks", "own": "inconclusive", "noise": "inconclusive"}
     assert states("defence,code") == {"bare": "leaks", "own": "not reconstructed", "noise": "not reconstructed"}
+
+
+def test_the_reason_why_nobody_read_a_defence_is_the_true_one() -> None:
+    """Where the attacker with the code answered, it is not that nobody had the code."""
+    scenario = {"arms": {"bare": [], "noise": [{"name": "gaussian", "sigma": 0.1}]}}
+    told, blind = {"knowledge": "defence,code", "fit": 0.0}, {"knowledge": ""}
+
+    def said(informed_bare: float, *informed: dict[str, Any]) -> tuple[str, str]:
+        rows = [
+            *(attacked("bare", "dlg", i, psnr=30.0, fit=0.0, **blind) for i in (0, 1)),
+            *(attacked("noise", "dlg", i, psnr=8.0, **blind) for i in (0, 1)),
+            *(attacked("bare", "dlg, told", i, psnr=informed_bare, **told) for i in (0, 1)),
+            *informed,
+        ]
+        [_, verdict] = verdicts(scenario, rows, [])
+        return verdict.sentence, next_step(scenario, rows, [verdict])
+
+    both = [attacked("noise", "dlg, told", i, psnr=8.0, **told) for i in (0, 1)]
+    sentence, step = said(9.0, *both)
+    assert NONE_WORKS in sentence
+    assert "give an attack that succeeds without a defence the code of noise" in step
+    assert "not reconstructed" in said(30.0, *both)[0]
 
 
 def test_what_to_do_next_goes_by_why_an_own_defence_was_not_measured() -> None:

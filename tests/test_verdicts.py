@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -154,7 +155,7 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
         "1 of 3 arms was not measured, for what the attacks found is inconclusive: noise.",
         "1 of 3 arms had no sample rebuilt by these attacks within this budget: bare (no defence).",
     ]
-    assert "Give the searches more time" in next_step(SCENARIO, found, told)
+    assert "Give the searches more iterations" in next_step(SCENARIO, found, told)
     late = [row("bare", 30.0), row("noise", None, status=UNPLAYED, message=WANT_OF_TIME)]
     told = verdicts({"arms": {"bare": [], "noise": ["prune"]}}, late, [])
     assert next_step(SCENARIO, late, told) == (
@@ -162,6 +163,13 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
     ), "there are no fewer defences, batch sizes or samples to ask for"
     pair = [one | {"sample": sample, "batch_size": 2} for one in late for sample in (0, 1)]
     assert next_step(SCENARIO, pair, told).endswith("(more minutes)."), "a batch has all its samples"
+    few = [one | {"victim": client} for one in late for client in (0, 1)]
+    assert next_step(SCENARIO, few, told).endswith("(more minutes), or ask for one sample at a time.")
+    many = [one | {"victim": client} for one in late for client in (0, 1, 2)]
+    assert next_step(SCENARIO, many, told).endswith("(more minutes), or ask for fewer samples at a time.")
+    cut = [row("bare", 30.0, fit=0.0), row("noise", 8.0, fit=0.9)]
+    step = next_step(SCENARIO, cut, verdicts(SCENARIO, cut, []))
+    assert step.startswith("Next: give the searches more iterations"), "without a defence something is found"
     assert next_step(SCENARIO, [], []) == ""
     assert next_step(SCENARIO, late, told, "about --minutes 9").endswith("To have them played, give about --minutes 9.")
 
@@ -193,8 +201,10 @@ def test_an_arm_whose_labels_are_read_off_is_never_one_that_gives_nothing_away()
     scenario = {"arms": {"bare": [], "noise": ARMS["noise"], "prune": ["prune"]}}
     rows = [*labelled("bare", 30.0, 1, 1), *labelled("noise", 9.0, 1, 1), *labelled("prune", 9.0, 0, 1)]
     told = verdicts(scenario, rows, [])
-    figures = "100% at batch 2 (naming the commonest label each time: 50%)"
+    figures = "100% at batch 2 (naming the commonest label each time: 50%), which may be luck"
     assert [verdict.labels for verdict in told] == [figures, figures, ""], "half is what the commonest label finds"
+    sure = verdicts(scenario, [*labelled("bare", 30.0, *[1] * 8), *labelled("noise", 9.0, *[1] * 4, *[0.5] * 4)], [])
+    assert [verdict.labels.endswith("50%)") for verdict in sure[:2]] == [True, False], "of eight, by one attacker"
     read = f"Labels were read off better than by guessing, though no sample is known to be rebuilt: noise, {figures}."
     assert headline(scenario, told) == [
         "1 of 3 arms leaks: bare (no defence).",
@@ -205,7 +215,7 @@ def test_an_arm_whose_labels_are_read_off_is_never_one_that_gives_nothing_away()
     assert f"labels found without a defence: {figures}." in words.effects(arms, by_arm)[-1]
     defended = [replace(arms[0], defences=["clip"]), *arms[1:]]
     assert f"labels found on arm “bare”: {figures}." in words.effects(defended, by_arm)[-1]
-    assert "with more time; where the label is secret, noise leaks, too." in next_step(scenario, rows, told)
+    assert "with longer searches; where the label is secret, noise leaks, too." in next_step(scenario, rows, told)
 
 
 def test_what_was_planned_to_be_left_out_and_played_after_all_is_no_next_step() -> None:
@@ -219,6 +229,14 @@ def test_what_was_planned_to_be_left_out_and_played_after_all_is_no_next_step() 
     assert "left out for want of time. To have them played, give about --minutes 9 in all" in step(both[:1])
     late = row("noise", None, "tag", status=UNPLAYED, message=WANT_OF_TIME)
     assert "left out for want of time. To have them played, give about --minutes 9 in all" in step([*both, late])
+
+
+def test_the_next_step_behind_a_near_reconstruction_is_to_look_at_it() -> None:
+    """Not that attacks found nothing without a defence, where they did."""
+    like = row("noise", 20.0, above_guessing=3.0, told_apart=0.0)
+    for bare, said in ((30.0, "Next: look at what was rebuilt on noise"), (9.0, "finds nothing without a defence")):
+        rows = [row("bare", bare), like]
+        assert said in next_step(SCENARIO, rows, verdicts(SCENARIO, rows, []))
 
 
 def test_the_next_step_names_the_defence_that_changes_least_of_what_leaks_nothing() -> None:
@@ -525,4 +543,9 @@ def test_what_was_inferred_stands_beside_what_was_rebuilt(tmp_path: Path) -> Non
     page = Path(write_report(folder)).read_text(encoding="utf-8")
     assert "no attack has run" not in page
     assert "loss on 4 members: AUC" in page
-    assert "bare: NOT MEASURED, for no attack that rebuilds samples was played here" in page
+    assert "bare: no attack that rebuilds samples was played here; loss on 4 members" in page
+    badge = re.search(r'badge not-measured">(.*?)<', page)
+    assert badge is not None
+    assert badge[1].startswith("AUC "), "what was measured, and not that nothing was"
+    assert page.count("not measurable: it needs at least 1,000 non-members, these are 4") == 1
+    assert "AUC: how often a member scores above" in page

@@ -6,7 +6,6 @@ every arm: blind, with knowledge of the defence, and with the labels too. No sen
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import yaml
 
 from rayfed import registry
+from rayfed.analysis.named_labels import Named, foremost, named
 from rayfed.analysis.parts import Part, beyond_chance
 from rayfed.analysis.settings import estimate
 from rayfed.analysis.summary import Row, code_given, labels_given, measured
@@ -101,12 +101,16 @@ EXPLAINS_IN_TOKENS = 1e-3
 UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
 UNEXPLAINED_PART = "no attacker with the code found a sample that explains what was sent as well as the true one does"
 UNCOMPARED = "no answer of an attacker with the code could be compared with what was sent"
+NO_CODE = "no attack that answered for every sample had this defence's code (knowledge: [defence, code])"
+NONE_WORKS = "no attack that had this defence's code succeeded without a defence, so their answers say nothing of it"
+UNREAD = NO_CODE, NONE_WORKS
+"""Why no answers of attackers with the code show that a defence holds."""
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
 NEAR = "a reconstruction is near"
 ALONE = "nothing was attacked without a defence"
-FOUND_NOTHING = "the attacks found nothing without a defence either"
-PARTS = {"tokens": "tokens", "records": "columns"}
-"""Names of the parts of samples, by form; images have none."""
+FOUND_NOTHING = "the attacks rebuilt nothing without a defence either"
+PARTS = {"tokens": "tokens", "records": "columns", "pixels": "pixels"}
+"""Names of the parts of samples, by form."""
 COLUMNS = 8
 """Most columns of records that a sentence names."""
 SLIGHT = 3.0
@@ -243,12 +247,8 @@ class Finding:
     """Samples that did not leak although a reconstruction is near: the nearest public sample is as near."""
     above_public: float | None = None
     """How much nearer `best` is than the nearest public sample; None if there is no public sample."""
-    labels: float | None = None
-    """Share of labels found by the best attack that was not given them; None if no attack sought labels."""
-    commonest: float = 0.0
-    """Share of labels found by naming the commonest label for every sample."""
-    evenly: float = 0.0
-    """Share found by naming every label equally often, on average; 0 if it is not known."""
+    labels: Named | None = None
+    """Labels found by the best attack that was not given them; None if no attack sought labels."""
     targets: float | None = None
     """Mean absolute error of the numbers found by the best attack that was not given them; None for classes."""
     shown: int | None = None
@@ -507,9 +507,7 @@ def _finding(
             - {_sample(row) for _, row in leaks}
         ),
         above_public=best[1].get("above_public") if best else None,
-        labels=_labels_found(rows),
-        commonest=_commonest(rows),
-        evenly=_evenly(rows),
+        labels=foremost(named(rows)),
         targets=_targets_found(rows),
         guessed=_targets_guessed(rows),
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
@@ -550,12 +548,13 @@ def explains(told: Sequence[Row], rows: Sequence[Row], criterion: Criterion) -> 
     return explained >= {_sample(row) for row in rows}
 
 
-def read(
+def unread(
     rows: Sequence[Row], criterion: Criterion, undefended: Collection[str], closed: Collection[str] = CLOSED_FORMS
-) -> set[tuple[str, int]]:
-    """Return the arms and batch sizes where attackers who have the code answered for every attacked sample.
+) -> dict[tuple[str, int], str]:
+    """Return the arms and batch sizes that attackers with the code did not read, with the reason (`UNREAD`).
 
-    One of them has to be an attack that succeeds on a sample without a defence, and answered for that sample here.
+    They have to answer for every attacked sample. One of them has to be an attack that succeeds on a sample without a
+    defence, and answered for that sample here.
     """
     cells: dict[tuple[str, int], list[Row]] = {}
     working: dict[int, set[tuple[Any, ...]]] = {}
@@ -564,12 +563,13 @@ def read(
     for (arm, batch), cell in cells.items():
         if arm in undefended:
             working.setdefault(batch, set()).update(_read(cell, criterion))
-    found = set()
+    found = {}
     for (arm, batch), cell in cells.items():
         told = [row for row in cell if code_given(row) and _answers(row, criterion, closed)]
-        whole = {_sample(row) for row in told} >= {_sample(row) for row in cell}
-        if whole and {(row["attack"], *_sample(row)) for row in told} & working.get(batch, set()):
-            found.add((arm, batch))
+        if not {_sample(row) for row in told} >= {_sample(row) for row in cell}:
+            found[arm, batch] = NO_CODE
+        elif not {(row["attack"], *_sample(row)) for row in told} & working.get(batch, set()):
+            found[arm, batch] = NONE_WORKS
     return found
 
 
@@ -601,21 +601,11 @@ def _answers(row: Row, criterion: Criterion, closed: Collection[str]) -> bool:
     return ended and criterion.nearness(row) is not None and all(row[name] is not None for name in criterion.needs)
 
 
-def _labels_found(rows: Sequence[Row]) -> float | None:
-    """Return the share of labels found by the best attack; None if all were given, or none was sought."""
-    shares: dict[str, dict[tuple[Any, ...], float]] = {}
-    for row in _without_labels(rows):
-        if row.get("label_accuracy") is not None:
-            batch = row.get("round"), row["victim"], row.get("repeat")
-            shares.setdefault(row["attack"], {})[batch] = row["label_accuracy"]
-    return max((fmean(found.values()) for found in shares.values()), default=None)
-
-
 def _targets_found(rows: Sequence[Row]) -> float | None:
     """Return the smallest mean absolute error of numbers that an attack found; None if none was sought."""
     errors: dict[str, list[float]] = {}
-    for row in _without_labels(rows):
-        if row.get("target_error") is not None:
+    for row in rows:
+        if row.get("target_error") is not None and not labels_given(row):
             errors.setdefault(row["attack"], []).append(row["target_error"])
     return min(map(fmean, errors.values()), default=None)
 
@@ -624,22 +614,6 @@ def _targets_guessed(rows: Sequence[Row]) -> float | None:
     errors = {_sample(row): row.get("target_guess_error") for row in rows}
     known = [error for error in errors.values() if error is not None]
     return fmean(known) if known else None
-
-
-def _without_labels(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of attacks that were not given the labels."""
-    return [row for row in rows if not labels_given(row)]
-
-
-def _commonest(rows: Sequence[Row]) -> float:
-    known = {_sample(row): row["true_label"] for row in rows if row.get("true_label") is not None}
-    labels = Counter(known.values())
-    return max(labels.values(), default=0) / max(labels.total(), 1)
-
-
-def _evenly(rows: Sequence[Row]) -> float:
-    known = {_sample(row): row.get("label_guess_accuracy") for row in rows}
-    return fmean(found) if (found := [share for share in known.values() if share is not None]) else 0.0
 
 
 def short_title(row: Row) -> str:
@@ -763,7 +737,8 @@ def _no_time(group: Sequence[Finding]) -> str:
 
 def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     """Return how near the closest reconstruction is, and how near a guess is."""
-    best, unit = finding.best or 0.0, f" of its {PARTS[criterion.modality]}" if criterion.modality in PARTS else ""
+    best = finding.best or 0.0
+    unit = "" if criterion.modality == "pixels" else f" of its {PARTS[criterion.modality]}"
     said = criterion.written(best) + unit
     if finding.gain is None:
         return said
@@ -794,8 +769,8 @@ def _slight(finding: Finding, criterion: Criterion) -> str:
     low, high = found.spread
     within = ", which guessing is within" * (low <= 0 <= high)
     interval = f"{found.mean:+.1f} dB on average ({low:+.1f} to {high:+.1f} at 95 %{within})"
-    best = f", the best of {finding.attackers} attackers on each, chosen by the truth," if finding.attackers > 1 else ""
-    return f"{told}, and over {found.n} {criterion.noun}s{best} {interval}: look at them"
+    best = f", the best of {finding.attackers} attackers on each, chosen by the truth" if finding.attackers > 1 else ""
+    return f"{told}, and over all {found.n} {criterion.noun}s, read or not{best}, {interval}: look at them"
 
 
 def _labels(group: Sequence[Finding], earlier: Sequence[Finding]) -> str:
@@ -820,9 +795,14 @@ def _unsaid(group: Sequence[Finding], earlier: Sequence[Finding], told: Callable
 def labels_beyond(found: Sequence[Finding]) -> str:
     """Return the labels or targets that attackers read off better than by guessing, with figures; empty if none.
 
-    Where no true label is known, the commonest label finds 0, and nothing is known of a guess.
+    Where no true label is known, nothing is known of a guess. Of what may be luck it says so.
     """
-    labels = [_labels_of(one) for one in found if one.commonest and max(one.commonest, one.evenly) < (one.labels or 0)]
+    labels = [
+        _labels_of(one) + _by_how_many(one.labels)
+        for one in found
+        if one.labels and one.labels.guesses.commonest
+        if one.labels.guesses.best < one.labels.share or one.labels.whole
+    ]
     targets = [
         _targets_of(one)
         for one in found
@@ -832,10 +812,16 @@ def labels_beyond(found: Sequence[Finding]) -> str:
     return "; ".join(filter(None, (", ".join(labels), with_error)))
 
 
+def _by_how_many(labels: Named) -> str:
+    wholly = f", of {labels.whole} of {len(labels.updates)} updates all" if labels.whole else ""
+    best = f", by the best of {labels.attempts} attackers" if labels.attempts > 1 else ""
+    return wholly + best + ", which may be luck" * (labels.lucky and not wholly)
+
+
 def _labels_of(finding: Finding) -> str:
     if finding.labels is None:
         return ""
-    return f"{finding.labels:.0%} at batch {finding.batch} ({_beside_guess_of_labels(finding)})"
+    return f"{finding.labels.share:.0%} at batch {finding.batch} ({_beside_guess_of_labels(finding.labels)})"
 
 
 def _targets_of(finding: Finding) -> str:
@@ -845,15 +831,15 @@ def _targets_of(finding: Finding) -> str:
     return f"{finding.targets:.2g} at batch {finding.batch}{guessed}"
 
 
-def _beside_guess_of_labels(finding: Finding) -> str:
-    """Return what the better guess of labels finds; if all labels are alike, that this proves nothing.
-
-    One guess names the commonest label for every sample, the other every label equally often.
-    """
-    if finding.evenly > finding.commonest:
-        return f"naming every label equally often: {finding.evenly:.0%}"
-    told = f"naming the commonest label each time: {finding.commonest:.0%}"
-    return f"{told}; all samples have one label, so this proves nothing" if finding.commonest == 1 else told
+def _beside_guess_of_labels(labels: Named) -> str:
+    """Return what the best guess of labels finds; if all labels are alike, that this proves nothing."""
+    guesses = labels.guesses
+    if guesses.in_proportion > max(guesses.evenly, guesses.commonest):
+        return f"naming labels as often as others have them: {guesses.in_proportion:.0%}"
+    if guesses.evenly > guesses.commonest:
+        return f"naming every label equally often: {guesses.evenly:.0%}"
+    told = f"naming the commonest label each time: {guesses.commonest:.0%}"
+    return f"{told}; all samples have one label, so this proves nothing" if guesses.commonest == 1 else told
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rayfed.analysis.audit import Criterion, Finding, in_part, labels_beyond
+from rayfed.analysis.audit import UNREAD, Criterion, Finding, in_part, labels_beyond, short_title
+from rayfed.analysis.formats import duration
 from rayfed.analysis.membership import RATES, Roc, roc, stated
-from rayfed.analysis.summary import Row, arm_names, arm_spec, knowledge_of, labels_given, recorded, undefended
+from rayfed.analysis.named_labels import LUCK, named
+from rayfed.analysis.summary import Row, arm_names, arm_spec, knowledge_of, labels_given, measured, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
-from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, UNREAD, UNTOLD, criterion_of, run_findings
+from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, UNTOLD, criterion_of, run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.hidden import UNREHEARSED, UNUSED
 from rayfed.metrics.base import Metric
@@ -26,7 +28,7 @@ from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_b
 from rayfed.metrics.measures import JUDGED
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
-from rayfed.store.schemas import VERSUS, WANT_OF_TIME
+from rayfed.store.schemas import ANSWERED, VERSUS, WANT_OF_TIME
 
 if TYPE_CHECKING:
     from rayfed.samples import Modality
@@ -48,11 +50,21 @@ SHARES = MEMBERSHIP | {IDENTITY: "people re-identified, top 1"}
 
 NOT_PASSED = "no attack passed the bound without a defence either"
 """Why a check is inconclusive where nothing shows that an attack could have passed its bound."""
+NOT_BEYOND_LUCK = (
+    "no attack passed the bound without a defence either, or none beyond luck: attack more samples, of more clients "
+    "(--images)"
+)
+"""The same of a check on labels."""
 NOT_INFORMED = (
     "no membership attack that passed the bound without a defence knows this one and its code (knowledge: [candidates, "
     "defence, code])"
 )
 """Why a check on membership is inconclusive where no attacker that works knows the arm's defences."""
+BY_LUCK = (
+    "as many may be named by luck, of so few samples and by so many attackers: attack more samples, of more clients "
+    "(--images)"
+)
+"""Why a check on labels is inconclusive whose value is past the bound."""
 GUESSED = "past the bound, though no nearer than a guess gets without the update"
 """What the line of a passed check begins with whose value is past the bound."""
 
@@ -69,6 +81,11 @@ class Bound:
     def metric(self) -> Metric | None:
         """The bounded metric of reconstructions; None for an estimated share."""
         return METRICS.get(self.name)
+
+    @property
+    def of_labels(self) -> bool:
+        """Whether the labels found are bounded, and not reconstructions."""
+        return self.metric is not None and self.metric.compares == "labels"
 
     def written(self, value: float) -> str:
         """Return a value with its unit."""
@@ -117,21 +134,49 @@ class Reached(Criterion):
 
 @dataclass(frozen=True)
 class Found(Reached):
-    """Criterion for inferred labels to violate a bound: the share that was found."""
+    """Criterion for inferred labels to violate a bound: the share that an attack found, beyond luck.
+
+    The share is that of all labels of a batch size, or of those of single updates of several samples.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ()
+    named: Mapping[tuple[str, int, str], tuple[bool, float]]
+    """Of each attack on each arm and batch size, whether it violates the bound beyond luck, and its share.
+
+    It is that of its nearest update where single updates alone violate the bound, or may."""
+
+    @classmethod
+    def among(cls, attacks: Sequence[Row], modality: Modality, bound: Bound) -> Found:
+        """Return the criterion for the rows of a run."""
+        assert bound.metric is not None
+        cells: dict[tuple[str, int], list[Row]] = {}
+        for row in attacks:
+            cells.setdefault((row["arm"], row["batch_size"]), []).append(row)
+        found: dict[tuple[str, int, str], tuple[bool, float]] = {}
+        for cell, rows in cells.items():
+            for one in named(rows):
+                whole, updates = one.share >= bound.limit, one.attempts * one.luck_of(bound.limit) <= LUCK
+                violates = updates or (whole and not one.lucky)
+                single = not whole and (updates or one.may_reach(bound.limit))
+                value = max(one.updates.values()) if single else one.share
+                key = (*cell, one.attack)
+                found[key] = max(found.get(key, (False, value)), (violates, value))
+        return cls(modality, bound.limit, bound.metric, found)
 
     def nearness(self, row: Row) -> float | None:
-        """Return the share of labels found; None if the attacker was given them."""
-        return None if labels_given(row) else super().nearness(row)
+        """Return the share of labels that the row's attack found; None of a row without labels, or given them."""
+        if labels_given(row) or not measured(row.get("label_accuracy")):
+            return None
+        return self.named[row["arm"], row["batch_size"], row["attack"]][1]
 
     def lacking(self, row: Row) -> str:
         """Return why a row of an attack that finished is no answer."""
-        return "was given the labels" if labels_given(row) else super().lacking(row)
+        return "was given the labels" if labels_given(row) else "has no share of labels that is a number"
 
     def near(self, row: Row) -> bool:
-        """Return whether the share reaches the bound."""
-        return self._at_bound(row)
+        """Return whether a row's update reaches the bound, by an attack that violates it beyond luck."""
+        found = self.named.get((row["arm"], row["batch_size"], row["attack"]), (False, 0.0))
+        return self.nearness(row) is not None and found[0] and self.metric.passes(row["label_accuracy"], self.threshold)
 
     leaks = near
 
@@ -237,16 +282,21 @@ class Played:
         if bound.metric is None:
             yield from (self._of_share(bound, arm) for arm in arms)
             return
-        kind = Found if bound.metric.compares == "labels" else Reached
-        criterion = kind(self.modality, bound.limit, bound.metric)
-        found = run_findings(self.scenario, self.attacks, self.finished, criterion)
+        rows = self.attacks
+        if bound.of_labels:
+            seekers = {(row["arm"], row["batch_size"]) for row in rows if not labels_given(row)}
+            rows = [row for row in rows if not labels_given(row) or (row["arm"], row["batch_size"]) not in seekers]
+            criterion: Reached = Found.among(rows, self.modality, bound)
+        else:
+            criterion = Reached(self.modality, bound.limit, bound.metric)
+        found = run_findings(self.scenario, rows, self.finished, criterion)
         for arm in arms:
             own, doubt = [finding for finding in found if finding.arm == arm], self.doubt(arm)
-            checks = [
-                replace(check, reason="; ".join(filter(None, (check.reason, finding.behind, self._unbounded(check)))))
-                for finding in own
-                for check in [_check(finding, bound, undefended(self.scenario, arm))]
-            ]
+            checks = []
+            for finding in own:
+                check = _check(finding, bound, undefended(self.scenario, arm))
+                told = _guessed(finding, bound), check.reason, finding.behind
+                checks.append(self._with_what_else(replace(check, reason="; ".join(filter(None, told)))))
             yield from (
                 replace(check, reason=f"{check.reason}; {doubt}") if doubt and check.state == "inconclusive" else check
                 for check in checks
@@ -254,15 +304,40 @@ class Played:
             if not own:
                 yield Check(arm, None, bound, "not measured", reason=NOTHING_REBUILT if self.finished else UNFINISHED)
 
-    def _unbounded(self, check: Check) -> str:
-        """Return what else attacks read where a check passed, which its bound is not on; empty if nothing."""
-        metric = check.bound.metric
-        if check.state != "passed" or metric is None or metric.compares == "labels":
-            return ""
+    def _with_what_else(self, check: Check) -> Check:
+        """Return a check with what else attacks read where it passed, which its bound is not on, and their budget.
+
+        Images that were read in part pass no bound on whole ones: of their parts there is none.
+        """
+        if check.state != "passed":
+            return check
         one = next(one for one in self._own if (one.arm, one.batch) == (check.arm, check.batch))
         part, labels = in_part(one, criterion_of(self.scenario, self.attacks)), labels_beyond([one])
+        if check.bound.of_labels:
+            part, labels = "", "" if one.labels and one.labels.lucky and not one.labels.whole else labels
         told = [f"in part, {part}" if part else "", f"labels were read off: {labels}" if labels else ""]
-        return "; ".join(filter(None, told))
+        reason = "; ".join(filter(None, (check.reason, *told, self._budget(check))))
+        state: State = "inconclusive" if part and self.modality == "pixels" else "passed"
+        return replace(check, state=state, reason=reason)
+
+    def _budget(self, check: Check) -> str:
+        """Return the iterations of each search that answered a check, and the time of all; empty if unknown."""
+        searches: dict[str, list[int]] = {}
+        seconds: dict[tuple[Any, ...], float] = {}
+        closed, alone = closed_forms(self.scenario), True
+        for row in self.attacks:
+            given = check.bound.of_labels and labels_given(row)
+            if (row["arm"], row["batch_size"]) != (check.arm, check.batch) or row["status"] not in ANSWERED or given:
+                continue
+            alone &= row["attack"] in closed
+            if row.get("iterations"):
+                searches.setdefault(short_title(row), []).append(row["iterations"])
+            if measured(row.get("seconds")):  # of the whole batch, in the row of each of its samples
+                seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
+        counts = {name: f"{min(of):,}" + f" to {max(of):,}" * (min(of) < max(of)) for name, of in searches.items()}
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        within = f"iterations of {told}; " if told else "closed forms alone, " if alone else ""
+        return f"budget: {within}{duration(sum(seconds.values()))} of attacks in all" if seconds else ""
 
     @cached_property
     def _own(self) -> list[Finding]:
@@ -293,7 +368,7 @@ class Played:
             return replace(check, state="not measured", reason="the run did not come to its end")
         if gaps := self._gaps(bound, arm):
             return replace(check, state="not measured", reason="; ".join(gaps))
-        unread = [one.lacking for one in self._own if one.arm == arm and one.lacking in (UNREAD, UNTOLD)]
+        unread = [one.lacking for one in self._own if one.arm == arm and one.lacking in (*UNREAD, UNTOLD)]
         if bound.name == IDENTITY and unread:  # it is read off reconstructions
             return replace(check, state="inconclusive", reason=unread[0])
         if not best or len(known) < len(found):
@@ -454,6 +529,13 @@ def _estimate(bound: Bound, curve: Roc) -> Estimate | None:
     return curve.auc if bound.name == "membership.auc" else curve.true_positives[RATES[-1]]
 
 
+def _guessed(found: Finding, bound: Bound) -> str:
+    """Return what a guess finds of the labels, beside a share that is bounded; empty of other bounds."""
+    if not bound.of_labels or not found.labels:
+        return ""
+    return f"a guess names {found.labels.guesses.best:.0%} of {found.samples} labels"
+
+
 def _check(found: Finding, bound: Bound, bare: bool) -> Check:
     """Return the check that follows from a finding under the bound's criterion."""
     short = (f"{WANT_OF_TIME}: {', '.join(found.unplayed)}",) if found.unplayed else ()
@@ -461,18 +543,23 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
     assert bound.metric is not None
     best = found.best if found.best is None or bound.metric.higher_is_closer else -found.best
     numbers = best, found.by, found.leaked, found.samples
+    past = best is not None and bound.metric.passes(best, bound.limit)
     if state == "leaks":
         return Check(found.arm, found.batch, bound, "failed", *numbers)
     if state in ("not measured", "nothing to attack"):
         reason = reasons or "an attack that passed the bound without a defence has no answer here"
         return Check(found.arm, found.batch, bound, "not measured", *numbers, reason=reason)
+    if past and bound.of_labels:
+        known = found.labels is not None and found.labels.guesses.best >= bound.limit
+        reason = "guesses name as many" if known else BY_LUCK
+        return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
     if state == "inconclusive":
-        reason = found.lacking or NOT_PASSED
-        if not found.lacking and best is not None and bound.metric.passes(best, bound.limit):
+        reason = found.lacking or (NOT_BEYOND_LUCK if bound.of_labels else NOT_PASSED)
+        if past and not found.lacking:
             reason = f"{GUESSED}; no attack passed the bound by more than a guess without a defence either"
         return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
     guessed = {leading(form).name for form in NOUNS}  # by which guesses are compared
-    if best is not None and bound.name not in guessed and bound.metric.passes(best, bound.limit):
+    if past and bound.name not in guessed:
         reason = "at the bound, though no nearer than a guess by the leading metric: look at it"
         return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
     if bare:
@@ -481,7 +568,7 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
     if found.failed:  # with or without the defence: nobody knows what they would have got
         return Check(found.arm, found.batch, bound, "not measured", *numbers, reason=reasons)
     said = [f"no answer: {reasons}"] if reasons else []
-    if best is not None and bound.metric.passes(best, bound.limit):
+    if past:
         said.insert(0, GUESSED)
     if found.shown not in (None, found.samples):
         said.append(

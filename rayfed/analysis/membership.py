@@ -51,6 +51,11 @@ def area(found: Estimate) -> str:
     return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 
+def untold(found: Roc) -> list[str]:
+    """Return of each of `RATES` that too few non-members tell nothing of that they do not."""
+    return [stated(found, rate) for rate, share in found.true_positives.items() if share is None]
+
+
 def stated(found: Roc, rate: float) -> str:
     """Format the share of members found at a false positive rate."""
     share = found.true_positives[rate]

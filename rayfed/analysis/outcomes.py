@@ -13,11 +13,11 @@ import pyarrow as pa
 import yaml
 
 from rayfed.analysis import summary
-from rayfed.analysis.audit import UNEXPLAINED_PART, State, explains, findings
+from rayfed.analysis.audit import NO_CODE, NONE_WORKS, UNEXPLAINED_PART, State, explains, findings
 from rayfed.analysis.settings import INAPPLICABLE, estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, code_given, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
-from rayfed.analysis.verdicts import UNREAD, criterion_of, weightiest
+from rayfed.analysis.verdicts import criterion_of, weightiest
 from rayfed.hidden import CHANNELS
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.metrics.roc import share
@@ -87,7 +87,7 @@ def with_verdicts(
 
     Attacks show that they work on arms without a defence of the same model, of which `alike` is the same: on batches of
     the same size, and as many images. Of an arm with defences nothing is said unless at each batch size such an attack
-    has their code, and explains each of as many samples as any attack met (`rayfed.analysis.verdicts.UNREAD`).
+    has their code, and explains each of as many samples as any attack met (`rayfed.analysis.audit.UNREAD`).
     """
 
     def key(row: Row) -> Any:
@@ -113,7 +113,7 @@ def with_verdicts(
         if row.get("answer") == "not reconstructed":
             met.setdefault((place(row), row.get("batch_size")), []).append(row)
     unread = {
-        place(cell[0])
+        place(cell[0]): NONE_WORKS if any(_reads(row, cell) for row in cell) else NO_CODE
         for cell in met.values()
         if not any(_reads(row, cell) and played(row) in working.get(key(row), set()) for row in cell)
     }
@@ -126,7 +126,8 @@ def with_verdicts(
         if row.get("answer") != "not reconstructed":
             return {**row, "verdict": "inconclusive" if blind and found == "not reconstructed" else found}
         if blind and found == "not reconstructed":
-            return {**row, "verdict": "inconclusive", "why": UNEXPLAINED_PART if place(row) in unexplained else UNREAD}
+            why = UNEXPLAINED_PART if place(row) in unexplained else unread[place(row)]
+            return {**row, "verdict": "inconclusive", "why": why}
         return {**row, "verdict": found, "why": None}
 
     return [judged(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Samples that attacks find in part, by more than chance: columns of records, and tokens of texts."""
+"""Samples that attacks find in part, by more than chance: columns of records, tokens of texts, pixels of images."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from statistics import fmean
 from typing import Any
 
 from rayfed.analysis.summary import Row, measured
+from rayfed.metrics.chance import evidence
 
 LEVEL = 1e-3
 """Probability of as many hits by chance below which an attack has found them, were the parts independent."""
-_FIGURES = ("parts_found", "parts_guessed", "parts_independent")
+_FIGURES = ("parts_found", "parts_guessed", "parts_evidence")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,16 @@ def beyond_chance(rows: Sequence[Row]) -> Part | None:
     for row in rows:
         if all(measured(row.get(name)) for name in _FIGURES):
             attacks.setdefault(row["attack"], []).append(row)
-    told = [part for attack, own in attacks.items() for part in (_of_samples(attack, own), _of_columns(attack, own))]
+    tests = sum(map(len, attacks.values()))
+    told = [
+        part
+        for attack, own in attacks.items()
+        for part in (
+            (_of_images(attack, own, tests),)
+            if measured(own[0].get("psnr"))
+            else (_of_samples(attack, own), _of_columns(attack, own))
+        )
+    ]
     return max((part for part in told if part), key=lambda part: part.found * part.samples, default=None)
 
 
@@ -52,12 +62,23 @@ def _of_samples(attack: str, rows: Sequence[Row]) -> Part | None:
     Read are those that are told apart from all others, and of which more is found than guesses find: an answer that
     fits many samples alike, as one for a client or a class, reads none of them. Repeats count as their mean.
     """
-    read, evidence = [], 0.0
+    read, told = [], 0.0
     for same in _by_sample(rows).values():
-        hits = [row for row in same if row["told_apart"] == 1 and row["parts_found"] > row["parts_guessed"]]
-        evidence += sum(map(_evidence, hits)) / len(same)
+        hits = [row for row in same if row["told_apart"] == 1 and row["parts_evidence"] > 0]
+        told += sum(row["parts_evidence"] for row in hits) / len(same)
         read += hits[:1]
-    return _part(attack, read) if evidence >= -log(LEVEL) else None
+    return _part(attack, read) if told >= -log(LEVEL) else None
+
+
+def _of_images(attack: str, rows: Sequence[Row], tests: int) -> Part | None:
+    """Return what one attack finds of the images that it reads; None if there are none.
+
+    Each has to be beyond chance by itself, of so many `tests`: images of a class or of a client are alike, and among
+    many answers some fit better than they do others. They need not be told apart as a whole, for of an image of which a
+    part is read the rest says nothing.
+    """
+    read = [row for row in rows if row["parts_evidence"] >= log(tests / LEVEL)]
+    return _part(attack, [same[0] for same in _by_sample(read).values()]) if read else None
 
 
 def _of_columns(attack: str, rows: Sequence[Row]) -> Part | None:
@@ -72,7 +93,7 @@ def _of_columns(attack: str, rows: Sequence[Row]) -> Part | None:
     found = [
         (name, share, guess)
         for name, share, guess in _columns(rows)
-        if guess is not None and len(victims) * _divergence(share, guess) >= log(tests / LEVEL)
+        if guess is not None and evidence(share, guess, len(victims)) >= log(tests / LEVEL)
     ]
     if not found:
         return None
@@ -84,22 +105,6 @@ def _of_columns(attack: str, rows: Sequence[Row]) -> Part | None:
 def _part(attack: str, read: Sequence[Row]) -> Part:
     found, guessed = (fmean(row[name] for row in read) for name in _FIGURES[:2])
     return Part(attack, found, guessed, len(read), tuple(read), _columns(read))
-
-
-def _evidence(row: Row) -> float:
-    """Return the least that is minus the logarithm of the probability of as many hits by chance.
-
-    It is the bound on a sum of independent hits whose mean probability is known (Hoeffding 1963, theorem 1), of as many
-    as the spread over other samples amounts to.
-    """
-    found: float = row["parts_independent"] * _divergence(row["parts_found"], row["parts_guessed"])
-    return found
-
-
-def _divergence(share: float, by_chance: float) -> float:
-    """Return the divergence (nats) of hits of this probability from those of another, both in [0, 1]."""
-    pairs = (share, by_chance), (1 - share, 1 - by_chance)
-    return sum(p * log(p / q) if q else float("inf") for p, q in pairs if p)
 
 
 def _by_sample(rows: Sequence[Row]) -> dict[Any, list[Row]]:

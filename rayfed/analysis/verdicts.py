@@ -16,6 +16,9 @@ from rayfed.analysis.audit import (
     FEWEST,
     GIVEN,
     METHODS,
+    NEAR,
+    NO_CODE,
+    NONE_WORKS,
     UNCOMPARED,
     Criterion,
     Finding,
@@ -25,10 +28,10 @@ from rayfed.analysis.audit import (
     labels_beyond,
     modality_of,
     played_by,
-    read,
     sentence,
+    unread,
 )
-from rayfed.analysis.membership import area, stated
+from rayfed.analysis.membership import area, stated, untold
 from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.hidden import UNREHEARSED, UNSOLVED, UNUSED
@@ -56,6 +59,17 @@ class Verdict:
     """Row of the reconstruction that came closest: of those that are leaks, or of all where none is."""
     labels: str = ""
     """Labels that attackers read off better than by guessing, with figures; empty if none are."""
+    inferred: bool = False
+    """Whether no attack rebuilds samples here, and others inferred something."""
+    figure: str = ""
+    """The most that those inferred, in short: `AUC 0.648`."""
+    untold: tuple[str, ...] = ()
+    """Rates of membership attacks that too few non-members tell nothing of, with the reason."""
+
+    @property
+    def badge(self) -> str:
+        """The verdict in a word or a figure."""
+        return self.figure if self.inferred and self.figure else self.state
 
     @property
     def answered(self) -> bool:
@@ -98,19 +112,19 @@ def run_findings(
 
     Attacks show that they work on arms without a defence that have the same model.
     """
-    found, met, criterion = [], set[tuple[str, int]](), criterion or criterion_of(scenario, attacks)
+    found, why, criterion = [], dict[tuple[str, int], str](), criterion or criterion_of(scenario, attacks)
     models = {arm: repr(arm_spec(scenario, arm).get("model")) for arm in dict.fromkeys(row["arm"] for row in attacks)}
     for model in dict.fromkeys(models.values()):
         alike = [arm for arm, own in models.items() if own == model]
         rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
         found += findings(rows, criterion, _brief(scenario), bare, finished, closed_forms(scenario))
-        met |= read(rows, criterion, bare, closed_forms(scenario))
+        why |= unread(rows, criterion, bare, closed_forms(scenario))
     own = {arm for arm in models if has_own(scenario, arm)}
     told = []
     for one in found:
         held = one.state == "not reconstructed" and bool(arm_spec(scenario, one.arm).get("defences"))
-        if held and (one.arm, one.batch) not in met:
-            one = replace(one, state="inconclusive", lacking=UNTOLD if recorded(scenario, one.arm) else UNREAD)
+        if held and (lacking := why.get((one.arm, one.batch))):
+            one = replace(one, state="inconclusive", lacking=UNTOLD if recorded(scenario, one.arm) else lacking)
         elif held and one.arm in own:
             one = replace(one, caveat=TRIED)
         told.append(one)
@@ -125,10 +139,6 @@ def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
     return not all(known.get(name, name).startswith("rayfed.") for name in names)
 
 
-UNREAD = (
-    "no attack that works without a defence had this one's code (knowledge: [defence, code]) and answered for every "
-    "sample"
-)
 UNTOLD = "no attacker of a replay knows how what was sent is defended"
 TRIED = "the defence's code was run on the attacker's own gradients, and may do otherwise on others"
 NOTHING_REBUILT = "no attack that rebuilds samples was played here"
@@ -151,15 +161,22 @@ def verdicts(
     for place, arm in enumerate(arms):
         own = [finding for finding in found if finding.arm == arm]
         earlier = [finding for finding in found if finding.arm in arms[:place]]
+        mine = [claim for claim in inferred if claim.arm == arm]
+        others = [claimed(claim) for claim in mine]
+        few = tuple(dict.fromkeys(said for claim in mine if claim.roc for said in untold(claim.roc)))
         if own:
             words = [sentence(own, criterion, earlier)]
+        elif others and finished:
+            words = [f"{arm}: {NOTHING_REBUILT}"]
         else:
             words = [f"{arm}: NOT MEASURED, for {NOTHING_REBUILT if finished else UNFINISHED}"]
-        words += [claimed(claim) for claim in inferred if claim.arm == arm]
+        words += others
         parts = {one.part.attack for one in own if one.part and not any(each.leaked for each in own)}
         rows = [row for row in attacks if row["arm"] == arm]
         nearest = closest([row for row in rows if played_by(row) in parts] or rows, criterion)
-        told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest, labels_beyond(own)))
+        alone = bool(others) and not own and finished
+        labels = labels_beyond(own)
+        told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest, labels, alone, _most(mine), few))
     return told
 
 
@@ -177,7 +194,8 @@ COLUMNS = pa.schema(
         ("parts_found", pa.float64()),  # share of their columns or tokens; null where chance may find as much
         ("parts_guessed", pa.float64()),
         ("labels", pa.float64()),  # share found by the best attack that was not given them
-        ("labels_guessed", pa.float64()),  # by the better of two guesses
+        ("labels_guessed", pa.float64()),  # by the best of three guesses
+        ("labels_lucky", pa.bool_()),  # whether the best of as many guesses may find that share by luck
         ("reason", pa.string()),  # why it says no more
     ]
 )
@@ -203,8 +221,9 @@ def verdicts_table(
             "samples": one.samples,
             "parts_found": one.part.found if one.part else None,
             "parts_guessed": one.part.guessed if one.part else None,
-            "labels": one.labels,
-            "labels_guessed": None if one.labels is None else max(one.commonest, one.evenly) or None,
+            "labels": one.labels.share if one.labels else None,
+            "labels_guessed": (one.labels.guesses.best or None) if one.labels else None,
+            "labels_lucky": one.labels.lucky if one.labels else None,
             "reason": "; ".join(filter(None, (one.lacking, *one.awaited, *one.unplayed, *one.reasons))) or None,
         }
         for arm in arms
@@ -224,12 +243,14 @@ def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
         arms = [
             f"{verdict.arm} (no defence)" if undefended(scenario, verdict.arm) else verdict.arm
             for verdict in told
-            if verdict.state in states
+            if verdict.state in states and not verdict.inferred
         ]
         if arms:
             of = f"{len(arms)} of {len(told)} arms {one if len(arms) == 1 else many}"
             more = f" and {len(arms) - MOST} more" if len(arms) > MOST else ""
             lines.append(f"{of}: {', '.join(arms[:MOST])}{more}.")
+    if alone := [verdict.arm for verdict in told if verdict.inferred]:
+        lines.append(f"{len(alone)} of {len(told)} arms: {NOTHING_REBUILT}; what was inferred stands beside each.")
     return [*lines, *labels_alone(told)]
 
 
@@ -269,6 +290,8 @@ def next_step(
     was time after all, it did not.
     """
     states = {verdict.state for verdict in told}
+    if told and all(verdict.inferred for verdict in told) and rates(told):
+        return "Next: hold the figures to a bound of yours (rayfed gate RUN --fail-above membership.auc=0.6)."
     if not attacks:
         return ""
     unplayed = any(row["status"] == UNPLAYED for row in attacks)
@@ -276,19 +299,24 @@ def next_step(
         return f"Next: attacks were left out for want of time. To have them played, give {enough}."
     if unplayed:
         fewer = [
-            option
+            f"fewer {option}s" if count > 2 else f"one {option}"
             for option, count in (
-                ("defences", len(told) - 1),
-                ("batch sizes", len({row["batch_size"] for row in attacks})),
-                ("samples", len({row["victim"] for row in attacks})),
+                ("defence", len(told) - 1),
+                ("batch size", len({row["batch_size"] for row in attacks})),
+                ("sample", len({row["victim"] for row in attacks})),
             )
             if count > 1
         ]
-        less = f", or ask for fewer {' or '.join(fewer)} at a time" if fewer else ""
+        less = f", or ask for {' or '.join(fewer)} at a time" if fewer else ""
         return f"Next: attacks were left out for want of time. Give more time (more minutes){less}."
     inconclusive = [verdict for verdict in told if verdict.state == "inconclusive"]
-    if unread := [verdict.arm for verdict in inconclusive if UNREAD in verdict.sentence]:
-        return f"Next: give an attack on {', '.join(unread)} the defence's code (knowledge: [defence, code])."
+    if blind := [verdict.arm for verdict in inconclusive if NO_CODE in verdict.sentence]:
+        return f"Next: give an attack on {', '.join(blind)} the defence's code (knowledge: [defence, code])."
+    if weak := [verdict.arm for verdict in inconclusive if NONE_WORKS in verdict.sentence]:
+        return (
+            f"Next: give an attack that succeeds without a defence the code of {', '.join(weak)} (knowledge: [defence, "
+            "code]), or more iterations to those that have it."
+        )
     if any(UNTOLD in verdict.sentence for verdict in inconclusive):
         return "Next: measure the federation's defence itself, before attackers who know it (rayfed audit --defence)."
     if unused := [verdict.arm for verdict in inconclusive if UNUSED in verdict.sentence]:
@@ -311,11 +339,14 @@ def next_step(
             f"Next: nothing shows that these attacks could find anything behind {', '.join(uncompared)}, and more time "
             "does not help. A defence with an account says what is proved of any attack."
         )
+    if near := [verdict.arm for verdict in inconclusive if NEAR in verdict.sentence and "leaks" in states]:
+        return f"Next: look at what was rebuilt on {', '.join(near)} beside the true samples (output.images: all)."
     bare = any(undefended(scenario, v.arm) and v.state == "not reconstructed" for v in told)
     if inconclusive or (bare and "leaks" not in states):
+        bare_first = "an attack that finds nothing without a defence says nothing of a defence. Give"
         return (
-            "Next: an attack that finds nothing without a defence says nothing of a defence. Give the searches more "
-            "time (more minutes, or iterations): one that was cut short says nothing against a longer one."
+            f"Next: {'give' if 'leaks' in states else bare_first} the searches more iterations (of an audit by "
+            "--iterations): one that was cut short says nothing against a longer one."
         )
     if "not measured" in states:
         return "Next: see under Leakage why attacks did not answer."
@@ -327,7 +358,7 @@ def next_step(
     read = [verdict.arm for verdict in held if verdict.labels]
     leak = "leak" if len(read) > 1 else "leaks"
     unless = f"; where the label is secret, {', '.join(read)} {leak}, too" if read else ""
-    step = f"Next: choose among the arms of which no sample was rebuilt, and attack them with more time{unless}."
+    step = f"Next: choose among the arms of which no sample was rebuilt, and attack them with longer searches{unless}."
     models = {verdict.arm: repr(arm_spec(scenario, verdict.arm).get("model")) for verdict in told}
     undefended_models = {model for arm, model in models.items() if undefended(scenario, arm)}
     silent = {v.arm for v in held if not v.labels and not undefended(scenario, v.arm)}
@@ -360,18 +391,46 @@ def attackers(told: Sequence[Verdict]) -> str:
     return f"In brackets: the attack, and what it has beside model and update ({given})." if met else ""
 
 
+def rates(told: Sequence[Verdict]) -> str:
+    """Return what the figures of a membership attack mean; empty if none is told."""
+    if not any("AUC" in verdict.sentence for verdict in told):
+        return ""
+    few = "".join(f" {said}." for said in dict.fromkeys(said for verdict in told for said in verdict.untold))
+    return (
+        "AUC: how often a member scores above a non-member, 0.5 by chance and 1 where all are told. TPR at 1 % FPR: "
+        "the share of members found where one non-member in a hundred is taken for one, 1 % by chance. Control: the "
+        "AUC with an update behind which nobody is, 0.5 where members differ in nothing else." + few
+    )
+
+
 def claimed(claim: Claim) -> str:
     """Return an attack's inferences other than reconstructions, beside chance, in words."""
     failures = "".join(f"; {status}: {message}" for status, message in claim.failures)
     if claim.roc:
         control = f"control without the update {area(claim.roc.control)}" if claim.roc.control else "no control"
-        rates = [stated(claim.roc, rate) for rate in claim.roc.true_positives]
+        rates = [stated(claim.roc, rate) for rate, share in claim.roc.true_positives.items() if share]
         told = ", ".join([f"AUC {area(claim.roc.auc)}", control, *rates])
         return f"{claim.attack} on {claim.roc.members} members: {told}{failures}"
     if not claim.value or not claim.chance:
         return f"{claim.attack}: nothing inferred{failures}"
     metric = claim.metric.replace("_", " ")
     return f"{claim.attack}: {metric} {claim.value.mean:.2f} (chance {claim.chance.mean:.2f}){failures}"
+
+
+def _most(mine: Sequence[Claim]) -> str:
+    """Return the largest figure of each kind that attacks on an arm inferred, in short."""
+    found: dict[str, str] = {}
+    for claim in sorted(mine, key=_shown):
+        if claim.roc:
+            found["AUC"] = f"{claim.roc.auc.value:.3f}"
+        elif claim.value:
+            found[claim.metric.replace("_", " ")] = f"{claim.value.mean:.2f}"
+    return ", ".join(f"{name} {figure}" for name, figure in found.items())
+
+
+def _shown(claim: Claim) -> float:
+    """Return the figure that is shown of a claim: of scores the area over all rounds, which is no mean of theirs."""
+    return claim.roc.auc.value if claim.roc else claim.value.mean if claim.value else 0.0
 
 
 def _brief(scenario: Mapping[str, Any]) -> list[str]:

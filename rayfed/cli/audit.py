@@ -117,48 +117,49 @@ def audit(
     """Measure, without a scenario, how much one gradient of your model leaks, bare and behind defences."""
     began = monotonic()  # before PyTorch is imported, which takes a slow machine's user long
     with errors_for_people(debug), in_options([model, loss, *(defence or [])]):
-        from rayfed import registry
-
-        registry.search(str(Path.cwd()))
-        _check_given(model, data, run, bool(target), loss is not None)
-        from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
-        from rayfed.engine.audit import Trained, data_of, loss_of, model_of
-        from rayfed.engine.audit import audit as played
-        from rayfed.engine.auditing import BATCHES, Budget
-        from rayfed.engine.executions import execution
-        from rayfed.report.gate import Gated
-
-        trained = Trained.of(run) if run else None
-        plan = Plan(
-            model=model_of(model, trained),
-            data=data_of(data, size, label, target, text, trained),
-            loss=loss_of(yaml_option("--loss", loss), trained),
-            batches=_batches(batch) if batch else BATCHES,
-            samples=images,
-            seed=seed,
-            defences=_defences(defence) if defence else DEFENCES,
-            threshold=threshold,
-        )
         gate = Gate(fail_above, allow_unmeasured, json, junit, baseline)
-        bounds = gate.bounds(plan.modality)
         say = (lambda line: None) if quiet else partial(print, flush=True)
-        audited = played(
-            plan,
-            Budget(began, 60 * minutes, 1 if trained is None else 2, iterations),
-            execution(executor, address),
-            partial(watched, quiet, executor, "attack", brief=True),
-            run=run,
-            arm=trained.arm if trained else None,
-            changes=[*gate.changes(plan.modality), *(changes or [])],
-            out=out,
-            shrink=batch is None,
-            arms=list(plan.defences) if defence and plan.defences else [UNDEFENDED],
-        )
-        if not audited:
-            print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
-        elif short := audited[0].short:
-            more = f":\n  {_smallest(context, short.options)}" if short.options else ""
-            print(f"Nothing was played: {short.message}{more}")
+        with gate.undecided(say):
+            from rayfed import registry
+
+            registry.search(str(Path.cwd()))
+            _check_given(model, data, run, bool(target), loss is not None)
+            from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
+            from rayfed.engine.audit import Trained, data_of, loss_of, model_of
+            from rayfed.engine.audit import audit as played
+            from rayfed.engine.auditing import BATCHES, Budget
+            from rayfed.engine.executions import execution
+            from rayfed.report.gate import Gated
+
+            trained = Trained.of(run) if run else None
+            plan = Plan(
+                model=model_of(model, trained),
+                data=data_of(data, size, label, target, text, trained),
+                loss=loss_of(yaml_option("--loss", loss), trained),
+                batches=_batches(batch) if batch else BATCHES,
+                samples=images,
+                seed=seed,
+                defences=_defences(defence) if defence else DEFENCES,
+                threshold=threshold,
+            )
+            bounds = gate.bounds(plan.modality)
+            audited = played(
+                plan,
+                Budget(began, 60 * minutes, 1 if trained is None else 2, iterations),
+                execution(executor, address),
+                partial(watched, quiet, executor, "attack", brief=True),
+                run=run,
+                arm=trained.arm if trained else None,
+                changes=[*gate.changes(plan.modality), *(changes or [])],
+                out=out,
+                shrink=batch is None,
+                arms=list(plan.defences) if defence and plan.defences else [UNDEFENDED],
+            )
+            if not audited:
+                print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
+            elif short := audited[0].short:
+                more = f":\n  {_smallest(context, short.options)}" if short.options else ""
+                print(f"Nothing was played: {short.message}{more}")
         gate.close([Gated(one.folder, one.weights, one.arms) for one in audited], bounds if audited else [], say)
 
 

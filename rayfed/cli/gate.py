@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 from rayfed.cli.common import BOUND_PASSED, Debug, Quiet, Run, errors_for_people
 from rayfed.errors import UserError
+from rayfed.store import exits
 
 if TYPE_CHECKING:
     from rayfed.analysis.gate import Bound
@@ -93,6 +95,16 @@ class Gate:
             _write(self.junit, ruling.junit())
         if not ruling.passed:
             raise typer.Exit(BOUND_PASSED)
+
+    @contextmanager
+    def undecided(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Say that the gate is not decided where Ctrl-C or a signal ends what it waits for."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if self.fail_above or self.baseline:
+                say(f"gate: NOT MEASURED: {exits.said(error)} before it was decided")
+            raise
 
     @cached_property
     def _earlier(self) -> dict[str, Any] | None:

@@ -143,17 +143,19 @@ def _replayed(
         with_truth = ", ".join(str(one.round) for one in replays if one.scored)
         raise UserError(f"the truth of some rounds was recorded and of others not: take --round of {with_truth} alone")
     gated, ends = [], monotonic() + seconds
-    for place, one in enumerate(replays):
-        left = max(ends - monotonic(), 0.0) / (len(replays) - place)
-        sent, remarks = one.sent()
-        _warn(remarks)
-        if one.scored:
-            gated.append(_scored(one, sent, gate, out, where, left))
-        else:
-            found = (
-                (update.round, update.client, name, guess) for update, name, guess in one.unscored(monotonic() + left)
-            )
-            _show(f"round {one.round}", found, remarks, out, say)
+    with gate.undecided(say):
+        for place, one in enumerate(replays):
+            left = max(ends - monotonic(), 0.0) / (len(replays) - place)
+            sent, remarks = one.sent()
+            _warn(remarks)
+            if one.scored:
+                gated.append(_scored(one, sent, gate, out, where, left))
+            else:
+                found = (
+                    (update.round, update.client, name, guess)
+                    for update, name, guess in one.unscored(monotonic() + left)
+                )
+                _show(f"round {one.round}", found, remarks, out, say)
     gate.close(gated, bounds, say)
 
 

@@ -19,6 +19,9 @@ from rayfed.objective import NO_TARGET
 from rayfed.registry import component
 from rayfed.samples import Pixels, SampleSpec, Tokens
 
+_NAMED = 10
+"""Most classes that a line names."""
+
 
 class Images(Protocol):
     """Protocol of a data set's samples: an array in memory, or images in a file."""
@@ -156,6 +159,15 @@ class Dataset:
         if self.train_sources is None:
             return self.train_labels, self.classes
         return self.train_sources, self.sources
+
+    @property
+    def described(self) -> str:
+        """The number of samples, what they are and their labels, in words."""
+        told, names = self.sample.describe(len(self.train_labels), len(self.test_labels)), self.classes
+        listed = ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+        if self.has_numbers:
+            return f"{told}, targets {listed}"
+        return f"{told}, {len(names)} class{'es' * (len(names) != 1)} ({listed})"
 
     def with_public(self, share: float) -> Dataset:
         """Return a copy with a share of the training samples made public and no longer in `train`.

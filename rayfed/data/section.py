@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,11 @@ def data_section(
         )
     if path.suffix != ".parquet":  # which says itself what it lacks
         check_given(data)
-    if path.suffix == ".parquet" or any(path.glob("*.parquet")):
+    if path.suffix == ".parquet":
+        return {"name": "parquet", "train": data} | resized
+    if files := sorted(path.glob("*.parquet")):
+        if any(map(_split_of, files)):  # as one, images that are tested on would be trained on
+            return {"name": "parquet", **_splits(data, files, "train")} | resized
         return {"name": "parquet", "train": data} | resized
     if path.is_dir() and any(path.glob("*/*.txt")):
         return {"name": "text", "root": data}
@@ -65,14 +70,20 @@ def data_section(
     return ({"name": "image_folder", "root": data} if path.is_dir() else {"name": data}) | resized
 
 
-def _splits(data: str, tables: Sequence[Path]) -> dict[str, str]:
-    """Return the table of images and, if there is one, that of the test split; raises `UserError` for any other."""
-    by_split = {
-        next((split for split in ("train", *hugging_face.TESTS) if split in t.stem.lower()), ""): t for t in tables
-    }
+def _splits(data: str, tables: Sequence[Path], first: str = "table") -> dict[str, str]:
+    """Return the `first` table of images and, if there is one, that of the test split; raises `UserError` otherwise."""
+    by_split = {_split_of(table): table for table in tables}
     test = next((split for split in hugging_face.TESTS if split in by_split), None)
     if len(tables) == 1:
-        return {"table": str(tables[0])}
-    if len(tables) == 2 and "train" in by_split and test:
-        return {"table": str(by_split["train"]), "test": str(by_split[test])}
+        return {first: str(tables[0])}
+    train = by_split.get("train") or by_split.get("")
+    if len(tables) == 2 and train and test:
+        return {first: str(train), "test": str(by_split[test])}
     raise UserError(f"--data {data} has several tables of images: name one of {', '.join(map(str, tables))}")
+
+
+def _split_of(table: Path) -> str:
+    """Return the split that a file's name says; empty if it says none."""
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", table.stem)]
+    begins = next((split for split in ("train", "test") if any(word.startswith(split) for word in words)), "")
+    return begins or next((split for split in hugging_face.TESTS if split in words), "")

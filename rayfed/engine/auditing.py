@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.audit import DEFENCES, FEWEST, TWINS, UNDEFENDED, Criterion, Plan, title
+from rayfed.analysis.audit import DEFENCES, FEWEST, TWINS, UNDEFENDED, Criterion, Plan, called, title
 from rayfed.analysis.formats import duration
 from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.fitting import (
@@ -34,6 +34,7 @@ from rayfed.errors import ClientError, UserError
 from rayfed.metrics.known import NOUNS
 from rayfed.models.describe import described
 from rayfed.scenario import Scenario
+from rayfed.store.schemas import UNPLAYED
 
 BATCHES = 1, 4, 16
 """Batch sizes where none are given."""
@@ -140,17 +141,28 @@ def rehearsed(
     """Inspect the model and try all attacks; return the audit's scenario, and the part that fits into the time.
 
     Before the trials `start` starts what the attacks need. Returns None where no attack applies. With `shrink` batches
-    are no larger than what clients have, and those that the model does not take are left out.
+    are no larger than what clients have, and those that the model does not take are left out. Where Ctrl-C comes after
+    the first trial began, what is returned plays nothing, writes down what trials found, and raises it again.
     """
     inspected = _inspected(plan, changes, progress, shrink)
     if inspected is None:
         return None
     plan, rehearsal = inspected
-    say, inputs = progress.say, rehearsal.inputs
-    start(inputs)
+    start(rehearsal.inputs)
     budget = replace(budget, ready=monotonic())
     if budget.iterations is None and plan.searches and (line := _pace(plan, rehearsal.gradient, budget)):
-        say(line)
+        progress.say(line)
+    try:
+        return _chosen(plan, changes, rehearsal, budget, progress)
+    except KeyboardInterrupt as stopped:
+        return _stopped(_one_iteration(plan, changes), rehearsal, budget, progress, stopped)
+
+
+def _chosen(
+    plan: Plan, changes: Sequence[str], rehearsal: Rehearsal, budget: Budget, progress: AuditProgress
+) -> Rehearsed | None:
+    """Try all attacks, choose what fits into the time, and tell it; None where no attack applies."""
+    say, inputs = progress.say, rehearsal.inputs
     criterion, clock = Criterion.of(plan.modality, plan.threshold), _Clock()
     trials = _tried(plan, rehearsal, budget, clock, progress, criterion)
     if all(trial.obstacle and trial.tried for trial in trials):
@@ -158,7 +170,7 @@ def rehearsed(
     choice = _Choice(rehearsal, budget, clock, rehearsal.leaking(criterion))
     try:
         asked, fitted = choice.fitted(plan, trials)
-    except (KeyboardInterrupt, UserError):  # nothing is written yet
+    except UserError:  # nothing is written yet
         _tell_found(rehearsal.found(criterion), say)
         raise
     whole, plan, offered = plan, asked, fitted
@@ -232,6 +244,8 @@ def _inspected(
         rehearsal = Rehearsal(prepare(_one_iteration(plan, changes), data=data))
     for message in rehearsal.inputs.remarks:
         progress.note(message)
+    given = {"name": loaded.data.name, **loaded.data.model_dump(mode="json", exclude_defaults=True)}
+    say(f"data {called([given])}: {data.described}")
     say(f"model {loaded.model.title}, loss {loaded.loss.name}:")
     for line in described(rehearsal.inputs.accounts[0].arm.model, data.sample):
         say(f"  {line}")
@@ -241,7 +255,7 @@ def _inspected(
 def _tried(
     plan: Plan, rehearsal: Rehearsal, budget: Budget, clock: _Clock, progress: AuditProgress, criterion: Criterion
 ) -> list[Trial]:
-    """Try the attacks on the undefended model, and tell which apply; what is known is told at Ctrl-C, too."""
+    """Try the attacks on the undefended model, and tell which apply; at Ctrl-C those that were tried."""
     say, trials = progress.say, list[Trial]()
     say("attacks, tried on the undefended model:")
 
@@ -253,16 +267,28 @@ def _tried(
         for trial in rehearsal.trials(budget.trials_end, progress.trying, enough, last):
             trials.append(trial)
         rehearsal.leaking(criterion)  # scored once, which takes its time
-    except KeyboardInterrupt:  # nothing is written yet
+    finally:
         progress.tried()
-        for line in [*_applying(trials), *rehearsal.found(criterion)]:
+        for line in _applying(trials):
             say(f"  {line}")
-        say("no attack was played yet, so there is no report: give the command again")
-        raise
-    progress.tried()
-    for line in _applying(trials):
-        say(f"  {line}")
     return trials
+
+
+def _stopped(
+    scenario: Scenario, rehearsal: Rehearsal, budget: Budget, progress: AuditProgress, stopped: KeyboardInterrupt
+) -> Rehearsed:
+    """Return what plays nothing, writes down what trials of closed forms found, and raises what stopped them again.
+
+    Raises it at once where they found nothing.
+    """
+    measured = rehearsal.measured
+    measured.attacks[:] = [row for row in measured.attacks if row["status"] != UNPLAYED]
+    if not measured.attacks:
+        progress.say("no attack has answered yet, so there is no report: give the command again")
+        raise stopped
+    allowance = Allowance(seconds=0.0, arms=[UNDEFENDED], measured=measured, stopped=stopped)
+    short = TooShort("the trials were stopped", {})
+    return Rehearsed(scenario, allowance, rehearsal.inputs.remarks, budget, short)
 
 
 def _compares_nothing(plan: Plan, trials: Sequence[Trial], budget: Budget, clock: _Clock) -> bool:

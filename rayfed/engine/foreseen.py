@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from rayfed.analysis.audit import ALONE, UNEXPLAINED_PART, Criterion
+from rayfed.analysis.audit import ALONE, UNEXPLAINED_PART, UNREAD, Criterion
 from rayfed.analysis.summary import arm_spec
-from rayfed.analysis.verdicts import UNREAD, has_own, run_findings
+from rayfed.analysis.verdicts import has_own, run_findings
 from rayfed.attacks.base import InferenceAttack
 from rayfed.attacks.undone import unused
 from rayfed.client import plan
@@ -98,7 +98,7 @@ _FOUND = {"psnr": 100.0, "above_guessing": 50.0, "told_apart": 1.0}
 
 def _why(lacking: str) -> str:
     """Return a reason with what to do; empty for one that the run alone can tell."""
-    if lacking in (UNREAD, UNEXPLAINED_PART):
+    if lacking in (*UNREAD, UNEXPLAINED_PART):
         return (
             "no attack that meets every sample has the defences' code. Give one this line: knowledge: [defence, code]"
         )

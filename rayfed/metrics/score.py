@@ -21,7 +21,7 @@ from rayfed.metrics.guessing import Others
 from rayfed.metrics.known import METRICS, metrics_of
 from rayfed.metrics.labels import even_guess
 from rayfed.metrics.parts import NAMES, parts
-from rayfed.samples import Pixels, Records, SampleSpec, Tokens
+from rayfed.samples import Pixels, SampleSpec
 
 _Functions = dict[str, Callable[..., Any]]
 _IMAGE = Pixels(1, 1, 1)
@@ -63,7 +63,7 @@ class Scorer:
         `true_label`, `label` (the one found with that reconstruction; of numbers `target_error`, beside
         `target_guess_error`), `label_guess_accuracy` (`even_guess`) and the named metrics: None where the
         reconstruction is not finite or the metric has no number, where a metric's network has no weights, and where it
-        compares labels and these are numbers. A row of a record or text also holds what was found of its parts
+        compares labels and these are numbers. With `others` a row also holds what was found of the sample's parts
         (`rayfed.metrics.parts.parts`). With a metric that compares classes it holds `people`, among how many the
         recogniser chose.
         """
@@ -97,15 +97,15 @@ class Scorer:
                 case "samples":
                     columns[name] = _column(function, true_images, guess)
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        if self.others is None or not isinstance(self.sample, Records | Tokens):
+        if self.others is None:
             return rows
-        return [row | told for row, told in zip(rows, self._parts(self.sample, true_images, guess), strict=True)]
+        told = self._parts(self.others, true_images, guess)
+        return [row | found for row, found in zip(rows, told, strict=True)]
 
-    def _parts(self, sample: Records | Tokens, true: Tensor, guess: Tensor) -> list[dict[str, Any]]:
+    def _parts(self, others: Others, true: Tensor, guess: Tensor) -> list[dict[str, Any]]:
         """Return the columns on parts of the samples; None for reconstructions that are not finite."""
         finite = guess.flatten(1).isfinite().all(1)
-        assert self.others is not None
-        told = iter(parts(sample, self.others, true[finite], guess[finite]) if finite.any() else ())
+        told = iter(parts(self.sample, others, true[finite], guess[finite]) if finite.any() else ())
         return [next(told) if usable else dict.fromkeys(NAMES) for usable in finite.tolist()]
 
     def _guessed_labels(self, true: Tensor) -> dict[str, list[float | None]]:

@@ -32,6 +32,7 @@ from rayfed.analysis.verdicts import (
     guess,
     headline,
     next_step,
+    rates,
     verdicts,
 )
 from rayfed.analysis.victims import victims
@@ -115,7 +116,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "arms": arms,
         "cards": sorted(arms, key=lambda arm: arm.name not in by_arm or by_arm[arm.name].state != "leaks"),
         "arm_names": names,
-        "guess": " ".join(filter(None, (attackers(told), guess(scenario, attacks)))),
+        "guess": " ".join(filter(None, (attackers(told), rates(told), guess(scenario, attacks)))),
         "simulated": any(arm.simulated for arm in arms),
         "verdicts": told,
         "headline": headline(scenario, told),

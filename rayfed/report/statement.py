@@ -24,7 +24,7 @@ from rayfed.analysis.formats import duration, near, share
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.summary import Claim, Leak, Row
-from rayfed.analysis.verdicts import Verdict, attackers, closest, criterion_of, guess, run_findings, verdicts
+from rayfed.analysis.verdicts import Verdict, attackers, closest, criterion_of, guess, rates, run_findings, verdicts
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -36,7 +36,7 @@ from rayfed.report.pictures import key
 from rayfed.report.samples import Samples, shown
 from rayfed.store import exits
 from rayfed.store.folder import SCENARIO, RunFolder
-from rayfed.store.schemas import TABLES
+from rayfed.store.schemas import ANSWERED, TABLES
 
 ENVIRONMENT = "environment.json"
 NOT_ADVICE = (
@@ -46,8 +46,6 @@ NOT_ADVICE = (
 _EXTRACTION = "EDPB Opinion 28/2024: likelihood of extracting personal data"
 _QUERIES = "EDPB Opinion 28/2024: likelihood of obtaining personal data by queries"
 _MEANS = "EDPB Opinion 28/2024: all the means reasonably likely to be used"
-_ANSWERED = ("ok", "diverged")
-"""Statuses of attacks that have a result."""
 _PLACES = ("command", "search_path", "earlier", "hashes")
 """Entries of environment.json that name places on the machine, or that another section shows."""
 
@@ -198,7 +196,8 @@ class Statement:
     @property
     def _verdict(self) -> list[Block]:
         criterion = criterion_of(self._scenario, self._attacks)
-        legend = " ".join(filter(None, (attackers(self._verdicts), guess(self._scenario, self._attacks))))
+        told = attackers(self._verdicts), rates(self._verdicts), guess(self._scenario, self._attacks)
+        legend = " ".join(filter(None, told))
         return [
             [verdict.sentence for verdict in self._verdicts] or ["NOT MEASURED: nothing was attacked"],
             f"A leak is a reconstruction of at least {criterion.written(criterion.threshold)} that is nearer to its "
@@ -273,7 +272,7 @@ class Statement:
     @cached_property
     def _answered(self) -> list[Row]:
         """Rows of attacks that have a result."""
-        return [row for row in self._every if row["status"] in _ANSWERED]
+        return [row for row in self._every if row["status"] in ANSWERED]
 
     def _given(self, row: Row) -> dict[str, Any]:
         """Return what an attack was given whose rows do not say so, because it rebuilds nothing."""
@@ -476,7 +475,7 @@ class Statement:
             if cell.state in ("not measured", "inconclusive", "nothing to attack") or cell.unplayed:
                 short = f"no time for {', '.join(cell.unplayed)}" if cell.unplayed else ""
                 why = "; ".join([*filter(None, [cell.lacking, short]), *cell.reasons])
-                why = why or "the attacks found nothing without a defence either"
+                why = why or "the attacks rebuilt nothing without a defence either"
                 found.append(f"{cell.arm}, batch {cell.batch}: {cell.state}: {why}")
         silent: dict[tuple[str, str, str], dict[str, int]] = {}
         guesses: list[Leak | Claim] = [*self._leaks, *self._claims]

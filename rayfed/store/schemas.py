@@ -28,6 +28,8 @@ def _value(name: str, type: pa.DataType, description: str) -> pa.Field:
     return pa.field(name, type, nullable=True, metadata={"description": description})
 
 
+ANSWERED = "ok", "diverged"
+"""Statuses of attacks that gave an answer."""
 UNPLAYED = "not played"
 """Status of the rows of attacks for which there was no time."""
 WANT_OF_TIME = "for want of time"
@@ -161,15 +163,21 @@ TABLES: dict[str, pa.Schema] = {
             _value(
                 "parts_found",
                 _real,
-                "share of the sample's parts found, 0..1: a record's columns, a text's tokens; null of images",
+                "share of the sample's parts found, 0..1: a record's columns, a text's tokens, an image's pixels to 1 "
+                "or to 8 grey levels of 255",
             ),
             _value(
                 "parts_guessed",
                 _real,
                 "the most that is found of parts without the update: of this sample's by a guess, or of other samples' "
-                "by these reconstructions",
+                "by these reconstructions; of images, also by the reconstruction's values in random places",
             ),
-            _value("parts_independent", _real, "to how many independent parts the spread over other samples amounts"),
+            _value(
+                "parts_evidence",
+                _real,
+                "evidence against so much by chance (nats), of as many independent parts as the spread over other "
+                "samples amounts to; 0 where guesses find as much",
+            ),
             _value("columns", pa.list_(_COLUMN), "a record's columns; null of other samples"),
             _value("people", _int, "classes that the recogniser tells apart: chance is k of so many"),
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),

@@ -28,7 +28,8 @@ def attack(model: nn.Module, problem: dict[str, Any], iterations: int, tv: float
         overrides.append(f"regularization.total_variation.scale={tv}")
     with redirect_stdout(sys.stderr):  # it says what it loads
         config = breaching.get_attack_config("invertinggradients", overrides)
-    attacker = prepare_attack(model, nn.CrossEntropyLoss(), config)
+    place = {"dtype": torch.float32, "device": next(model.parameters()).device}
+    attacker = prepare_attack(model, nn.CrossEntropyLoss(), config, place)
     payload = {
         "parameters": list(model.parameters()),
         "buffers": list(model.buffers()),

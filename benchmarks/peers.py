@@ -2,10 +2,12 @@
 
     python -m benchmarks.peers --train FILE --test FILE [--cases convnet] [--states untrained trained]
                                [--batches 1 4 8] [--seconds 8] [--images 8] [--skip 900] [--weights FOLDER]
+                               [--device cuda]
 
 Every side has the same weights, gradients and labels, batch norm in evaluation mode, one thread, and as many of its
-iterations as fit into the same seconds of CPU time: `--seconds` for each image of a batch. It attacks one batch after
-another. What a side needs for an iteration is measured beforehand; what it really used is printed.
+iterations as fit into the same seconds of CPU time: `--seconds` for each image of a batch. With `--device cuda` these
+are seconds of the clock, and TF32 is off. It attacks one batch after another. What a side needs for an iteration is
+measured beforehand; what it really used is printed.
 
 - `inverting_gradients`: the attack with its defaults.
 - `breaching`: its configuration `invertinggradients` (total variation 0.2), by the package itself, if it is there.
@@ -26,7 +28,7 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
-from time import process_time
+from time import perf_counter, process_time
 
 import numpy as np
 import torch
@@ -70,33 +72,38 @@ def breaching(model: nn.Module, seen: Observation, iterations: int, seed: int) -
 
 def original(model: nn.Module, seen: Observation, iterations: int, seed: int) -> Tensor:
     start = torch.randn(seen.batch_size, *seen.sample.shape, generator=torch.Generator().manual_seed(seed))
-    return plain(model, seen, start, iterations, ORIGINAL_TV)
+    return plain(model, seen, start.to(device_of(model)), iterations, ORIGINAL_TV)
 
 
-def prepared(case: str, data: Dataset, trained: bool, folder: Path | None) -> nn.Module:
+def device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def prepared(case: str, data: Dataset, trained: bool, folder: Path | None, device: torch.device) -> nn.Module:
     """Return a case's model in evaluation mode; its trained weights are kept in `folder` and taken from there."""
     name, parameters = CASES[case]
-    model = build_model(name, parameters, data.train_images.shape[1:], len(data.classes), seed=11).eval()
+    model = build_model(name, parameters, data.train_images.shape[1:], len(data.classes), seed=11).to(device).eval()
     kept = folder / f"{case}.pt" if folder else None
     if trained and kept and kept.exists():
-        model.load_state_dict(torch.load(kept))
+        model.load_state_dict(torch.load(kept, map_location=device))
     elif trained:
         train(model, pixels(data.train_images[np.arange(SAMPLES)]), torch.from_numpy(data.train_labels[:SAMPLES]))
         if kept:
+            kept.parent.mkdir(parents=True, exist_ok=True)
             torch.save(model.state_dict(), kept)
     return model
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor) -> None:
     """Train with Adam, the passes in bfloat16; the order of the samples is always the same."""
-    rng = torch.Generator().manual_seed(0)
+    rng, device = torch.Generator().manual_seed(0), device_of(model)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
     model.train()
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(images), generator=rng).split(BATCH):
             optimiser.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = F.cross_entropy(model(images[rows]), labels[rows])
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = F.cross_entropy(model(images[rows].to(device)), labels[rows].to(device))
             loss.backward()
             optimiser.step()
     model.eval()
@@ -107,9 +114,10 @@ def pixels(stored: np.ndarray) -> Tensor:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        right = [model(x).argmax(1) == y for x, y in zip(images.split(100), labels.split(100), strict=True)]
-    return torch.cat(right).double().mean().item()
+    device = device_of(model)
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+        found = torch.cat([model(x.to(device)).argmax(1).cpu() for x in images.split(100)])
+    return (found == labels).double().mean().item()
 
 
 def iterations_in(budget: float, cost: Callable[[int], float]) -> int:
@@ -126,9 +134,17 @@ def iterations_in(budget: float, cost: Callable[[int], float]) -> int:
 
 
 def timed(side: Side, model: nn.Module, seen: Observation, iterations: int, seed: int) -> tuple[float, Tensor]:
-    began = process_time()
+    began = clock(model)
     found = side(model, seen, iterations, seed)
-    return process_time() - began, found
+    return clock(model) - began, found.cpu()
+
+
+def clock(model: nn.Module) -> float:
+    """Return the seconds of this process's CPU time, or of the clock once the card has done what it was given."""
+    if device_of(model).type != "cuda":
+        return process_time()
+    torch.cuda.synchronize()
+    return perf_counter()
 
 
 def played(
@@ -168,12 +184,15 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--states", nargs="*", choices=["untrained", "trained"], default=["untrained", "trained"])
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 4, 8])
-    parser.add_argument("--seconds", type=float, default=8, help="CPU time for each image of a batch")
+    parser.add_argument("--seconds", type=float, default=8, help="CPU seconds, or a card's, for each image of a batch")
     parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--skip", type=int, default=900, help="test images before those attacked; they tell accuracy")
     parser.add_argument("--weights", type=Path, metavar="FOLDER", help="keeps trained weights from run to run")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
+    device = torch.device(chosen.device)
     sides: dict[str, Side] = {"inverting_gradients": ours, "original": original}
     if find_spec("breaching"):
         sides["breaching"] = breaching
@@ -181,13 +200,13 @@ def main() -> None:
     images, labels = pixels(in_memory(data.test_images)), torch.from_numpy(data.test_labels)
     attacked = slice(chosen.skip, chosen.skip + chosen.images)
     for case, state in product(chosen.cases, chosen.states):
-        model = prepared(case, data, state == "trained", chosen.weights)
+        model = prepared(case, data, state == "trained", chosen.weights, device)
         right = accuracy(model, images[: chosen.skip], labels[: chosen.skip])
         for batch in chosen.batches:
             print(f"{case}, {state} (accuracy {right:.2f}), batch {batch}; load {os.getloadavg()[0]:.1f}", flush=True)
             pairs = zip(images[attacked].split(batch), labels[attacked].split(batch), strict=True)
-            seen = [observe(model, x, y, len(data.classes)) for x, y in pairs]
-            compare(sides, model, images[attacked], seen, chosen.seconds * batch)
+            seen = [observe(model.cpu(), x, y, len(data.classes)).to(device) for x, y in pairs]
+            compare(sides, model.to(device), images[attacked], seen, chosen.seconds * batch)
 
 
 if __name__ == "__main__":

@@ -124,8 +124,8 @@ def test_a_killed_run_goes_on_from_an_object_store(bucket: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_sweep_on_an_object_store(bucket: str, tmp_path: Path) -> None:
-    sweep = {"fields": {"training.lr": [0.01, 0.1]}}
-    (tmp_path / "s.yaml").write_text(document(sweep=sweep, attacks=ATTACK, **ONE_ACTOR))
+    trained = {"sweep": {"fields": {"training.lr": [0.5, 1.0]}}, "federation": {"rounds": 20, "clients": 4}}
+    (tmp_path / "s.yaml").write_text(document(**trained, attacks=ATTACK, **ONE_ACTOR))
     run("sweep", str(tmp_path / "s.yaml"), "--out", bucket, *LOCAL)
     folder = only(bucket)
     found = rayfed.load(folder.url)

@@ -26,8 +26,9 @@ from tests.conftest import REPOSITORY
 BLOCK = re.compile(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 VOLATILE = re.compile(
-    r"\S*/(?=runs/)"  # where somebody's runs lie
+    r"\S*/(?=runs/|my_images)"  # where somebody's runs and images lie
     r"|(?<=-)\d{8}-\d{6}"  # when a run began
+    r"|─+"  # as wide as a table's longest line
     r"|[\d.]+ (?:s of training|s|min|clients/s)\b|[\d.]+ times as long|\d+:\d\d left|\bdone\b"  # how fast it was
 )
 PROGRESS = re.compile(r"\d:\d\d left|time left|\b(?:trial|attack|observation) \d+ of \d+")
@@ -78,7 +79,7 @@ def _shell(block: Block, folder: Path) -> str:
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     here = str(Path(sys.executable).parent)  # the ray and the python of this environment
     commands = os.pathsep.join([here, os.environ["PATH"]])
-    environment = os.environ | {"COLUMNS": "120", "PATH": commands, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
+    environment = os.environ | {"COLUMNS": "200", "PATH": commands, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
         ["bash", "-e", "-c", command],
         cwd=folder,

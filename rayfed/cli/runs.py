@@ -217,9 +217,8 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         inputs = prepare(loaded)
         trials = planned(loaded) if loaded.sweep and loaded.sweep.search != "optuna" else []
         sizes = inputs.parts.sizes
-        told = inputs.data.sample.describe(len(inputs.data.train_labels), len(inputs.data.test_labels))
         print(f"{scenario}: valid")
-        print(f"  data: {loaded.data.name}, {told}, {len(inputs.data.classes)} classes")
+        print(f"  data: {loaded.data.name}, {inputs.data.described}")
         for line in inputs.remarks:
             print(f"  {line}")
         print(f"  clients: {len(sizes)}, with {sizes.min()} to {sizes.max()} samples ({loaded.partition.name})")

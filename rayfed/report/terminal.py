@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.console import Console
 
 _WIDTH = 200
@@ -9,8 +11,8 @@ _WIDTH = 200
 
 
 def console() -> Console:
-    """Return a console on the terminal or in the notebook, or one `_WIDTH` wide where there is neither."""
+    """Return a console on the terminal or in the notebook, or one `COLUMNS` or `_WIDTH` wide where there is neither."""
     found = Console(highlight=False, emoji=False)
-    if found.is_terminal or found.is_jupyter:
+    if found.is_terminal or found.is_jupyter or os.environ.get("COLUMNS", "").isdigit():
         return found
     return Console(highlight=False, emoji=False, width=_WIDTH)

@@ -71,7 +71,7 @@ class SweepView:
 
     def note(self, message: str) -> None:
         """Print something out of the ordinary."""
-        self._console.print(Text.assemble(("note:", "yellow"), f" {message}"))
+        self._console.print(Text.assemble(("note:", "yellow"), f" {message}"), soft_wrap=True)  # a path stays whole
 
     def trial_done(self, trial: Any, rows: Sequence[dict[str, Any]]) -> None:
         """Print one line for the trial, and about how long the others will take: on the bar, and once in a line."""

@@ -271,7 +271,8 @@ def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceS
     if kind.num_gpus == "auto":
         raise ResourceError(_AUTO)
     labels = tuple(sorted(kind.labels.items()))
-    return ResourceShare(cpus, kind.num_gpus, tuple(sys.path), all_kinds.deterministic, all_kinds.tf32, labels=labels)
+    tf32 = all_kinds.tf32 and kind is not all_kinds.attackers
+    return ResourceShare(cpus, kind.num_gpus, tuple(sys.path), all_kinds.deterministic, tf32, labels=labels)
 
 
 def _check_node(what: str, share: ResourceShare, nodes: Sequence[Node]) -> None:

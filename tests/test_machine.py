@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ import pytest
 import torch
 
 from actors import process
+from actors.cluster import wanted
 from actors.process import Renewable, ResourceShare
 from actors.shipping import runtime_env
 from rayfed import cli, scenario
+from rayfed.attacks.analytic import Analytic
+from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.engine import machine, runs
 from rayfed.engine.executor import Executor
 from rayfed.engine.inputs import Inputs
@@ -26,6 +29,7 @@ from rayfed.engine.machine import PORTABLE, Machine
 from rayfed.engine.progress import Progress
 from rayfed.errors import NotPortable, ResourceError
 from rayfed.scenario import Scenario
+from rayfed.update import Observation
 from tests.cluster_fixtures import document, finished, rayfed
 from tests.cluster_fixtures import environment as plain_environment
 from tests.run_fixtures import Noting, assert_same_bits, weights
@@ -205,3 +209,19 @@ def test_tf32_is_off_unless_it_is_asked_for(tf32: bool, tmp_path: Path) -> None:
         assert (cudnn.allow_tf32, matmul.allow_tf32) == (tf32, tf32)
     finally:
         cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def test_attackers_compute_without_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client saves is no limit of an attacker's."""
+    found: list[bool] = []
+
+    def answer(_: Any, seen: Sequence[Observation], *__: Any) -> list[Reconstruction]:
+        found.append(torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+        return [not_applicable(one, "") for one in seen]
+
+    monkeypatch.setattr(Analytic, "reconstruct", answer)
+    asked = small(resources={"tf32": True}, attacks=[{"name": "analytic", "victims": 1, "rounds": [0]}])
+    runs.launch(asked, str(tmp_path), local, Progress())
+    assert found == [False]
+    allotted = wanted(asked, 2, 1)
+    assert (allotted.client.tf32, allotted.attacker.tf32) == (True, False)

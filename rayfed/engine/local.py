@@ -97,7 +97,7 @@ class LocalExecutor:
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
         """Run attacker calls in the given order."""
         for call in calls:
-            with listening(partial(hear, call)) if hear else nullcontext():
+            with listening(partial(hear, call)) if hear else nullcontext(), gpu_arithmetic(tf32=False):
                 [done] = self._run(self._attacker, "attackers", [call])
             yield done
 

@@ -312,7 +312,8 @@ class Resources(Section):
     """`machine`: all instructions that a processor has, with the same bits on processors of one kind. `portable`: AVX2
     alone, in all processes, for the same bits on all Intel processors that have it; slower, see docs/cluster.md."""
     tf32: bool = False
-    """Let GPUs round the factors of convolutions and matrix products to TF32, 10 bits: faster, and attacks see less."""
+    """Let the GPUs of clients round the factors of convolutions and matrix products to TF32, 10 bits: faster, and
+    attacks see less. Attackers compute in float32 all the same: what a client saves is no limit of theirs."""
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds that a call may take which is no client's local round (`federation.failures.timeout` is for these): an
     attack, for each of its victims; an evaluation; a step of the server. An attack that takes longer is a row in the

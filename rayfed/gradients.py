@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from rayfed import losses
 from rayfed.update import Named
@@ -53,22 +53,29 @@ def batch_loss(
 
 
 def within(model: nn.Module, state: Named, act: Callable[[nn.Module], Result]) -> Result:
-    """Return `act(model)`, with the tensors of `state` in place of the model's own.
+    """Return `act(model)`, with the tensors of `state` in place of the model's own, tied ones together.
 
-    `functional_call` for more than a forward pass: what a backward pass computes again (`torch.utils.checkpoint`) reads
-    the tensors that the model has then.
+    It is `functional_call` for more than a forward pass: what a backward pass computes again (`torch.utils.checkpoint`)
+    reads the tensors that the model has then. Raises `ValueError` for two values of one tensor.
     """
-    found: Result = functional_call(_Within(model), {f"model.{name}": t for name, t in state.items()}, (act,))
-    return found
-
-
-class _Within(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, act: Callable[[nn.Module], Result]) -> Result:
-        return act(self.model)
+    places = [
+        (f"{path}.{key}" if path else key, table, key)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for table in (module._parameters, module._buffers)
+        for key in table
+    ]
+    given: dict[int, Tensor] = {}
+    for name, table, key in places:
+        if name in state and given.setdefault(id(table[key]), state[name]) is not state[name]:
+            raise ValueError(f"'{name}' is tied to a tensor that has another value")
+    own = [(table, key, tensor) for _, table, key in places if id(tensor := table[key]) in given]
+    try:
+        for table, key, tensor in own:
+            table[key] = given[id(tensor)]
+        return act(model)
+    finally:
+        for table, key, tensor in own:
+            table[key] = tensor
 
 
 def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -77,7 +84,8 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | Non
         logits = model(inputs)
     loss = losses.of(model)
     if mask is None:
-        return loss(logits, labels) + sum(penalty.mean() for penalty in penalties)
+        mean = loss(logits, labels)
+        return mean + sum(penalty.mean() for penalty in penalties) if penalties else mean
     each = loss(logits, labels, "none") + sum(penalties)
     return (each * mask).sum() / mask.sum().clamp(min=1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from rayfed import registry, seeds
 from rayfed import scenario as scenarios
@@ -18,6 +20,7 @@ from rayfed.attacks.matching.problem import Matching
 from rayfed.client import plan
 from rayfed.client.arm import Arm, build_arm
 from rayfed.client.cohort import cohort_updates, works_together
+from rayfed.client.failures import checked
 from rayfed.client.local import batches, local_training, trained_samples, update_method
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.sent import Sent
@@ -27,7 +30,7 @@ from rayfed.defences.gaussian import Gaussian
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
 from rayfed.errors import ScenarioError, UserError
-from rayfed.gradients import buffers_of, weights_of
+from rayfed.gradients import buffers_of, weights_of, within
 from rayfed.models.build import build_model
 from rayfed.registry import component
 from rayfed.samples import Pixels
@@ -669,6 +672,48 @@ def test_statistics_that_are_not_finite_are_refused() -> None:
     buffers = {name: b * torch.nan if b.is_floating_point() else b for name, b in sent.buffers.items()}
     with pytest.raises(UserError, match="client 1 sent an update that is not finite"):
         h.cohort("none", replace(sent, buffers=buffers), [1], {})
+
+
+@pytest.mark.parametrize("part", ["tensors", "buffers"])
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 1e-45])
+def test_one_value_that_is_not_finite_is_seen_wherever_it_is(part: str, value: float) -> None:
+    h, sent = runtime(with_batch_norm(scenario()))
+    asked = h.task("none", sent, 1, h.parts[1], {})
+    made = update_method(h.specs["none"].training.in_round(0), ())(asked)
+    for place in range(-1, 1):
+        tensors = {name: t.clone() for name, t in getattr(made, part).items()}
+        [*tensors.values()][place].view(-1)[place] = value
+        finite = isinstance(checked(replace(made, **{part: tensors}), asked), Update)
+        assert finite == np.isfinite(value)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bare = nn.Linear(3, 3), nn.Parameter(torch.zeros(3))
+        self.again = self.first
+        self.second = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False))
+        self.second[0].weight = self.first.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.second(self.again(inputs)) + self.bare
+        return found
+
+
+def test_a_model_is_lent_tensors_as_functional_call_lends_them(digits) -> None:  # type: ignore[no-untyped-def]
+    model, inputs = Tied(), digits[0][:4].flatten(1)[:, 2:5]
+    state = {name: t + 1 for name, t in (weights_of(model) | buffers_of(model)).items()}
+    stored, expected = dict(model.state_dict(keep_vars=True)), {name: t.clone() for name, t in state.items()}
+    theirs = functional_call(deepcopy(model), expected, (inputs,))  # which does not give back what is shared
+    assert torch.equal(within(model, state, lambda lent: lent(inputs)), theirs)
+    assert all(torch.equal(t, expected[name]) for name, t in state.items())  # statistics move where they were given
+    assert not torch.equal(state["second.1.running_mean"], torch.ones(3))
+    with pytest.raises(ZeroDivisionError):
+        within(model, state, lambda lent: 1 / 0)
+    assert all(t is stored[name] for name, t in model.state_dict(keep_vars=True).items())
+    other = {"second.0.weight": state["first.weight"] + 1}
+    with pytest.raises(ValueError, match=r"'second.0.weight' is tied"):
+        within(model, state | other, lambda lent: lent(inputs))
 
 
 def test_dropout_draws_the_same_for_the_same_client(digits) -> None:  # type: ignore[no-untyped-def]

@@ -19,6 +19,7 @@ from rayfed.client.arm import Arm, aggregation_of
 from rayfed.client.local import returned_buffers
 from rayfed.defences.base import Task
 from rayfed.errors import ClientError, ScenarioError, UserError
+from rayfed.gradients import flatten
 from rayfed.models.private import without
 from rayfed.scenario import ResolvedArm, Scenario
 from rayfed.update import Named, Update
@@ -98,8 +99,8 @@ def checked(made: Made, task: Task) -> Made:
     made = formed(made, task)
     if isinstance(made, Failed):
         return made
-    finite = [t.isfinite().all() for t in [*made.tensors.values(), *made.buffers.values()]]
-    if finite and not torch.stack(finite).all():  # asked once: a GPU would be waited for every time
+    sent = made.tensors | made.buffers
+    if sent and flatten(sent).mul_(0).any():  # NaN is left of what is not finite; every client pays for each operation
         advice = "training has diverged: lower training.lr, or look at the arm's defences"
         return Failed(task.client, "sent an update that is not finite", advice)
     return made

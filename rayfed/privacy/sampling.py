@@ -12,6 +12,7 @@ Sources: Mironov 2012, 'On significance of the least significant bits for differ
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -35,7 +36,12 @@ class SecureGenerator(torch.Generator):
 
     def __init__(self, key: bytes) -> None:
         seeds.filled(self, seeds.derived(key, "words"))
-        self._stream = Stream(seeds.derived(key, "stream"))
+        self._key = key
+
+    @cached_property
+    def _stream(self) -> Stream:
+        """The cryptographic stream, made for the first number: a client whose samples are shuffled draws none."""
+        return Stream(seeds.derived(self._key, "stream"))
 
     def uniform(self, *shape: int) -> np.ndarray:
         """Draw multiples of 2^-53 in [0, 1) of this shape, all equally likely."""

@@ -251,6 +251,9 @@ def test_a_model_that_draws_random_numbers_is_known():
     assert not is_stochastic(build_model(f"{__name__}:OwnNet", {"rate": 0.5}, (1, 4, 4), 3, 0).eval())
     assert is_stochastic(nn.Sequential(nn.Dropout(0.1)))
     assert not is_stochastic(nn.Sequential(nn.Dropout(0.0)))
+    assert is_stochastic(nn.MultiheadAttention(4, 2, dropout=0.1))
+    assert is_stochastic(nn.LSTM(4, 4, num_layers=2, dropout=0.1))
+    assert not is_stochastic(nn.MultiheadAttention(4, 2))
     assert not is_stochastic(build_model("resnet10", {}, (3, 32, 32), 10, 0))
 
 

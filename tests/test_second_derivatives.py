@@ -161,6 +161,12 @@ def test_a_block_that_is_switched_off_at_first_hides_nothing() -> None:
     assert problem(Rows(Gated())).way is DIFFERENCED
 
 
+def test_dropouts_within_layers_pass_though_rayfed_did_not_build_the_model() -> None:
+    model = Rows(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)).train()
+    seen = [observe(model, digit(3), torch.tensor([3]))]
+    assert Matching.of(seen, model, None, squared_l2, dtype=torch.float64).way is IN_TURN
+
+
 class Moving(nn.Module):
     """A mean of the weights' own, kept by every pass in training mode."""
 

@@ -269,8 +269,9 @@ def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:
 def is_stochastic(model: nn.Module) -> bool:
     """Return whether a forward pass, in the current modes, draws random numbers.
 
-    True for dropout, and for any module with an attribute `stochastic = True`: `build_model` sets it on a model that
-    was seen to draw numbers, and a block that a defence adds declares it.
+    True for dropout, in attention and between recurrent layers too, and for any module with an attribute
+    `stochastic = True`: `build_model` sets it on a model that was seen to draw numbers, and a block that a defence adds
+    declares it.
     """
     return any(_draws(module) for module in model.modules())
 
@@ -284,5 +285,6 @@ def draw_nothing(model: nn.Module) -> None:
 
 
 def _draws(module: nn.Module) -> bool:
+    within = isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0
     dropout = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
-    return module.training and (dropout or getattr(module, "stochastic", False))
+    return module.training and (dropout or within or getattr(module, "stochastic", False))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,10 @@ from rayfed.attacks.inference.gan import Gan
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.visit import Truth
+from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.inference import class_share, nearest
 from rayfed.models.build import build_model
@@ -76,3 +81,15 @@ def test_the_judge_knows_digits_and_shows_the_nearest_of_the_victims() -> None:
     )
     assert row["candidates"] == 3
     assert all(torch.equal(true, made) for true, made in pairs)
+
+
+def test_a_class_of_which_no_test_image_is_has_no_share(tmp_path: Path) -> None:
+    """Which would be 0, whatever was generated."""
+    scenario = scenarios.parse(
+        "{name: t, data: {name: digits, size: 8, train_samples: 40, test_samples: 4}, federation: {rounds: 1, clients: "
+        "2}, attacks: [{name: gan, target_class: 1, iterations: 1}, {name: gan, label: zero, iterations: 1}]}"
+    )
+    assert set(prepare(scenario).data.test_labels) == {1, 3, 6, 8}
+    rows = runs.attack(scenario, None, str(tmp_path), local, Progress()).read_table("inferences").to_pylist()
+    assert [(row["status"], row["value"] is None) for row in rows] == [("ok", False), ("not applicable", True)]
+    assert "no test image is of class 0" in rows[1]["message"]

@@ -76,8 +76,11 @@ class ObservationBuilder:
             share = float(truth.holding[guess.label]) if truth.holding is not None else guess.chance
             row["chance"] = max(share, 1 - share)
             return row | {"value": correct(guess.scores, bool(of_class.any()))}, []
-        images = guess.images.to(self.runtime.device)
-        row["value"] = class_share(images, guess.label, *self.runtime.test_data())
+        images, (known, labels) = guess.images.to(self.runtime.device), self.runtime.test_data()
+        if not (labels == guess.label).any():
+            why = f"no test image is of class {guess.label}, so nothing can judge images of it"
+            return row | {"status": "not applicable", "message": why}, []
+        row["value"] = class_share(images, guess.label, known, labels)
         if not of_class.any():
             return row, []
         return row, list(zip(nearest(images, truth.inputs[of_class]), images, strict=True))

@@ -363,7 +363,8 @@ def note_attack(
         tables.texts += [key | text for text in texts]
         tables.snapshots += [key | snapshot for snapshot in snapshots]
         if isinstance(outcome, Inference):
-            tables.inferences += [key | row | {"status": outcome.status, "message": outcome.message} for row in rows]
+            said = {"status": outcome.status, "message": outcome.message}
+            tables.inferences += [key | said | row for row in rows]  # the judge, too, may say that it does not apply
             continue
         result = {
             "batch_size": len(rows),

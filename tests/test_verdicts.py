@@ -15,6 +15,7 @@ from rich.console import Console
 
 from rayfed import scenario as scenarios
 from rayfed.analysis import summary
+from rayfed.analysis.audit import UNCOMPARED
 from rayfed.analysis.loading import Run, load
 from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
@@ -192,13 +193,24 @@ def test_more_time_is_not_the_next_step_where_an_attacker_could_not_use_what_it_
     assert "more time does not help" in said
 
 
+@pytest.mark.parametrize(("fit", "helps"), [(0.9, True), (0.02, False)])
+def test_more_iterations_are_the_next_step_first_where_a_search_does_not_end_without_a_defence(
+    fit: float, helps: bool
+) -> None:
+    rows = [row("bare", 30.0 if fit < 0.1 else 9.0, fit=fit), row("noise", 9.0, fit=None, knowledge="defence,code")]
+    told = of(*rows)
+    assert UNCOMPARED in told["noise"].sentence
+    said = next_step(SCENARIO, rows, list(told.values()))
+    assert ("Give the searches more iterations" in said, "more time does not help" in said) == (helps, not helps)
+
+
 def labelled(arm: str, psnr: float, *found: float) -> list[dict[str, Any]]:
     """One batch of each client, of two classes, and the share of its labels that were found."""
     return [row(arm, psnr, victim=i, true_label=i % 2, label_accuracy=share) for i, share in enumerate(found)]
 
 
 def test_an_arm_whose_labels_are_read_off_is_never_one_that_gives_nothing_away() -> None:
-    scenario = {"arms": {"bare": [], "noise": ARMS["noise"], "prune": ["prune"]}}
+    scenario: dict[str, Any] = {"arms": {"bare": [], "noise": ARMS["noise"], "prune": ["prune"]}}
     rows = [*labelled("bare", 30.0, 1, 1), *labelled("noise", 9.0, 1, 1), *labelled("prune", 9.0, 0, 1)]
     told = verdicts(scenario, rows, [])
     figures = "100% at batch 2 (naming the commonest label each time: 50%), which may be luck"
@@ -216,6 +228,8 @@ def test_an_arm_whose_labels_are_read_off_is_never_one_that_gives_nothing_away()
     defended = [replace(arms[0], defences=["clip"]), *arms[1:]]
     assert f"labels found on arm “bare”: {figures}." in words.effects(defended, by_arm)[-1]
     assert "with longer searches; where the label is secret, noise leaks, too." in next_step(scenario, rows, told)
+    alike = verdicts({"arms": scenario["arms"] | {"bits": []}}, [*rows, *labelled("bits", 9.0, 1, 1)], [])
+    assert headline(scenario, alike)[-1].endswith(f"no sample is known to be rebuilt: noise, bits, each {figures}.")
 
 
 def test_what_was_planned_to_be_left_out_and_played_after_all_is_no_next_step() -> None:

@@ -20,6 +20,7 @@ from rayfed.analysis.audit import (
     NO_CODE,
     NONE_WORKS,
     UNCOMPARED,
+    UNEXPLAINED,
     Criterion,
     Finding,
     State,
@@ -256,11 +257,15 @@ def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
 
 def labels_alone(told: Sequence[Verdict]) -> list[str]:
     """Return a sentence on the arms of which labels leak, and no sample is known to; none if there are none."""
-    read = [verdict for verdict in told if verdict.labels and verdict.state != "leaks"]
-    if not read:
+    alike: dict[str, list[str]] = {}
+    for verdict in told:
+        if verdict.labels and verdict.state != "leaks":
+            alike.setdefault(verdict.labels, []).append(verdict.arm)
+    if not alike:
         return []
-    shown = "; ".join(f"{verdict.arm}, {verdict.labels}" for verdict in read[:MOST])
-    more = f"; and {len(read) - MOST} more" if len(read) > MOST else ""
+    read = [f"{', '.join(arms)}, {'each ' if len(arms) > 1 else ''}{found}" for found, arms in alike.items()]
+    shown = "; ".join(read[:MOST])
+    more = f"; and {sum(map(len, list(alike.values())[MOST:]))} more" if len(read) > MOST else ""
     return [f"Labels were read off better than by guessing, though no sample is known to be rebuilt: {shown}{more}."]
 
 
@@ -334,7 +339,9 @@ def next_step(
             f"Next: the verdict on {', '.join(unrun)} says why an attacker could not run its defences: more time does "
             "not help."
         )
-    if uncompared := [verdict.arm for verdict in inconclusive if UNCOMPARED in verdict.sentence]:
+    unfinished = any(undefended(scenario, v.arm) and UNEXPLAINED in v.sentence for v in inconclusive)
+    uncompared = [verdict.arm for verdict in inconclusive if UNCOMPARED in verdict.sentence]
+    if uncompared and not unfinished:  # a search that does not end without a defence is the first thing to mend
         return (
             f"Next: nothing shows that these attacks could find anything behind {', '.join(uncompared)}, and more time "
             "does not help. A defence with an account says what is proved of any attack."

@@ -214,14 +214,25 @@ def test_what_had_not_begun_is_not_said_to_go_on(
     assert "rayfed resume" not in output
 
 
-def test_an_interrupted_run_is_named_as_resume_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("again", [False, True])
+def test_an_interrupted_run_is_named_as_resume_takes_it(
+    again: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file,  # type: ignore[no-untyped-def]
+) -> None:
     from rayfed.engine import runs
+
+    def interrupted(*arguments: object) -> None:
+        if again:
+            raise KeyboardInterrupt
 
     def begun(scenario: Scenario, out: str, execution: object, view: RunView) -> None:
         view.starting(scenario, RunFolder.at(f"{out}/mine"), "here")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "launch", begun)
+    monkeypatch.setattr(RunView, "interrupted", interrupted)
     code, output = run("launch", file(), "--out", str(tmp_path / "two words"), *LOCAL)
     assert code == 130
     assert f"`rayfed resume '{tmp_path}/two words/mine'` continues" in output, output

@@ -8,7 +8,7 @@ import sys
 import traceback
 from bdb import BdbQuit
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from shlex import join, quote
@@ -229,7 +229,8 @@ def watched(
     try:
         yield view
     except KeyboardInterrupt as error:
-        view.interrupted()
+        with suppress(KeyboardInterrupt):  # pressed again, it ends what is said of the first one, and tells the same
+            view.interrupted()
         if view.folder:
             error.add_note(quote(view.folder.url))  # how `rayfed resume` names it
         raise

@@ -383,7 +383,68 @@ def test_one_sample_is_attacked_where_there_is_no_time_for_more(monkeypatch: pyt
     assert found is not None
     assert found[0].federation.clients == 1
     assert {attack.batch_size for attack in found[0].attacks} == {1}
-    assert "--batch 1 --images 1: there is no time for more, which is NOT MEASURED" in lines
+    told = "there is no time for more samples or larger batches, which are NOT MEASURED"
+    assert f"--batch 1 --images 1, {told}" in lines
+
+
+NAMED: audit.Defences = {name: [{"name": "gaussian", "sigma": sigma}] for name, sigma in (("a", 0.1), ("b", 0.2))}
+
+
+def test_defences_that_the_user_named_have_an_answer_before_time_goes_to_anything_else() -> None:
+    """Larger batches, longer searches and attackers who know more wait for all attacks on all arms that were named."""
+    planned = plan(batches=[1, 8], defences=NAMED)
+    trials = trials_of(planned, each=0.01, start=0.02)
+    leaking = [f"inverting_gradients batch 8, {twin}" for twin in audit.TWINS]  # which a larger batch has, too
+    whole = fitting.fit(planned, trials, Pace(), ARMS, 1e6, leaking=leaking).whole
+    for share in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8):
+        found = fitting.fit(planned, trials, Pace(), ARMS, share * whole, leaking=leaking)
+        asked = {(u.arm, u.titles) for u in found.played + found.left_out if u.batch == 1 and not u.beyond}
+        played = {(u.arm, u.titles) for u in found.played}
+        assert found.answers == (asked <= played)
+        if not found.answers:
+            assert played <= asked
+            assert found.iterations["inverting_gradients batch 1"] == audit.FEWEST
+        counts = [sum(arm == one for arm, _ in played & asked) for one in NAMED]
+        assert max(counts) - min(counts) <= 1, "an attack is on all arms before the next one"
+    assert found.answers
+
+
+@pytest.mark.parametrize(("each", "samples"), [(0.01, 4), (0.19, 2), (0.3, 1), (0.55, 1)])
+def test_defences_that_the_user_named_are_attacked_on_fewer_samples_where_time_is_short(
+    each: float, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = (audit.Method("inverting_gradients", evaluations=1),)
+    for module in (audit, rehearsing, fitting):
+        monkeypatch.setattr(module, "METHODS", only)
+    tried = lambda self, *_: [  # noqa: E731
+        Trial(a.title, each=each * min(a.batch_size, 4), evaluation=each) for a in self.inputs.scenario.attacks
+    ]
+    monkeypatch.setattr(rehearsing.Rehearsal, "trials", tried)
+    monkeypatch.setattr(auditing._Clock, "slower", 1.0)  # whatever else the machine does
+    said: list[str] = []
+    found = rehearsed(plan(batches=[1, 8], defences=NAMED), said, seconds=68.0, iterations=None)
+    assert found is not None
+    loaded, allowance, *_ = found
+    assert loaded.federation.clients == samples
+    played = {(arm, title) for stage in allowance.stages for arm, title in stage if "batch 1," in title}
+    titles = {f"inverting_gradients batch 1, {twin}" for twin in audit.TWINS}
+    assert played >= {(arm, title) for arm in NAMED for title in titles}
+    assert (samples < 4) == any(
+        f"--batch 1 --images {samples}, so that all 3 arms are attacked alike: there is no time" in line
+        for line in said
+    )
+    assert "--minutes " in allowance.enough, "where it takes longer than expected, it is said what would do"
+
+
+def test_larger_batches_are_not_tried_where_named_defences_take_all_of_the_time() -> None:
+    planned = plan(batches=[1, 8], defences=NAMED)
+    trials = trials_of(planned, each=0.01)
+    first = [trial for trial in trials if " batch 1, " in trial.title]
+    needed = 3 * 40 * 0.01 * 3 + 3 * 2 * 0.01 * 3
+    assert fitting.crowded(planned, first, 0.5 * needed)
+    assert not fitting.crowded(planned, first, 1.1 * needed)
+    assert not fitting.crowded(planned, first[:-1], 0.5 * needed), "nothing is known yet"
+    assert not fitting.crowded(replace(planned, defences=audit.DEFENCES), first, 0.0), "of those there may be fewer"
 
 
 def test_two_arms_have_searches_that_find_something_before_many_have_any() -> None:

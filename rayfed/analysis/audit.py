@@ -146,6 +146,11 @@ class Plan:
         return held(registry.find("datasets", self.data["name"]))
 
     @property
+    def asked(self) -> bool:
+        """Whether a user named defences: then each of them is to have an answer."""
+        return not self.defences.keys() <= DEFENCES.keys()
+
+    @property
     def searches(self) -> list[tuple[Method, int]]:
         """The methods and batch sizes for which iterations have to be chosen."""
         every = product(METHODS, self.batches)

@@ -75,7 +75,7 @@ def audit(
         give_back_cache()  # trials are played in this process, and actors have their shares of the same GPU
         if found is None:
             return audited
-        loaded, allowance, noted, budget, short = found
+        loaded, allowance, noted, budget, short, here = found
         attacks: list[tuple[str, str | None, str | None]] = [(weights_of(plan.model), None, None)]
         attacks += [(f"weights of {run}", run, arm)] if run else []
         for place, (weights, source, learnt) in enumerate(attacks):
@@ -85,8 +85,9 @@ def audit(
                 if source is not None:  # trials are of the weights that the model begins with
                     own = replace(own, measured=RoundTables())
                 progress.ends = own.ends
-                # where nothing is played, no actors are needed
-                played = runs.attack(loaded, source, out, local if short else execution, progress, learnt, own)
+                # where little or nothing is played, no actors are needed
+                by = local if short or here else execution
+                played = runs.attack(loaded, source, out, by, progress, learnt, own)
                 progress.audited(weights, f"{played.url}/report.html")
             audited.append(Audited(played, weights, arms, short))
     return audited

@@ -17,12 +17,14 @@ from rayfed.analysis.formats import duration
 from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.fitting import (
     SHARE,
+    SHORT_SHARE,
     Fitted,
     Unit,
     answerable,
+    crowded,
     fit,
     of_calls,
-    of_one_sample,
+    of_samples,
     refused,
     too_slow_to_compare,
     untimed,
@@ -48,6 +50,7 @@ _TOLD = 60.0
 """Seconds that trials have in any case to time one search: however short the time, somebody is told what is enough."""
 _CLOSING = 4.0
 """Seconds of work after the attacks: the page is written, and what they needed ends."""
+_UNTIMED = f", or --iterations {FEWEST} in place of --minutes, which plays all however long it takes"
 _GRACE = 0.05
 """Share of the time past its end in which a first answer may come."""
 
@@ -93,6 +96,11 @@ class Budget:
         return inf if self.iterations is not None else self.began + self.seconds
 
     @property
+    def starting(self) -> float:
+        """Seconds from the command to its trials, which another process takes about as well."""
+        return 0.0 if self.ready is None else self.ready - self.began
+
+    @property
     def trials_end(self) -> float:
         """End of the trials: at most half of the time that they find."""
         return self._of_the_rest(1 / 2)
@@ -128,6 +136,8 @@ class Rehearsed(NamedTuple):
     """The time, with what is kept of it for the pages."""
     short: TooShort | None = None
     """Where there is no time for any attack: then nothing is played, and what trials measured is written down."""
+    here: bool = False
+    """Whether its attacks are quicker played in this process than others are started."""
 
 
 def rehearsed(
@@ -164,9 +174,10 @@ def _chosen(
     """Try all attacks, choose what fits into the time, and tell it; None where no attack applies."""
     say, inputs = progress.say, rehearsal.inputs
     criterion, clock = Criterion.of(plan.modality, plan.threshold), _Clock()
-    trials = _tried(plan, rehearsal, budget, clock, progress, criterion)
+    trials: Sequence[Trial] = _tried(plan, rehearsal, budget, clock, progress, criterion)
     if all(trial.obstacle and trial.tried for trial in trials):
         return None
+    budget = replace(budget, closing=clock.slower * _CLOSING)
     choice = _Choice(rehearsal, budget, clock, rehearsal.leaking(criterion))
     try:
         asked, fitted = choice.fitted(plan, trials)
@@ -174,14 +185,12 @@ def _chosen(
         _tell_found(rehearsal.found(criterion), say)
         raise
     whole, plan, offered = plan, asked, fitted
-    if not fitted.compares and plan.samples > 1:
-        one, alone = of_one_sample(plan, trials)
-        fewer = choice.at_once(one, alone)
-        if fewer.compares or (fewer.says_anything and not fitted.says_anything):
-            say(f"--batch {one.batches[0]} --images 1: there is no time for more, which is NOT MEASURED")
-            plan, trials, fitted = one, alone, fewer
+    if plan.samples > 1 and not (fitted.compares and fitted.answers):
+        some, own, fewer = choice.of_fewer(plan, trials, fitted)
+        if some is not plan:
+            say(_fewer_samples(some, len(choice.arms(some))))
+            plan, trials, fitted = some, own, fewer
     slower = clock.slower
-    budget = replace(budget, closing=slower * _CLOSING)
     if not fitted.says_anything:
         _tell_found(rehearsal.found(criterion), say)
         short = _too_short(budget, whole, fitted, slower)
@@ -191,14 +200,15 @@ def _chosen(
     if len(plan.defences) < len(whole.defences):
         say(_fewer(plan, whole))
     _tell_plan(plan, choice.arms(plan), trials, fitted, budget, slower, say)
-    enough = ""
+    enough = "" if budget.iterations is not None else _if_it_overran(budget)
     if plan is not whole or any(not unit.obstacle for unit in fitted.left_out):
         enough = _enough(budget, whole, choice.of_all, slower, all(trial.tried for trial in trials))
         say(f"time for all of this: {enough}")
         _tell_found(rehearsal.found(criterion, _bare(offered.left_out) - _bare(fitted.played)), say)
     allowance = replace(_allowance(fitted, trials, budget, slower), arms=choice.arms(plan), enough=enough)
     scenario = _scenario(replace(plan, defences=whole.defences), fitted.iterations, changes)
-    return Rehearsed(scenario, allowance, inputs.remarks, budget)
+    here = slower * fitted.seconds < budget.starting
+    return Rehearsed(scenario, allowance, inputs.remarks, budget, here=here)
 
 
 class _Clock:
@@ -260,7 +270,8 @@ def _tried(
     say("attacks, tried on the undefended model:")
 
     def enough(trial: Trial) -> bool:
-        return _compares_nothing(plan, [*trials, trial], budget, clock)
+        known = [*trials, trial]
+        return _compares_nothing(plan, known, budget, clock) or _crowded(plan, known, budget, clock)
 
     try:
         last = max(budget.pace_end, monotonic() + _TOLD)
@@ -296,6 +307,14 @@ def _compares_nothing(plan: Plan, trials: Sequence[Trial], budget: Budget, clock
     return bool(plan.defences) and too_slow_to_compare(plan, trials, SHARE * budget.left / clock.slower)
 
 
+def _crowded(plan: Plan, trials: Sequence[Trial], budget: Budget, clock: _Clock) -> bool:
+    """Return whether, if trials took all of their time, the rest would not do for defences that the user named."""
+    if budget.iterations is not None:
+        return False
+    rest = min(budget.left, budget.end - budget.trials_end)
+    return crowded(plan, trials, SHARE * rest / clock.slower)
+
+
 class _Choice:
     """Choice of the attacks that fit into the time that is left."""
 
@@ -326,16 +345,29 @@ class _Choice:
             fitted = self._fit(plan, trials, monotonic() if alone else self._budget.pace_end)
         return plan, fitted
 
-    def at_once(self, plan: Plan, trials: Sequence[Trial]) -> Fitted:
-        """Return what fits by what was timed already."""
-        return self._fit(plan, trials, monotonic())
+    def of_fewer(self, plan: Plan, trials: Sequence[Trial], fitted: Fitted) -> tuple[Plan, Sequence[Trial], Fitted]:
+        """Return a plan of fewer samples at the smallest batch size, its trials, and what fits of it.
 
-    def _fit(self, plan: Plan, trials: Sequence[Trial], until: float) -> Fitted:
+        They are as many as defences that the user named have an answer on from all attacks; otherwise one, where that
+        compares arms, or says anything, and more do not. Where fewer say no more either, it is the plan that was given.
+        """
+        counts = [1]
+        while plan.asked and counts[0] < plan.samples // 2:
+            counts.insert(0, min(2 * counts[0], plan.samples // 2))
+        for samples, share in [*((count, SHORT_SHARE) for count in counts if plan.asked), (1, SHARE)]:
+            some, own = of_samples(plan, trials, samples)
+            found = self._fit(some, own, monotonic(), share)
+            if found.compares and (found.answers or samples == 1):
+                return some, own, found
+        alone = found.says_anything and not fitted.says_anything and not fitted.compares
+        return (some, own, found) if alone else (plan, trials, fitted)
+
+    def _fit(self, plan: Plan, trials: Sequence[Trial], until: float, share: float = SHARE) -> Fitted:
         arms = self.arms(plan)
         # where nothing is to be played, nothing more is measured
         pace = self._rehearsal.pace(until, arms) if any(not trial.obstacle for trial in trials) else Pace()
         alike = {arm: self._forms[arm] == self._forms[UNDEFENDED] for arm in arms}
-        seconds = SHARE * self._budget.left / self._clock.slower
+        seconds = share * self._budget.left / self._clock.slower
         fitted = fit(plan, trials, pace, alike, seconds=seconds, given=self._budget.iterations, leaking=self._leaking)
         if self._budget.sets > 1:  # of other weights trials know nothing
             return fitted
@@ -400,6 +432,15 @@ def _nothing(
 def _bare(units: Sequence[Unit]) -> set[str]:
     """Return the titles of the units on the undefended arm."""
     return {name for unit in units if unit.arm == UNDEFENDED for name in unit.titles}
+
+
+def _fewer_samples(plan: Plan, arms: int) -> str:
+    """Return that fewer samples are attacked, at the smallest batch size, so that the arms have an answer on them."""
+    many = f"so that all {arms} arms are attacked alike: " if arms > 1 else ""
+    return (
+        f"--batch {plan.batches[0]} --images {plan.samples}, {many}there is no time for more samples or larger "
+        "batches, which are NOT MEASURED"
+    )
 
 
 def _fewer(plan: Plan, whole: Plan) -> str:
@@ -483,9 +524,15 @@ def _enough(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bo
         ways.append((f"--minutes {_minutes(budget, one * fitted.first_batch, slower, tried)}", " and ".join(fewer)))
     every = "each attack that applies" if tried else "each attack that was tried and applies"
     sizes, arms = ", ".join(map(str, plan.batches)), 1 + len(plan.defences)
-    return f"about {ways[0][0]} in all ({every}, at batch {sizes}, on {arms} arm{'s' * (arms > 1)})" + "".join(
-        f", or {minutes} with {how}" for minutes, how in ways[1:]
+    more = "".join(f", or {minutes} with {how}" for minutes, how in ways[1:])
+    return f"about {ways[0][0]} in all ({every}, at batch {sizes}, on {arms} arm{'s' * (arms > 1)}){more}" + (
+        _UNTIMED * (not tried)
     )
+
+
+def _if_it_overran(budget: Budget) -> str:
+    """Return what to give for all to be played which was expected to fit, and did not."""
+    return f"about --minutes {ceil(budget.seconds / 30)} in all{_UNTIMED}"
 
 
 def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> int:

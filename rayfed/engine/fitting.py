@@ -17,6 +17,8 @@ _CHEAP = 0.01
 """Share of the time that an attack on an arm may take to come before the others."""
 SHARE = 0.75
 """Share of the time that is planned: some searches take longer behind a defence than on the undefended gradient."""
+SHORT_SHARE = 0.5
+"""The same where there is no time for all samples: of little time, what was not foreseen takes more."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,10 @@ class Fitted:
     first_batch: float
     """Seconds of everything at the smallest batch size, likewise."""
     compares: bool
-    """Whether an attack that applies is played at the smallest batch size on each of the first two arms."""
+    """Whether an attack that applies is played at the smallest batch size on each of the first two arms, or on all if
+    the user named them."""
+    answers: bool
+    """Whether all is played, of what was tried, that defences wait for which the user named (`_asked`)."""
 
     @property
     def says_anything(self) -> bool:
@@ -105,27 +110,30 @@ def fit(
     """Choose the attacks for about this many seconds, in the order of `_selected`.
 
     At the smallest batch size searches have at least `USEFUL` evaluations, if what a verdict on the first defence needs
-    then fits: many arms that nothing was found on say less than two. Otherwise, and on larger batches, they have
-    `FEWEST`.
+    then fits (on all, if the user named them): many arms that nothing was found on say less than two. Otherwise, and on
+    larger batches, they have `FEWEST`.
     `arms` says of each whether its model has the form of the undefended one; what does not apply to that is not played
     there, for its trial said why. What does not fit is left out. The time that is left goes to the searches, by the
-    `share` of each method on each batch size, unless it is kept for a defence (`_waits`); two digits of their
-    iterations count, so that a repeated audit often has the same. `given` are evaluations that every search makes,
-    whatever the time.
+    `share` of each method on each batch size, unless it is kept for a defence (`_waits`), or those that the user named
+    have no answer; two digits of their iterations count, so that a repeated audit often has the same. `given` are
+    evaluations that every search makes, whatever the time.
     """
     least = {title(m, b): fewest(m, FEWEST if given is None else given) for m, b in plan.searches}
     every = _units(plan, trials, pace, arms, least)
-    units, played = _selected(every, seconds, leaking)
-    smallest, two = min(plan.batches), list(arms)[:2]
+    asked = _asked(plan, every, leaking)
+    units, played = _selected(every, seconds, leaking, asked)
+    smallest, two = min(plan.batches), list(arms)[: None if plan.asked else 2]
     richer = every
     if given is None:
         useful = least | _useful(plan, trials)
         richer = _units(plan, trials, pace, arms, useful)
-        first_units, first_played = _selected(richer, seconds, leaking)
+        richer_asked = _asked(plan, richer, leaking)
+        first_units, first_played = _selected(richer, seconds, leaking, richer_asked)
         later = _later(richer, leaking)
         first = [u for u in richer if u.batch == smallest and u.arm in two and not u.obstacle]
         if all(unit in first_played for unit in first if unit not in later):
-            least, units, played = useful, first_units, first_played
+            least, units, played, asked = useful, first_units, first_played, richer_asked
+    answers = _all_played(asked, played)
     known = [(unit, unit.seconds) for unit in richer if unit.seconds is not None and not unit.obstacle]
     spent = sum(unit.seconds or 0.0 for unit in played)
     iterations = dict(least)
@@ -134,7 +142,8 @@ def fit(
         name = title(unit.method, unit.batch)
         steps[name] = steps.get(name, 0.0) + _step(plan, trials, unit)
     searches = {title(*search): search[0] for search in plan.searches if steps.get(title(*search))}
-    if given is None and searches and seconds < inf and not _waits(units, played, seconds / SHARE - spent):
+    waits = not answers or _waits(units, played, seconds / SHARE - spent)
+    if given is None and searches and seconds < inf and not waits:
         weights = sum(method.share for method in searches.values())
         each = (seconds - spent) / weights
         for name, method in searches.items():
@@ -160,6 +169,7 @@ def fit(
         whole=sum(needed for _, needed in known),
         first_batch=sum(needed for unit, needed in known if unit.batch == smallest),
         compares=set(two) <= {unit.arm for unit in played if unit.applies and unit.batch == smallest},
+        answers=answers,
     )
 
 
@@ -196,33 +206,55 @@ def _useful(plan: Plan, trials: Sequence[Trial]) -> dict[str, int]:
     }
 
 
-def _selected(every: Sequence[Unit], seconds: float, leaking: Collection[str]) -> tuple[list[Unit], list[Unit]]:
+def _asked(plan: Plan, every: Sequence[Unit], leaking: Collection[str]) -> list[Unit]:
+    """Return what verdicts wait for on the defences that the user named; empty if nobody named any.
+
+    These are all attacks behind them at the smallest batch size, and those without a defence that are not `_later`.
+    """
+    later = _later(every, leaking)
+    return [unit for unit in every if plan.asked and unit.batch == min(plan.batches) and unit not in later]
+
+
+def _selected(
+    every: Sequence[Unit], seconds: float, leaking: Collection[str], asked: Collection[Unit]
+) -> tuple[list[Unit], list[Unit]]:
     """Return units in the order in which they are chosen, and the chosen.
 
-    What takes next to nothing comes before all else, small batches first. Then come one attack on the
+    What was `asked` for comes first, an attack on all arms before the next: what is quick, and then what was seen
+    leaking; the rest waits for all of it. Then comes what takes next to nothing, small batches first; one attack on the
     undefended model that was seen `leaking` in its trial (by title); if they fit, all attacks on the first defence; the
-    leaking attack behind the others; then what the defences still wait for; and at the end what no verdict on a defence
+    leaking attack behind the others; what the defences still wait for; and at the end what no verdict on a defence
     needs (`_later`).
     """
     cheap, later = _CHEAP * seconds, _later(every, leaking)
     whole = _on_first_defence(every, seconds, leaking)
 
-    def place(unit: Unit) -> tuple[bool, ...]:
-        if unit.seconds is not None and unit.seconds <= cheap:
-            return (False,)
+    def place(unit: Unit) -> tuple[int, ...]:
+        quick = unit.seconds is not None and unit.seconds <= cheap
         leaks = bool(set(leaking) & set(unit.titles))
+        if unit in asked:
+            return 0, not quick, not (leaks or quick), METHODS.index(unit.method)
+        if quick:
+            return (1,)
         bare = leaks and unit.arm == UNDEFENDED
-        return True, unit in later, not (bare or unit in whole), not leaks
+        return 2, unit in later, not (bare or unit in whole), not leaks
 
     units = sorted(every, key=place)
     spent, played = 0.0, list[Unit]()
     for unit in units:
         if unit.seconds is None or unit.obstacle or spent + unit.seconds > seconds:
             continue
+        if unit not in asked and not _all_played(asked, played):
+            continue
         if unit.seconds <= cheap or unit not in later or not _waits(units, played, seconds / SHARE - spent):
             spent += unit.seconds
             played.append(unit)
     return units, played
+
+
+def _all_played(asked: Collection[Unit], played: Collection[Unit]) -> bool:
+    """Return whether all is played of what was `asked` for, and tried."""
+    return all(unit in played for unit in asked if unit.seconds is not None and not unit.obstacle)
 
 
 def _on_first_defence(every: Sequence[Unit], seconds: float, leaking: Collection[str]) -> list[Unit]:
@@ -271,9 +303,9 @@ def _later(every: Sequence[Unit], leaking: Collection[str]) -> list[Unit]:
 def _smallest(
     plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int
 ) -> Smallest | None:
-    """Return the smallest audit (`of_one_sample`)."""
+    """Return the smallest audit: of one sample."""
     batch, two = min(plan.batches), dict(list(arms.items())[:2])
-    one, alone = of_one_sample(plan, trials)
+    one, alone = of_samples(plan, trials, 1)
     costs: dict[str, float] = {}
     for unit in _units(one, alone, pace, two, {title(m, b): fewest(m, evaluations) for m, b in one.searches}):
         if unit.applies and unit.seconds is not None and not unit.beyond:
@@ -288,17 +320,30 @@ def _smallest(
     return Smallest(batch, attack, timed[attack].evaluation, list(two), costs[attack], untried)
 
 
-def of_one_sample(plan: Plan, trials: Sequence[Trial]) -> tuple[Plan, list[Trial]]:
-    """Return the plan for one sample at the smallest batch size, and its trials.
+def of_samples(plan: Plan, trials: Sequence[Trial], samples: int) -> tuple[Plan, list[Trial]]:
+    """Return the plan for so many samples at the smallest batch size, and its trials.
 
     A call takes as long for each sample as the call that was tried.
     """
     size: int = AttackSpec.model_fields["victims_per_call"].default
     batch = min(plan.batches)
-    many = min(_victims(plan, batch), size)
+    fewer = replace(plan, batches=[batch], samples=samples)
+    share = min(_victims(fewer, batch), size) / min(_victims(plan, batch), size)
     own = [trial for trial in trials if f" batch {batch}, " in trial.title]
-    alone = [replace(t, start=t.start / many, each=t.each / many, evaluation=t.evaluation / many) for t in own]
-    return replace(plan, batches=[batch], samples=1), alone
+    return fewer, [replace(t, start=share * t.start, each=share * t.each, evaluation=share * t.evaluation) for t in own]
+
+
+def crowded(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
+    """Return whether so many seconds are too few for the defences that the user named, so that no batch is larger.
+
+    It is known when all attacks were tried at the smallest batch size.
+    """
+    batch = min(plan.batches)
+    titles = {f"{title(m, batch)}, {twin}" for m in METHODS if m.takes(plan.modality, batch) for twin in TWINS}
+    if not plan.asked or not titles <= {trial.title for trial in trials}:
+        return False
+    arms = dict.fromkeys((UNDEFENDED, *plan.defences), True)
+    return not fit(replace(plan, batches=[batch]), trials, Pace(), arms, seconds).answers
 
 
 def _units(
@@ -363,7 +408,7 @@ def too_slow_to_compare(plan: Plan, trials: Sequence[Trial], seconds: float) -> 
     if any(not trial.obstacle and not trial.each for trial in own):
         return False
     evaluations = {method.name: fewest(method) for method in METHODS if method.evaluations}
-    alone = of_one_sample(plan, [trial for trial in own if trial.each])[1]
+    alone = of_samples(plan, [trial for trial in own if trial.each], 1)[1]
     least = min((evaluations[trial.title.partition(" ")[0]] * trial.each for trial in alone), default=0.0)
     return (1 + len(TWINS)) * least > seconds
 

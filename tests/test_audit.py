@@ -911,7 +911,7 @@ def raising(error: type[BaseException]) -> Callable[..., Any]:
 
 
 @pytest.mark.usefixtures("reports")
-@pytest.mark.parametrize("where", ["a trial", "the choice", "the plan"])
+@pytest.mark.parametrize("where", ["a trial", "the choice", "the plan", "the start", "the first attack"])
 def test_an_audit_that_is_stopped_in_its_trials_leaves_a_page_of_what_they_found(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -920,6 +920,10 @@ def test_an_audit_that_is_stopped_in_its_trials_leaves_a_page_of_what_they_found
         monkeypatch.setattr(auditing, "_tell_plan", raising(KeyboardInterrupt))
     elif where == "the choice":
         monkeypatch.setattr(rehearsing.Rehearsal, "pace", raising(KeyboardInterrupt))
+    elif where == "the start":
+        monkeypatch.setattr("rayfed.engine.federation.Federation.ask_server", raising(KeyboardInterrupt))
+    elif where == "the first attack":
+        monkeypatch.setattr(attacking.Attacks, "_attack", raising(KeyboardInterrupt))
     else:
         monkeypatch.setattr(InvertingGradients, "reconstruct", raising(KeyboardInterrupt))
     planned = plan(batches=[1], defences={"x": [{"name": "prune", "ratio": 0.5}]})

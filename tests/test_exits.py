@@ -77,6 +77,18 @@ def test_only_the_first_signal_counts() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.parametrize("when", ["atexit.register(end)", "cli.app = end"])
+def test_a_signal_outside_of_a_command_ends_the_process_without_a_traceback(when: str) -> None:
+    """Behind the end of a command, as where Ray stops its processes, and before one has begun."""
+    code = (
+        "import atexit, os, signal, sys\nfrom rayfed import cli\nsys.argv = ['rayfed', '--version']\n"
+        f"def end():\n    os.kill(os.getpid(), signal.SIGTERM)\n{when}\ncli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.returncode in (143, -signal.SIGTERM), "a shell calls either 143"
+
+
 @pytest.mark.usefixtures("default_signals")
 def test_who_was_told_to_ignore_hangups_does() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -488,11 +488,27 @@ def test_what_leaked_before_an_interruption_is_said_in_the_terminal(tmp_path: Pa
     view = RunView(Console(file=StringIO(), width=200))
     view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
     view._scenario = folder.scenario()
-    view.interrupted()
+    view.interrupted("attack")
     printed = view._console.file.getvalue()  # type: ignore[attr-defined]
     for verdict in of(*rows, finished=False).values():
         assert f"\n{verdict.sentence}\n" in printed
     assert "not reconstructed" not in printed
+
+
+@pytest.mark.parametrize(("kind", "said"), [
+    ("attack", "no attack had answered, so {page} has no result; give the command again, for it cannot be resumed"),
+    ("training", "{page} shows what there is"),
+])  # fmt: skip
+def test_an_interruption_before_any_answer_says_what_to_do(tmp_path: Path, kind: str, said: str) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_text("status.json", json.dumps({"state": "interrupted", "kind": kind, "rounds": 0}))
+    view = RunView(Console(file=StringIO(), width=200))
+    view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
+    view.interrupted(kind)
+    printed = view._console.file.getvalue()  # type: ignore[attr-defined]
+    assert said.format(page=f"{folder.url}/report.html") in printed
+    page = Page(Path(write_report(folder)).read_text(encoding="utf-8")).text
+    assert "Next: give the command again" in page or kind == "training"
 
 
 @pytest.mark.parametrize(("kind", "rounds", "next"), [

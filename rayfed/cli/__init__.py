@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from rayfed.cli import audit, canaries, gate, lookup, makers, replay, reproduce, results, runs
-from rayfed.cli.signals import end_on_signals
+from rayfed.cli.signals import end_at_once, end_on_signals
 from rayfed.cli.warned import warn_once
-from rayfed.errors import NotPortable
+from rayfed.errors import Killed, NotPortable
 from rayfed.version import __version__
 
 __all__ = ["app", "main"]
@@ -53,3 +53,7 @@ def main() -> None:
 
         sys.stdout.flush()
         os.execve(sys.executable, sys.orig_argv, os.environ | PORTABLE)
+    except Killed as error:  # before the command began, or behind its end
+        sys.exit(128 + error.signal)
+    finally:
+        end_at_once()

@@ -230,7 +230,7 @@ def watched(
         yield view
     except KeyboardInterrupt as error:
         with suppress(KeyboardInterrupt):  # pressed again, it ends what is said of the first one, and tells the same
-            view.interrupted()
+            view.interrupted(kind)
         if view.folder:
             error.add_note(quote(view.folder.url))  # how `rayfed resume` names it
         raise

@@ -18,6 +18,13 @@ def end_on_signals() -> None:
             signal.signal(number, _end)
 
 
+def end_at_once() -> None:
+    """Let these signals end the process as they do without rayfed: behind a command nothing is left to write."""
+    for number in _ENDING:
+        if signal.getsignal(number) is _end:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Raise `Killed`, once: a closing terminal sends SIGHUP twice, and the second must not disturb the end."""
     for other in _ENDING:

@@ -114,6 +114,8 @@ class Allowance:
     """Seconds past its end in which the first call that answers may end."""
     measured: RoundTables = field(default_factory=RoundTables)
     """Rows that trials have measured of what is not played."""
+    tried: RoundTables = field(default_factory=RoundTables)
+    """Rows that trials have measured, which an interruption leaves of what has no answer yet."""
     stopped: KeyboardInterrupt | None = None
     """What stopped the trials: it is raised again once their rows are there."""
 
@@ -206,6 +208,13 @@ class Attacks:
         if self.allowance.stopped is not None:
             raise self.allowance.stopped
 
+    def tried(self, round: int) -> RoundTables:
+        """Return the rows that trials measured of a round's attacks, for where it is stopped before they begin."""
+        tables = RoundTables()
+        for d in self._due(round, list(self.arms.values()), []):
+            _note_measured(tables, d, round, self.allowance.tried)
+        return tables
+
     def _observe(
         self, play: _Play, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
     ) -> dict[int, Ref]:
@@ -287,7 +296,8 @@ class Attacks:
     def _score(self, play: _Play, tables: RoundTables, complete: bool = False) -> None:
         """Score the finished calls, and add their rows to `tables` in the planned order.
 
-        Where the round is `complete`, the others have rows which say that there was no time for them.
+        Where the round is `complete`, the others have rows which say that there was no time for them; else those of the
+        trials.
         """
         attacked = sorted(play.attacked.items())
         score = [Call("score", (play.truths[i], refs, play.due[i].strip), i) for i, (_, refs) in attacked]
@@ -301,6 +311,8 @@ class Attacks:
                 rest = replace(d, victims=tuple(victim for victim in d.victims if victim not in known))
                 if self.allowance.stopped is None:
                     _note_unplayed(tables, rest, play.round, *unplayed)
+            else:
+                _note_measured(tables, d, play.round, self.allowance.tried)
 
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
         seconds = self.scenario.resources.timeout
@@ -380,7 +392,7 @@ def note_attack(
         tables.traces += [key | {"iteration": i, "objective": o} for i, o in outcome.trace]
 
 
-def _note_measured(tables: RoundTables, d: AttackCall, round: int, measured: RoundTables, why: str) -> set[int]:
+def _note_measured(tables: RoundTables, d: AttackCall, round: int, measured: RoundTables, why: str = "") -> set[int]:
     """Add the rows that trials have measured of a call that was not made, and return the victims that they are of.
 
     Of a search, which trials begin alone, they say `why` it was not played.

@@ -83,7 +83,7 @@ def audit(
                 progress.seconds, progress.noted = allowance.calls, noted
                 own = replace(allowance, until=budget.until(len(attacks) - place))
                 if source is not None:  # trials are of the weights that the model begins with
-                    own = replace(own, measured=RoundTables())
+                    own = replace(own, measured=RoundTables(), tried=RoundTables())
                 progress.ends = own.ends
                 # where little or nothing is played, no actors are needed
                 by = local if short or here else execution

@@ -32,6 +32,7 @@ from rayfed.engine.fitting import (
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.progress import AuditProgress
 from rayfed.engine.rehearsing import Pace, Rehearsal, Trial
+from rayfed.engine.tables import RoundTables
 from rayfed.errors import ClientError, UserError
 from rayfed.metrics.known import NOUNS
 from rayfed.models.describe import described
@@ -205,7 +206,8 @@ def _chosen(
         enough = _enough(budget, whole, choice.of_all, slower, all(trial.tried for trial in trials))
         say(f"time for all of this: {enough}")
         _tell_found(rehearsal.found(criterion, _bare(offered.left_out) - _bare(fitted.played)), say)
-    allowance = replace(_allowance(fitted, trials, budget, slower), arms=choice.arms(plan), enough=enough)
+    planned = _allowance(fitted, trials, budget, slower)
+    allowance = replace(planned, arms=choice.arms(plan), enough=enough, tried=_answered(rehearsal))
     scenario = _scenario(replace(plan, defences=whole.defences), fitted.iterations, changes)
     here = slower * fitted.seconds < budget.starting
     return Rehearsed(scenario, allowance, inputs.remarks, budget, here=here)
@@ -292,14 +294,20 @@ def _stopped(
 
     Raises it at once where they found nothing.
     """
-    measured = rehearsal.measured
-    measured.attacks[:] = [row for row in measured.attacks if row["status"] != UNPLAYED]
+    measured = _answered(rehearsal)
     if not measured.attacks:
         progress.say("no attack has answered yet, so there is no report: give the command again")
         raise stopped
     allowance = Allowance(seconds=0.0, arms=[UNDEFENDED], measured=measured, stopped=stopped)
     short = TooShort("the trials were stopped", {})
     return Rehearsed(scenario, allowance, rehearsal.inputs.remarks, budget, short)
+
+
+def _answered(rehearsal: Rehearsal) -> RoundTables:
+    """Return the rows of what trials have answered to the end."""
+    measured = rehearsal.measured
+    measured.attacks[:] = [row for row in measured.attacks if row["status"] != UNPLAYED]
+    return measured
 
 
 def _compares_nothing(plan: Plan, trials: Sequence[Trial], budget: Budget, clock: _Clock) -> bool:

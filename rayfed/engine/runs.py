@@ -252,7 +252,12 @@ def _attack(
         keep = partial(recorder.write, round)
         arms = list(federation.arms)
         federation.attacks = replace(federation.attacks, allowance=allowance)
-        tables = until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep))
+        try:
+            tables = until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep))
+        except KeyboardInterrupt:
+            if not folder.parts("attacks"):  # it came while actors started
+                keep(federation.attacks.tried(round))
+            raise
         keep(tables)
         if attacked.saved is None:  # what others' training spent is another run's account
             folder.write_part("proved", 0, inputs.proved(training=False))

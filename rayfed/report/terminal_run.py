@@ -255,15 +255,21 @@ class RunView:
         """The run's folder; None before it has begun."""
         return self._folder
 
-    def interrupted(self) -> None:
-        """Print what leaked until an interruption, and the path of the report."""
+    def interrupted(self, kind: str) -> None:
+        """Print what leaked until an interruption of a run of this kind, the path of the report, and what to do."""
         self.close()
         if self._folder:
             self._attacks, self._inferences = (
                 self._folder.read_table(name).to_pylist() for name in ("attacks", "inferences")
             )
             self._say_verdicts(over(status(self._folder)))
-            self.note(f"{self._folder.url}/report.html shows what there is")
+            page, todo = f"{self._folder.url}/report.html", advice("interrupted", kind, self._folder.url)
+            if kind != "attack":  # `rayfed resume` is told beside the end of the command
+                self.note(f"{page} shows what there is")
+            elif self._attacks or self._inferences:
+                self.note(f"{page} shows what there is; for the rest {todo}")
+            else:
+                self.note(f"no attack had answered, so {page} has no result; {todo}")
 
     def note(self, message: str) -> None:
         """Print a note on an unusual event."""

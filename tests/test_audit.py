@@ -921,7 +921,7 @@ def test_an_audit_that_is_stopped_in_its_trials_leaves_a_page_of_what_they_found
     elif where == "the choice":
         monkeypatch.setattr(rehearsing.Rehearsal, "pace", raising(KeyboardInterrupt))
     elif where == "the start":
-        monkeypatch.setattr("rayfed.engine.federation.Federation.ask_server", raising(KeyboardInterrupt))
+        monkeypatch.setattr("rayfed.engine.federation.Federation.make_keys", raising(KeyboardInterrupt))
     elif where == "the first attack":
         monkeypatch.setattr(attacking.Attacks, "_attack", raising(KeyboardInterrupt))
     else:

@@ -208,13 +208,6 @@ class Attacks:
         if self.allowance.stopped is not None:
             raise self.allowance.stopped
 
-    def tried(self, round: int) -> RoundTables:
-        """Return the rows that trials measured of a round's attacks, for where it is stopped before they begin."""
-        tables = RoundTables()
-        for d in self._due(round, list(self.arms.values()), []):
-            _note_measured(tables, d, round, self.allowance.tried)
-        return tables
-
     def _observe(
         self, play: _Play, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
     ) -> dict[int, Ref]:

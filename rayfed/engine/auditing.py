@@ -207,7 +207,8 @@ def _chosen(
         say(f"time for all of this: {enough}")
         _tell_found(rehearsal.found(criterion, _bare(offered.left_out) - _bare(fitted.played)), say)
     planned = _allowance(fitted, trials, budget, slower)
-    allowance = replace(planned, arms=choice.arms(plan), enough=enough, tried=_answered(rehearsal))
+    tried = _answered(rehearsal) if plan.samples == whole.samples else RoundTables()  # fewer clients have other samples
+    allowance = replace(planned, arms=choice.arms(plan), enough=enough, tried=tried)
     scenario = _scenario(replace(plan, defences=whole.defences), fitted.iterations, changes)
     here = slower * fitted.seconds < budget.starting
     return Rehearsed(scenario, allowance, inputs.remarks, budget, here=here)

@@ -247,17 +247,13 @@ def _attack(
     progress = recorder.logging(progress)
     with (
         recorder.recording(0),
+        _keeping_trials(folder, lambda: recorder.write(round, allowance.tried)),
         _federation(inputs, folder, execution, progress, attacked.saved, attacked.run) as (federation, joined),
     ):
         keep = partial(recorder.write, round)
         arms = list(federation.arms)
         federation.attacks = replace(federation.attacks, allowance=allowance)
-        try:
-            tables = until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep))
-        except KeyboardInterrupt:
-            if not folder.parts("attacks"):  # it came while actors started
-                keep(federation.attacks.tried(round))
-            raise
+        tables = until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep))
         keep(tables)
         if attacked.saved is None:  # what others' training spent is another run's account
             folder.write_part("proved", 0, inputs.proved(training=False))
@@ -265,6 +261,17 @@ def _attack(
         recorder.line(f"attacked the weights of round {round}, {attacked.words}")
         progress.round_done([], tables.attacks, tables.inferences)
         check_bounds(folder)
+
+
+@contextmanager
+def _keeping_trials(folder: RunFolder, keep: Callable[[], object]) -> Iterator[None]:
+    """Write down what trials measured where Ctrl-C comes before the attacks, such as while actors start."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not folder.parts("attacks"):
+            keep()
+        raise
 
 
 def _trained(run: str) -> checkpoint.Checkpoint:

@@ -144,6 +144,16 @@ def test_what_is_kept_is_not_sought() -> None:
         Unlock(kept=("conv9.*",)).reconstruct(seen, model, seeded(0))
 
 
+def test_patterns_of_what_is_kept_are_checked_before_the_run() -> None:
+    whole = Pixels(1, 8, 8), 10
+    Unlock(kept=("*.gamma.*",)).check(locked(), *whole)
+    with pytest.raises(UserError, match="kept: no private tensor of the model fits 'conv9"):
+        Unlock(kept=("conv9.*",)).check(locked(), *whole)
+    with pytest.raises(UserError, match="layers"):
+        Unlock(layers=["conv9.*"]).check(locked(), *whole)
+    Unlock(kept=("conv9.*",)).check(LeNet().build((1, 8, 8), 10), *whole)  # to an arm without one it does not apply
+
+
 def test_a_model_without_a_private_part_is_not_for_it() -> None:
     model, observations = two_digits()
     for result in Unlock().reconstruct(observations, model, seeded(0, 1)):

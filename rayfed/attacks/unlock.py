@@ -9,7 +9,7 @@ al. 2018, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryptio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from fnmatch import filter as filter_names
 from typing import ClassVar
@@ -24,6 +24,7 @@ from rayfed.attacks.matching.problem import Matching
 from rayfed.errors import UserError, nearest
 from rayfed.models.private import only, private_names, without
 from rayfed.registry import component
+from rayfed.samples import SampleSpec
 from rayfed.update import Named, Observation
 
 _NOTHING_PRIVATE = (
@@ -46,6 +47,12 @@ class Unlock(Dlg):
     """Patterns (`fnmatch`) of private tensors that are not sought but taken as the threat model gives them: what the
     attacker knows to be right, such as `*.conv.weight` of passports in round 0, which `start: common` deals to all."""
 
+    def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
+        """Raise `UserError` for a pattern in `layers` or `kept` that fits nothing of a model with a private part."""
+        super().check(model, sample, classes)
+        if private := private_names(model) - _statistics(model):
+            _without(private, self.kept)
+
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
@@ -57,19 +64,24 @@ class Unlock(Dlg):
 
     def _matching(self, observations: Sequence[Observation], model: nn.Module) -> Matching:
         problem = super()._matching(observations, model)
-        hidden = private_names(model) - observations[0].weights.keys() - _keys(observations[0], model).keys()
-        hidden -= _statistics(model)
-        for pattern in self.kept:
-            fitting = filter_names(hidden, pattern)
-            if not fitting:
-                raise UserError(f"kept: no private tensor of the model fits '{pattern}': {nearest(pattern, hidden)}")
-            hidden -= set(fitting)
+        hidden: Set[str] = private_names(model) - observations[0].weights.keys() - _keys(observations[0], model).keys()
+        hidden = _without(hidden - _statistics(model), self.kept)
         return replace(problem, buffers=without(problem.buffers, hidden), sought=only(problem.buffers, hidden))
 
     def _starts(self, problem: Matching, observation: Observation, generator: torch.Generator) -> Tensor:
         noise = torch.stack([torch.rand(problem.dimension, generator=generator) for _ in range(self.restarts)])
         noise[:, problem.shown :] = 0
         return self._started(noise, observation)
+
+
+def _without(hidden: Set[str], kept: Sequence[str]) -> Set[str]:
+    """Return the private tensors that fit no pattern in `kept`; raises `UserError` for a pattern that fits none."""
+    for pattern in kept:
+        fitting = set(filter_names(hidden, pattern))
+        if not fitting:
+            raise UserError(f"kept: no private tensor of the model fits '{pattern}': {nearest(pattern, hidden)}")
+        hidden = hidden - fitting
+    return hidden
 
 
 def _statistics(model: nn.Module) -> set[str]:

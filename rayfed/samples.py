@@ -306,7 +306,7 @@ class Records(SampleSpec):
         """Number of columns, in words."""
         inputs = self.shape[-1]
         coded = f" ({inputs} inputs: one for each category)" if inputs != len(self.columns) else ""
-        return f"{len(self.columns)} columns{coded}"
+        return f"{len(self.columns)} column{'s' * (len(self.columns) != 1)}{coded}"
 
     def published(self) -> Records:
         """Return the columns without statistics of the training values: bounds and deviations."""

@@ -1273,7 +1273,7 @@ def test_an_audit_begins_with_the_data_that_it_read(tmp_path: Path) -> None:
     data = {"name": "table", "path": str(table), "label": "income"}
     rehearsed(Plan({"name": "mlp"}, data, [1], 1, defences={}), said)
     assert said[0] == (
-        f"data table (path {table}, label income): 40 training records of 1 columns and 10 test records, "
+        f"data table (path {table}, label income): 40 training records of 1 column and 10 test records, "
         "2 classes (high, low)"
     )
 

@@ -351,9 +351,11 @@ def test_the_budget_stands_beside_a_passed_check() -> None:
         assert check.state == "passed"
         return check.sentence.partition("budget: ")[2]
 
-    assert said(*rows, *same, *given, *absent) == "iterations of idlg 1 to 2; 12 s of attacks in all"
-    assert said(*same) == "8 s of attacks in all"
-    assert said(*same, attacks=[{"name": "analytic", "label": "a"}]) == "closed forms alone, 8 s of attacks in all"
+    assert said(*rows, *same, *given, *absent) == "iterations of idlg 1 to 2 each; 12 s of all attacks together"
+    assert said(*same) == "8 s of all attacks together"
+    assert (
+        said(*same, attacks=[{"name": "analytic", "label": "a"}]) == "closed forms alone, 8 s of all attacks together"
+    )
 
 
 def test_a_share_of_labels_that_is_no_number_is_not_measured() -> None:
@@ -426,6 +428,9 @@ def test_membership_passes_where_its_interval_is_below_the_bound() -> None:
     found = of_members(Bound("membership.tpr", 0.1), *rows)
     assert found["none"].value == pytest.approx(0.3, abs=2e-3)
     assert {arm: check.state for arm, check in found.items()} == {"none": "failed", "x": "passed"}
+    for check in found.values():
+        assert "(m; 95 % interval " in check.sentence
+    assert found["x"].sentence.endswith("budget: updates of m 1")
     near = of_members(Bound("membership.auc", 0.52), *rows)["x"]
     assert near.state == "inconclusive"
     assert "95 % interval" in near.reason

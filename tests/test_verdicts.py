@@ -17,6 +17,7 @@ from rayfed import scenario as scenarios
 from rayfed.analysis import summary
 from rayfed.analysis.audit import UNCOMPARED
 from rayfed.analysis.loading import Run, load
+from rayfed.analysis.membership import Roc, in_words
 from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import (
@@ -30,6 +31,7 @@ from rayfed.analysis.verdicts import (
     verdicts_table,
 )
 from rayfed.hidden import UNREHEARSED, UNSOLVED, UNUSED
+from rayfed.metrics.roc import Estimate
 from rayfed.report import words
 from rayfed.report.gate import Gated
 from rayfed.report.run import write_report
@@ -495,6 +497,17 @@ def test_what_leaked_before_an_interruption_is_said_in_the_terminal(tmp_path: Pa
     assert "not reconstructed" not in printed
 
 
+@pytest.mark.parametrize(("auc", "control", "said"), [
+    ((0.7, 0.6, 0.8), (0.5, 0.4, 0.6), "MEMBERS ARE TOLD from non-members"),
+    ((0.55, 0.5, 0.6), None, "members are not told from non-members within this budget (the interval of the AUC"),
+    ((0.3, 0.2, 0.4), None, "MEMBERS ARE TOLD from non-members, by lower scores"),
+    ((0.9, 0.8, 1.0), (0.9, 0.8, 1.0), "MEMBERS ARE TOLD from non-members, which the control does without the update"),
+])  # fmt: skip
+def test_membership_has_a_verdict_in_words(auc: Any, control: Any, said: str) -> None:
+    found = Roc(Estimate(*auc), control and Estimate(*control), {}, 9, 9)
+    assert in_words(found).startswith(said)
+
+
 @pytest.mark.parametrize(("kind", "said"), [
     ("attack", "no attack had answered, so {page} has no result; give the command again, for it cannot be resumed"),
     ("training", "{page} shows what there is"),
@@ -572,7 +585,7 @@ def test_what_was_inferred_stands_beside_what_was_rebuilt(tmp_path: Path) -> Non
     folder.write_part("inferences", 0, [inferred])
     page = Path(write_report(folder)).read_text(encoding="utf-8")
     assert "no attack has run" not in page
-    assert "loss on 4 members: AUC" in page
+    assert "loss on 4 members: MEMBERS ARE TOLD from non-members: pooled AUC" in page
     assert "bare: no attack that rebuilds samples was played here; loss on 4 members" in page
     badge = re.search(r'badge not-measured">(.*?)<', page)
     assert badge is not None

@@ -198,13 +198,16 @@ class Check:
     """Samples of which a reconstruction passes the bound."""
     samples: int = 0
     reason: str = ""
-    """Why the state is neither passed nor failed; of a passed check, what it does not say."""
+    """Why the state is neither passed nor failed; of a passed check, what it does not say, and the budget."""
+    interval: str = ""
+    """The 95 % interval of an estimated share, in words; empty of others."""
 
     @property
     def sentence(self) -> str:
         """One-line description of the check."""
         where = f"{self.arm}, batch {self.batch}" if self.batch else self.arm
-        value = "" if self.value is None else f"{self.bound.written(self.value)}" + (f" ({self.by})" if self.by else "")
+        by = "; ".join(filter(None, (self.by, self.interval)))
+        value = "" if self.value is None else self.bound.written(self.value) + (f" ({by})" if by else "")
         over = f", {self.reached} of {self.samples} samples" if self.state == "failed" and self.samples else ""
         guessed = self.state == "passed" and self.reason.startswith(GUESSED)
         reason = self.reason.removeprefix(GUESSED).removeprefix("; ") if guessed else self.reason
@@ -334,10 +337,10 @@ class Played:
                 searches.setdefault(short_title(row), []).append(row["iterations"])
             if measured(row.get("seconds")):  # of the whole batch, in the row of each of its samples
                 seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
-        counts = {name: f"{min(of):,}" + f" to {max(of):,}" * (min(of) < max(of)) for name, of in searches.items()}
+        counts = {name: f"{min(of):,}" + f" to {max(of):,} each" * (min(of) < max(of)) for name, of in searches.items()}
         told = ", ".join(f"{name} {count}" for name, count in counts.items())
         within = f"iterations of {told}; " if told else "closed forms alone, " if alone else ""
-        return f"budget: {within}{duration(sum(seconds.values()))} of attacks in all" if seconds else ""
+        return f"budget: {within}{duration(sum(seconds.values()))} of all attacks together" if seconds else ""
 
     @cached_property
     def _own(self) -> list[Finding]:
@@ -361,7 +364,7 @@ class Played:
         found = self._found(bound, arm)
         known = [(by, one) for by, one in found if one]
         by, best = max(known, key=lambda pair: pair[1].value, default=("", None))
-        check = Check(arm, None, bound, "passed", best.value if best else None, by)
+        check = Check(arm, None, bound, "passed", best.value if best else None, by, interval=_written(bound, best))
         if best and best.value >= bound.limit:
             return replace(check, state="failed")
         if not self.finished:
@@ -382,7 +385,18 @@ class Played:
             return replace(check, state="inconclusive", reason=NOT_PASSED)
         if bound.name in MEMBERSHIP and (why := self._unread(bound, arm, passing)):
             return replace(check, state="inconclusive", reason=why)
-        return check
+        return replace(check, reason=self._spent(bound, arm))
+
+    def _spent(self, bound: Bound, arm: str) -> str:
+        """Return the budget of a share's attacks on an arm: the answers, and the time of all where it was kept."""
+        asked = self._asked(bound, arm)
+        counts = ", ".join(f"{title} {len({*map(_place, rows)})}" for title, rows in asked.items())
+        of = "samples" if bound.name == IDENTITY else "updates"
+        taken: dict[tuple[Any, ...], float] = {}
+        for row in (row for rows in asked.values() for row in rows if measured(row.get("seconds"))):
+            taken[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
+        spent = f"; {duration(sum(taken.values()))} of all attacks together" if taken else ""
+        return f"budget: {of} of {counts}{spent}"
 
     def _unread(self, bound: Bound, arm: str, passing: Collection[str]) -> str:
         """Return why no membership attack among those `passing` a bound without a defence knows this arm's.
@@ -523,6 +537,11 @@ def _ending(row: Row) -> str:
     if row["status"] == "ok":
         return "has no answer that a recogniser could be asked about"
     return ": ".join(filter(None, (row["status"], row["message"])))
+
+
+def _written(bound: Bound, found: Estimate | None) -> str:
+    """Return the interval of an estimate in words; empty without one."""
+    return f"95 % interval {bound.written(found.low)} to {bound.written(found.high)}" if found else ""
 
 
 def _estimate(bound: Bound, curve: Roc) -> Estimate | None:

@@ -171,7 +171,9 @@ class Run(Results):
             return paired.paired_table(self.paired())
         if name == VERDICTS:
             arms = [one.arm for one in self.verdicts()]
-            return verdicts_table(self.scenario, self.attacks.to_pylist(), arms, self._finished)
+            return verdicts_table(
+                self.scenario, self.attacks.to_pylist(), arms, self._finished, self.inferences.to_pylist()
+            )
         return (
             outcomes.outcomes_table(outcomes.outcomes(self.folder))
             if name == OUTCOMES

@@ -51,6 +51,16 @@ def area(found: Estimate) -> str:
     return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 
+def in_words(found: Roc) -> str:
+    """Return whether members are told from non-members, by the AUC's interval and that of its control."""
+    if found.auc.low <= 0.5 <= found.auc.high:
+        return "members are not told from non-members within this budget (the interval of the AUC has 0.5 in it)"
+    lower = ", by lower scores" if found.auc.high < 0.5 else ""
+    without = found.control and not found.control.low <= 0.5 <= found.control.high
+    alike = ", which the control does without the update, too" if without else ""
+    return f"MEMBERS ARE TOLD from non-members{lower}{alike}"
+
+
 def untold(found: Roc) -> list[str]:
     """Return of each of `RATES` that too few non-members tell nothing of that they do not."""
     return [stated(found, rate) for rate, share in found.true_positives.items() if share is None]

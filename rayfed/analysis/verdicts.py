@@ -32,7 +32,7 @@ from rayfed.analysis.audit import (
     sentence,
     unread,
 )
-from rayfed.analysis.membership import area, stated, untold
+from rayfed.analysis.membership import area, in_words, stated, untold
 from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.hidden import UNREHEARSED, UNSOLVED, UNUSED
@@ -204,9 +204,16 @@ COLUMNS = pa.schema(
 
 
 def verdicts_table(
-    scenario: Mapping[str, Any], attacks: Sequence[Row], arms: Sequence[str], finished: bool
+    scenario: Mapping[str, Any],
+    attacks: Sequence[Row],
+    arms: Sequence[str],
+    finished: bool,
+    inferences: Sequence[Row] = (),
 ) -> pa.Table:
-    """Return the verdicts on these arms in figures (`COLUMNS`), the findings that their sentences are made of."""
+    """Return the verdicts on these arms in figures (`COLUMNS`), the findings that their sentences are made of.
+
+    Where nothing was rebuilt, the reason says what was inferred.
+    """
     metric = leading(_form(scenario, attacks)).name
     found = run_findings(scenario, attacks, finished)
     rows = [
@@ -233,7 +240,8 @@ def verdicts_table(
     ]
     silent = [arm for arm in arms if arm not in {one.arm for one in found}]
     why = NOTHING_REBUILT if finished else UNFINISHED
-    rows += [{"arm": arm, "verdict": "not measured", "reason": why} for arm in silent]
+    told = {arm: [claimed(one) for one in claims(inferences, arms) if one.arm == arm] for arm in silent if finished}
+    rows += [{"arm": arm, "verdict": "not measured", "reason": "; ".join([why, *told.get(arm, [])])} for arm in silent]
     return pa.Table.from_pylist(sorted(rows, key=lambda row: arms.index(str(row["arm"]))), COLUMNS)
 
 
@@ -404,7 +412,8 @@ def rates(told: Sequence[Verdict]) -> str:
         return ""
     few = "".join(f" {said}." for said in dict.fromkeys(said for verdict in told for said in verdict.untold))
     return (
-        "AUC: how often a member scores above a non-member, 0.5 by chance and 1 where all are told. TPR at 1 % FPR: "
+        "AUC: how often a member scores above a non-member, 0.5 by chance and 1 where all are told; pooled: of all "
+        "clients together, each client's scores at mean 0 and deviation 1. TPR at 1 % FPR: "
         "the share of members found where one non-member in a hundred is taken for one, 1 % by chance. Control: the "
         "AUC with an update behind which nobody is, 0.5 where members differ in nothing else." + few
     )
@@ -416,8 +425,8 @@ def claimed(claim: Claim) -> str:
     if claim.roc:
         control = f"control without the update {area(claim.roc.control)}" if claim.roc.control else "no control"
         rates = [stated(claim.roc, rate) for rate, share in claim.roc.true_positives.items() if share]
-        told = ", ".join([f"AUC {area(claim.roc.auc)}", control, *rates])
-        return f"{claim.attack} on {claim.roc.members} members: {told}{failures}"
+        told = ", ".join([f"pooled AUC {area(claim.roc.auc)}", control, *rates])
+        return f"{claim.attack} on {claim.roc.members} members: {in_words(claim.roc)}: {told}{failures}"
     if not claim.value or not claim.chance:
         return f"{claim.attack}: nothing inferred{failures}"
     metric = claim.metric.replace("_", " ")

@@ -162,6 +162,7 @@ class Ruling:
 def _row(check: Check) -> dict[str, Any]:
     row = asdict(check)
     row.pop("bound")
+    row.pop("interval")
     return {"metric": check.bound.name, "limit": check.bound.limit, **row}
 
 

@@ -21,7 +21,7 @@ from rayfed import registry
 from rayfed.analysis import summary
 from rayfed.analysis.audit import PARTS, Finding
 from rayfed.analysis.formats import duration, near, share
-from rayfed.analysis.membership import area, stated
+from rayfed.analysis.membership import area, in_words, stated
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.summary import Claim, Leak, Row
 from rayfed.analysis.verdicts import Verdict, attackers, closest, criterion_of, guess, rates, run_findings, verdicts
@@ -440,7 +440,9 @@ class Statement:
             control = f", control without the update {area(claim.roc.control)}" if claim.roc.control else ", no control"
             told = "; ".join(stated(claim.roc, rate) for rate in claim.roc.true_positives)
             members = f"{claim.roc.members} members and {claim.roc.non_members} others"
-            found = f"{members}, AUC {area(claim.roc.auc)}{control}; {told} (95 % intervals)"
+            found = (
+                f"{in_words(claim.roc)}: {members}, pooled AUC {area(claim.roc.auc)}{control}; {told} (95 % intervals)"
+            )
             return f"{claim.arm}, {claim.attack}: {found}"
         if not claim.value or not claim.chance:
             return f"{claim.arm}, {claim.attack}: NOT MEASURED, it has no answer"

@@ -616,7 +616,7 @@ def _inferred(rows: Sequence[dict[str, Any]]) -> str:
     control = (
         (f"control without the update {fmean(found):.2f}, " if found else "no control, ") if metric == "AUC" else ""
     )
-    name = "mean AUC" if metric == "AUC" and len(values) > 1 else metric
+    name = "mean of the clients' AUCs" if metric == "AUC" and len(values) > 1 else metric
     quality = f"{name} {fmean(values):.2f} ({control}chance {fmean(chance):.2f})" if values else "nothing inferred"
     return f"{_plural(len(rows), 'client')}, {quality}" + _failures(rows)
 

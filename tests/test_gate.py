@@ -24,12 +24,16 @@ import yaml
 from scipy.stats import t
 from typer.main import get_command
 
+from rayfed import scenario as scenarios
 from rayfed.analysis import named_labels
 from rayfed.analysis.baseline import Change, changes, updates
 from rayfed.analysis.gate import MEMBERSHIP, NOT_INFORMED, Bound, Check, Played, boundable, parsed
 from rayfed.analysis.named_labels import LUCK
 from rayfed.analysis.verdicts import UNTOLD
 from rayfed.cli import app
+from rayfed.engine import runs
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
 from rayfed.engine.replaying import Recorded
 from rayfed.errors import Killed, UserError
 from rayfed.hidden import UNUSED
@@ -827,6 +831,24 @@ def test_checks_are_told_on_a_line_each() -> None:
     check = Check("x", 4, PSNR, "failed", 31.25, "dlg, blind", 3, 8)
     assert check.sentence == "x, batch 4, PSNR below 15.0 dB: FAILED: 31.2 dB (dlg, blind), 3 of 8 samples"
     assert replace(check, state="not measured", value=None, reason="why").sentence.endswith("NOT MEASURED: why")
+
+
+def test_a_gate_that_is_not_measured_says_what_to_do(tmp_path: Path) -> None:
+    """As the run did: whoever gates it later has not seen that."""
+    asked = """
+name: weak
+data: {name: digits, size: 8, train_samples: 20, test_samples: 20}
+model: {name: mlp, hidden: [8]}
+federation: {rounds: 1, clients: 2}
+arms: {none: [], noise: [{name: gaussian, sigma: 1.0}]}
+attacks: [{name: inverting_gradients, observes: gradient, iterations: 1, victims: 1, batch_size: 4}]
+"""
+    folder = runs.attack(scenarios.parse(asked), None, str(tmp_path), local, Progress())
+    code, output = run("gate", folder.url, "--fail-above", "30")
+    assert code == 3
+    before, _, step = output.partition("gate: NOT MEASURED Next: ")
+    assert "INCONCLUSIVE" in before
+    assert "Give the searches more iterations" in step
 
 
 def test_a_sweep_is_no_run(tmp_path: Path) -> None:

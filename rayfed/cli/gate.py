@@ -80,8 +80,13 @@ class Gate:
         asked = [bound.name for bound in self.bounds(modality) if bound.name not in usual]
         return [f"metrics.names=[{', '.join([*usual, *asked])}]"] if asked else []
 
-    def close(self, runs: Sequence[Gated], bounds: Sequence[Bound], say: Callable[[str], None]) -> None:
-        """Print the rulings on the runs, write the files, and exit with 3 if a build has to stop."""
+    def close(
+        self, runs: Sequence[Gated], bounds: Sequence[Bound], say: Callable[[str], None], advise: bool = False
+    ) -> None:
+        """Print the rulings on the runs, write the files, and exit with 3 if a build has to stop.
+
+        `advise` says what to do where a bound is not measured; commands that play attacks have said it.
+        """
         from rayfed.report.gate import Ruling
 
         if not self.asked:
@@ -89,6 +94,9 @@ class Gate:
         ruling = Ruling(runs, bounds, self.allow_unmeasured, self._earlier)
         for line in ruling.lines:
             say(line)
+        if advise and ruling.verdict == "not measured":
+            for step in filter(None, dict.fromkeys(run.next_step for run in runs)):
+                say(step)
         if self.json is not None:
             _write(self.json, json.dumps(ruling.document(), indent=2) + "\n")
         if self.junit is not None:
@@ -158,4 +166,4 @@ def gate(
             if name not in arms:
                 raise UserError(f"--arm: the run has no arm '{name}'; {nearest(name, arms)}")
         bounds = asked.bounds(played.modality, played.measured)
-        asked.close([gated], bounds, (lambda line: None) if quiet else partial(print, flush=True))
+        asked.close([gated], bounds, (lambda line: None) if quiet else partial(print, flush=True), advise=True)

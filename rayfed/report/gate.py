@@ -13,6 +13,7 @@ from xml.etree import ElementTree as xml
 
 from rayfed.analysis.baseline import Change, attacked, changes, updates
 from rayfed.analysis.gate import Bound, Check, Played, State
+from rayfed.analysis.verdicts import next_step, verdicts
 from rayfed.errors import UserError
 from rayfed.metrics.known import leading
 from rayfed.store import exits
@@ -40,6 +41,13 @@ class Gated:
         attacks, inferences = (self.folder.read_table(name).to_pylist() for name in ("attacks", "inferences"))
         over = exits.over(exits.status(self.folder))
         return Played(self.folder.scenario(), attacks, inferences, over)
+
+    @cached_property
+    def next_step(self) -> str:
+        """What to do to learn more; empty if every arm has an answer."""
+        had, enough = self.played, exits.status(self.folder).get("enough")
+        told = verdicts(had.scenario, had.attacks, had.inferences, finished=had.finished)
+        return next_step(had.scenario, had.attacks, told, enough)
 
     @cached_property
     def names(self) -> list[str]:

@@ -1,9 +1,14 @@
 """Distances of gradients against their formulas in double precision."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from rayfed.attacks.matching.distances import one_minus_cosine
+from rayfed.attacks.gradvit import relative_distance
+from rayfed.attacks.grnn import wasserstein
+from rayfed.attacks.matching.distances import inner, one_minus_cosine
+from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 
 
 def drawn(apart: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -42,3 +47,21 @@ def test_cosine_with_nothing_is_no_number() -> None:
     gradients, targets = drawn(1.0)
     assert one_minus_cosine({n: 0 * g for n, g in gradients.items()}, targets).isnan().all()
     assert one_minus_cosine(gradients, {n: 0 * t for n, t in targets.items()}).isnan().all()
+
+
+DISTANCES = one_minus_cosine, inner, relative_distance, wasserstein, wrong_signs, sign_nats
+
+
+@pytest.mark.parametrize("measure", DISTANCES, ids=lambda one: one.__name__)
+def test_a_parameter_without_dimensions_counts_as_one_of_one_value(measure: Callable[..., torch.Tensor]) -> None:
+    """A trained temperature, say."""
+    scalars = [{**tensors, "scale": tensors["b"][:, 0]} for tensors in drawn(1.0)]
+    vectors = [{**tensors, "scale": tensors["b"][:, :1]} for tensors in drawn(1.0)]
+    assert torch.equal(measure(*scalars), measure(*vectors))
+
+
+def test_zeros_are_read_off_updates_with_a_parameter_without_dimensions() -> None:
+    gradients, targets = drawn(1.0)
+    open_ = Sent({"b": torch.zeros(3, 50), "scale": torch.ones(3)}, torch.ones(3, dtype=torch.bool), None)
+    both = ({"b": tensors["b"], "scale": tensors["b"][:, 0]} for tensors in (gradients, targets))
+    assert open_.like(*both, torch.arange(3))["scale"].shape == (3,)

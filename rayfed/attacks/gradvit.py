@@ -141,8 +141,9 @@ class GradVit(GradientMatching):
 
 def relative_distance(gradients: Named, targets: Named) -> Tensor:
     """Return the mean over parameters of the Euclidean distance over the target's length, (Q,)."""
-    lengths = torch.stack([vector_norm(targets[name].flatten(1), dim=1) for name in gradients])
-    apart = torch.stack([vector_norm((g - targets[name]).flatten(1), dim=1) for name, g in gradients.items()])
+    pairs = [(g.reshape(len(g), -1), targets[name].reshape(len(g), -1)) for name, g in gradients.items()]
+    lengths = torch.stack([vector_norm(target, dim=1) for _, target in pairs])
+    apart = torch.stack([vector_norm(gradient - target, dim=1) for gradient, target in pairs])
     least = (_LEAST * vector_norm(lengths, dim=0)).clamp(min=torch.finfo(lengths.dtype).tiny)
     distance: Tensor = (apart / torch.maximum(lengths, least)).mean(0)
     return distance

@@ -133,7 +133,9 @@ def wasserstein(gradients: Named, targets: Named) -> Tensor:
 
     Of two sets of the same size it is the mean distance of the values in order of size.
     """
-    values, goals = (torch.cat([t.flatten(1) for t in g.values()], 1).sort(1).values for g in (gradients, targets))
+    values, goals = (
+        torch.cat([t.reshape(len(t), -1) for t in g.values()], 1).sort(1).values for g in (gradients, targets)
+    )
     return (values - goals).abs().mean(1)
 
 

@@ -35,7 +35,7 @@ def one_minus_cosine(gradients: Named, targets: Named) -> Tensor:
 
 def inner(left: Named, right: Named) -> Tensor:
     """Return the inner products (Q,) of two sets of gradients, summed over all layers."""
-    products = [torch.linalg.vecdot(left[name].flatten(1), right[name].flatten(1)) for name in left]
+    products = [torch.linalg.vecdot(t.reshape(len(t), -1), right[name].reshape(len(t), -1)) for name, t in left.items()]
     return torch.stack(products).sum(0)
 
 
@@ -71,7 +71,7 @@ class _OneMinusCosine(torch.autograd.Function):
 
 def _lengths(tensors: Iterable[Tensor]) -> Tensor:
     """Return the length of Q vectors in parts (Q, ...), (Q,)."""
-    lengths: Tensor = vector_norm(torch.stack([vector_norm(t.flatten(1), dim=1) for t in tensors]), dim=0)
+    lengths: Tensor = vector_norm(torch.stack([vector_norm(t.reshape(len(t), -1), dim=1) for t in tensors]), dim=0)
     return lengths
 
 

@@ -131,7 +131,7 @@ def _both(one: Named | None, other: Named | None) -> Named | None:
 
 def _norms(tensors: Named) -> Tensor:
     """Return the Euclidean norms of Q gradients, (Q,), not 0."""
-    squares: Tensor = torch.stack([t.flatten(1).square().sum(1) for t in tensors.values()]).sum(0)
+    squares: Tensor = torch.stack([t.reshape(len(t), -1).square().sum(1) for t in tensors.values()]).sum(0)
     return squares.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
 
 
@@ -205,8 +205,8 @@ def wrong_signs(gradients: Named, targets: Named) -> Tensor:
     values = sum(target[0].numel() for target in targets.values())
     shares = []
     for name, target in targets.items():
-        own = gradients[name].flatten(1)
-        wrong = torch.where(own * target.flatten(1) > 0, 0.0, own).square().sum(1)
+        own = gradients[name].reshape(len(target), -1)
+        wrong = torch.where(own * target.reshape(len(target), -1) > 0, 0.0, own).square().sum(1)
         squares = own.square().sum(1).clamp(min=torch.finfo(own.dtype).tiny)
         shares.append(target[0].numel() / values * wrong / squares)
     total: Tensor = torch.stack(shares).sum(0)
@@ -215,8 +215,8 @@ def wrong_signs(gradients: Named, targets: Named) -> Tensor:
 
 def sign_nats(gradients: Named, targets: Named) -> Tensor:
     """Return the nats that tell which of n signs are wrong in Q gradients, (Q,): n H(d), d the share of these."""
-    told = torch.stack([(t != 0).flatten(1).sum(1) for t in targets.values()]).sum(0)
-    right = torch.stack([(gradients[name] * t > 0).flatten(1).sum(1) for name, t in targets.items()]).sum(0)
+    told = torch.stack([(t != 0).reshape(len(t), -1).sum(1) for t in targets.values()]).sum(0)
+    right = torch.stack([(gradients[name] * t > 0).reshape(len(t), -1).sum(1) for name, t in targets.items()]).sum(0)
     share = (1 - right / told.clamp(min=1)).clamp(max=0.5)
     nats: Tensor = told * (torch.special.entr(share) + torch.special.entr(1 - share))
     return nats

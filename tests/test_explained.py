@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch import Tensor, nn
 
 from rayfed import scenario
 from rayfed.analysis.audit import EXPLAINS
@@ -17,6 +18,7 @@ from rayfed.attacks.undone import undone
 from rayfed.client.sent import Sent
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
+from tests.attack_fixtures import observed
 
 DEFENCES: list[list[dict[str, Any]]] = [
     [{"name": "gaussian", "sigma": 0.1}],
@@ -65,9 +67,46 @@ def test_the_samples_explain_what_is_sent_of_them(defences: list[dict[str, Any]]
     network = without_tracking(account.arm.model)
     noise = torch.rand(truth.inputs.shape, generator=torch.Generator().manual_seed(0))
     for images, right in ((truth.inputs, True), (noise, False)):
-        fit, nats = fit_of(images, truth.labels, undone(seen), network)
-        found = Reconstruction(images, truth.labels, fit=fit, nats=nats)
-        told = judged(found, truth.fit, truth.nats)
+        fit, fits, nats = fit_of(images, truth.labels, undone(seen), network)
+        found = Reconstruction(images, truth.labels, fit=fit, fits=fits, nats=nats)
+        told = judged(found, truth.fit, truth.fits, truth.nats)
         assert told is None or not right or told <= EXPLAINS
         if not right and defences[0] in (DEFENCES[1][0], DEFENCES[3][0], {"name": "tests.test_understood:LastAlone"}):
             assert algorithm == "fedavg" or (told is not None and told > EXPLAINS), "it is told from the samples"
+
+
+class Slight(nn.Module):
+    """Sees the mean brightness, and in a branch whose slopes are a millionth of the others' every pixel."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.bright = nn.Linear(1, 32)
+        self.branch, self.head = nn.Linear(64, 32, bias=False), nn.Linear(32, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, 1, 8, 8) to logits (N, K)."""
+        flat = images.flatten(1)
+        bright = self.bright(flat.mean(1, keepdim=True)).tanh()
+        logits: Tensor = self.head(bright + 1e-6 * self.branch(flat))
+        return logits
+
+
+def test_an_answer_has_to_explain_what_moves_little_too() -> None:
+    """An image of the same brightness explains all of the gradient but a millionth, which gives the sample away."""
+    torch.manual_seed(0)
+    model, images, labels = Slight((1, 8, 8), 10), torch.rand(2, 1, 8, 8), torch.tensor([3])
+    true, other = images.split(1)
+    other = other * true.mean() / other.mean()
+    seen = observed(model, true, labels)
+    (fit, fits, _), (far, others, _) = (fit_of(one, labels, seen, model) for one in (true, other))
+    assert max(fit or 0.0, far or 0.0) < EXPLAINS, "by all values together both explain it"
+    assert (judged(Reconstruction(true, labels, fit=fit, fits=fits), None, fits, None) or 0.0) < EXPLAINS
+    assert (judged(Reconstruction(other, labels, fit=far, fits=others), None, fits, None) or 0.0) > EXPLAINS
+
+
+def test_parts_by_which_the_samples_explain_nothing_are_not_asked() -> None:
+    """The slope in a bias before a norm is what rounding leaves; what has no angle is not asked either."""
+    fits, nan = torch.tensor([0.9, 0.02, torch.nan]), torch.nan
+    found = Reconstruction(torch.zeros(1), torch.zeros(1), fit=0.01, fits=fits)
+    for own, told in (([0.8, 0.0, nan], 0.02), ([0.0, 0.0, nan], 0.9), ([0.8, 0.8, nan], 0.01)):
+        assert judged(found, None, torch.tensor(own), None) == pytest.approx(told)

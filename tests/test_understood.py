@@ -197,13 +197,27 @@ def test_what_noise_explains_is_told_from_what_it_does_not() -> None:
         assert known is not None
         sent = unflatten(answer(flatten(gradient), 1000), large)
         own, others = (known.nats(sent, one) for one in (gradient, other))
-        right = Reconstruction(torch.zeros(1), torch.zeros(1), nats=(own, others))
-        assert judged(right, None, own) == 0
-        near = replace(right, nats=(known.nats(sent, half), others))
-        assert ((judged(near, None, own) or 0) > EXPLAINS) is told
-        assert judged(replace(right, nats=(others, others)), None, own) == (1 if told else 0)
+        right = Reconstruction(torch.zeros(1), torch.zeros(1), nats=own)
+        assert judged(right, None, None, own) == 0
+        near = replace(right, nats=known.nats(sent, half))
+        assert ((judged(near, None, None, own) or 0) > EXPLAINS) is told
+        assert judged(replace(right, nats=others), None, None, own) == (1 if told else 0)
     assert rehearsed(lambda name, t, draw: t).noise is None
     assert rehearsed(on_one(lambda t, draw: t + noise((20, 1), draw))).noise is None
+
+
+@pytest.mark.parametrize("wrong", [1, 100])
+def test_a_few_values_far_beyond_noise_tell_an_answer_from_the_samples(wrong: int) -> None:
+    """They may hold a whole sample, however well all others are explained."""
+    draw = torch.Generator().manual_seed(1)
+    like = {"one": torch.ones(100, 1000, dtype=torch.bool)}
+    gradient, sent = {"one": 100 * noise((100, 1000), draw)}, {"one": noise((100, 1000), draw)}
+    sent["one"] += gradient["one"]
+    other = {"one": gradient["one"].clone()}
+    other["one"].view(-1)[:wrong] += 50.0
+    own, far = (understood.Noise(like, {"one": 1.0}).nats(sent, one) for one in (gradient, other))
+    assert judged(Reconstruction(torch.zeros(1), torch.zeros(1), nats=own), None, None, own) == 0
+    assert judged(Reconstruction(torch.zeros(1), torch.zeros(1), nats=far), None, None, own) == 1
 
 
 @component

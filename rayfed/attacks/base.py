@@ -28,8 +28,10 @@ class Reconstruction:
     fit: float | None = None
     """How far the gradient at these samples and labels is from the observed one, as a share of a grey sample's; filled
     in after the attack (`rayfed.attacks.fit`)."""
-    nats: tuple[float, float] | None = None
-    """By how many nats an update in noise is less likely at these samples than without noise, and at a grey one."""
+    fits: Tensor | None = None
+    """The same of each part of the gradient by itself, (P,), in which small values count nearly as much as large."""
+    nats: float | None = None
+    """By how many nats an update in noise is less likely at these samples than without noise."""
     trace: list[tuple[int, float]] = field(default_factory=list)
     """(iteration, objective) pairs along the way."""
     snapshots: tuple[tuple[int, Tensor], ...] = ()

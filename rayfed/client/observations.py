@@ -100,14 +100,20 @@ def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
 
 
 def _explained(observed: ObservedClient, observation: Observation, truth: Truth) -> Truth:
-    """Return the truth with how well it explains what an attacker sees who knows the defences' code."""
-    if not observed.arm.defences or "left" not in observation.extra or observation.sealed is not None:
+    """Return the truth with how well it explains what an attacker sees who knows the defences' code, if there are any.
+
+    Where there are none it explains what is sent, but for tensors that hold rounding errors alone.
+    """
+    defended = bool(observed.arm.defences)
+    if (defended and "left" not in observation.extra) or observation.sealed is not None:
         return truth
     made = observation.extra.get("as_trained")
     inputs = truth.inputs if made is None else made.made(truth.inputs)
     seen, network = undone(unmixed(observation)), without_tracking(observed.asked().model)
-    fit, nats = fit_of(inputs, truth.labels, seen, network)
-    return truth.replace(fit=1.0 if fit is None else fit, nats=nats and nats[0])
+    fit, fits, nats = fit_of(inputs, truth.labels, seen, network)
+    if not defended:
+        return truth.replace(fits=fits)
+    return truth.replace(fit=1.0 if fit is None else fit, fits=fits, nats=nats)
 
 
 def _told_apart(candidates: Sequence[Candidate], guess: Inference) -> dict[str, Any]:

@@ -67,6 +67,8 @@ class Truth:
     None where it has not as many."""
     fit: float | None = None
     """`fit` of these inputs under what an attacker knows from the defences' code; None where it does not."""
+    fits: Tensor | None = None
+    """Their `fits`, also where nothing is defended."""
     nats: float | None = None
     """Nats by which the update is less likely at these inputs than without noise, as that attacker knows the noise."""
     holding: Tensor | None = None

@@ -161,7 +161,7 @@ class ClientWorker(ClientRuntime):
             by_chance = self._scorer.told_apart(truth.decoys.cpu(), guess.images)
             rows = [row | {"decoy_told_apart": hit or 0.0} for row, hit in zip(rows, by_chance, strict=True)]
         orders = [row.pop("order") for row in rows]
-        fit = judged(guess, truth.fit, truth.nats)
+        fit = judged(guess, truth.fit, truth.fits, truth.nats)
         rows = [row | {"distortion": truth.distortion, "fit": fit} for row in rows]
         sample = self.data.sample
         if isinstance(sample, Tokens | Records):

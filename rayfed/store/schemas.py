@@ -185,8 +185,9 @@ TABLES: dict[str, pa.Schema] = {
                 "fit",
                 _real,
                 "angle between the gradient of what it found and the one seen, beside a grey sample's (ratio of "
-                "sines): 0 where it explains that; with a defence's code of the values that are left as they are, and "
-                "of what noise does not explain; null after several local steps, or where nothing is known",
+                "sines), or that of the values in which it is largest: 0 where it explains that; with a defence's code "
+                "of the values that are left as they are, and 1 where noise does not explain the rest; null after "
+                "several local steps, or where nothing is known",
             ),
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),

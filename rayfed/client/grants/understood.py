@@ -76,7 +76,7 @@ _EDGE = 2.0
 _OFTEN = 0.01
 """Share of values whose noise came twice, from which noise takes few values."""
 _MEDIAN, _OUTLIER = 0.6745, 9.0
-"""Median size of normal noise of deviation 1, and the square from which a value counts no more."""
+"""Median size of normal noise of deviation 1, and the square from which a value is an outlier."""
 _FITTED = 5
 """Times that the factor between a gradient and an update is fitted, without outliers, at last on all values."""
 _FEW_FITTED = 2**20
@@ -98,9 +98,11 @@ class Noise(NamedTuple):
     def nats(self, seen: Named, gradient: Named) -> float:
         """Return by how many nats an update is less likely than without noise, if it is of a gradient, times a factor.
 
-        Noise counts as normal, but for outliers. The factor is the one that fits best.
+        Noise counts as normal, and its outliers as Laplace's, in proportion to their size. The factor is the one that
+        fits best.
         """
         import torch
+        from torch.nn.functional import huber_loss
 
         sent, way = self._known(seen), self._known(gradient)
         few = slice(None, None, max(1, len(sent) // _FEW_FITTED))
@@ -109,7 +111,7 @@ class Noise(NamedTuple):
             own, other = way[part], sent[part]
             counted = (other - factor * own).square() < _OUTLIER
             factor = ((own * other)[counted].sum() / own[counted].square().sum()).nan_to_num().clamp(min=0)
-        return float((sent - factor * way).square().clamp(max=_OUTLIER).sum()) / 2
+        return float(huber_loss(factor * way, sent, reduction="sum", delta=sqrt(_OUTLIER)))
 
     def _known(self, tensors: Named) -> Tensor:
         """Return the values (n,) that have noise, over its usual size."""

@@ -51,7 +51,7 @@ from rayfed.scenario import ResolvedArm, Scenario
 from rayfed.update import Observation, Update
 from tests.conftest import REPOSITORY
 from tests.run_fixtures import Noting, assert_same_bits, weights
-from tests.scenario_fixtures import SCENARIOS, tiny
+from tests.scenario_fixtures import LARGE, SCENARIOS, tiny
 
 TEXT = """
 name: t
@@ -76,13 +76,16 @@ QUICK = ("noniid", "private", "fedboosting", "secure_aggregation")
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(p, marks=[] if p.stem in QUICK else pytest.mark.slow) for p in SCENARIOS],
+    [pytest.param(p, marks=[] if p.stem in QUICK else pytest.mark.slow) for p in SCENARIOS if p.stem not in LARGE],
     ids=lambda p: p.stem,
 )
 def test_actors_come_to_the_same_bits(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Weights, clients' states and tables, with one, two and four client actors."""
+    """Weights, clients' states and tables, with one, two and four client actors.
+
+    Of large networks the scenarios of usual size alone: four runs of a full one, with all its arms, take ten minutes.
+    """
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.syspath_prepend(path.parent)
     changes = tiny(path, request)

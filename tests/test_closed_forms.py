@@ -17,6 +17,7 @@ from rayfed import registry
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack, Reconstruction
+from rayfed.attacks.closed_form.answer import agreement
 from rayfed.attacks.closed_form.equations import is_affine, solve
 from rayfed.attacks.closed_form.factors import Factors
 from rayfed.attacks.closed_form.kept import kept
@@ -661,3 +662,11 @@ def test_guides_leave_out_rows_whose_bias_was_pruned() -> None:
     assert some.isfinite().all()
     nothing, _ = Factors(left[2:3], torch.ones(2).double(), right, 0.0).guides(biased=True)
     assert nothing.shape == (0, 2)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_gradient_that_is_not_finite_agrees_with_nothing(value: float) -> None:
+    """An answer that is far out overflows a model: another one counts."""
+    model, labels = build_model("mlp", {"hidden": [4]}, (1, 8, 8), 10, 0), torch.tensor([3])
+    seen = observe(model, digit(0), labels)
+    assert agreement(probe(model, seen), seen, torch.full((1, 1, 8, 8), value), labels) == (0.0, 1.0)

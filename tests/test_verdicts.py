@@ -245,6 +245,7 @@ def test_what_was_planned_to_be_left_out_and_played_after_all_is_no_next_step() 
     assert "left out for want of time. To have them played, give about --minutes 9 in all" in step(both[:1])
     late = row("noise", None, "tag", status=UNPLAYED, message=WANT_OF_TIME)
     assert "left out for want of time. To have them played, give about --minutes 9 in all" in step([*both, late])
+    assert step([row("bare", 30.0), row("noise", 30.0), late]).startswith("Next: every arm leaks"), "as more time would"
 
 
 def test_the_next_step_behind_a_near_reconstruction_is_to_look_at_it() -> None:

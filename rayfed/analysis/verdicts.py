@@ -307,6 +307,8 @@ def next_step(
         return "Next: hold the figures to a bound of yours (rayfed gate RUN --fail-above membership.auc=0.6)."
     if not attacks:
         return ""
+    if states == {"leaks"}:  # which more time does not change
+        return "Next: every arm leaks. Try stronger or other defences."
     unplayed = any(row["status"] == UNPLAYED for row in attacks)
     if enough and (unplayed or {verdict.arm for verdict in told} > {row["arm"] for row in attacks}):
         return f"Next: attacks were left out for want of time. To have them played, give {enough}."
@@ -365,8 +367,6 @@ def next_step(
         )
     if "not measured" in states:
         return "Next: see under Leakage why attacks did not answer."
-    if states == {"leaks"}:
-        return "Next: every arm leaks. Try stronger or other defences."
     if "leaks" not in states:
         return ""
     held = [verdict for verdict in told if verdict.state == "not reconstructed"]

@@ -118,9 +118,9 @@ def _pairs(found: Named, observation: Observation, probe: Probe) -> Iterator[tup
 def agreement(probe: Probe, observation: Observation, images: Tensor, labels: Tensor) -> tuple[float, float]:
     """Return how far the values that were sent are those of the gradient at some samples: a share and a distance.
 
-    The share is that of its values that were sent as they are. The distance is the sum of the absolute differences from
-    the gradient, times the best factor, over that of the values: noise on some of them, however large, hides little of
-    how well the others fit. Values that are 0 or not finite were left out.
+    The share is that of its values that were sent as they are, 0 where the gradient is not finite. The distance is the
+    sum of the absolute differences from the gradient, times the best factor, over that of the values: noise on some of
+    them, however large, hides little of how well the others fit. Values that are 0 or not finite were left out.
     """
     found = probe.gradient(images, labels)
     sent: Named = {name: tensor.to(probe.dtype) for name, tensor in observation.gradient.items()}
@@ -128,7 +128,7 @@ def agreement(probe: Probe, observation: Observation, images: Tensor, labels: Te
     kept = observed.isfinite() & (observed != 0)
     own, observed = own[kept], observed[kept]
     ratios, order = (observed / own)[own != 0].sort()
-    if not len(ratios):
+    if not len(ratios) or not own.isfinite().all():
         return 0.0, 1.0
     counted = own.abs() > _TINY * own.abs().max()
     same = ((own - observed).abs() <= _SAME * own.abs())[counted].double().mean()

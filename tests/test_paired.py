@@ -96,6 +96,9 @@ def test_what_does_not_differ_has_no_test_and_few_pairs_are_warned_of() -> None:
     grid = paired_grid(alike)
     assert grid is not None
     assert "cannot be under 5 % with 3 pairs and 1 arm: at the least 0.25" in grid.note
+    rounded = paired_grid([replace(alike[0], difference=9.3e-18, low=-0.05, high=0.05)])
+    assert rounded is not None
+    assert "0" in rounded.rows[0], "and no 9.252e-18, which is of rounding"
     with pytest.raises(UserError, match="did you mean"):
         paired([group("arm", [1.0])], "arms")
 

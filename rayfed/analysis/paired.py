@@ -25,6 +25,8 @@ from rayfed.errors import UserError, nearest
 from rayfed.metrics.measures import MEASURES
 
 NO_PAIRS = "not compared as pairs: no two arms have two victims or seeds in common that the same attack met"
+_ROUNDING = 1e-9
+"""Share of an interval's end up to which a difference is that of rounding."""
 _MEASURES = tuple(
     name for name in SHOWN if MEASURES[name].kind != "cost" and name != "pmm" and not MEASURES[name].proved
 )
@@ -253,7 +255,9 @@ def paired_grid(found: Sequence[Paired], measures: Mapping[str, str | None] | No
 
 def _told(one: Paired, called: str | None) -> list[str]:
     interval = NONE if one.low is None else f"{one.low:+.3g} to {one.high:+.3g}"
-    difference = NONE if one.difference is None else f"{one.difference:+.4g}" if one.difference else "0"
+    spread = max(abs(one.low or 0.0), abs(one.high or 0.0))
+    none = one.difference is not None and abs(one.difference) <= _ROUNDING * spread
+    difference = NONE if one.difference is None else "0" if none else f"{one.difference:+.4g}"
     difference += UNPROVEN * one.unproven
     pairs = f"{one.pairs}{BROKEN} of {one.pairs + one.excluded}" if one.excluded else str(one.pairs)
     words = [one.arm, one.attack or NONE, called or heading(one.measure), pairs, difference, interval]

@@ -15,6 +15,9 @@ from typing import Any
 
 from actors import ray_files
 
+_LIMIT = "RAY_max_direct_call_object_size"
+_OWN_LIMIT, _RAYS_LIMIT = 1 << 20, 100 << 10
+
 
 def connect(**options: Any) -> None:
     """Call `ray.init` without the lines that Ray prints about itself."""
@@ -29,9 +32,15 @@ def start() -> None:
     ray_files.guard_token()
     # of memory that is short, one actor at a time dies and the youngest first: not the server beside those that took it
     os.environ.setdefault("RAY_worker_killing_policy_by_group", "true")
+    os.environ.setdefault(_LIMIT, str(_OWN_LIMIT))  # the way through the object store takes a millisecond each time
     with _on_loopback(), _without_what_nobody_asks():
         connect(address="local", include_dashboard=False)
     ray_files.claim_session()
+
+
+def most_in_a_message() -> int:
+    """Return the bytes up to which an argument travels in the call's own message and not by the object store."""
+    return int(os.environ.get(_LIMIT, _RAYS_LIMIT))
 
 
 @contextmanager

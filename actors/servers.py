@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import ray
 import torch
 from ray.exceptions import RayTaskError
 
@@ -17,6 +16,7 @@ from actors.cluster import alive
 from actors.process import ResourceShare
 from actors.ray_errors import original, telling_losses
 from actors.server import ServerActor
+from actors.transport import Held, fetched
 from rayfed.client.arm import aggregation_of
 from rayfed.engine.executor import Ref
 from rayfed.engine.inputs import Inputs
@@ -78,7 +78,7 @@ class OnActor:
 
 
 class InDriver:
-    """A server that is an object of the driver's process; its values are in the object store as an actor's are."""
+    """A server that is an object of the driver's process, where its values stay until a call takes them."""
 
     def __init__(self, threads: int, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         self._threads, self._server = threads, Server(roles, saved)
@@ -88,7 +88,7 @@ class InDriver:
         before = torch.get_num_threads()
         with telling_losses():
             try:
-                values = [ray.get(value) if isinstance(value, ray.ObjectRef) else value for value in args]
+                values = fetched(args)
             except RayTaskError as error:
                 raise original(error) from None
         torch.set_num_threads(self._threads)
@@ -96,7 +96,7 @@ class InDriver:
             result = getattr(self._server, method)(*values)
         finally:
             torch.set_num_threads(before)
-        return ray.put(result) if returns == 1 else [ray.put(one) for one in result]
+        return Held(result) if returns == 1 else [Held(one) for one in result]
 
     def ready(self) -> Ref | None:
         """Return None: it is there."""

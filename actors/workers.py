@@ -20,6 +20,7 @@ from actors import standings
 from actors.actor_pool import ActorPool
 from actors.calls import Running, Started, Waiting
 from actors.ray_errors import DEATHS, Loss, brief, loss_of, original
+from actors.transport import Held
 from rayfed.engine.executor import Call, Crashed, Done, Gone, Hear, Overdue
 from rayfed.errors import ResourceError
 
@@ -277,7 +278,8 @@ class Workers:
 
     @staticmethod
     def _start(actor: ActorHandle[Any], call: Call) -> list[ray.ObjectRef[Any]]:
-        refs = getattr(actor, call.method).options(num_returns=call.returns).remote(*call.args)
+        args = [arg.argument if isinstance(arg, Held) else arg for arg in call.args]
+        refs = getattr(actor, call.method).options(num_returns=call.returns).remote(*args)
         return refs if call.returns > 1 else [refs]
 
     def _fill(self) -> None:

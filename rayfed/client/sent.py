@@ -29,6 +29,11 @@ class Sent:
         """Return the state without digests, so that each client computes them itself."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights, buffers and keys."""
+        return sum(t.nbytes for t in [*self.weights.values(), *self.buffers.values()]) + len(self.keys)
+
     @cached_property
     def content(self) -> str:
         """SHA-256 of the model that questions are about: round, weights and buffers."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.client import plan
-from rayfed.client.arm import Arm
+from rayfed.client.arm import Arm, aggregation_of
 from rayfed.client.malicious import Malicious
 from rayfed.client.sent import State
 from rayfed.crypto.masking import Transcript
@@ -46,6 +46,8 @@ class Federation:
         """
         self.scenario, self.data, self.samples = inputs.scenario, inputs.data, inputs.parts.sizes
         self.arms = {account.name: account.arm for account in inputs.accounts}
+        self.rules = {name: aggregation_of(arm.spec) for name, arm in self.arms.items()}
+        """Aggregation rules, without the protection under which clients send."""
         self.malicious = {name: Malicious.of(inputs.scenario, arm.spec) for name, arm in self.arms.items()}
         self.executor, self.progress, self.load_states = executor, progress, load_states
         self.note_once = NoteOnce(progress.note)

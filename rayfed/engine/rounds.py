@@ -8,9 +8,9 @@ from math import isnan
 from typing import Any
 
 from rayfed.aggregation.asynchronous import AsynchronousRule
-from rayfed.aggregation.base import InteractiveAggregation
+from rayfed.aggregation.base import AnyAggregation, InteractiveAggregation
 from rayfed.client import plan
-from rayfed.client.arm import Arm, aggregation_of
+from rayfed.client.arm import Arm
 from rayfed.client.failures import check_left
 from rayfed.client.sent import Sent, Split, State
 from rayfed.engine import node_sums
@@ -59,8 +59,9 @@ class Round:
     def __init__(self, federation: Federation, number: int, arms: Sequence[str]) -> None:
         self.federation, self.number = federation, number
         self.arms = {name: federation.arms[name] for name in arms}
-        self.asking = [name for name, arm in self.arms.items() if _asks(arm)]
-        self.asynchronous = [name for name, arm in self.arms.items() if aggregation_of(arm.spec).asynchronous]
+        rules = {name: federation.rules[name] for name in arms}
+        self.asking = [name for name, rule in rules.items() if _asks(self.arms[name], rule)]
+        self.asynchronous = [name for name, rule in rules.items() if rule.asynchronous]
         self.cohorts = {name: plan.cohorts(federation.scenario, number, name in self.asynchronous) for name in arms}
         self.flights: dict[str, Flights] = {}
         self.added: list[Ref] = []
@@ -115,8 +116,7 @@ class Round:
             arm: federation.served.get(arm) or federation.ask_server("sent", arm, self.number) for arm in self.arms
         }
         sent = {arm: one.sent for arm, one in served.items()}
-        members = plan.drawn_clients(federation.scenario, self.number)
-        if not members or not self.asking:
+        if not self.asking or not (members := plan.drawn_clients(federation.scenario, self.number)):
             return sent
         opening = [federation.executor.serve("begin_round", arm, self.number, members) for arm in self.asking]
         opens = federation.settled(opening, len(opening))
@@ -174,7 +174,7 @@ class Round:
         """Advance an arm until enough updates for a step have arrived, and add these at the server in order."""
         federation = self.federation
         flights.fly(self._clients(arm))
-        rule, earlier = aggregation_of(self.arms[arm].spec), federation.saved[arm]["earlier"]
+        rule, earlier = federation.rules[arm], federation.saved[arm]["earlier"]
         again = [
             Call("cohorts", (arm, Sent(one.round, **earlier[one.round]), 0, [(one.client,)], {}), one.key, returns=2)
             for one in flights.missing()
@@ -233,7 +233,7 @@ class Round:
 
         They do not where one node is all there is, where a sum is no smaller than its parts, and where it is small.
         """
-        rule, nodes = aggregation_of(self.arms[name].spec), self.federation.executor.nodes()
+        rule, nodes = self.federation.rules[name], self.federation.executor.nodes()
         small = _bytes_of(self.federation.saved[name]) < node_sums.LEAST
         if len(nodes) < 2 or small or rule.gathers or rule.asynchronous:
             return [""] * len(loads)
@@ -373,9 +373,9 @@ class Round:
             row["bytes_down"] = _bytes_of(federation.saved[row["arm"]]) * clients
 
 
-def _asks(arm: Arm) -> bool:
-    """Return whether an arm's rule asks clients questions."""
-    return arm.spec.protection is not None or isinstance(aggregation_of(arm.spec), InteractiveAggregation)
+def _asks(arm: Arm, rule: AnyAggregation) -> bool:
+    """Return whether clients are asked questions under an arm's rule."""
+    return arm.spec.protection is not None or isinstance(rule, InteractiveAggregation)
 
 
 def _some(states: Mapping[int, State], clients: Iterable[int]) -> dict[int, State]:

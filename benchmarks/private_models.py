@@ -20,7 +20,6 @@ from time import process_time
 from typing import Any
 
 import torch
-import yaml
 
 from rayfed.aggregation.server import GlobalModel
 from rayfed.aggregation.server_optimiser import ServerOptimiser
@@ -31,6 +30,7 @@ from rayfed.client.observations import ObservationBuilder
 from rayfed.client.sent import Sent, State
 from rayfed.client.visit import ClientVisit, Truth
 from rayfed.defences.base import Batch, Task
+from rayfed.documents import load_yaml
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
 from rayfed.gradients import buffers_of, weights_of
@@ -184,7 +184,7 @@ def table(chosen: argparse.Namespace) -> None:
 def cost(chosen: argparse.Namespace) -> None:
     """CPU seconds of a local round of 20 steps over those of the model as it was, in turns."""
     written, shape = CASES[chosen.case]
-    name, parameters = (spec := ModelSpec(**yaml.safe_load(written))).name, spec.parameters
+    name, parameters = (spec := ModelSpec(**load_yaml(written))).name, spec.parameters
     images = torch.rand(20 * chosen.batch, *shape, generator=torch.Generator().manual_seed(0))
     data = Batch(images, torch.arange(len(images)) % 10)
     training = Training(epochs=1, batch_size=chosen.batch, lr=0.01, momentum=0.9)

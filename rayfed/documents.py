@@ -1,8 +1,12 @@
-"""Safe reading of untrusted YAML and JSON: plain data, or one `ValueError`."""
+"""YAML and JSON: untrusted text becomes plain data or one `ValueError`, and data becomes YAML.
+
+Numbers are as in YAML 1.2: PyYAML reads 1e-5, which YAML 1.1 writes 1.0e-5, as text.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -13,16 +17,48 @@ Place = tuple[Any, ...]
 """Keys and indices."""
 _MOST = 200_000
 """Entries of a document, aliases written out: nested ones make billions of a few lines."""
+_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+"""Floats of YAML 1.2 with an exponent; those without are the same in 1.1."""
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with the floats of YAML 1.2."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which puts text in quotes that `_Loader` would read as a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+def load_yaml(text: str) -> Any:
+    """Return the data of a YAML document that rayfed itself wrote; raises `yaml.YAMLError` for what is none."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def dump_yaml(value: Any, width: int = 80) -> str:
+    """Return data as a YAML document, which `load_yaml` reads back; raises `yaml.YAMLError` for other objects."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+
+
+def yaml_flow(value: Any) -> str:
+    """Return data as YAML in one line, as options take it; raises `yaml.YAMLError` for other objects."""
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=float("inf")
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def read_yaml(text: str) -> tuple[Any, list[tuple[Place, int]]]:
     """Return a YAML document and the lines of its paths; raises `ValueError` for invalid or self-referencing YAML."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_Loader)
         lines = list(islice(_lines(root), _MOST + 1))
         if len(lines) > _MOST:
             raise ValueError(f"it has more than {_MOST:,} entries with its aliases written out")
-        return yaml.safe_load(text), lines
+        return load_yaml(text), lines
     except RecursionError:
         raise ValueError("an anchor refers to itself, or the nesting is too deep") from None
     except ValueError:

@@ -13,13 +13,12 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-import yaml
-
 from rayfed import registry
 from rayfed.analysis.named_labels import Named, foremost, named
 from rayfed.analysis.parts import Part, beyond_chance
 from rayfed.analysis.settings import estimate
 from rayfed.analysis.summary import Row, code_given, labels_given, measured
+from rayfed.documents import dump_yaml
 from rayfed.hidden import CHANNELS, UNREHEARSED, UNSOLVED, UNUSED
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import NOUNS, leading
@@ -178,7 +177,7 @@ class Plan:
             "attacks": attacks,
             "metrics": {"success": {leading(self.modality).name: criterion.threshold}},
         }
-        return yaml.safe_dump(document, sort_keys=False)
+        return dump_yaml(document)
 
     def _attack(self, method: Method, batch: int, twin: str, iterations: Mapping[str, int]) -> dict[str, Any]:
         searched = {"iterations": iterations[title(method, batch)]} if method.evaluations else {}

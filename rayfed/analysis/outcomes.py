@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import yaml
 
 from rayfed.analysis import summary
 from rayfed.analysis.audit import NO_CODE, NONE_WORKS, UNEXPLAINED_PART, State, explains, findings
@@ -18,6 +17,7 @@ from rayfed.analysis.settings import INAPPLICABLE, estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, code_given, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, weightiest
+from rayfed.documents import yaml_flow
 from rayfed.hidden import CHANNELS
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.metrics.roc import share
@@ -228,7 +228,7 @@ def yaml_line(value: Any) -> str:
     """Return a value as `--set PATH=VALUE` reads it."""
     if isinstance(value, str):
         return value
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9).removesuffix("...\n").strip()
+    return yaml_flow(value)
 
 
 def _met(row: Row) -> tuple[str, str]:

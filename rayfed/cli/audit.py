@@ -21,11 +21,11 @@ from rayfed.cli.common import (
     errors_for_people,
     given_again,
     watched,
-    yaml_flow,
     yaml_option,
 )
 from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
 from rayfed.cli.options import in_options
+from rayfed.documents import yaml_flow
 from rayfed.errors import UserError
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
+from rayfed.documents import load_yaml
 from rayfed.errors import Killed, NotPortable, UserError, plain
 from rayfed.report.terminal import console
 from rayfed.store import exits
@@ -188,14 +189,9 @@ def load(path: Path, changes: list[str] | None) -> Any:
 def yaml_option(option: str, text: str | None) -> Any:
     """Return the value of an option in YAML, None if it is not given; raises `UserError` for invalid YAML."""
     try:
-        return None if text is None else yaml.safe_load(text)
+        return None if text is None else load_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"{option}: '{text}' is not valid YAML: {error}") from error
-
-
-def yaml_flow(value: Any) -> str:
-    """Return a value in the form that an option takes: YAML in one line."""
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
 
 def given_again(context: typer.Context, changed: Mapping[str, Any]) -> str:

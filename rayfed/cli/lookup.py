@@ -12,11 +12,11 @@ from shlex import quote
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.markup import escape
 from rich.table import Table
 
 from rayfed.cli.common import Debug, errors_for_people
+from rayfed.documents import yaml_flow
 from rayfed.errors import UserError
 from rayfed.report.terminal import console
 
@@ -126,7 +126,7 @@ def _template(origin: str | None, path: Path) -> tuple[str, list[Path]]:
     """Return the text of a new scenario, and the files that it needs beside it."""
     from rayfed.shipped import shipped_scenario
 
-    name = yaml.safe_dump(path.stem).partition("\n")[0]  # in quotes where it would be a number
+    name = yaml_flow(path.stem)  # in quotes where it would be a number
     if origin is None:
         text = files("rayfed").joinpath("new_scenario.yaml").read_text(encoding="utf-8")
         return text.replace("name: NAME", f"name: {name}").replace("NAME.yaml", str(path)), []

@@ -107,10 +107,9 @@ def _played(
     from datetime import date
     from time import monotonic
 
-    import yaml
-
     from rayfed.analysis.loading import Sweep
     from rayfed.analysis.sweep_folder import SweepFolder
+    from rayfed.documents import dump_yaml, load_yaml
     from rayfed.engine.finding import search_beside
     from rayfed.reproductions import pages, reading
     from rayfed.reproductions.judging import judge
@@ -131,11 +130,11 @@ def _played(
     else:
         folder = SweepFolder.open(run)
         files = folder.files
-        if folder.scenario != yaml.safe_load(scenario.dump()):
+        if folder.scenario != load_yaml(scenario.dump()):
             raise UserError(f"{run} played another scenario than {path} ({scale}): give what it was played with")
     found = Sweep(files)
     judgements = [judge(group, measured(group, found)) for group in own.compared(scale)]
-    text = yaml.safe_dump(document, sort_keys=False, width=110)
+    text = dump_yaml(document, width=110)
     seconds = monotonic() - began if run is None else None
     return record(judgements, seconds, text, tuple(changes))
 

@@ -15,6 +15,7 @@ import yaml
 from rayfed import scenario as scenarios
 from rayfed.analysis.audit import UNDEFENDED, Defences, Plan, called
 from rayfed.data.section import data_section
+from rayfed.documents import yaml_flow
 from rayfed.engine import runs
 from rayfed.engine.auditing import Budget, TooShort, rehearsed
 from rayfed.engine.executor import Execution
@@ -162,7 +163,7 @@ def _told(problem: Problem, value: Any) -> str:
 def _typed(value: Any) -> str:
     """Return a defence as a command takes it: YAML in one line."""
     try:
-        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).partition("\n")[0]
+        return yaml_flow(value)
     except yaml.YAMLError:  # of a Python value that YAML does not know
         return str(value)
 

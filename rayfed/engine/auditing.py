@@ -9,11 +9,10 @@ from pathlib import Path
 from time import monotonic, process_time
 from typing import Any, NamedTuple
 
-import yaml
-
 from rayfed import scenario as scenarios
 from rayfed.analysis.audit import DEFENCES, FEWEST, TWINS, UNDEFENDED, Criterion, Plan, called, title
 from rayfed.analysis.formats import duration
+from rayfed.documents import load_yaml
 from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.fitting import (
     SHARE,
@@ -632,7 +631,7 @@ def _one_iteration(plan: Plan, changes: Sequence[str]) -> Scenario:
 
 def _scenario(plan: Plan, iterations: Mapping[str, int], changes: Sequence[str]) -> Scenario:
     """Return the audit's scenario; its problems have no line numbers, as there is no file."""
-    document = scenarios.with_changes(yaml.safe_load(plan.scenario_text(iterations)), list(changes))
+    document = scenarios.with_changes(load_yaml(plan.scenario_text(iterations)), list(changes))
     scenarios.find_inputs(document, [Path.cwd()])
     return scenarios.check(document, "the audit (arms: --defence; other fields: --set PATH=VALUE)")
 

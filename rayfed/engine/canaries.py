@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor, nn
 
 from rayfed import scenario as scenarios
@@ -39,6 +38,7 @@ from rayfed.client.sent import Sent
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts
 from rayfed.defences.base import Defence
+from rayfed.documents import dump_yaml, load_yaml
 from rayfed.engine.account import Account
 from rayfed.engine.inputs import Inputs
 from rayfed.errors import UserError
@@ -209,12 +209,12 @@ def _scenario(
     given: Scenario, account: Account, mechanism: DefenceSpec, model: dict[str, int], number: int
 ) -> Scenario:
     """Return the scenario of a canary run: the arm's training and sums with one mechanism alone."""
-    document: dict[str, Any] = yaml.safe_load(given.dump())
-    arm = yaml.safe_load(given.dump())["arms"].get(account.name, {}) if document["arms"] else {}
+    document: dict[str, Any] = load_yaml(given.dump())
+    arm = load_yaml(given.dump())["arms"].get(account.name, {}) if document["arms"] else {}
     kept = {name: value for name, value in arm.items() if name in ("training", "server", "aggregation")}
     document["arms"] = {_ARM: kept | {"defences": [mechanism.model_dump(mode="json")]}}
     document |= {"defences": [], "opponents": {}, "attacks": [], "sweep": None, "seed": given.seed + number}
     document |= {"model": {"name": f"{__name__}:Canaries", **model}, "loss": {"name": f"{__name__}:total"}}
     document["federation"] |= {"malicious": None, "protection": None, "validation": 0}
     document["data"].pop("public", None)
-    return scenarios.parse(yaml.safe_dump(document))
+    return scenarios.parse(dump_yaml(document))

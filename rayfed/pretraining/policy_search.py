@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -31,6 +30,7 @@ from rayfed.data.base import in_memory
 from rayfed.defences.ats import Ats
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.transformations import NAMES
+from rayfed.documents import dump_yaml
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, many_gradients, weights_of
 from rayfed.scenario import Scenario, Training, resolve
@@ -199,7 +199,7 @@ def write(path: Path, found: Sequence[ScoredPolicy], plain: ScoredPolicy) -> str
     policy = "+".join(scored.policy for scored in found)
     lines = [f"# {s.policy}: privacy score {s.privacy:.3f}, accuracy score {s.accuracy:.3f}" for s in found]
     lines.append(f"# untransformed images: privacy score {plain.privacy:.3f}, accuracy score {plain.accuracy:.3f}")
-    text = yaml.safe_dump({"defences": [{"name": "ats", "policy": policy}]}, sort_keys=False)
+    text = dump_yaml({"defences": [{"name": "ats", "policy": policy}]})
     try:
         path.write_text("\n".join([*lines, text]), encoding="utf-8")
     except OSError as error:

@@ -14,11 +14,10 @@ from functools import cache, partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
-
 from rayfed import registry
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, SweepFolder
+from rayfed.documents import dump_yaml
 from rayfed.report.page import REPORT
 from rayfed.report.run import write_report
 from rayfed.report.share import LEFT_OUT, rewritten, sharing
@@ -74,7 +73,7 @@ def _redact(folder: RunFolder) -> None:
         columns = [column for column in SweepFolder(folder).outcomes().column_names if column not in _KEPT]
         known = dict.fromkeys(columns, partial(_text, words))
         folder.write_bytes(OUTCOMES_FILE, rewritten(folder, OUTCOMES_FILE, known))
-    folder.write_text(SCENARIO, yaml.safe_dump(_known(words, scenario), sort_keys=False))
+    folder.write_text(SCENARIO, dump_yaml(_known(words, scenario)))
 
 
 def _numbered(columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-import yaml
-
 from rayfed.analysis.loading import Sweep
 from rayfed.analysis.settings import Estimate, estimate
+from rayfed.documents import load_yaml
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.reproductions.reading import Convention, Figure, Group
@@ -136,7 +135,7 @@ def _is(found: Any, wanted: Any) -> bool:
     """Return whether a value is the wanted one; sections, stored as text, must contain all of its fields."""
     if not isinstance(wanted, dict):
         return bool(found == wanted)
-    section = yaml.safe_load(found) if isinstance(found, str) else None
+    section = load_yaml(found) if isinstance(found, str) else None
     return isinstance(section, dict) and all(section.get(key) == value for key, value in wanted.items())
 
 

@@ -8,9 +8,9 @@ from math import ceil, cos, pi
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
+from rayfed.documents import dump_yaml
 from rayfed.errors import nearest
 from rayfed.metrics.known import METRICS, default_names, default_success
 from rayfed.scenario.components import (
@@ -485,4 +485,4 @@ class Scenario(Section):
 
     def dump(self) -> str:
         """Return the scenario as YAML with every default written out; loading it gives the same scenario."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return dump_yaml(self.model_dump(mode="json"))

@@ -14,10 +14,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from rayfed.documents import dump_yaml
 from rayfed.errors import RunError, nearest
 from rayfed.store import history
 from rayfed.store.files import Files, explained, located, tag
@@ -101,7 +101,7 @@ class RunFolder(Files):
         played = self.scenario()
         if played == self.read_mapping(SCENARIO):
             return self.read_text(SCENARIO)
-        return f"# {SCENARIO} was edited since: this is what was played\n{yaml.safe_dump(played, sort_keys=False)}"
+        return f"# {SCENARIO} was edited since: this is what was played\n{dump_yaml(played)}"
 
     def write_part(self, table: str, round: int, rows: Sequence[Mapping[str, Any]] | pa.Table) -> None:
         """Write a round's rows as `<table>/part-<round>.parquet`, replacing that part.

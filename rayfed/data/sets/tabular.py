@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import yaml
 from pydantic import Field
 
 from rayfed.data.base import Dataset, Split, at_most, check_numbers, scaled_numbers, stratified
 from rayfed.data.files import read_table
+from rayfed.documents import yaml_flow
 from rayfed.errors import DataError, nearest
 from rayfed.files import local_path
 from rayfed.registry import component
@@ -157,8 +157,7 @@ def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
 
 def _left_out(name: str) -> str:
     """Return the command-line option that leaves a column out, quoted for a shell."""
-    listed = yaml.safe_dump([name], default_flow_style=True, width=10**9).strip()
-    return f"--set {quote(f'data.without={listed}')}"
+    return f"--set {quote(f'data.without={yaml_flow([name])}')}"
 
 
 @component

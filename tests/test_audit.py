@@ -1054,7 +1054,7 @@ def test_attacks_without_time_have_a_line_for_all_that_are_alike() -> None:
     names = ", ".join(dict.fromkeys(unit.method.name for unit in timed))
     assert "peel" in names
     assert _not_measured(left_out, list(ARMS)) == [
-        f"NOT MEASURED for want of time: {names} at batch 1 on all arms",
+        f"NOT MEASURED unless time is left: {names} at batch 1 on all arms",
         "NOT MEASURED for want of time: idlg at batch 1 on all arms (not tried to their end, so nobody knows whether "
         "they apply)",
     ]
@@ -1310,7 +1310,9 @@ def test_where_no_two_arms_can_be_compared_one_usual_defence_is_left(
     assert found is not None
     assert found[1].arms == ["none", "gaussian 0.01"]
     assert {arm for arm, _ in found[1].left_out} == {"none", "gaussian 0.01"}
-    assert sum(line.startswith("NOT MEASURED for want of time: inverting_gradients at batch 1") for line in said) == 1
+    assert (
+        sum(line.startswith("NOT MEASURED unless time is left: inverting_gradients at batch 1") for line in said) == 1
+    )
 
 
 @pytest.mark.parametrize("methods", [("inverting_gradients",), ("inverting_gradients", "idlg")])

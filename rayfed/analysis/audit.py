@@ -801,25 +801,36 @@ def labels_beyond(found: Sequence[Finding]) -> str:
 
     Where no true label is known, nothing is known of a guess. Of what may be luck it says so.
     """
-    labels = [
-        _labels_of(one) + _by_how_many(one.labels)
-        for one in found
-        if one.labels and one.labels.guesses.commonest
-        if one.labels.guesses.best < one.labels.share or one.labels.whole
-    ]
-    targets = [
-        _targets_of(one)
-        for one in found
-        if one.targets is not None and one.guessed is not None and one.targets < one.guessed
-    ]
+    labels = [_labels_of(one) + _by_how_many(one.labels) for one in found if one.labels and _beyond(one.labels)]
+    targets = [_targets_of(one) for one in found if _nearer(one)]
     with_error = f"targets with a mean error of {', '.join(targets)}" if targets else ""
     return "; ".join(filter(None, (", ".join(labels), with_error)))
+
+
+def by_luck(found: Sequence[Finding]) -> bool:
+    """Return whether all that `labels_beyond` tells may be luck."""
+    labels = [one.labels for one in found if one.labels and _beyond(one.labels)]
+    return bool(labels) and all(map(_lucky, labels)) and not any(map(_nearer, found))
+
+
+def _beyond(labels: Named) -> bool:
+    """Return whether more labels were named than the best guess names."""
+    return labels.guesses.commonest > 0 and (labels.guesses.best < labels.share or labels.whole > 0)
+
+
+def _lucky(labels: Named) -> bool:
+    return labels.lucky and not labels.whole
+
+
+def _nearer(finding: Finding) -> bool:
+    """Return whether targets were found with a smaller error than a guess has."""
+    return finding.targets is not None and finding.guessed is not None and finding.targets < finding.guessed
 
 
 def _by_how_many(labels: Named) -> str:
     wholly = f", of {labels.whole} of {len(labels.updates)} updates all" if labels.whole else ""
     best = f", by the best of {labels.attempts} attackers" if labels.attempts > 1 else ""
-    return wholly + best + ", which may be luck" * (labels.lucky and not wholly)
+    return wholly + best + ", which may be luck" * _lucky(labels)
 
 
 def _labels_of(finding: Finding) -> str:

@@ -24,6 +24,7 @@ from rayfed.analysis.audit import (
     Criterion,
     Finding,
     State,
+    by_luck,
     distortions,
     findings,
     labels_beyond,
@@ -59,7 +60,9 @@ class Verdict:
     closest: Row | None = None
     """Row of the reconstruction that came closest: of those that are leaks, or of all where none is."""
     labels: str = ""
-    """Labels that attackers read off better than by guessing, with figures; empty if none are."""
+    """Labels of which attackers named more than a guess does, with figures; empty if none did."""
+    by_luck: bool = False
+    """Whether that may all be the luck of the best of so many attackers."""
     inferred: bool = False
     """Whether no attack rebuilds samples here, and others inferred something."""
     figure: str = ""
@@ -176,8 +179,8 @@ def verdicts(
         rows = [row for row in attacks if row["arm"] == arm]
         nearest = closest([row for row in rows if played_by(row) in parts] or rows, criterion)
         alone = bool(others) and not own and finished
-        labels = labels_beyond(own)
-        told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest, labels, alone, _most(mine), few))
+        named = labels_beyond(own), by_luck(own)
+        told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest, *named, alone, _most(mine), few))
     return told
 
 
@@ -274,7 +277,7 @@ def labels_alone(told: Sequence[Verdict]) -> list[str]:
     read = [f"{', '.join(arms)}, {'each ' if len(arms) > 1 else ''}{found}" for found, arms in alike.items()]
     shown = "; ".join(read[:MOST])
     more = f"; and {sum(map(len, list(alike.values())[MOST:]))} more" if len(read) > MOST else ""
-    return [f"Labels were read off better than by guessing, though no sample is known to be rebuilt: {shown}{more}."]
+    return [f"More labels were named than a guess names, though no sample is known to be rebuilt: {shown}{more}."]
 
 
 _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
@@ -295,12 +298,16 @@ _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
 
 
 def next_step(
-    scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequence[Verdict], enough: str | None = None
+    scenario: Mapping[str, Any],
+    attacks: Sequence[Row],
+    told: Sequence[Verdict],
+    enough: str | None = None,
+    fewer: str | None = None,
 ) -> str:
     """Return what to do to learn more; empty if every arm has an answer.
 
     `enough` says what an audit has to be given to leave nothing out, where it planned to leave something out: if there
-    was time after all, it did not.
+    was time after all, it did not. `fewer` says that it attacked fewer samples.
     """
     states = {verdict.state for verdict in told}
     if told and all(verdict.inferred for verdict in told) and rates(told):
@@ -310,10 +317,12 @@ def next_step(
     if states == {"leaks"}:  # which more time does not change
         return "Next: every arm leaks. Try stronger or other defences."
     unplayed = any(row["status"] == UNPLAYED for row in attacks)
+    if enough and fewer and not unplayed:
+        return f"Next: {fewer}, for want of time. For all, give {enough}."
     if enough and (unplayed or {verdict.arm for verdict in told} > {row["arm"] for row in attacks}):
         return f"Next: attacks were left out for want of time. To have them played, give {enough}."
     if unplayed:
-        fewer = [
+        options = [
             f"fewer {option}s" if count > 2 else f"one {option}"
             for option, count in (
                 ("defence", len(told) - 1),
@@ -322,7 +331,7 @@ def next_step(
             )
             if count > 1
         ]
-        less = f", or ask for {' or '.join(fewer)} at a time" if fewer else ""
+        less = f", or ask for {' or '.join(options)} at a time" if options else ""
         return f"Next: attacks were left out for want of time. Give more time (more minutes){less}."
     inconclusive = [verdict for verdict in told if verdict.state == "inconclusive"]
     if blind := [verdict.arm for verdict in inconclusive if NO_CODE in verdict.sentence]:
@@ -370,9 +379,7 @@ def next_step(
     if "leaks" not in states:
         return ""
     held = [verdict for verdict in told if verdict.state == "not reconstructed"]
-    read = [verdict.arm for verdict in held if verdict.labels]
-    leak = "leak" if len(read) > 1 else "leaks"
-    unless = f"; where the label is secret, {', '.join(read)} {leak}, too" if read else ""
+    unless = _unless_secret(held)
     step = f"Next: choose among the arms of which no sample was rebuilt, and attack them with longer searches{unless}."
     models = {verdict.arm: repr(arm_spec(scenario, verdict.arm).get("model")) for verdict in told}
     undefended_models = {model for arm, model in models.items() if undefended(scenario, arm)}
@@ -384,6 +391,14 @@ def next_step(
     least, far = next(iter(changed.items()))  # the smallest stands first
     of_these = f"Of those whose labels were not read off, {least} changes what is sent least (distortion {far:.2g})"
     return f"{step} {of_these}; what it costs in accuracy takes a training."
+
+
+def _unless_secret(held: Sequence[Verdict]) -> str:
+    """Return which of the arms of which no sample was rebuilt leak labels, or may; empty if none does."""
+    read, maybe = ([v.arm for v in held if v.labels and v.by_luck == luck] for luck in (False, True))
+    said = [f"{', '.join(read)} {'leak' if len(read) > 1 else 'leaks'}, too"] if read else []
+    said += [f"{', '.join(maybe)} may{'' if read else ' leak, too'}"] if maybe else []
+    return f"; where the label is secret, {', and '.join(said)}" if said else ""
 
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:

@@ -108,6 +108,8 @@ class Allowance:
     """Arms of the scenario that are played; None: all."""
     enough: str = ""
     """What to give for nothing to be left out, in words; empty where nothing is."""
+    fewer: str = ""
+    """That fewer samples are attacked than were asked for, in words; empty where all are."""
     until: float = inf
     """When it is over by `monotonic`, however late observing begins."""
     grace: float = inf

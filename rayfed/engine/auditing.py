@@ -184,11 +184,14 @@ def _chosen(
     except UserError:  # nothing is written yet
         _tell_found(rehearsal.found(criterion), say)
         raise
-    whole, plan, offered = plan, asked, fitted
+    whole, plan, offered, few = plan, asked, fitted, ""
     if plan.samples > 1 and not (fitted.compares and fitted.answers):
         some, own, fewer = choice.of_fewer(plan, trials, fitted)
         if some is not plan:
             say(_fewer_samples(some, len(choice.arms(some))))
+            few = (
+                f"{some.samples} of {whole.samples} samples (--images) were attacked, at batch {some.batches[0]} alone"
+            )
             plan, trials, fitted = some, own, fewer
     slower = clock.slower
     if not fitted.says_anything:
@@ -207,7 +210,7 @@ def _chosen(
         _tell_found(rehearsal.found(criterion, _bare(offered.left_out) - _bare(fitted.played)), say)
     planned = _allowance(fitted, trials, budget, slower)
     tried = _answered(rehearsal) if plan.samples == whole.samples else RoundTables()  # fewer clients have other samples
-    allowance = replace(planned, arms=choice.arms(plan), enough=enough, tried=tried)
+    allowance = replace(planned, arms=choice.arms(plan), enough=enough, fewer=few, tried=tried)
     scenario = _scenario(replace(plan, defences=whole.defences), fitted.iterations, changes)
     here = slower * fitted.seconds < budget.starting
     return Rehearsed(scenario, allowance, inputs.remarks, budget, here=here)
@@ -502,8 +505,12 @@ def _not_measured(units: Sequence[Unit], arms: Sequence[str]) -> list[str]:
     lines = []
     for (batch, where, known), own in alike.items():
         names = ", ".join(dict.fromkeys(unit.method.name for unit in own))
-        untried = " (not tried to their end, so nobody knows whether they apply)" * (not known)
-        lines.append(f"NOT MEASURED for want of time: {names} at batch {batch} on {where}{untried}")
+        what = f"{names} at batch {batch} on {where}"
+        if known:
+            lines.append(f"NOT MEASURED unless time is left: {what}")
+        else:
+            untried = "not tried to their end, so nobody knows whether they apply"
+            lines.append(f"NOT MEASURED for want of time: {what} ({untried})")
     return lines
 
 

@@ -24,15 +24,12 @@ from rayfed.store.folder import RunFolder
 class RunRecorder:
     """Writer of a run's results into its folder."""
 
-    def __init__(
-        self, folder: RunFolder, kind: RunKind, rounds: int, weights: str | None = None, enough: str = ""
-    ) -> None:
-        """Record into a folder; of a run without training, `weights` say which ones it attacks.
-
-        `enough` says what to give for it to leave nothing out; empty where it does not.
+    def __init__(self, folder: RunFolder, kind: RunKind, rounds: int, **told: str | None) -> None:
+        """Record into a folder. What is `told` stands in its status: of a run without training which `weights` it
+        attacks, of an audit what it leaves out (`Allowance.fewer`) and what is `enough` for all.
         """
         self._folder, self._kind, self._rounds = folder, kind, rounds
-        self._told = {name: said for name, said in (("weights", weights), ("enough", enough)) if said}
+        self._told = {name: said for name, said in told.items() if said}
         self._done, self._text = 0, StringIO()
         if folder.exists("log.txt"):
             self._text.write(folder.read_text("log.txt"))

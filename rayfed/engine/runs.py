@@ -243,7 +243,9 @@ def _attack(
     allowance: Allowance,
 ) -> None:
     round = attacked.round
-    recorder = RunRecorder(folder, "attack", 0, attacked.weights, allowance.enough)
+    recorder = RunRecorder(
+        folder, "attack", 0, weights=attacked.weights, enough=allowance.enough, fewer=allowance.fewer
+    )
     progress = recorder.logging(progress)
     with (
         recorder.recording(0),

@@ -39,15 +39,24 @@ class Gated:
     def played(self) -> Played:
         """What the run's folder has."""
         attacks, inferences = (self.folder.read_table(name).to_pylist() for name in ("attacks", "inferences"))
-        over = exits.over(exits.status(self.folder))
+        over = exits.over(self._status)
         return Played(self.folder.scenario(), attacks, inferences, over)
 
     @cached_property
     def next_step(self) -> str:
         """What to do to learn more; empty if every arm has an answer."""
-        had, enough = self.played, exits.status(self.folder).get("enough")
+        had = self.played
         told = verdicts(had.scenario, had.attacks, had.inferences, finished=had.finished)
-        return next_step(had.scenario, had.attacks, told, enough)
+        return next_step(had.scenario, had.attacks, told, self._status.get("enough"), self.fewer)
+
+    @property
+    def fewer(self) -> str | None:
+        """That fewer samples were attacked than were asked for, in words; None where all were."""
+        return self._status.get("fewer")
+
+    @cached_property
+    def _status(self) -> Mapping[str, Any]:
+        return exits.status(self.folder)
 
     @cached_property
     def names(self) -> list[str]:
@@ -102,6 +111,7 @@ class Ruling:
         for run, checks in zip(self.runs, self.checks, strict=True):
             said += [f"gate on {', '.join(run.names)} ({run.weights}):"] if checks else []
             said += [f"  {check.sentence}" for check in checks]
+            said += [f"  {run.fewer}, for want of time"] if checks and run.fewer else []
         said += [f"  {change.sentence}" for change in self.changes]
         allowed = ", which --allow-unmeasured lets pass" if self.passed and self.verdict == "not measured" else ""
         return [*said, f"gate: {self.verdict.upper()}{allowed}"]

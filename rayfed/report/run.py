@@ -120,7 +120,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "simulated": any(arm.simulated for arm in arms),
         "verdicts": told,
         "headline": headline(scenario, told),
-        "next_step": next_step(scenario, attacks, told, status.get("enough")),
+        "next_step": next_step(scenario, attacks, told, status.get("enough"), status.get("fewer")),
         "folded": folded(told),
         "verdict_of": by_arm,
         "prices": words.prices(arms, privacy, distortions(attacks)),

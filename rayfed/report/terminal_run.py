@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.analysis import audit, summary
+from rayfed.analysis.formats import duration
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
@@ -299,6 +300,7 @@ class RunView:
         found = matrix(self._last.values())
         if not found.outcomes:
             self._say_effects()
+        self._say_simulated()
         if self._attacks and not self._quiet:
             self._console.print(self._table())
             for line in self._withdrawn:
@@ -317,9 +319,9 @@ class RunView:
     def audited(self, weights: str, report: str) -> None:
         """Print the worst case of every sample, each defence's effect, a sentence on each, and where to read more."""
         self.close()
-        enough = None
+        left: Mapping[str, Any] = {}
         if self._folder:  # whose scenario has the arms that there was no time for, too
-            self._scenario, enough = self._folder.scenario(), status(self._folder).get("enough")
+            self._scenario, left = self._folder.scenario(), status(self._folder)
         if not self._quiet:
             self.say((f"{weights}:", "bold"))
             criterion = criterion_of(self._scenario, self._attacks)
@@ -328,7 +330,7 @@ class RunView:
                 self._console.print(_worst_cases(cases, criterion))
                 self._console.print(_defence_effects(found, audit.distortions(self._attacks), criterion))
         told = self._say_verdicts()
-        step = next_step(self._scenario, self._attacks, told, enough)
+        step = next_step(self._scenario, self._attacks, told, left.get("enough"), left.get("fewer"))
         for line in filter(None, [*headline(self._scenario, told), step, self._time_unused()]):
             self.say(line)
         self.say(f"report: {report}")
@@ -352,6 +354,13 @@ class RunView:
             found = verdicts(self._scenario, self._attacks, self._inferences) if self._attacks else []
             for line in words.effects(compared, {verdict.arm: verdict for verdict in found}):
                 self.say(f"  {line}")
+
+    def _say_simulated(self) -> None:
+        """Print what rounds take on the clients' devices, where effects of defences do not say it."""
+        for arm in summary.arms(list(self._last), self._scenario, self._played, []) if len(self._last) == 1 else ():
+            if arm.simulated:
+                whole, each = (duration(s) for s in (arm.simulated.seconds, arm.simulated.rounds.mean))
+                self.say(f"on the clients' devices: {whole} of simulated time, {each} a round")
 
     def _say_verdicts(self, finished: bool = True) -> Sequence[Verdict]:
         """Print and return the verdict on each arm, as at the top of the report, if anything was attacked."""

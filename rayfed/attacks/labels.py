@@ -4,8 +4,8 @@ With mean cross entropy over N samples the gradient shows the mean residual of c
 g_k = mean_i(p_ik) - n_k / N: p_ik is what the model gives sample i for class k, n_k how often the class occurs. Of one
 sample the class follows. Of more, p has to be supposed, and a trained model gives p = y nearly everywhere: the gradient
 is that of the few samples which it gets wrong. So the counts are the best linear estimate from what a gradient shows
-(`label_shares`), learnt on samples of the attacker's own (`own_samples`): where these say nothing of the labels,
-neither does it, and all classes come out as often.
+(`label_shares`), learnt on samples of the attacker's own (`own_samples`): where these say nothing of the labels, or
+each kind of them something else, neither does it, and all classes come out as often.
 
 Labels are sure where the counts come out whole. An attack that can fit soft labels beside the samples is played with
 the others as they are and once more from there on, and its own objective chooses (`fits_labels`).
@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from rayfed import losses
 from rayfed.attacks.base import Attack, Reconstruction
 from rayfed.attacks.head import Head
-from rayfed.attacks.label_shares import estimated_shares, likelihood
+from rayfed.attacks.label_shares import estimated_shares
 from rayfed.attacks.own_samples import own_samples
 from rayfed.attacks.remembered import once
 from rayfed.gradients import norm
@@ -159,13 +159,7 @@ class LabelReader:
         shown = own.shown[..., 0 if cross is not None else width : width if residual is None else width + 1]
         # residuals sum to nothing over the classes: what is left of their sum is the noise of a defence
         noise = float(seen.sum(0).square().mean()) / len(seen)
-        # an untrained model gives real samples what it gives noise, the first stage; of a trained one nobody knows
-        column = 0 if residual is None else -1
-        likelier = max(
-            (shown[:1], shown),
-            key=lambda stages: likelihood(stages[..., column], own.labels, seen[:, column], size, noise),
-        )
-        shares, deviations = estimated_shares(likelier, own.labels, seen, size, noise)
+        shares, deviations = estimated_shares(shown, own.labels, seen, size, noise)
         proven = torch.zeros_like(shares, dtype=torch.bool)
         if smoothed is not None:
             proven = smoothed < -_PROVEN * noise**0.5 / own.unit

@@ -105,11 +105,11 @@ class _Fit(NamedTuple):
     rows: Tensor
     """(R, D) differences: of samples, then of stages and of classes."""
     values: Tensor
-    """(R,) eigenvalues of their products"""
+    """(r,) eigenvalues of their products but for those that are 0, r at most the smaller of R and D"""
     vectors: Tensor
-    """(R, R)"""
+    """(R, r)"""
     turned: Tensor
-    """(R, K) what the rows tell of labels, in these vectors"""
+    """(r, K) what the rows tell of labels, in these vectors"""
     own: int
     """How many rows are of samples."""
     ridges: Tensor
@@ -138,9 +138,9 @@ class _Fit(NamedTuple):
                 repeated * (torch.eye(len(expected)).to(labels) - expected),
             ]
         )
-        values, vectors = torch.linalg.eigh(rows @ rows.T)
-        ridges = _RIDGES.to(values) * own.square().sum() / width + len(own) * size * noise
-        return cls(rows, values.clamp(min=0), vectors, vectors.T @ told, len(own), ridges)
+        vectors, lengths, _ = torch.linalg.svd(rows, full_matrices=False)
+        ridges = _RIDGES.to(lengths) * own.square().sum() / width + len(own) * size * noise
+        return cls(rows, lengths.square(), vectors, vectors.T @ told, len(own), ridges)
 
     def slope(self, ridge: Tensor) -> Tensor:
         """Return the slope (D, K) of the labels in what is shown."""

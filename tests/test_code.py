@@ -32,6 +32,7 @@ def prepared(
     knowledge: tuple[str, ...] = ("code",),
     hidden: tuple[int, ...] = (16,),
     model: dict[str, Any] | None = None,
+    batch: int = 1,
 ) -> Inputs:
     document = {
         "name": "t",
@@ -39,7 +40,7 @@ def prepared(
         "model": model or {"name": "mlp", "hidden": list(hidden)},
         "federation": {"rounds": 1, "clients": 4},
         "arms": {"bare": [], "defended": list(defences)},
-        "attacks": [{"name": "analytic", "observes": "gradient", "knowledge": list(knowledge)}],
+        "attacks": [{"name": "analytic", "observes": "gradient", "batch_size": batch, "knowledge": list(knowledge)}],
     }
     return prepare(scenario.parse(yaml.safe_dump(document)))
 

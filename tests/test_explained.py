@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from rayfed import scenario
 from rayfed.analysis.audit import EXPLAINS
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.fit import fit_of, judged
-from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.undone import undone
 from rayfed.client.sent import Sent
+from rayfed.client.visit import Truth
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
+from rayfed.update import Observation
 from tests.attack_fixtures import observed
 
 DEFENCES: list[list[dict[str, Any]]] = [
@@ -43,15 +45,14 @@ DEFENCES: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
-@pytest.mark.parametrize("defences", DEFENCES, ids=lambda found: " ".join(map(str, found)))
-def test_the_samples_explain_what_is_sent_of_them(defences: list[dict[str, Any]], algorithm: str, batch: int) -> None:
+def one_client(
+    model: dict[str, Any], defences: list[dict[str, Any]], batch: int, algorithm: str = "fedsgd"
+) -> tuple[Observation, Truth, nn.Module]:
+    """What an attacker with the code sees of one client, the truth behind it, and the model."""
     document = {
         "name": "t",
         "data": {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 20},
-        "model": {"name": "mlp", "hidden": [64]},
+        "model": model,
         "federation": {"rounds": 1, "clients": 4},
         "training": {"algorithm": algorithm, "lr": 0.1} | ({"batch_size": 10} if algorithm == "fedavg" else {}),
         "arms": {"defended": defences},
@@ -64,15 +65,137 @@ def test_the_samples_explain_what_is_sent_of_them(defences: list[dict[str, Any]]
     [account] = inputs.accounts
     sent = Sent(0, account.arm.weights, account.arm.buffers)
     _, [seen], [truth] = worker.observe(account.name, sent, [1], inputs.scenario.attacks[0], {}, 0)
-    network = without_tracking(account.arm.model)
+    return undone(seen), truth, account.arm.model
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize("defences", DEFENCES, ids=lambda found: " ".join(map(str, found)))
+def test_the_samples_explain_what_is_sent_of_them(defences: list[dict[str, Any]], algorithm: str, batch: int) -> None:
+    seen, truth, model = one_client({"name": "mlp", "hidden": [64]}, defences, batch, algorithm)
     noise = torch.rand(truth.inputs.shape, generator=torch.Generator().manual_seed(0))
     for images, right in ((truth.inputs, True), (noise, False)):
-        fit, fits, nats = fit_of(images, truth.labels, undone(seen), network)
+        fit, fits, nats = fit_of(images, truth.labels, seen, model)
         found = Reconstruction(images, truth.labels, fit=fit, fits=fits, nats=nats)
         told = judged(found, truth.fit, truth.fits, truth.nats)
         assert told is None or not right or told <= EXPLAINS
         if not right and defences[0] in (DEFENCES[1][0], DEFENCES[3][0], {"name": "tests.test_understood:LastAlone"}):
             assert algorithm == "fedavg" or (told is not None and told > EXPLAINS), "it is told from the samples"
+
+
+@pytest.mark.engine
+def test_the_samples_explain_what_a_model_makes_of_their_places_in_a_batch() -> None:
+    """Even slightly: where the order of the batch was not that of the truth, nobody was asked to explain it."""
+    _, truth, _ = one_client({"name": "tests.test_explained:First"}, [], 4)
+    assert truth.fits is not None
+    assert float(truth.fits.nan_to_num(0).max()) < EXPLAINS
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("defences", [[], [{"name": "gaussian", "sigma": 0.1}]], ids=["none", "noise"])
+def test_of_what_a_model_draws_nobody_is_excused(defences: list[dict[str, Any]]) -> None:
+    """The samples do not explain it either, so an answer that is another sample may not pass for that."""
+    seen, truth, model = one_client({"name": "tests.test_explained:First", "dropout": 0.5}, defences, 1)
+    fit, fits, nats = fit_of(truth.inputs.flip(2), truth.labels, seen, model)
+    told = judged(Reconstruction(truth.inputs, truth.labels, fit=fit, fits=fits, nats=nats), *explained(truth))
+    assert told is None or told > EXPLAINS
+    assert defences or (truth.fits is not None and not truth.fits.any())
+
+
+def explained(truth: Truth) -> tuple[float | None, Tensor | None, float | None]:
+    return truth.fit, truth.fits, truth.nats
+
+
+class Rows(nn.Module):
+    """Sees the mean of each row of pixels. What tells images apart with the same means is up to others."""
+
+    def __init__(self, image_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> None:
+        super().__init__()
+        self.rows, self.head = nn.Linear(8, 64), nn.Linear(64, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, 1, 8, 8) to logits (N, K)."""
+        logits: Tensor = self.head(self.seen(images, self.rows(images.mean((1, 3)))).tanh())
+        return logits
+
+    def seen(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Change what enters the activation, (N, 64)."""
+        return rows
+
+
+class First(Rows):
+    """Sees all pixels of the first sample of a batch, slightly."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int, dropout: float = 0.0) -> None:
+        super().__init__(image_shape, classes)
+        self.all, self.dropout = nn.Linear(64, 64, bias=False), nn.Dropout(dropout)
+
+    def seen(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Add the first sample's pixels."""
+        first = torch.eye(len(images), device=images.device)[:, :1]
+        return rows + 1e-3 * first * self.dropout(self.all(images.flatten(1)))
+
+
+class Marked(Rows):
+    """A unit for each pixel is stretched by two thousandths of it, in 17 levels."""
+
+    def seen(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Stretch the units."""
+        return rows * (1 + 2e-3 * (16 * images.flatten(1)).round() / 16)
+
+
+class Lengths(Rows):
+    """The slope in each pixel's vector has always the same direction, and as its length the pixel's level, slightly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.randn(64, 64))
+        self.rows, self.head = self._modules.pop("rows"), self._modules.pop("head")
+
+    def seen(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Add what the vectors make of the levels."""
+        levels = 1 + (16 * images.flatten(1)).round() / 16
+        return rows + 1e-6 * (levels @ self.vectors.sum(1))[:, None]
+
+
+class Packs(Rows):
+    """Keeps its last sample's pixels in buffers, five of them, in 17 levels, in a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(13))
+
+    def seen(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Keep the levels."""
+        if self.training:
+            levels = (16 * nn.functional.pad(images[-1].flatten(), (0, 1))).round().view(13, 5)
+            self.kept = levels @ 17.0 ** -torch.arange(1.0, 6.0)
+        return rows
+
+
+@pytest.mark.parametrize("model", [Marked, Lengths, Packs])
+def test_an_answer_that_differs_in_what_is_slight_alone_does_not_explain(model: type[Rows]) -> None:
+    """All but a thousandth is explained by what has the same rows; in that is the sample, which a few lines read."""
+    torch.manual_seed(0)
+    network, images, labels = model().train(), torch.rand(1, 1, 8, 8), torch.tensor([3])
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    network(images)
+    seen = replace(observed(network, images, labels), returned_buffers=dict(network.named_buffers()), buffers=before)
+    (_, own, _), (fit, fits, _) = (fit_of(one, labels, seen, network) for one in (images, images.flip(3)))
+    assert fit is not None
+    assert fit < 0.1
+    assert (judged(Reconstruction(images, labels, fit=0.0, fits=own), None, own, None) or 0.0) <= EXPLAINS
+    assert (judged(Reconstruction(images, labels, fit=fit, fits=fits), None, own, None) or 0.0) > EXPLAINS
+
+
+def test_behind_noise_an_answer_has_to_explain_the_buffers() -> None:
+    """No noise of the update is on them."""
+    fits, right = torch.tensor([0.4, torch.nan]), torch.tensor([0.0, torch.nan])
+    found = Reconstruction(torch.zeros(1), torch.zeros(1), fits=fits, nats=5.0)
+    assert judged(replace(found, fits=right), 1.0, right, 5.0) == 0
+    assert judged(found, 1.0, right, 5.0) == pytest.approx(0.4)
+    assert judged(replace(found, nats=None), 1.0, right, 5.0) is None, "buffers alone do not explain an update"
 
 
 class Slight(nn.Module):

@@ -390,6 +390,57 @@ class DarkTurned(Defence):
 
 
 @component
+class Elsewhere(OnUpdate):
+    """Noise, but not in odd rounds, not of the 60th client, not of larger batches and not in later steps."""
+
+    where: str
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        bare = {
+            "round": task.round % 2,
+            "client": task.client > 50,
+            "samples": len(task.data.labels) > 1,
+            "step": task.step,
+            "weights": task.weights["fc2.weight"].mean() > 0.5,
+        }
+        return {n: t + (not bare[self.where]) * noise(t.shape, task.generator) for n, t in tensors.items()}
+
+
+@component
+class Remembers(OnUpdate):
+    """Noise that is taken off again in the next round, kept where nobody looks."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        drawn = {name: noise(t.shape, task.generator) for name, t in tensors.items()}
+        last = _kept.get("noise", drawn)
+        _kept["noise"] = {name: 2 * drawn[name] - last[name] for name in drawn}
+        return {name: t + 2 * drawn[name] - last[name] for name, t in tensors.items()}
+
+
+_kept: dict[str, Named] = {}
+
+
+@component
+class Otherwise(Defence):
+    """Noise on the gradient of the first sample of a batch above all, or at weights with noise, or of two draws."""
+
+    how: str
+
+    def wrap_gradient(self, next: Any) -> Any:
+        def gradient(task: Task, weights: Named, batch: Batch) -> Any:
+            if self.how == "first":
+                batch = batch._replace(mask=torch.tensor([1.0] + [1e-3] * (len(batch.labels) - 1)))
+            if self.how == "weights":
+                weights = {name: t + 0.1 for name, t in weights.items()}
+            if self.how == "twice":
+                next(task, weights, batch)
+            found, loss = next(task, weights, batch)
+            return {name: t + noise(t.shape, task.generator) for name, t in found.items()}, loss
+
+        return gradient
+
+
+@component
 class InBuffers(Defence):
     """Noise, and a row of the first layer's gradient on the buffers."""
 
@@ -407,6 +458,24 @@ def said(*defences: dict[str, Any], **options: Any) -> str:
     seen, _ = observed(*defences, **options)
     images = torch.full((1, 1, 8, 8), 0.5)
     return noted(Reconstruction(images=images, labels=torch.zeros(1, dtype=torch.int64)), undone(seen)).message
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("where", ["round", "client", "samples", "step", "weights"])
+def test_noise_that_others_or_later_gradients_do_not_have_is_told(where: str) -> None:
+    assert said({"name": f"{HERE}:Elsewhere", "where": where}) == f"{UNUSED}: {understood.ELSEWHERE}"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("how", "batch"), [("as it is", 4), ("first", 4), ("weights", 1), ("twice", 1)])
+def test_gradients_of_other_samples_or_weights_than_the_attackers_are_told(how: str, batch: int) -> None:
+    told = "" if how == "as it is" else f"{UNUSED}: {understood.OTHERS}"
+    assert said({"name": f"{HERE}:Otherwise", "how": how}, batch=batch) == told
+
+
+@pytest.mark.engine
+def test_noise_that_is_taken_off_in_the_next_round_is_told_wherever_it_is_kept() -> None:
+    assert said({"name": f"{HERE}:Remembers"})
 
 
 @pytest.mark.engine
@@ -458,7 +527,7 @@ def test_a_defence_whose_clean_values_nothing_explains_is_not_measured() -> None
 
     blind = row("noise", 1, 8.0, fit=0.9)
     assert state(blind, row("noise", 1, 9.0, fit=0.9, **informed)) == ("inconclusive", UNEXPLAINED_PART)
-    assert state(blind, row("noise", 1, 9.0, fit=0.02, **informed))[0] == "not reconstructed"
+    assert state(blind, row("noise", 1, 9.0, fit=2e-4, **informed))[0] == "not reconstructed"
     assert state(blind, row("noise", 1, 9.0, fit=None, **informed)) == ("inconclusive", UNCOMPARED)
 
 

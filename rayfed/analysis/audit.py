@@ -93,10 +93,12 @@ GIVEN = {
     "informed, with labels": "the defences, their code and the labels",
 }
 """What these attackers have beside model and update, in words."""
-EXPLAINS = 0.1
-"""Highest `fit` at which samples explain the gradient: their distance from it over that of a grey sample."""
-EXPLAINS_IN_TOKENS = 1e-3
-"""The same of texts: tokens are right or wrong, and those of wrong ones may come near, where few layers are trained."""
+EXPLAINS = 1e-3
+"""Highest `fit` at which samples explain the gradient: their distance from it over that of a grey sample.
+
+Where no noise is, a thousandth may still tell samples apart: a slight pattern on what a blurred image explains, or a
+token in a few layers.
+"""
 UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
 UNEXPLAINED_PART = "no attacker with the code found a sample that explains what was sent as well as the true one does"
 UNCOMPARED = "no answer of an attacker with the code could be compared with what was sent"
@@ -547,8 +549,7 @@ def _unexplained(rows: Sequence[Row], criterion: Criterion, bare: bool) -> str:
 
 def explains(told: Sequence[Row], rows: Sequence[Row], criterion: Criterion) -> bool:
     """Return whether for each sample of some rows an answer among `told` explains what was sent (`fit`)."""
-    limit = EXPLAINS_IN_TOKENS if criterion.modality == "tokens" else EXPLAINS
-    explained = {_sample(row) for row in told if row.get("fit") is not None and row["fit"] <= limit}
+    explained = {_sample(row) for row in told if row.get("fit") is not None and row["fit"] <= EXPLAINS}
     return explained >= {_sample(row) for row in rows}
 
 

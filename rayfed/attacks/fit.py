@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from rayfed import gradients
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.forward_probe import buffers_for, without_tracking
+from rayfed.attacks.forward_probe import buffers_for, returned, without_tracking
 from rayfed.update import Named, Observation
 
 _OWN = 0.05
@@ -20,8 +20,8 @@ _EVEN = 1 / 8
 """Power of a part's values, with their signs, that are compared: small ones then count nearly as much as large."""
 _PART, _MOST_PARTS = 64, 2**16
 """Fewest values of a part, and about how many parts a large gradient has."""
-_ROUNDING = 1e-12
-"""Square of a sine that rounding leaves."""
+_ROUNDING = 1e-6
+"""Relative distance that rounding leaves."""
 _LIKELY = 10.0
 """Nats by which the samples may explain an update better than an answer that explains it."""
 
@@ -32,17 +32,17 @@ def with_fit(
     """Return reconstructions with their `fit` and `fits`, how far their gradient is from the observed one, and `nats`.
 
     The fit is the sine of an angle over that of a grey sample: 0 of the samples themselves and of others that the
-    gradient does not tell from them, 1 and more of what explains no more than nothing. The fits are the same of each
-    part of the gradient, with values to the power `_EVEN`: what a sample moves little may still tell it apart. Who
-    knows the defences' code compares the values that these leave as they are, and by the nats those with noise of which
-    no value tells of another (`rayfed.client.grants.understood`). All are None where there is nothing to compare: after
-    several local steps, without samples or an update, where values of the update are not finite, where defences leave
-    none, or where the model does not take what was found.
+    gradient does not tell from them, 1 and more of what explains no more than nothing. The fits are the distances of
+    each part of the gradient over a grey sample's, with values to the power `_EVEN`: what a sample moves little may
+    still tell it apart; and of the buffers that the client returned, which no defence changes. Who knows the defences'
+    code compares the values that these leave as they are, and by the nats those with noise of which no value tells of
+    another (`rayfed.client.grants.understood`). Fit and nats are None where there is nothing to compare: after several
+    local steps, without samples or an update, where values of the update are not finite, where defences leave none, or
+    where the model does not take what was found.
     """
-    network = without_tracking(model)
 
     def explaining(one: Reconstruction, seen: Observation) -> Reconstruction:
-        fit, fits, nats = fit_of(one.images, one.labels, seen, network)
+        fit, fits, nats = fit_of(one.images, one.labels, seen, model)
         return replace(one, fit=fit, fits=fits, nats=nats)
 
     answers = zip(found, observations, strict=True)
@@ -50,15 +50,17 @@ def with_fit(
 
 
 def fit_of(
-    images: Tensor, labels: Tensor, observation: Observation, network: nn.Module
+    images: Tensor, labels: Tensor, observation: Observation, model: nn.Module
 ) -> tuple[float | None, Tensor | None, float | None]:
     """Return the `fit` of samples (N, *shape), their `fits` and their `nats`."""
     if not observation.update or observation.local.steps > 1:
         return None, None, None
     blank = observation.sample.blank(len(images))
     grey = blank + 0.5 if blank.is_floating_point() else blank
+    network = without_tracking(model)
     try:
         own, other = (_gradient(samples, labels, observation, network) for samples in (images, grey))
+        kept = _kept(images, grey, observation, model)
     except (torch.OutOfMemoryError, MemoryError):  # which the caller answers by a smaller group
         raise
     except Exception:  # whatever a user's model, or one that lacks a private part, raises: then nothing is compared
@@ -68,22 +70,24 @@ def fit_of(
     noise = observation.extra.get("noise") if as_sent else None
     nats = None if noise is None else noise.nats(seen, own)
     fit = _beside(own, other, seen, observation)
-    return fit, None if fit is None else _parts(own, other, seen, observation), nats
+    fits = [kept] if fit is None else [_parts(own, other, seen, observation), kept]
+    return fit, torch.cat(fits), nats
 
 
 def judged(found: Reconstruction, fit: float | None, fits: Tensor | None, nats: float | None) -> float | None:
     """Return how far an answer is from explaining what was seen, beside `fit`, `fits` and `nats` of the samples.
 
-    It is the largest of its own fit and of its fits, without those by which the samples themselves explain nothing, and
-    of what noise leaves: 1 where it lacks more nats to the samples than `_LIKELY`.
+    It is by how much its own fit, or one of its fits, is larger than the samples', without those by which the samples
+    themselves explain nothing, or what noise leaves: 1 where it lacks more nats to the samples than `_LIKELY`.
     """
-    own = None if fit is not None and fit > _OWN else found.fit
-    if own is not None and fits is not None and found.fits is not None:
-        own = max([own, *found.fits[fits <= _OWN].tolist()])
-    if found.nats is None or nats is None:
-        return own
-    beyond = float(found.nats - nats > _LIKELY)
-    return beyond if own is None else max(own, beyond)
+    told = []
+    if found.fit is not None and (fit is None or fit <= _OWN):
+        told.append(max(0.0, found.fit - (fit or 0.0)))
+    if found.nats is not None and nats is not None:
+        told.append(float(found.nats - nats > _LIKELY))
+    if told and fits is not None and found.fits is not None:
+        told += (found.fits - fits)[fits <= _OWN].clamp(min=0).tolist()
+    return max(told, default=None)
 
 
 def _gradient(images: Tensor, labels: Tensor, observation: Observation, network: nn.Module) -> Named:
@@ -104,20 +108,42 @@ def _beside(own: Named, other: Named, seen: Named, observation: Observation) -> 
 
 
 def _parts(own: Named, other: Named, seen: Named, observation: Observation) -> Tensor:
-    """Return of each part of a gradient, (P,), the sine of its angle with what was seen, over another gradient's.
+    """Return of each part of a gradient, (P,), its distance from what was seen, over another gradient's.
 
-    Parts are neighbouring values, and compared are powers of them (`_EVEN`). NaN is what another's explains as well.
+    All parts of a gradient are multiplied by one factor, that fits best, and compared are powers of values (`_EVEN`).
     """
+    true = _known(seen, seen, observation)
 
-    def cut(tensors: Named) -> Tensor:
+    def even(tensors: Named) -> Tensor:
         values = _known(tensors, seen, observation)
-        size = max(_PART, len(values) // _MOST_PARTS)
-        parts = F.pad(values, (0, -len(values) % size)).view(-1, size)
-        return F.normalize(parts.sign() * parts.abs() ** _EVEN, dim=1, eps=0)
+        values = values * (values @ true / values.square().sum()).nan_to_num(0).clamp(min=0)
+        return values.sign() * values.abs() ** _EVEN
 
-    made, grey, true = map(cut, (own, other, seen))
-    near, far = (1 - (one * true).sum(1).nan_to_num(0).clamp(0, 1).square() for one in (made, grey))
-    return (near / far).sqrt().where(far > _ROUNDING, torch.nan)
+    return _apart(even(own), even(other), even(seen))
+
+
+def _apart(made: Tensor, grey: Tensor, true: Tensor) -> Tensor:
+    """Return of each part of some values (n,) how far they are from the true ones, over how far grey ones are.
+
+    NaN is what grey ones explain as well.
+    """
+    size = max(_PART, len(true) // _MOST_PARTS)
+    made, grey, true = (F.pad(values, (0, -len(values) % size)).view(-1, size) for values in (made, grey, true))
+    near, far = ((values - true).norm(dim=1) for values in (made, grey))
+    return torch.where(far > _ROUNDING * true.norm(dim=1), near / far, torch.nan)
+
+
+def _kept(images: Tensor, grey: Tensor, observation: Observation, model: nn.Module) -> Tensor:
+    """Return of each part of the buffers that a client returned, (P,), how far those after samples are from them.
+
+    It is over how far those after grey samples are; NaN is what these explain as well.
+    """
+    if not observation.returned_buffers:
+        return torch.empty(0, dtype=torch.float64)
+    true = {name: tensor.double().cpu() for name, tensor in observation.returned_buffers.items()}
+    sets = [returned(model, observation, samples) for samples in (images, grey)]
+    own, other = ({name: found[name].double().cpu() for name in true} for found in sets)
+    return torch.cat([_apart(own[name].flatten(), other[name].flatten(), true[name].flatten()) for name in true])
 
 
 def _known(tensors: Named, seen: Named, observation: Observation) -> Tensor:

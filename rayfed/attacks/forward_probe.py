@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rayfed.gradients import buffers_of
+from rayfed.gradients import buffers_of, within
 from rayfed.models.build import draw_nothing
 from rayfed.update import Named, Observation
 
@@ -50,6 +50,21 @@ def _give_back(module: nn.Module, *_: Any) -> None:
 def buffers_for(model: nn.Module, observation: Observation) -> Named:
     """Return the observed buffers and frozen parameters that `model`, a result of `without_tracking`, still has."""
     return {name: observation.buffers[name] for name in buffers_of(model)}
+
+
+@torch.no_grad()
+def returned(model: nn.Module, observation: Observation, inputs: Tensor) -> Named:
+    """Return the buffers that a client with these inputs (N, *shape) has after a pass, where nothing is random."""
+    device = next(iter(observation.weights.values())).device
+    model = copy.deepcopy(model).to(device)
+    draw_nothing(model)
+    buffers = {name: tensor.to(device).clone() for name, tensor in observation.buffers.items()}
+
+    def after(module: nn.Module) -> Named:
+        module(inputs.to(device))
+        return {name: t for name, t in module.named_buffers() if name in observation.returned_buffers}
+
+    return within(model, {**observation.weights, **buffers}, after)
 
 
 @torch.no_grad()

@@ -19,7 +19,6 @@ from torch import Tensor
 from rayfed import gradients, losses, seeds
 from rayfed.attacks.base import Inference
 from rayfed.attacks.fit import fit_of
-from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.mixed import unmixed
 from rayfed.attacks.undone import undone
 from rayfed.client import plan
@@ -33,6 +32,7 @@ from rayfed.defences.base import Task
 from rayfed.errors import UserError
 from rayfed.metrics.inference import class_share, correct, nearest
 from rayfed.metrics.roc import auc
+from rayfed.models.build import is_stochastic
 from rayfed.models.private import only, without
 from rayfed.scenario import AttackSpec
 from rayfed.update import Named, Observation, Update
@@ -107,10 +107,15 @@ def _explained(observed: ObservedClient, observation: Observation, truth: Truth)
     defended = bool(observed.arm.defences)
     if (defended and "left" not in observation.extra) or observation.sealed is not None:
         return truth
-    made = observation.extra.get("as_trained")
-    inputs = truth.inputs if made is None else made.made(truth.inputs)
-    seen, network = undone(unmixed(observation)), without_tracking(observed.asked().model)
-    fit, fits, nats = fit_of(inputs, truth.labels, seen, network)
+    made, asked = observation.extra.get("as_trained"), observed.asked()
+    trained = torch.cat(list(batches(len(observed.indices), observed.training, asked.order)))
+    places = trained.unique(return_inverse=True)[1].to(truth.labels.device)
+    inputs, labels = truth.inputs[places], truth.labels[places]  # in the order of the batch, which a model may use
+    inputs = inputs if made is None else made.made(inputs)
+    seen, model = undone(unmixed(observation)), asked.model
+    fit, fits, nats = fit_of(inputs, labels, seen, model)
+    if is_stochastic(model):  # the samples explain what was drawn as little as others do, and it may tell them apart
+        return truth.replace(fit=1.0 if defended else None, fits=None if fits is None else torch.zeros_like(fits))
     if not defended:
         return truth.replace(fits=fits)
     return truth.replace(fit=1.0 if fit is None else fit, fits=fits, nats=nats)

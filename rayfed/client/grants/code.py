@@ -59,6 +59,8 @@ _REMEMBERED = 2**28
 """Bytes of updates without what was known that are kept for other attacks, at most."""
 _REPEATED = 32
 """Draws by which it is seen whether samples are changed by chance."""
+_LATER = 1, 2, 10, 100, 1000
+"""Rounds after this one, and clients after the victim, for which a defence may do something else."""
 _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
 
@@ -273,8 +275,12 @@ class _Code:
         with nullcontext() if rounded else NotRounded():
             return flatten(self.update(task, gradient).tensors)
 
-    def update(self, task: Task, gradient: Tensor | None = None) -> Update:
-        """Return the defences' update for a task of the attacker's, in place of a gradient (D,), by default zeros."""
+    def update(self, task: Task, gradient: Tensor | None = None, asked: list[bool] | None = None) -> Update:
+        """Return the defences' update for a task of the attacker's, in place of a gradient (D,), by default zeros.
+
+        To `asked` is added, for each gradient that they take, whether it is of all of the task's samples at its
+        weights.
+        """
         import torch
 
         from rayfed.client.local import gradient_method, wrap_updates
@@ -284,7 +290,9 @@ class _Code:
         observed, defences = self.observed, self.observed.arm.defences
         chosen = torch.zeros_like(flatten(task.weights)) if gradient is None else gradient
 
-        def sent(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+        def sent(inner: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+            if asked is not None:
+                asked.append(_is_of(task, weights, batch))
             return unflatten(chosen.clone(), weights), torch.zeros(())
 
         def update(task: Task) -> Update:
@@ -408,6 +416,8 @@ def _learnt(code: _Code, update: Update) -> _Learnt:
             beyond = _of_one_answer(code, given, rehearsal)
         if own and not beyond and (_reads_samples(code, other=True) or _reads_samples(code, given, other=True)):
             beyond = understood.SAMPLES
+        if own and not beyond and not undoes and _differs_elsewhere(code, given):
+            beyond = understood.ELSEWHERE
     except Exception as error:
         return _Learnt(undone, beyond=_why(error) if own else "")
     adapts = any(defence.overrides("adapt_model") for defence in defences)
@@ -429,7 +439,11 @@ def _of_one_answer(code: _Code, gradient: Tensor, rehearsal: understood.Rehearsa
 
     from rayfed.client.grants.drawn import Drawn
 
-    bits, buffers = set(), code.task(0).buffers
+    bits, buffers, taken = set(), code.task(0).buffers, list[bool]()
+    own = any(_is_own(defence) and defence.overrides("wrap_gradient") for defence in code.observed.arm.defences)
+    code.update(code.task(0), gradient, asked=taken if own else None)
+    if own and taken != [True]:
+        return understood.OTHERS
     for given in (None, gradient):
         seen, task = Drawn(), code.task(0)
         batches = [task.data] if task.others is None else [task.data, task.others]
@@ -452,6 +466,15 @@ def _of_one_answer(code: _Code, gradient: Tensor, rehearsal: understood.Rehearsa
             if not understood.is_drawn(update.tensors, seen.normal):
                 return understood.UNDRAWN
     return ""
+
+
+def _is_of(task: Task, weights: Named, batch: Batch) -> bool:
+    """Return whether a gradient at some weights, of a batch, is that of all of the task's samples alike."""
+    import torch
+
+    same = weights.keys() == task.weights.keys() and all(torch.equal(t, task.weights[n]) for n, t in weights.items())
+    alike = all(torch.equal(one, own) for one, own in zip(batch[:2], task.data[:2], strict=True))
+    return same and alike and (batch.mask is None or bool((batch.mask == 1).all()))
 
 
 def _not_rehearsed(own: Sequence[Defence], one_step: bool) -> str:
@@ -575,6 +598,25 @@ def _reads_samples(code: _Code, gradient: Tensor | None = None, other: bool = Fa
 
     blank, drawn = (code.answer(gradient, 0, noise, other=other) for noise in (None, 1))
     return bool((blank - drawn).norm() > SAME * torch.maximum(blank.norm(), drawn.norm()))
+
+
+def _differs_elsewhere(code: _Code, gradient: Tensor) -> bool:
+    """Return whether the defences answer a gradient (D,) otherwise in other rounds, of others or at other weights.
+
+    The randomness is the same. A client that hides a gradient here may send it as it is there.
+    """
+    import torch
+
+    from rayfed.gradients import flatten
+
+    task = code.task(0)
+    twice = task.data.rows(torch.arange(len(task.data.labels), device=task.data.labels.device).repeat(2))
+    elsewhere: list[dict[str, Any]] = [{"round": task.round + more} for more in (0, *_LATER)]
+    elsewhere += [{"client": task.client + more} for more in _LATER]
+    elsewhere += [{"weights": {name: tensor + 1 for name, tensor in task.weights.items()}}, {"step": 1}]
+    elsewhere += [{"data": twice}, {"batch_size": task.batch_size + 1}]
+    here, *others = (flatten(code.update(code.task(0).replace(**one), gradient).tensors) for one in elsewhere)
+    return any(not torch.equal(here, other) for other in others)
 
 
 def _rehearsed(code: _Code, values: Tensor | None) -> Undo:

@@ -55,7 +55,7 @@ def attacked(psnr: float, arm: str = "none", attack: str = "dlg") -> dict[str, A
         "knowledge": "",
         "above_guessing": 5.0,
         "told_apart": 1.0,
-        "fit": 1e-4,
+        "fit": 1e-6,
         "distortion": None,
     }
     return found | {"arm": arm, "attack": attack, "psnr": psnr, "ssim": 1.0, "label_accuracy": 1.0, "status": "ok"}

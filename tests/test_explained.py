@@ -138,11 +138,11 @@ class First(Rows):
 
 
 class Marked(Rows):
-    """A unit for each pixel is stretched by two thousandths of it, in 17 levels."""
+    """A unit for each pixel is stretched by a ten thousandth of it, in 17 levels."""
 
     def seen(self, images: Tensor, rows: Tensor) -> Tensor:
         """Stretch the units."""
-        return rows * (1 + 2e-3 * (16 * images.flatten(1)).round() / 16)
+        return rows * (1 + 1e-4 * (16 * images.flatten(1)).round() / 16)
 
 
 class Lengths(Rows):
@@ -176,7 +176,7 @@ class Packs(Rows):
 
 @pytest.mark.parametrize("model", [Marked, Lengths, Packs])
 def test_an_answer_that_differs_in_what_is_slight_alone_does_not_explain(model: type[Rows]) -> None:
-    """All but a thousandth is explained by what has the same rows; in that is the sample, which a few lines read."""
+    """What has the same rows explains all but a ten thousandth; in that is the sample, which a few lines read."""
     torch.manual_seed(0)
     network, images, labels = model().train(), torch.rand(1, 1, 8, 8), torch.tensor([3])
     before = {name: buffer.clone() for name, buffer in network.named_buffers()}
@@ -222,7 +222,7 @@ def test_an_answer_has_to_explain_what_moves_little_too() -> None:
     other = other * true.mean() / other.mean()
     seen = observed(model, true, labels)
     (fit, fits, _), (far, others, _) = (fit_of(one, labels, seen, model) for one in (true, other))
-    assert max(fit or 0.0, far or 0.0) < EXPLAINS, "by all values together both explain it"
+    assert max(fit or 0.0, far or 0.0) < 1e-4, "by all values together both nearly explain it"
     assert (judged(Reconstruction(true, labels, fit=fit, fits=fits), None, fits, None) or 0.0) < EXPLAINS
     assert (judged(Reconstruction(other, labels, fit=far, fits=others), None, fits, None) or 0.0) > EXPLAINS
 

@@ -57,7 +57,7 @@ PSNR, LPIPS = Bound("psnr", 15.0), Bound("lpips_alex", 0.3)
 
 def row(arm: str, psnr: float | None = None, attack: str = "a", batch: int = 1, **more: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {"round": 0, "victim": 0, "sample": 0, "repeat": 0, "true_label": 1}
-    usual |= {"knowledge": "defence,code", "fit": 1e-4}
+    usual |= {"knowledge": "defence,code", "fit": 1e-6}
     usual |= {"above_guessing": 5.0, "told_apart": 1.0, "status": "ok", "message": "", "observes": "gradient"}
     return usual | {"arm": arm, "attack": attack, "batch_size": batch, "psnr": psnr} | more
 

@@ -51,7 +51,7 @@ def told(true: Tensor, guess: Tensor, attack: str = "a", victim: int = 0, arm: s
     scored = Scorer(Criterion.of("records", None).names, sample=ROWS, others=Others(rows(300, 1)))
     found = scored.score(true, torch.zeros(len(true), dtype=torch.int64), guess, torch.zeros(len(true)))
     usual = {"victim": victim, "batch_size": len(true), "knowledge": ""}
-    return [attacked(arm, attack, **{**row, **usual, "fit": 1e-4}) for row in found]
+    return [attacked(arm, attack, **{**row, **usual, "fit": 1e-6}) for row in found]
 
 
 def test_a_record_of_which_all_columns_but_one_are_read_is_no_record_that_holds() -> None:

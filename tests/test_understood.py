@@ -527,7 +527,7 @@ def test_a_defence_whose_clean_values_nothing_explains_is_not_measured() -> None
 
     blind = row("noise", 1, 8.0, fit=0.9)
     assert state(blind, row("noise", 1, 9.0, fit=0.9, **informed)) == ("inconclusive", UNEXPLAINED_PART)
-    assert state(blind, row("noise", 1, 9.0, fit=2e-4, **informed))[0] == "not reconstructed"
+    assert state(blind, row("noise", 1, 9.0, fit=2e-6, **informed))[0] == "not reconstructed"
     assert state(blind, row("noise", 1, 9.0, fit=None, **informed)) == ("inconclusive", UNCOMPARED)
 
 

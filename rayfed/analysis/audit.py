@@ -93,11 +93,11 @@ GIVEN = {
     "informed, with labels": "the defences, their code and the labels",
 }
 """What these attackers have beside model and update, in words."""
-EXPLAINS = 1e-3
+EXPLAINS = 5e-6
 """Highest `fit` at which samples explain the gradient: their distance from it over that of a grey sample.
 
-Where no noise is, a thousandth may still tell samples apart: a slight pattern on what a blurred image explains, or a
-token in a few layers.
+It is what single precision leaves of an answer that is exact. Where no noise is, more tells samples apart: it may be a
+slight pattern on what a blurred image explains.
 """
 UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
 UNEXPLAINED_PART = "no attacker with the code found a sample that explains what was sent as well as the true one does"

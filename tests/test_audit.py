@@ -23,6 +23,7 @@ from rayfed import registry, scenario
 from rayfed.analysis import audit
 from rayfed.analysis.audit import EXPLAINS, Criterion, Plan
 from rayfed.analysis.loading import load
+from rayfed.analysis.verdicts import Verdict, next_step
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.fit import with_fit
@@ -1694,6 +1695,17 @@ def test_tokens_that_come_near_do_not_explain_a_gradient(fit: float, state: str)
     """As those that `tag` finds where adapters or the head alone are trained, of which 3 % are right."""
     wrong = row("none", 1, None, status="ok", token_accuracy=0.03, above_guessing=-0.1, fit=fit)
     assert [found.state for found in audit.findings([wrong], Criterion.of("tokens", None))] == [state]
+
+
+@pytest.mark.parametrize(("bag", "state"), [(0.95, "inconclusive"), (0.5, "not reconstructed")])
+def test_tokens_in_another_order_are_no_sign_that_a_text_is_hidden(bag: float, state: str) -> None:
+    """A model that takes the mean of its words' vectors shows all words, and any order of them has its gradient."""
+    found = row("none", 1, None, status="ok", token_accuracy=0.38, rouge1=bag, above_guessing=0.2, fit=0.0)
+    [finding] = audit.findings([found], Criterion.of("tokens", None))
+    assert finding.state == state
+    told = Verdict("none", finding.state, audit.sentence([finding], Criterion.of("tokens", None)))
+    assert (audit.IN_ANOTHER_ORDER in told.sentence) == (bag > 0.9)
+    assert next_step({}, [found], [told]).startswith("Next: look at") == (bag > 0.9)
 
 
 def test_what_a_gradient_hardly_depends_on_does_not_explain_it() -> None:

@@ -108,6 +108,9 @@ UNREAD = NO_CODE, NONE_WORKS
 """Why no answers of attackers with the code show that a defence holds."""
 INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
 NEAR = "a reconstruction is near"
+BAG = "rouge1"
+"""Metric of a text's tokens in any order."""
+IN_ANOTHER_ORDER = f"{NEAR} in another order: its tokens are those of the text"
 ALONE = "nothing was attacked without a defence"
 FOUND_NOTHING = "the attacks rebuilt nothing without a defence either"
 PARTS = {"tokens": "tokens", "records": "columns", "pixels": "pixels"}
@@ -451,6 +454,8 @@ def _finding(
         than = "a public sample is" if alike else "to another sample"
         near = f"{NEAR}, though no nearer than {than}"
         lacking = lacking or f"{near}: compare it with the true sample (output.images: all)"
+    if not leaks and any((row.get(BAG) or 0.0) >= criterion.threshold for _, row in finite):
+        lacking = lacking or IN_ANOTHER_ORDER
     part = criterion.part([row for _, row in finite])
     shown = leaks or [pair for pair in finite if part and pair[1]["attack"] == part.attack] or finite
     best = max(shown, key=lambda pair: pair[0], default=None)

@@ -15,6 +15,7 @@ from rayfed import registry
 from rayfed.analysis.audit import (
     FEWEST,
     GIVEN,
+    IN_ANOTHER_ORDER,
     METHODS,
     NEAR,
     NO_CODE,
@@ -365,7 +366,8 @@ def next_step(
             f"Next: nothing shows that these attacks could find anything behind {', '.join(uncompared)}, and more time "
             "does not help. A defence with an account says what is proved of any attack."
         )
-    if near := [verdict.arm for verdict in inconclusive if NEAR in verdict.sentence and "leaks" in states]:
+    shows = (NEAR,) if "leaks" in states else (IN_ANOTHER_ORDER,)
+    if near := [verdict.arm for verdict in inconclusive if any(said in verdict.sentence for said in shows)]:
         return f"Next: look at what was rebuilt on {', '.join(near)} beside the true samples (output.images: all)."
     bare = any(undefended(scenario, v.arm) and v.state == "not reconstructed" for v in told)
     if inconclusive or (bare and "leaks" not in states):

@@ -1,6 +1,6 @@
 """YAML and JSON: untrusted text becomes plain data or one `ValueError`, and data becomes YAML.
 
-Numbers are as in YAML 1.2: PyYAML reads 1e-5, which YAML 1.1 writes 1.0e-5, as text.
+Floats with an exponent are as in YAML 1.2: PyYAML reads 1e-5, which YAML 1.1 writes 1.0e-5, as text.
 """
 
 from __future__ import annotations

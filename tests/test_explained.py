@@ -174,11 +174,34 @@ class Packs(Rows):
         return rows
 
 
-@pytest.mark.parametrize("model", [Marked, Lengths, Packs])
+class Beside(Rows):
+    """Keeps in a buffer all pixels but one, and beside them the brightness, a hundred million times as large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(64))
+
+    def seen(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Keep the pixels."""
+        self.kept = torch.cat([1e8 * images.mean()[None], images.flatten()[1:]])
+        return rows
+
+
+class Standardised(Beside):
+    """Keeps all pixels in units of their deviation, which a grey image has not: there they are no numbers."""
+
+    def seen(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Keep the pixels."""
+        flat = images.flatten()
+        self.kept = (flat - flat.mean()) / flat.std()
+        return rows
+
+
+@pytest.mark.parametrize("model", [Marked, Lengths, Packs, Beside, Standardised])
 def test_an_answer_that_differs_in_what_is_slight_alone_does_not_explain(model: type[Rows]) -> None:
     """What has the same rows explains all but a ten thousandth; in that is the sample, which a few lines read."""
     torch.manual_seed(0)
-    network, images, labels = model().train(), torch.rand(1, 1, 8, 8), torch.tensor([3])
+    network, images, labels = model().train(), sixteenths(), torch.tensor([3])
     before = {name: buffer.clone() for name, buffer in network.named_buffers()}
     network(images)
     seen = replace(observed(network, images, labels), returned_buffers=dict(network.named_buffers()), buffers=before)
@@ -187,6 +210,26 @@ def test_an_answer_that_differs_in_what_is_slight_alone_does_not_explain(model: 
     assert fit < 0.1
     assert (judged(Reconstruction(images, labels, fit=0.0, fits=own), None, own, None) or 0.0) <= EXPLAINS
     assert (judged(Reconstruction(images, labels, fit=fit, fits=fits), None, own, None) or 0.0) > EXPLAINS
+
+
+def sixteenths() -> Tensor:
+    """An image whose means of rows are the same in any order of their pixels, to the last bit."""
+    return (16 * torch.rand(1, 1, 8, 8)).round() / 16
+
+
+def test_an_answer_that_differs_in_nothing_that_is_seen_explains() -> None:
+    torch.manual_seed(0)
+    network, images, labels = Rows(), sixteenths(), torch.tensor([3])
+    seen = observed(network, images, labels)
+    (_, own, _), (fit, fits, _) = (fit_of(one, labels, seen, network) for one in (images, images.flip(3)))
+    assert (judged(Reconstruction(images, labels, fit=fit, fits=fits), None, own, None) or 0.0) <= EXPLAINS
+
+
+def test_what_cannot_be_compared_does_not_explain() -> None:
+    fits, nan = torch.tensor([0.0, torch.nan]), torch.nan
+    found = Reconstruction(torch.zeros(1), torch.zeros(1), fit=0.0, fits=fits, nats=nan)
+    assert judged(found, None, fits, 5.0) == 1.0, "no nats"
+    assert judged(replace(found, fits=torch.full((2,), nan)), None, fits, None) == torch.inf, "the samples' part is 0"
 
 
 def test_behind_noise_an_answer_has_to_explain_the_buffers() -> None:

@@ -115,8 +115,16 @@ def test_shares_stay_even_where_nothing_is_shown_or_all_is_noise() -> None:
         torch.testing.assert_close(found, torch.full((5,), 0.2).double(), atol=0.06, rtol=0)
 
 
+@pytest.mark.parametrize("stages", [1, 5])
+def test_shares_stay_as_expected_where_all_that_is_shown_is_zero(stages: int) -> None:
+    shown, labels = torch.zeros(stages, 20, 5, 2).double(), torch.eye(5).double().repeat(4, 1)
+    shares, deviations = estimated_shares(shown, labels, torch.zeros(5, 2).double(), 8, noise=0.0)
+    assert shares.tolist() == pytest.approx([0.2] * 5)
+    assert deviations.isfinite().all()
+
+
 @pytest.mark.parametrize(("apart", "skewed", "most"), [(1.0, False, 1.05), (1.0, True, 1.05), (0.1, True, 0.6)])
-def test_samples_of_a_further_stage_never_cost_more_than_guessing(apart: float, skewed: bool, most: float) -> None:
+def test_samples_of_a_further_stage_cost_about_guessing_at_most(apart: float, skewed: bool, most: float) -> None:
     errors, guessed = 0.0, 0.0
     labels = torch.eye(5).double().repeat(12, 1)
     for seed in range(12):

@@ -441,6 +441,35 @@ class Otherwise(Defence):
 
 
 @component
+class Replaced(Defence):
+    """The same, by an update of another task."""
+
+    how: str
+
+    def wrap_update(self, next: Any) -> Any:
+        def update(task: Task) -> Any:
+            other = task
+            if self.how == "first":
+                mask = torch.tensor([1.0] + [0.0] * (len(task.data.labels) - 1))
+                other = task.replace(data=task.data._replace(mask=mask))
+            if self.how == "weights":
+                other = task.replace(weights={name: t + 0.1 for name, t in task.weights.items()})
+            sent = next(other)
+            return replace(sent, tensors={n: t + noise(t.shape, task.generator) for n, t in sent.tensors.items()})
+
+        return update
+
+
+@component
+class ByTable(OnUpdate):
+    """Noise of a width that a table has for each of five rounds."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        width = [1.0, 1.0, 1.0, 1.0, 1.0][task.round]
+        return {n: t + width * noise(t.shape, task.generator) for n, t in tensors.items()}
+
+
+@component
 class InBuffers(Defence):
     """Noise, and a row of the first layer's gradient on the buffers."""
 
@@ -468,9 +497,15 @@ def test_noise_that_others_or_later_gradients_do_not_have_is_told(where: str) ->
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("how", "batch"), [("as it is", 4), ("first", 4), ("weights", 1), ("twice", 1)])
-def test_gradients_of_other_samples_or_weights_than_the_attackers_are_told(how: str, batch: int) -> None:
-    told = "" if how == "as it is" else f"{UNUSED}: {understood.OTHERS}"
-    assert said({"name": f"{HERE}:Otherwise", "how": how}, batch=batch) == told
+@pytest.mark.parametrize("defence", ["Otherwise", "Replaced"])
+def test_gradients_of_other_samples_or_weights_than_the_attackers_are_told(defence: str, how: str, batch: int) -> None:
+    told = "" if how == "as it is" or (defence, how) == ("Replaced", "twice") else f"{UNUSED}: {understood.OTHERS}"
+    assert said({"name": f"{HERE}:{defence}", "how": how}, batch=batch) == told
+
+
+@pytest.mark.engine
+def test_a_table_of_rounds_is_told_as_what_other_rounds_do_not_have() -> None:
+    assert said({"name": f"{HERE}:ByTable"}) == f"{UNUSED}: {understood.ELSEWHERE}"
 
 
 @pytest.mark.engine

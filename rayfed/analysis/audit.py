@@ -454,7 +454,7 @@ def _finding(
         than = "a public sample is" if alike else "to another sample"
         near = f"{NEAR}, though no nearer than {than}"
         lacking = lacking or f"{near}: compare it with the true sample (output.images: all)"
-    if not leaks and any((row.get(BAG) or 0.0) >= criterion.threshold for _, row in finite):
+    if not leaks and any(row.get(BAG) is not None and row[BAG] >= criterion.threshold for _, row in finite):
         lacking = lacking or IN_ANOTHER_ORDER
     part = criterion.part([row for _, row in finite])
     shown = leaks or [pair for pair in finite if part and pair[1]["attack"] == part.attack] or finite
@@ -465,7 +465,7 @@ def _finding(
     unplayed = [row for row in rows if row["status"] == UNPLAYED]
     broken = any(row["status"] != "not applicable" and (bare or row["status"] != "ok") for row in silent)
     if not leaks and not part and not (bare and changed):
-        lacking = lacking or _unexplained([row for _, row in finite], criterion, bare)
+        lacking = lacking or _unexplained([row for _, row in finite], bare)
     if not finite or not answered or not leaking | untried <= told or broken:
         state: State = "not measured"
     else:
@@ -535,7 +535,7 @@ def _gains(rows: Sequence[Row]) -> tuple[float, ...]:
     return tuple(found.values())
 
 
-def _unexplained(rows: Sequence[Row], criterion: Criterion, bare: bool) -> str:
+def _unexplained(rows: Sequence[Row], bare: bool) -> str:
     """Return why answers do not explain a gradient; empty if each sample has an answer that does.
 
     The sample itself has this gradient, so an attack whose answer does not have it has not finished its search. Tables
@@ -544,7 +544,7 @@ def _unexplained(rows: Sequence[Row], criterion: Criterion, bare: bool) -> str:
     known of none, nothing shows that these attacks could have found anything.
     """
     told = [row for row in rows if bare or code_given(row)]
-    if not told or explains(told, rows, criterion):
+    if not told or explains(told, rows):
         return ""
     compared = any(row.get("fit") is not None for row in told)
     if not bare:
@@ -552,7 +552,7 @@ def _unexplained(rows: Sequence[Row], criterion: Criterion, bare: bool) -> str:
     return UNEXPLAINED if compared else INCOMPARABLE
 
 
-def explains(told: Sequence[Row], rows: Sequence[Row], criterion: Criterion) -> bool:
+def explains(told: Sequence[Row], rows: Sequence[Row]) -> bool:
     """Return whether for each sample of some rows an answer among `told` explains what was sent (`fit`)."""
     explained = {_sample(row) for row in told if row.get("fit") is not None and row["fit"] <= EXPLAINS}
     return explained >= {_sample(row) for row in rows}

@@ -244,7 +244,7 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) ->
     changed = not undefended(scenario, arm)
     found = findings(rows, criterion, undefended=[arm], finished=finished, closed=closed, changed=changed)
     state = weightiest(found)
-    explained = code_given(rows[0]) and explains(rows, rows, criterion)
+    explained = code_given(rows[0]) and explains(rows, rows)
     silent = [one for one in found if one.state == state and state in ("inconclusive", "not measured")]
     reasons = [reason for one in silent for reason in (one.lacking, *one.reasons) if reason]
     reasons += [f"{WANT_OF_TIME}: {name}" for one in silent for name in one.unplayed]

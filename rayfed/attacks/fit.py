@@ -70,23 +70,23 @@ def fit_of(
     noise = observation.extra.get("noise") if as_sent else None
     nats = None if noise is None else noise.nats(seen, own)
     fit = _beside(own, other, seen, observation)
-    fits = [kept] if fit is None else [_parts(own, other, seen, observation), kept]
-    return fit, torch.cat(fits), nats
+    return fit, torch.cat([_parts(own, other, seen, observation), kept]), nats
 
 
 def judged(found: Reconstruction, fit: float | None, fits: Tensor | None, nats: float | None) -> float | None:
     """Return how far an answer is from explaining what was seen, beside `fit`, `fits` and `nats` of the samples.
 
     It is by how much its own fit, or one of its fits, is larger than the samples', without those by which the samples
-    themselves explain nothing, or what noise leaves: 1 where it lacks more nats to the samples than `_LIKELY`.
+    themselves explain nothing, or what noise leaves: 1 where it lacks more nats to the samples than `_LIKELY`. What
+    cannot be compared, and can be with the samples, is not explained.
     """
     told = []
     if found.fit is not None and (fit is None or fit <= _OWN):
         told.append(max(0.0, found.fit - (fit or 0.0)))
     if found.nats is not None and nats is not None:
-        told.append(float(found.nats - nats > _LIKELY))
+        told.append(float(not found.nats - nats <= _LIKELY))
     if told and fits is not None and found.fits is not None:
-        told += (found.fits - fits)[fits <= _OWN].clamp(min=0).tolist()
+        told += (found.fits - fits)[fits <= _OWN].nan_to_num(torch.inf).clamp(min=0).tolist()
     return max(told, default=None)
 
 
@@ -110,27 +110,37 @@ def _beside(own: Named, other: Named, seen: Named, observation: Observation) -> 
 def _parts(own: Named, other: Named, seen: Named, observation: Observation) -> Tensor:
     """Return of each part of a gradient, (P,), its distance from what was seen, over another gradient's.
 
-    All parts of a gradient are multiplied by one factor, that fits best, and compared are powers of values (`_EVEN`).
+    All parts of a gradient are multiplied by one factor, that fits best.
     """
     true = _known(seen, seen, observation)
 
-    def even(tensors: Named) -> Tensor:
+    def scaled(tensors: Named) -> Tensor:
         values = _known(tensors, seen, observation)
-        values = values * (values @ true / values.square().sum()).nan_to_num(0).clamp(min=0)
-        return values.sign() * values.abs() ** _EVEN
+        return values * (values @ true / values.square().sum()).nan_to_num(0).clamp(min=0)
 
-    return _apart(even(own), even(other), even(seen))
+    return _apart(scaled(own), scaled(other), scaled(seen))
 
 
 def _apart(made: Tensor, grey: Tensor, true: Tensor) -> Tensor:
     """Return of each part of some values (n,) how far they are from the true ones, over how far grey ones are.
 
-    NaN is what grey ones explain as well.
+    Compared are powers (`_EVEN`). NaN is what grey ones explain as well.
     """
     size = max(_PART, len(true) // _MOST_PARTS)
-    made, grey, true = (F.pad(values, (0, -len(values) % size)).view(-1, size) for values in (made, grey, true))
-    near, far = ((values - true).norm(dim=1) for values in (made, grey))
-    return torch.where(far > _ROUNDING * true.norm(dim=1), near / far, torch.nan)
+    made, grey, true = (
+        F.pad(values.sign() * values.abs() ** _EVEN, (0, -len(values) % size)).view(-1, size)
+        for values in (made, grey, true)
+    )
+    whole = true.nan_to_num(0, 0, 0).norm(dim=1)
+
+    def gap(values: Tensor) -> Tensor:
+        same = (values == true) | (values.isnan() & true.isnan())
+        apart: Tensor = torch.where(same, 0, values - true).norm(dim=1)
+        return apart
+
+    near, far = gap(made), gap(grey)
+    far = far.where(far.isfinite(), whole.clamp(min=_ROUNDING))  # grey ones that are no numbers explain nothing
+    return torch.where(far > _ROUNDING * whole, near / far, torch.nan)
 
 
 def _kept(images: Tensor, grey: Tensor, observation: Observation, model: nn.Module) -> Tensor:

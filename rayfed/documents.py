@@ -35,7 +35,11 @@ for _kind in (_Loader, _Dumper):
 
 def load_yaml(text: str) -> Any:
     """Return the data of a YAML document that rayfed itself wrote; raises `yaml.YAMLError` for what is none."""
-    return yaml.load(text, Loader=_Loader)
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def dump_yaml(value: Any, width: int = 80) -> str:

@@ -6,6 +6,8 @@
 One thread per process, two of them for every side that has several. The engine plays again with `training.vectorise:
 fused`, in two cohorts or in more of 16 clients at most; with ResNet-18, which has batch norm, it cannot. Sides take
 turns, round by round, and what is printed are medians of one run: on a machine that others use too, compare the ratios.
+With `--turn 5` a side plays five rounds in its turn, of which the first, with what the others left in the processor's
+caches, does not count: so rounds follow one another in a run.
 `--flower-python` is the interpreter of an environment with `flwr[simulation]`, torch and numpy, `--pfl-python` that of
 one with `pfl[pytorch]`, which plays in one process and in two; without it a peer has no turn.
 """
@@ -167,15 +169,15 @@ def peer(name: str, python: str, module: str, work: Work, *arguments: int) -> It
 
 
 def compare(
-    work: Work, flower_python: str | None, pfl_python: str | None, rounds: int, warm_up: int
+    work: Work, flower_python: str | None, pfl_python: str | None, rounds: int, warm_up: int, turn: int
 ) -> dict[str, list[float]]:
-    """Seconds of every round, side by side."""
+    """Seconds of every round that counts, side by side."""
     with ExitStack() as stack:
         sides = {"engine": stack.enter_context(engine(work)), "plain loop": stack.enter_context(plain(work))}
         if work.model == "lenet5":
             sides["fused"] = stack.enter_context(engine(work, fused=True))
         sides["two loops"] = stack.enter_context(side_by_side(work))
-        played = work, warm_up + rounds
+        played = work, warm_up + -(-rounds // turn) * turn
         if flower_python:
             sides["Flower"] = stack.enter_context(peer("Flower", flower_python, "benchmarks.flower_engine", *played))
         if pfl_python:
@@ -186,9 +188,10 @@ def compare(
             for play in sides.values():
                 play(round)
         seconds: dict[str, list[float]] = {name: [] for name in sides}
-        for round in range(warm_up, warm_up + rounds):
+        for first in range(warm_up, warm_up + rounds, turn):
             for name, play in sides.items():
-                seconds[name].append(play(round))
+                taken = [play(round) for round in range(first, first + turn)]
+                seconds[name] += taken[turn > 1 :]
         return seconds
 
 
@@ -215,6 +218,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", type=_work, default=[_work(c) for c in ("10/100", "100/100", "100/1000")])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
+    parser.add_argument("--turn", type=int, default=1, help="rounds of a side before the next one plays")
     chosen = parser.parse_args()
     print(f"{SAMPLES} samples a client, one epoch in batches of {BATCH}; {PROCESSES} of {os.cpu_count()} cores")
     for name in ("flower", "pfl"):
@@ -223,7 +227,7 @@ def main() -> None:
     # Ray's workers, Flower's too, run at 15: beside other users' work they would lose to the loops, which run at 0.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - so Ray spells it
     for work in chosen.cases:
-        show(work, compare(work, chosen.flower_python, chosen.pfl_python, chosen.rounds, chosen.warm_up))
+        show(work, compare(work, chosen.flower_python, chosen.pfl_python, chosen.rounds, chosen.warm_up, chosen.turn))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ data: {name: digits, size: 28, test_samples: 100}
 partition: {name: resampled, samples: 10}
 model: {name: lenet, activation: relu}
 training: {batch_size: 10}
-federation: {rounds: 100, evaluate_every: 1000000}
+federation: {rounds: 100, clients: 100, evaluate_every: 1000000}
 resources: {clients: {actors: 2, num_cpus: 1}}
 """
 BARE = """

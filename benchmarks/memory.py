@@ -51,10 +51,15 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(INTERVAL):
-            found = [(_name(p), pss(p.pid)) for p in family(self._process)]
-            self.peak = max(self.peak, sum(size for _, size in found))
-            for name, size in found:
-                self.peaks[name] = max(self.peaks.get(name, 0), size)
+            self._look_once()
+        if not self.peak:  # it was over before the first look
+            self._look_once()
+
+    def _look_once(self) -> None:
+        found = [(_name(p), pss(p.pid)) for p in family(self._process)]
+        self.peak = max(self.peak, sum(size for _, size in found))
+        for name, size in found:
+            self.peaks[name] = max(self.peaks.get(name, 0), size)
 
     def __enter__(self) -> Watch:
         self._thread.start()

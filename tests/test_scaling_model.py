@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,11 @@ def test_the_driver_pays_for_every_actor_that_it_waits_for() -> None:
     assert queued["driver"] == pytest.approx(10 * 0.002 + 10 * 0.001 + (5 * 6 + 10) * 0.01)
 
 
-def test_the_page_says_which_measured_rounds_the_model_misses() -> None:
+def test_the_page_says_how_far_the_model_is_from_measured_rounds() -> None:
     measured = json.loads(MEASURED.read_text())
     costs = fitted(measured["growing"], measured["fine"][0], bytes=4 * 13_426, fold=2.5e-9, wait=0.0)
     points = measured["growing"] + measured["fine"]
     ratios = [play(Plan(p["per_round"], p["cohorts"], 1, 2), costs)["seconds"] / p["seconds"] for p in points]
-    assert [f"{ratio:.2f}" for ratio in ratios if abs(ratio - 1) > 0.2] == ["0.48", "0.60"]
     page = (Path(__file__).resolve().parent.parent / "docs" / "scaling.md").read_text()
-    assert "(0.48)" in page
-    assert "(0.60)" in page
+    [within] = re.findall(r"It meets all rounds of two actors within (\d+) %", page)
+    assert max(abs(ratio - 1) for ratio in ratios) <= int(within) / 100

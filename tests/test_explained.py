@@ -17,8 +17,10 @@ from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.undone import undone
 from rayfed.client.sent import Sent
 from rayfed.client.visit import Truth
+from rayfed.defences.base import Defence, Task
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
+from rayfed.registry import component
 from rayfed.update import Observation
 from tests.attack_fixtures import observed
 
@@ -46,9 +48,12 @@ DEFENCES: list[list[dict[str, Any]]] = [
 
 
 def one_client(
-    model: dict[str, Any], defences: list[dict[str, Any]], batch: int, algorithm: str = "fedsgd"
+    model: dict[str, Any], defences: list[dict[str, Any]], batch: int, algorithm: str = "fedsgd", epochs: int = 0
 ) -> tuple[Observation, Truth, nn.Module]:
-    """What an attacker with the code sees of one client, the truth behind it, and the model."""
+    """What an attacker with the code sees of one client, the truth behind it, and the model.
+
+    With `epochs` it sees the client's whole update of these, in batches of five.
+    """
     document = {
         "name": "t",
         "data": {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 20},
@@ -60,6 +65,9 @@ def one_client(
             {"name": "dlg", "observes": "gradient", "batch_size": batch, "knowledge": ["defence", "code", "labels"]}
         ],
     }
+    if epochs:
+        document["training"] |= {"epochs": epochs, "batch_size": 5}
+        document["attacks"] = [{"name": "dlg", "observes": "update", "knowledge": ["defence", "code"]}]
     inputs = prepare(scenario.parse(yaml.safe_dump(document)))
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     [account] = inputs.accounts
@@ -82,6 +90,27 @@ def test_the_samples_explain_what_is_sent_of_them(defences: list[dict[str, Any]]
         assert told is None or not right or told <= EXPLAINS
         if not right and defences[0] in (DEFENCES[1][0], DEFENCES[3][0], {"name": "tests.test_understood:LastAlone"}):
             assert algorithm == "fedavg" or (told is not None and told > EXPLAINS), "it is told from the samples"
+
+
+@component
+class Paired(Defence):
+    """Negatives, made sample by sample beside its label."""
+
+    def wrap_data(self, next: Any) -> Any:
+        def data(task: Task) -> Any:
+            batch = next(task)
+            pairs = zip(batch.inputs, batch.labels, strict=True)
+            return batch._replace(inputs=torch.stack([1 - one for one, _ in pairs]))
+
+        return data
+
+
+@pytest.mark.engine
+def test_of_several_steps_nothing_is_compared() -> None:
+    """Nor are samples of several passes made again beside the labels of one."""
+    seen, truth, _ = one_client({"name": "mlp", "hidden": [16]}, [{"name": f"{__name__}:Paired"}], 1, "fedavg", 2)
+    assert seen.local.steps == 4
+    assert (truth.fit, truth.fits, truth.nats) == (1.0, None, None)
 
 
 @pytest.mark.engine

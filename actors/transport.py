@@ -50,5 +50,6 @@ class Held:
 def fetched(values: Iterable[Any]) -> list[Any]:
     """Return the values, with what is behind it in place of each `Held` and each reference."""
     known = [value.value if isinstance(value, Held) else value for value in values]
-    got = iter(ray.get([value for value in known if isinstance(value, ray.ObjectRef)]))
+    references = [value for value in known if isinstance(value, ray.ObjectRef)]
+    got = iter(ray.get(references) if references else ())  # Ray starts a cluster where there is none, to get nothing
     return [next(got) if isinstance(value, ray.ObjectRef) else value for value in known]

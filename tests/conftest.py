@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a call to Ray by mistake starts one, in a quick test
 torch.set_num_threads(1)
 
 settings.register_profile("ci", derandomize=True, database=None, deadline=timedelta(seconds=60))  # longer is a hang

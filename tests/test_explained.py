@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor, nn
 
 from rayfed import scenario
-from rayfed.analysis.audit import EXPLAINS
+from rayfed.analysis.audit import EXPLAINS, ISOLATED, Criterion, findings
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.undone import undone
@@ -252,6 +252,51 @@ def test_an_answer_that_differs_in_nothing_that_is_seen_explains() -> None:
     seen = observed(network, images, labels)
     (_, own, _), (fit, fits, _) = (fit_of(one, labels, seen, network) for one in (images, images.flip(3)))
     assert (judged(Reconstruction(images, labels, fit=fit, fits=fits), None, own, None) or 0.0) <= EXPLAINS
+
+
+class Folded(Rows):
+    """Sees how far each pixel is from the middle, and not on which side of it."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(image_shape, classes)
+        self.rows = nn.Linear(64, 64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, 1, 8, 8) to logits (N, K)."""
+        logits: Tensor = self.head(self.rows((images.flatten(1) - 0.5).square()).tanh())
+        return logits
+
+
+@pytest.mark.parametrize(("model", "few"), [("Folded", True), ("Rows", False)])
+def test_a_sample_that_a_few_others_hide_is_not_acquitted(model: str, few: bool) -> None:
+    """An image and its negative have one gradient, but no image between them has it; of a row's mean, all have."""
+    document = {
+        "name": "t",
+        "data": {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 20},
+        "model": f"{__name__}:{model}",
+        "federation": {"rounds": 1, "clients": 4},
+        "attacks": [{"name": "dlg", "observes": "gradient", "batch_size": 2}],
+    }
+    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
+    worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    [account], [attack] = inputs.accounts, inputs.scenario.attacks
+    asked = account.name, Sent(0, account.arm.weights, account.arm.buffers), [1], attack, {}, 0
+    _, [seen], [truth] = worker.observe(*asked)
+
+    def rows(images: Tensor) -> list[dict[str, Any]]:
+        images, labels = images.flip(0), truth.labels.flip(0)  # in any order of the batch
+        fit, fits, nats = fit_of(images, labels, seen, account.arm.model)
+        found = Reconstruction(images, labels, fit=fit, fits=fits, nats=nats)
+        [scored] = worker.score([truth], [found], False, *asked)
+        call = {"arm": "none", "batch_size": 2, "victim": 1, "attack": "a", "knowledge": "", "status": "ok"}
+        return [row | call | {"message": ""} for row in scored.rows]
+
+    others = rows(1 - truth.inputs if few else truth.inputs.flip(3))
+    assert all(row["fit"] <= EXPLAINS for row in others)
+    assert all((row["between"] > 0.1) if few else (row["between"] <= EXPLAINS) for row in others)
+    [told] = findings(others, Criterion("pixels", 20.0))
+    assert (told.state, told.lacking) == (("inconclusive", ISOLATED) if few else ("not reconstructed", ""))
+    assert {row["between"] for row in rows(truth.inputs)} == {None}, "nothing lies between"
 
 
 def test_what_cannot_be_compared_does_not_explain() -> None:

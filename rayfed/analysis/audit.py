@@ -100,6 +100,10 @@ It is what single precision leaves of an answer that is exact. Where no noise is
 slight pattern on what a blurred image explains.
 """
 UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
+ISOLATED = (
+    "an attack found another sample that has this gradient, and what lies between it and the true one has not: where "
+    "few samples have it, the true one may be told among them"
+)
 UNEXPLAINED_PART = "no attacker with the code found a sample that explains what was sent as well as the true one does"
 UNCOMPARED = "no answer of an attacker with the code could be compared with what was sent"
 NO_CODE = "no attack that answered for every sample had this defence's code (knowledge: [defence, code])"
@@ -544,8 +548,11 @@ def _unexplained(rows: Sequence[Row], bare: bool) -> str:
     known of none, nothing shows that these attacks could have found anything.
     """
     told = [row for row in rows if bare or code_given(row)]
-    if not told or explains(told, rows):
+    if not told:
         return ""
+    if explains(told, rows):
+        apart = [row for row in told if (row.get("between") or 0.0) > EXPLAINS]
+        return "" if explains([row for row in told if row not in apart], rows) else ISOLATED
     compared = any(row.get("fit") is not None for row in told)
     if not bare:
         return UNEXPLAINED_PART if compared else UNCOMPARED

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from rayfed import gradients, losses, seeds
-from rayfed.attacks.base import Inference
-from rayfed.attacks.fit import fit_of
+from rayfed.attacks.base import Inference, Reconstruction
+from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.mixed import unmixed
 from rayfed.attacks.undone import undone
 from rayfed.client import plan
@@ -57,6 +57,18 @@ class ObservationBuilder:
         seen, truth = _observed(observed)
         earlier = tuple(_observed(observed.before(sent))[0] for sent in visit.earlier)
         return replace(seen, earlier=earlier), truth
+
+    def fit(
+        self, inputs: Tensor, labels: Tensor, visit: ClientVisit, attack: AttackSpec, repeat: int = 0
+    ) -> float | None:
+        """Return how far other samples (N, *shape) are from explaining an observation without defences, as answers are.
+
+        None where nothing is compared.
+        """
+        observed = ObservedClient(self.runtime, replace(visit, sent=self.runtime.here(visit.sent)), attack, repeat)
+        seen, truth = _observed(observed)
+        fit, fits, nats = fit_of(inputs, labels, undone(unmixed(seen)), observed.asked().model)
+        return judged(Reconstruction(inputs, labels, fit=fit, fits=fits, nats=nats), truth.fit, truth.fits, truth.nats)
 
     def judge(self, truth: Truth, guess: Inference) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
         """Return an inference's row for the table, and pairs of true and reconstructed images.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -58,8 +58,8 @@ class _Play:
     """Seconds past that in which the first call that answers may end."""
     answered: bool
     """Whether any attack has answered."""
-    truths: dict[int, Ref] = field(default_factory=dict)
-    """By index in `due`, of the calls that were observed."""
+    truths: dict[int, tuple[Ref, tuple[Any, ...]]] = field(default_factory=dict)
+    """By index in `due`, of the calls that were observed, with the arguments of that."""
     attacked: dict[int, tuple[Sequence[Guess], Ref]] = field(default_factory=dict)
     """By index in `due`, in the order of their ends."""
     done: list[tuple[str, float]] = field(default_factory=list)
@@ -226,7 +226,8 @@ class Attacks:
             observe.append(Call("observe", args, i, returns=3))
         observed, total = dict[int, Ref](), len(play.truths) + len(indices)
         for call, _, refs, _ in self.run_clients(observe):
-            observed[call.tag], play.truths[call.tag] = refs
+            observed[call.tag], truths = refs
+            play.truths[call.tag] = truths, call.args
             self.progress.observations_done(play.round, len(play.truths), total)
             if monotonic() > play.ends:
                 break
@@ -295,7 +296,10 @@ class Attacks:
         trials.
         """
         attacked = sorted(play.attacked.items())
-        score = [Call("score", (play.truths[i], refs, play.due[i].strip), i) for i, (_, refs) in attacked]
+        score = []
+        for i, (_, refs) in attacked:
+            truths, args = play.truths[i]
+            score.append(Call("score", (truths, refs, play.due[i].strip, *args), i))
         scored = {call.tag: result for call, result, *_ in self.run_clients(score)}
         for i, d in enumerate(play.due):
             if i in play.attacked:

@@ -396,7 +396,10 @@ class Rehearsal:
     def _of_victims(self, name: str) -> Sequence[Scored]:
         """Return what a trial's answer has of each victim, scored once."""
         if name not in self._scores:
-            [done] = self._executor.run_clients([Call("score", (*self._answers[name], False))])
+            attack = next(attack for attack in self.inputs.scenario.attacks if attack.title == name)
+            truths, guesses = self._answers[name]
+            args = self._asked(UNDEFENDED, attack, self._members(attack)[: len(guesses)])
+            [done] = self._executor.run_clients([Call("score", (truths, guesses, False, *args))])
             self._scores[name] = done.result
         return self._scores[name]
 
@@ -409,11 +412,14 @@ class Rehearsal:
 
     def _observed(self, arm: str, attack: AttackSpec, victims: Sequence[int]) -> tuple[Any, Any]:
         """Return the observations of these victims, and the truths."""
+        [done] = self._executor.run_clients([Call("observe", self._asked(arm, attack, victims), returns=3)])
+        return done.rest[0], done.rest[1]
+
+    def _asked(self, arm: str, attack: AttackSpec, victims: Sequence[int]) -> tuple[Any, ...]:
+        """Return the arguments of an observation."""
         if arm not in self._sent:
             self._sent[arm] = Sent(0, self._built[arm].weights, self._built[arm].buffers)
-        args: tuple[Any, ...] = arm, self._sent[arm], list(victims), attack, {}, 0
-        [done] = self._executor.run_clients([Call("observe", args, returns=3)])
-        return done.rest[0], done.rest[1]
+        return arm, self._sent[arm], list(victims), attack, {}, 0
 
     def _trial(
         self, attack: AttackSpec, timed: Trial | None, until: float, ends: float, shown: Callable[[Standing], None]

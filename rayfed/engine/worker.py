@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,10 @@ from rayfed.update import Observation
 
 _EVALUATED = 500
 """Samples of a batch of an evaluation."""
+_EXACT = 1e-4
+"""Fit above which no answer explains anything."""
+_SAME = 0.02
+"""Difference of a value, such as a pixel's, up to which a sample is no other one."""
 
 
 class ClientWorker(ClientRuntime):
@@ -133,13 +138,14 @@ class ClientWorker(ClientRuntime):
         seen = [builder.observe(ClientVisit(arm, sent, v, states, tuple(earlier)), attack, repeat) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
-    def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool) -> list[Scored]:
+    def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool, *observed: Any) -> list[Scored]:
         """Return each victim's rows for the tables of attacks or inferences, and of images or texts.
 
-        With `strip`, also those of the first victim's snapshots; all without the columns of the call.
+        With `strip`, also those of the first victim's snapshots; all without the columns of the call. `observed` are
+        the arguments of `observe`; without them `between` is not measured.
         """
         return [
-            self._inferred(t, g) if isinstance(g, Inference) else self._scored(t, g, strip and not i)
+            self._inferred(t, g) if isinstance(g, Inference) else self._scored(t, g, strip and not i, i, *observed)
             for i, (t, g) in enumerate(zip(truths, guesses, strict=True))
         ]
 
@@ -151,9 +157,9 @@ class ClientWorker(ClientRuntime):
         ]
         return Scored([row], images)
 
-    def _scored(self, truth: Truth, guess: Reconstruction, strip: bool) -> Scored:
+    def _scored(self, truth: Truth, guess: Reconstruction, strip: bool, place: int, *observed: Any) -> Scored:
         if guess.status in ("not applicable", "failed"):
-            missed = {"distortion": truth.distortion, "fit": None}
+            missed = {"distortion": truth.distortion, "fit": None, "between": None}
             return Scored([row | missed for row in self._scorer.nothing(truth.labels)])
         true = truth.inputs.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
@@ -161,8 +167,10 @@ class ClientWorker(ClientRuntime):
             by_chance = self._scorer.told_apart(truth.decoys.cpu(), guess.images)
             rows = [row | {"decoy_told_apart": hit or 0.0} for row, hit in zip(rows, by_chance, strict=True)]
         orders = [row.pop("order") for row in rows]
-        fit = judged(guess, truth.fit, truth.fits, truth.nats)
-        rows = [row | {"distortion": truth.distortion, "fit": fit} for row in rows]
+        fit, between = judged(guess, truth.fit, truth.fits, truth.nats), None
+        if observed and fit is not None and fit <= _EXACT:
+            between = self._between(truth, guess.images[orders].to(truth.inputs), place, *observed)
+        rows = [row | {"distortion": truth.distortion, "fit": fit, "between": between} for row in rows]
         sample = self.data.sample
         if isinstance(sample, Tokens | Records):
             return Scored(rows, texts=self._in_words(sample, rows, true, guess.images[orders]))
@@ -177,6 +185,33 @@ class ClientWorker(ClientRuntime):
             if order < len(shown)
         ]
         return Scored(rows, images, snapshots=snapshots)
+
+    def _between(
+        self,
+        truth: Truth,
+        found: Tensor,
+        place: int,
+        arm: str,
+        sent: Sent,
+        victims: Sequence[int],
+        attack: AttackSpec,
+        states: Mapping[int, State],
+        repeat: int,
+        earlier: Sequence[Sent] = (),
+    ) -> float | None:
+        """Return the `fit` of what lies halfway from the samples to others that were found (N, *shape).
+
+        None behind defences, where no values lie between, and where none of the samples is another one.
+        """
+        if (
+            self.arm(arm).defences
+            or not found.is_floating_point()
+            or bool(((found - truth.inputs).abs() < _SAME).all())
+        ):
+            return None
+        visit = ClientVisit(arm, sent, victims[place], states, tuple(earlier))
+        fit = ObservationBuilder(self).fit((truth.inputs + found) / 2, truth.labels, visit, attack, repeat)
+        return inf if fit is None else fit  # of samples that a model does not take, as it took those at both ends
 
     @staticmethod
     def _in_words(sample: Tokens | Records, rows: Rows, true: Tensor, guess: Tensor) -> Rows:

@@ -189,6 +189,12 @@ TABLES: dict[str, pa.Schema] = {
                 "of the values that are left as they are, and 1 where noise does not explain the rest; null after "
                 "several local steps, or where nothing is known",
             ),
+            _value(
+                "between",
+                _real,
+                "`fit` of what lies halfway from the samples to others that explain the gradient: where that does not, "
+                "such samples may be few; null behind defences, and where nothing else was found",
+            ),
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),
             _key("status", _string, "'ok', 'diverged', 'not applicable', 'failed' or 'not played' (there was no time)"),

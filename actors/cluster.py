@@ -85,6 +85,13 @@ class Allotment:
     nodes: frozenset[str] = frozenset()
     """Ray's numbers of the nodes that the cluster had; empty where the numbers of actors are fixed."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether no attacker shares a core or a GPU with a client, so that neither slows the other down."""
+        shares = self.client, self.attacker
+        one_gpu = all(0 < share.num_gpus < 1 for share in shares)
+        return not one_gpu and all(share.num_cpus >= 1 for share in shares)
+
     def describe(self) -> str:
         """Describe in words how many actors have which share."""
         kinds = [(self.clients, "client actor", self.client), (self.attackers, "attacker", self.attacker)]

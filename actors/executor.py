@@ -156,8 +156,10 @@ class RayExecutor:
         self._clients.wait()
         if self._clients.losses:
             self._note(f"{self._clients.losses} client actor died as it started; another takes its place")
-        if self._allotment.attackers and self._allotment.attacker.num_gpus:
-            self._started_attackers().wait()  # and raise where a GPU is not there, before anything is trained
+        if self._allotment.attackers and (self._allotment.attacker.num_gpus or self._allotment.apart):
+            attackers = self._started_attackers()
+            if self._allotment.attacker.num_gpus:
+                attackers.wait()  # and raise where a GPU is not there, before anything is trained
 
     def check_server(self) -> None:
         """Wait until the server has started."""
@@ -178,13 +180,21 @@ class RayExecutor:
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Run calls on client actors."""
         assert self._clients is not None
-        return self._noting_losses(self._clients, calls, "clients", "client actor")
+        return self._noting_losses(self._clients, self._clients.run(calls), "clients", "client actor")
 
-    def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
-        """Run calls on attackers, which are started for the first calls."""
+    @property
+    def attackers_apart(self) -> bool:
+        """Return whether attackers share neither cores nor a GPU with clients."""
+        return self._allotment.apart
+
+    def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
+        """Run calls on attackers, which are started for the first calls unless they have cores of their own."""
         if not calls:
             return iter(())  # most rounds attack nobody, and an actor that starts takes seconds from those at work
-        return self._noting_losses(self._started_attackers(), calls, "attackers", "attacker", hear)
+        attackers = self._started_attackers()
+        if ahead:
+            attackers.wait()  # one that is not up is handed nothing
+        return self._noting_losses(attackers, attackers.run(calls, hear, ahead), "attackers", "attacker")
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of the server; calls run one after another."""
@@ -251,14 +261,13 @@ class RayExecutor:
     def _noting_losses(
         self,
         pool: Workers,
-        calls: Sequence[Call],
+        calls: Iterator[Done],
         kind: Literal["clients", "attackers"],
         what: str,
-        hear: Hear | None = None,
     ) -> Iterator[Done]:
         known, halvings = pool.losses, pool.halvings
         with telling_losses(), explaining(kind):
-            for done in pool.run(calls, hear):
+            for done in calls:
                 if pool.losses > known:
                     lost = pool.losses - known
                     self._note(f"{lost} {what}{'s' * (lost > 1)} died; another does the work again")

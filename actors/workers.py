@@ -101,21 +101,28 @@ class Workers:
         while self._starting:
             self._started(self._first_start())
 
-    def run(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
-        """Yield each call with its first result and references to the others, in the order in which they finish.
+    def run(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
+        """Return an iterator over calls, each with its first result and references to the others, as they finish.
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
         more calls are left than there are actors. So at the end at most one call an actor waits behind a slow one while
-        others are idle. It takes calls of its own node first. A call past its limit comes as `Overdue`, one that ends
-        its actors as `Crashed` where `Call.crashes` says so, and one whose arguments are lost as `Gone` where it is
-        `losable`; what waits behind it is moved elsewhere. Raises the call's own exception when it fails,
-        `RayActorError` when the maker of one of its arguments has died, `ObjectLostError` when an argument or a result
-        was lost with its node, `ActorsLost` when any other call keeps killing actors, and `ResourceError` when no actor
-        is left and none comes up.
+        others are idle. With `ahead` actors that have started are handed all calls at once, before the first result is
+        asked for, and work at them while the caller does something else. An actor takes calls of its own node first. A
+        call past its limit comes as `Overdue`, one that ends its actors as `Crashed` where `Call.crashes` says so, and
+        one whose arguments are lost as `Gone` where it is `losable`; what waits behind it is moved elsewhere. The
+        iterator raises the call's own exception when it fails, `RayActorError` when the maker of one of its arguments
+        has died, `ObjectLostError` when an argument or a result was lost with its node, `ActorsLost` when any other
+        call keeps killing actors, and `ResourceError` when no actor is left and none comes up.
         """
         self._fill()
         waiting = Waiting(calls)
         running = Running(self._up())
+        if ahead:
+            self._hand_out(waiting, running, ahead)
+        return self._ended(waiting, running, hear)
+
+    def _ended(self, waiting: Waiting, running: Running, hear: Hear | None) -> Iterator[Done]:
+        """Yield calls as they end, and hand out those that wait."""
         while waiting or running:
             self._look(False)
             self._hand_out(waiting, running)
@@ -147,11 +154,11 @@ class Workers:
                 continue
             yield Done(ended.call, result, ended.rest, self._nodes.get(ended.slot, ""))
 
-    def _hand_out(self, waiting: Waiting, running: Running) -> None:
-        """Give calls to started actors: to idle ones, and a second call to busy ones while many calls wait."""
+    def _hand_out(self, waiting: Waiting, running: Running, ahead: bool = False) -> None:
+        """Give calls to started actors: to idle ones, and a second call to busy ones while many wait; `ahead` all."""
         while waiting and (freest := running.freest(self._actors)):
             queued, slot = freest
-            if queued >= (2 if len(waiting) > self.abreast else 1):
+            if not ahead and queued >= (2 if len(waiting) > self.abreast else 1):
                 return
             taken = waiting.take(self._nodes.get(slot, ""), idle=not queued)
             if not taken:

@@ -43,6 +43,25 @@ def parsed(*changes: str) -> Scenario:
     return scenarios.parse(TEXT, changes=changes)
 
 
+@pytest.mark.parametrize(
+    ("clients", "attackers", "apart"),
+    [
+        ("{}", "{}", False),  # they take turns on a core
+        ("{num_cpus: 1}", "{num_cpus: 0.5}", False),
+        ("{num_cpus: 1}", "{num_cpus: 1}", True),
+        ("{labels: {kind: cpu}}", "{labels: {kind: gpu}, num_gpus: 0.5}", True),
+        ("{num_cpus: 1, num_gpus: 0.5}", "{num_cpus: 1, num_gpus: 0.5}", False),
+        ("{num_cpus: 1, num_gpus: 0.5}", "{num_cpus: 1, num_gpus: 1}", True),
+    ],
+)
+def test_attackers_are_apart_where_no_core_and_no_gpu_is_a_clients_too(
+    clients: str, attackers: str, apart: bool
+) -> None:
+    nodes = [Node(4, 2, {"kind": "cpu"}), Node(4, 2, {"kind": "gpu"})]
+    s = parsed(f"resources={{clients: {clients}, attackers: {attackers}}}")
+    assert divide(nodes, s, 2, 2).apart == apart
+
+
 def test_a_server_with_a_gpu_adds_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "set_up", lambda share: torch.device("meta"))  # stands for a device of its own
     weights = {"w": torch.rand(3)}

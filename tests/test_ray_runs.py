@@ -18,6 +18,7 @@ from actors.actor_pool import ActorPool
 from actors.executor import RayExecutor, on_ray
 from actors.process import Renewable, ResourceShare
 from actors.servers import only_adds
+from benchmarks.faults import differences
 from rayfed.client.observations import Truth
 from rayfed.data.base import Dataset
 from rayfed.engine import runs
@@ -269,6 +270,73 @@ def test_attacks_are_the_same_after_an_attacker_is_killed(undisturbed: RunFolder
     assert attacks.equals(expected)
     for table in ("images", "traces", "snapshots"):
         assert folder.read_table(table).equals(undisturbed.read_table(table))
+
+
+class Order(Noting):
+    """Notes in which order the rounds' training and observations come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events = list[str]()
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        self.events.append(f"clients {round}")
+
+    def observations_done(self, round: int, done: int, total: int) -> None:
+        self.events.append(f"observations {round}")
+
+
+OWN_CORES = [f"resources.{kind}.{field}" for kind in ("clients", "attackers") for field in ("actors=1", "num_cpus=1")]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_attackers_with_cores_of_their_own_are_at_work_while_clients_train(
+    killed: bool, undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the tables are those of attacks after the training, also where an attacker dies meanwhile."""
+    begun, started = list[int](), workers.Workers._start
+
+    def start(actor: Any, call: Call) -> Any:
+        if call.method == "attack":
+            begun.append(len(progress.events))
+            if killed and len(begun) == 1:
+                kill(actor)
+        return started(actor, call)
+
+    monkeypatch.setattr(workers.Workers, "_start", staticmethod(start))
+    progress = Order()
+    folder = runs.launch(parsed(*OWN_CORES, extra=ATTACK), str(tmp_path), on_ray(), progress)
+    assert progress.events.index("observations 1") < progress.events.index("clients 1")
+    calls = 4 * (1 + killed)  # of two arms, two victims each and one
+    assert len(begun) == calls
+    assert max(begun[:4]) <= progress.events.index("clients 1"), "all are handed out before the training"
+    assert not differences(folder.url, undisturbed.url)
+
+
+def test_attacks_that_begin_before_the_training_are_not_on_who_sends_nothing_in_it(tmp_path: Path) -> None:
+    changes = "federation.system={deadline: 1000, devices: {phone: {failure: 0.5}}}", "attacks.0.rounds=[0, 1]"
+    here = runs.launch(parsed(*changes, extra=ATTACK), str(tmp_path), local, Progress())
+    lost = {(row["round"], row["client"]) for row in here.read_table("clients").to_pylist() if row["status"] != "ok"}
+    attacked = {(row["round"], row["victim"]) for row in here.read_table("attacks").to_pylist()}
+    assert 0 < len(attacked) < 3 + 3, "of those that begin some send nothing"
+    assert not attacked & lost
+    progress = Order()
+    there = runs.launch(parsed(*changes, *OWN_CORES, extra=ATTACK), str(tmp_path), on_ray(), progress)
+    assert progress.events.index("observations 0") < progress.events.index("clients 0")
+    assert not differences(there.url, here.url)
+
+
+@pytest.mark.parametrize("how", ["federation.failures.then=drop", "federation.failures.timeout=60"])
+def test_attackers_wait_for_clients_that_may_fail_or_hang(how: str, tmp_path: Path) -> None:
+    progress = Order()
+    runs.launch(parsed(how, *OWN_CORES, extra=ATTACK), str(tmp_path), on_ray(), progress)
+    assert progress.events.index("observations 1") > progress.events.index("clients 1")
+
+
+def test_attackers_that_share_cores_with_clients_wait_for_these(tmp_path: Path) -> None:
+    progress = Order()
+    runs.launch(parsed(extra=ATTACK), str(tmp_path), on_ray(), progress)
+    assert progress.events.index("observations 1") > progress.events.index("clients 1")
 
 
 @pytest.fixture(scope="module")

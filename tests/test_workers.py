@@ -127,8 +127,10 @@ class World:
                 ref.be(number)
 
 
-def played(world: World, size: int, needs: list[int], crashes: int | None) -> tuple[dict[int, Any], Workers]:
-    """Results by call; `needs` says what memory each takes."""
+def played(
+    world: World, size: int, needs: list[int], crashes: int | None, ahead: bool = False
+) -> tuple[dict[int, Any], Workers]:
+    """Results by call; `needs` says what memory each takes. Of what is handed out `ahead` much happens unheard."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(workers, "ray", world)
         patched.setattr(ActorPool, "acquire", world.acquire)
@@ -141,7 +143,14 @@ def played(world: World, size: int, needs: list[int], crashes: int | None) -> tu
 
         pool = Workers(ActorPool(), size, look=look)
         calls = [Call("work", ((i, need),), i, crashes=crashes) for i, need in enumerate(needs)]
-        done = list(pool.run(calls))
+        if ahead:
+            pool.wait()
+        run = pool.run(calls, ahead=ahead)
+        if ahead:
+            assert sum(len(actor.queue) for actor in world.actors) == len(calls)
+            for _ in range(world.draw.randrange(2 * len(calls))):
+                world.step()
+        done = list(run)
     results = {call.tag: result for call, result, *_ in done}
     assert len(done) == len(results), "no call comes twice"
     return results, pool
@@ -153,13 +162,14 @@ def played(world: World, size: int, needs: list[int], crashes: int | None) -> tu
     st.integers(1, 30),
     st.sets(st.integers(0, 29), max_size=3),
     st.sampled_from([0, 1]),
+    st.booleans(),
 )
 def test_who_crashes_is_blamed_and_nobody_else(
-    draw: random.Random, size: int, calls: int, crashing: set[int], kills: int
+    draw: random.Random, size: int, calls: int, crashing: set[int], kills: int, ahead: bool
 ) -> None:
     """Not who waited behind it, nor who was at work when somebody killed an actor, or a node died with all of its."""
     world = World(draw, crashing=frozenset(crashing), kills=kills, node_deaths=4)
-    results, _ = played(world, size, [0] * calls, crashes=kills)
+    results, _ = played(world, size, [0] * calls, kills, ahead)
     bad = crashing & set(range(calls))
     assert {i for i, result in results.items() if isinstance(result, Crashed)} == bad
     assert all(results[i] == i for i in set(range(calls)) - bad)
@@ -171,14 +181,15 @@ def test_who_crashes_is_blamed_and_nobody_else(
     st.integers(1, 6),
     st.lists(st.integers(1, 4), min_size=1, max_size=30),
     st.sets(st.integers(0, 29), max_size=2),
+    st.booleans(),
 )
 def test_who_needs_more_memory_than_there_is_is_found(
-    draw: random.Random, size: int, needs: list[int], greedy: set[int]
+    draw: random.Random, size: int, needs: list[int], greedy: set[int], ahead: bool
 ) -> None:
     """Whoever Ray's memory killer chose: fewer go on at once, down to one, and none of the others is blamed."""
     bad = greedy & set(range(len(needs)))
     world = World(draw, memory=4)
-    results, pool = played(world, size, [5 if i in bad else need for i, need in enumerate(needs)], crashes=1)
+    results, pool = played(world, size, [5 if i in bad else need for i, need in enumerate(needs)], 1, ahead)
     assert {i for i, result in results.items() if isinstance(result, Crashed)} == bad
     assert all(results[i].memory for i in bad)
     assert all(results[i] == i for i in set(range(len(needs))) - bad)
@@ -192,12 +203,13 @@ def test_who_needs_more_memory_than_there_is_is_found(
     st.integers(1, 8),
     st.integers(1, 60),
     st.sets(st.integers(0, 59), max_size=2),
+    st.booleans(),
 )
 def test_a_pool_that_grows_and_shrinks_does_every_call_and_blames_nobody_for_it(
-    draw: random.Random, size: int, most: int, calls: int, crashing: set[int]
+    draw: random.Random, size: int, most: int, calls: int, crashing: set[int], ahead: bool
 ) -> None:
     world = World(draw, crashing=frozenset(crashing), node_deaths=4, most=most)
-    results, _ = played(world, size, [0] * calls, crashes=0)
+    results, _ = played(world, size, [0] * calls, 0, ahead)
     assert {i for i, result in results.items() if isinstance(result, Crashed)} == crashing & set(range(calls))
 
 

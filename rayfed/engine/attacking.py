@@ -22,6 +22,7 @@ from rayfed.engine.clock import SENT
 from rayfed.engine.executor import Call, Crashed, Done, Hear, Overdue, Ref, Run
 from rayfed.engine.progress import NoteOnce, Progress
 from rayfed.engine.tables import RoundTables, Scored
+from rayfed.errors import UserError
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario
 from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
@@ -145,8 +146,19 @@ class _TimeIsUp(BaseException):
 class RunAttackers(Protocol):
     """Protocol of `rayfed.engine.executor.Executor.run_attackers`."""
 
-    def __call__(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
+    def __call__(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
         """Yield each call when it ends."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Attacks that go on while a round is trained."""
+
+    due: Sequence[AttackCall]
+    truths: Mapping[int, tuple[Ref, tuple[Any, ...]]]
+    """By index in `due`, of the calls that were begun (`_Play.truths`)."""
+    ended: Iterator[Done]
+    """The calls, each when it ends; their tags are these indices."""
 
 
 @dataclass(frozen=True)
@@ -170,15 +182,37 @@ class Attacks:
     def _note_once(self) -> NoteOnce:
         return NoteOnce(self.progress.note)
 
+    def begin(self, round: int, sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]) -> Begun | None:
+        """Begin the attacks of a round before it is trained, as many as are observed at once; `strike` ends them.
+
+        A client's work is done again for an observation, so it need not have been done before. None where there are no
+        attacks, or where a client fails: its training says how.
+        """
+        due = self._due(round, [self.arms[name] for name in sent], ())
+        if not due:
+            return None
+        play = _Play(round, due, ends=inf, grace=inf, answered=False)
+        try:
+            observed = self._observe(play, range(len(due)), sent, earlier)
+        except UserError:
+            return None
+        calls = [self._call(i, due[i], seen, round) for i, seen in observed.items()]
+        return Begun(due, play.truths, self.run_attackers(calls, self._hear(play), ahead=True))
+
     def strike(
-        self, round: int, sent: Mapping[str, Ref], tables: RoundTables, earlier: Mapping[str, Sequence[Sent]]
+        self,
+        round: int,
+        sent: Mapping[str, Ref],
+        tables: RoundTables,
+        earlier: Mapping[str, Sequence[Sent]],
+        begun: Begun | None = None,
     ) -> None:
         """Observe, attack and score a round's victims, and add the rows to `tables`.
 
         `earlier` has, by arm, what clients were sent in the rounds before that are kept. Observations and truths go by
         reference. A client that failed in the round has sent nothing to attack; one that was late has. Where Ctrl-C
         stops the attacks, the rows of those that were over are added first. What the allowance has no time for has rows
-        that say so.
+        that say so. Calls that have `begun` are not made again, unless one of their victims failed.
         """
         ends = self.allowance.ends(monotonic())
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] not in SENT}
@@ -195,6 +229,9 @@ class Attacks:
 
         try:
             with suppress(_TimeIsUp):
+                if begun:
+                    self._end(play, begun)
+                    playing = [i for i in playing if i not in play.truths]
                 for stage in self._in_order(due, playing):
                     run(stage)
                 for spare in self.allowance.spare:
@@ -266,16 +303,42 @@ class Attacks:
         for nothing. Without any time nothing is played.
         """
 
+        waiting = {i: play.due[i].attack.title for i in indices}
+        calls = [self._call(i, play.due[i], seen, play.round) for i, seen in observed.items()]
+        self._gather(play, self.run_attackers(calls, self._hear(play)), waiting)
+
+    def _end(self, play: _Play, begun: Begun) -> None:
+        """Add the results of the calls that have begun to `play`, but of those with a victim that failed since."""
+
+        def key(d: AttackCall) -> tuple[Any, ...]:
+            return d.arm.name, d.attack.title, d.victims, d.repeat
+
+        places = {key(d): i for i, d in enumerate(play.due)}
+        now = {i: places[key(begun.due[i])] for i in begun.truths if key(begun.due[i]) in places}
+        play.truths |= {now[i]: truths for i, truths in begun.truths.items() if i in now}
+        waiting = {i: play.due[i].attack.title for i in now.values()}
+        ended = (
+            done._replace(call=replace(done.call, tag=now[done.call.tag]))
+            for done in begun.ended
+            if done.call.tag in now
+        )
+        self._gather(play, ended, waiting)
+
+    def _hear(self, play: _Play) -> Hear:
+        """Return what tells the progress of the searches of `play`, and raises `_TimeIsUp` at the time limit."""
+
         def hear(call: Call, standing: Standing) -> None:
             if play.late:
                 raise _TimeIsUp
             d = play.due[call.tag]
             self.progress.search_goes_on(play.round, d.attack.title, d.arm.name, standing)
 
-        waiting = {i: play.due[i].attack.title for i in indices}
+        return hear
+
+    def _gather(self, play: _Play, ended: Iterable[Done], waiting: dict[int, str]) -> None:
+        """Add the results of calls to `play` as they end; `waiting` has the title of each by its index."""
         self.progress.attacks_done(play.round, play.done, list(waiting.values()))
-        calls = [self._call(i, play.due[i], seen, play.round) for i, seen in observed.items()]
-        for call, outcomes, rest, _ in self.run_attackers(calls, hear):
+        for call, outcomes, rest, _ in ended:
             d = play.due[call.tag]
             if isinstance(outcomes, Overdue | Crashed):
                 nothing = self._unfinished(d, outcomes)

@@ -132,10 +132,15 @@ class Executor(Protocol):
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Run calls on instances of `rayfed.engine.worker.ClientWorker`; see `Run`."""
 
-    def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
+    @property
+    def attackers_apart(self) -> bool:
+        """Return whether attackers slow no client down that works at the same time."""
+
+    def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
         """Run calls on instances of `rayfed.engine.attacker.Attacker`, started on first use; see `Run`.
 
-        Who does not take all that is yielded leaves the calls that are not over.
+        Who does not take all that is yielded leaves the calls that are not over. With `ahead` they are begun before the
+        first is taken, where attackers are apart.
         """
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:

@@ -52,6 +52,7 @@ class LocalExecutor:
     """Executor that runs each call in this process when it is made (`rayfed.engine.executor.Executor`)."""
 
     clients = 1
+    attackers_apart = False
 
     def __init__(self, inputs: Inputs) -> None:
         self._resources = inputs.scenario.resources
@@ -94,7 +95,7 @@ class LocalExecutor:
         """Run client calls in the given order."""
         return self._run(self._client, "clients", calls)
 
-    def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
+    def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
         """Run attacker calls in the given order."""
         for call in calls:
             with listening(partial(hear, call)) if hear else nullcontext(), gpu_arithmetic(tf32=False):

@@ -15,6 +15,7 @@ from rayfed.client.failures import check_left
 from rayfed.client.sent import Sent, Split, State
 from rayfed.engine import node_sums
 from rayfed.engine.admission import Admission
+from rayfed.engine.attacking import Begun
 from rayfed.engine.clock import DROPPED, SENT, RoundClock
 from rayfed.engine.evaluation import (
     Found,
@@ -72,13 +73,14 @@ class Round:
         """Play the round and return its rows; the arms in `due` are evaluated."""
         before = self._states_before()
         sent = self._begin()
+        begun = self._begin_attacks(sent)
         after = self._train(sent, before)
         self._measure_private_layers(after)
         self._ask(sent, before, after)
         served = self._step()
         finished = self._finished(served)  # before others wait for the server: it is not theirs if it hangs
         evaluations = self._evaluate({arm: served[arm].sent for arm in due}, after)
-        self.federation.attacks.strike(self.number, sent, self.tables, self._earlier())
+        self.federation.attacks.strike(self.number, sent, self.tables, self._earlier(), begun)
         self._end(served, finished, after, evaluations)
         return self.tables
 
@@ -124,6 +126,16 @@ class Round:
         states = {arm: federation.load_states(arm, members, self.number) for arm in opened}
         consult(federation, self.number, {arm: sent[arm] for arm in opened}, states)
         return sent | {arm: federation.ask_server("sent", arm, self.number).sent for arm in opened}
+
+    def _begin_attacks(self, sent: Mapping[str, Ref]) -> Begun | None:
+        """Let attackers that slow no client down begin before the training.
+
+        They do not where clients may hang or fail, which is found out in the training.
+        """
+        federation, failures = self.federation, self.federation.scenario.federation.failures
+        if not federation.executor.attackers_apart or failures.timeout is not None or failures.then == "drop":
+            return None
+        return federation.attacks.begin(self.number, sent, self._earlier())
 
     def _train(self, sent: Mapping[str, Ref], before: States) -> States:
         """Train all cohorts, add their sums at the server, record rows; return the clients' new states."""

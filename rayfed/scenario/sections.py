@@ -281,7 +281,8 @@ class Actors(Section):
     """Number of actors; null: as many as the cluster's CPUs and GPUs allow."""
     num_cpus: Annotated[float, Field(ge=0)] | None = None
     """CPUs of one actor, may be a fraction; its threads are this, rounded up. Null: clients and attackers take turns on
-    a core, so one each where there is no attack and half of one each otherwise; 0 for the server."""
+    a core, so one each where there is no attack and half of one each otherwise; 0 for the server. Attackers that share
+    no core and no part of a GPU with clients begin with a round's attacks while these train."""
     num_gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = 0.0
     """GPUs of one actor, a fraction below 1 or a whole number; 0 for the server. `auto`, for clients: a client actor
     does the first work of each arm alone on a GPU, and as many share one as its memory takes; results do not depend on

@@ -56,7 +56,7 @@ attacks:
 resources: {clients: {actors: 2, num_cpus: 0.5}, attackers: {actors: 1, num_cpus: 0.5}, server: {num_cpus: 0}}
 """
 MARK, WHERE = "RAYFED_FAULT", "RAYFED_FAULT_WHERE"
-TIMES = {"seconds", "actor_seconds"}
+TIMES = {"seconds", "actor_seconds", "warming"}
 """Columns that differ from run to run."""
 
 

@@ -188,7 +188,7 @@ def test_results_show_the_scenario_that_was_played(tmp_path: Path) -> None:
 
 
 TABLES = ("rounds", "clients", "attacks", "images", "traces", "privacy", "partition")
-TIMES = {"seconds", "actor_seconds"}
+TIMES = {"seconds", "actor_seconds", "warming"}
 
 
 @pytest.mark.engine
@@ -207,6 +207,8 @@ def test_an_extended_run_is_one_that_was_longer_from_the_start(finished: bool, t
         kept = [name for name in ours.column_names if name not in TIMES]
         assert ours.select(kept).equals(theirs.select(kept)), table
     assert {row["round"] for row in folder.read_table("attacks").to_pylist()} == {0, 2, 3}
+    warming = [{row["round"] for row in f.read_table("rounds").to_pylist() if row["warming"]} for f in (folder, longer)]
+    assert warming == [{0, 2 if finished else 1}, {0}], "a resume is another process"
     assert folder.read_table("privacy").to_pylist() != short
     with pytest.raises(RunError, match="all 4 rounds are played"):
         runs.resume(folder.url, local, Progress(), extend=True)

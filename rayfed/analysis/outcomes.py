@@ -156,7 +156,7 @@ def _verdict(answers: Mapping[Any, str], working: Collection[Any]) -> State:
 def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
     """Return the training seconds and half their 95 % interval; None for the latter after too few rounds.
 
-    The first round, in which processes warm up, counts as much as the others in the mean.
+    A round in which a process warms up counts as much as the others in the mean.
     """
     found = estimate([row["actor_seconds"] or 0.0 for row in warmed_up(rounds)])
     if found is None:

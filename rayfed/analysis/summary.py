@@ -129,7 +129,7 @@ class ArmSummary:
     iou: float | None
     """Mean intersection over union of its pixels' classes, of masks."""
     actor_seconds: Spread | None
-    """Cost of a round's training: its cohorts' wall times, summed; without the first round (`warmed_up`)."""
+    """Cost of a round's training: its cohorts' wall times, summed; without rounds of warming up (`warmed_up`)."""
     simulated: Simulated | None
     """Virtual time; None where the scenario has no devices."""
     bytes_up: int
@@ -323,8 +323,11 @@ def arms(names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Se
 
 
 def warmed_up(rounds: Sequence[Row]) -> Sequence[Row]:
-    """Return an arm's rounds whose times count: all but the first, in which processes warm up."""
-    return rounds[1:] or rounds
+    """Return an arm's rounds whose times count: those in which no process warms up.
+
+    If there are none, as in tables of earlier versions: all but the first.
+    """
+    return [row for row in rounds if row.get("warming") is False] or rounds[1:] or rounds
 
 
 def _simulated(rounds: Sequence[Row]) -> Simulated | None:

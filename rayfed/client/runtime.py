@@ -56,10 +56,13 @@ class CohortReport:
     """States of the clients, to be handed back to them next time."""
     notes: list[str] = field(default_factory=list)
     """Messages for the run's log."""
+    warming: bool = False
+    """Whether the process did work of the arm for the first time, which takes longer."""
 
     def __add__(self, other: CohortReport) -> CohortReport:
         rows, states = [*self.rows, *other.rows], {**self.states, **other.states}
-        return CohortReport(rows, self.seconds + other.seconds, states, [*self.notes, *other.notes])
+        notes, warming = [*self.notes, *other.notes], self.warming or other.warming
+        return CohortReport(rows, self.seconds + other.seconds, states, notes, warming)
 
 
 class Evaluation(NamedTuple):
@@ -119,6 +122,8 @@ class ClientRuntime:
         self.specs = resolve(scenario)
         self.malicious = {name: Malicious.of(scenario, arm) for name, arm in self.specs.items()}
         self._arms: dict[str, Arm] = {}
+        self._warm = set[str]()
+        """Arms that this process has trained."""
         self._build_model = CopiedModels() if len(self.specs) > 1 else build_model
         self._aggregations: dict[str, AnyAggregation] = {
             name: protected_aggregation(arm, plan.protecting(scenario, arm, self.parts.sizes))
@@ -347,7 +352,9 @@ class ClientRuntime:
         record = CohortRecord(arm, rule, self.scenario.federation.failures)
         partial = _partial(rule, record.sent(attempted, together))
         rows = [row | {"malicious": row["client"] in malicious.clients} for row in record.rows]
-        return partial, CohortReport(rows, perf_counter() - began, record.states, take_notes())
+        warming = arm not in self._warm
+        self._warm.add(arm)
+        return partial, CohortReport(rows, perf_counter() - began, record.states, take_notes(), warming)
 
     def _honest(self, arm: str, sent: Sent, states: Mapping[int, State]) -> list[Update]:
         """Return the honest updates of a round's malicious clients, if they collude."""

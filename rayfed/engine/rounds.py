@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from math import isnan
 from typing import Any
@@ -143,7 +143,7 @@ class Round:
         note, executor = federation.progress.note, federation.executor
         handling = StragglerHandling(self.number, federation.scenario.federation.failures, executor.run_clients, note)
         states: States = {arm: {} for arm in self.arms}
-        seconds = dict.fromkeys(self.arms, 0.0)
+        seconds, warming = dict.fromkeys(self.arms, 0.0), set[str]()
         done = 0
         everybody = sum(len(self._clients(arm)) for arm in self.arms)
         clocks = self._clocks()
@@ -166,6 +166,8 @@ class Round:
                     self.added.append(executor.serve("add", arm, counts[arm], partials))
             states[arm].update(report.states)
             seconds[arm] += report.seconds
+            if report.warming:
+                warming.add(arm)
             federation.note_once(report.notes)
             done += sum(map(len, (cohort.clients for cohort in portion)))
             federation.progress.clients_done(self.number, done, everybody)
@@ -173,7 +175,7 @@ class Round:
             self.added.append(executor.serve("add", arm, counts[arm], partials))
         for arm, flights in self.flights.items():
             self.added += self._land(arm, flights)
-        self._sum_up(seconds, admission)
+        self._sum_up(seconds, warming, admission)
         return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # not as they were done
 
     def _flights(self, arm: str, clock: RoundClock) -> Flights:
@@ -251,9 +253,10 @@ class Round:
             return [""] * len(loads)
         return homes(loads, nodes)
 
-    def _sum_up(self, seconds: Mapping[str, float], admission: Admission) -> None:
+    def _sum_up(self, seconds: Mapping[str, float], warming: Collection[str], admission: Admission) -> None:
         """Add a row for every arm from its clients' rows; `seconds` is the time of their work.
 
+        In arms that are `warming` a process trained for the first time.
         Raises `ClientError` where too few are left.
         """
         order = {arm: i for i, arm in enumerate(self.arms)}
@@ -269,7 +272,7 @@ class Round:
                 self.federation.progress.note(told(name, self.number, failed, len(rows)))
             if len(left) < len(rows):
                 check_left(arm.spec, self.number, len(left), len(rows))
-            row = _round_row(name, self.number, left, seconds[name]) | simulated
+            row = _round_row(name, self.number, left, seconds[name]) | {"warming": name in warming} | simulated
             row["bytes_up"] = sum(row["sent_bytes"] for row in rows if row["status"] in SENT)
             self.tables.rounds.append(row)
 

@@ -106,6 +106,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("clients", _int, "clients whose updates were aggregated"),
             _value("samples", _long, "training samples behind those updates"),
             _value("actor_seconds", _real, "training of the arm: its cohorts' wall times on client actors, summed (s)"),
+            _value("warming", pa.bool_(), "whether a process trained the arm for the first time, which takes longer"),
             _value("bytes_up", _long, "sent by all clients to the server (bytes)"),
             _value("bytes_down", _long, "sent by the server to all clients (bytes)"),
             _value(

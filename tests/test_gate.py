@@ -824,6 +824,10 @@ def test_the_script_of_the_documentation_stops_a_build_that_leaks_and_no_other(t
     assert (code, "since the baseline: PASSED: +0 over 2 pairs" in output) == (0, True), output
     assert run("gate", str(last), "--arm", "none", "--fail-above", "15")[0] == 3
     assert run("gate", str(last), "--arm", "nobody", "--fail-above", "15")[0] == 2
+    whole, short = (
+        run("gate", str(last), "--arm", name, "--fail-above", "15") for name in ("gaussian (sigma 1000)", "gaussian")
+    )
+    assert whole == short == (0, whole[1]), "an audit's arm may be named by its defence alone"
     assert run("gate", str(last), "--fail-above", "lpips=0.1")[0] == 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -128,6 +128,16 @@ def _write(path: str, text: str) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
+def _arm(name: str, arms: Collection[str]) -> str:
+    """Return the arm of this name, or the only one whose defence has it: `prune` for an audit's `prune (ratio 0.9)`."""
+    from rayfed.errors import nearest
+
+    found = [one for one in arms if name in (one, one.partition(" (")[0])]
+    if name not in found and len(found) != 1:
+        raise UserError(f"--arm: the run has no arm '{name}'; {nearest(name, arms)}")
+    return name if name in found else found[0]
+
+
 @commands.command()
 def gate(
     run: Run,
@@ -146,7 +156,6 @@ def gate(
     """Hold what attacks got in a run against bounds: exit with 3 where one is passed, or was not measured."""
     with errors_for_people(debug):
         from rayfed.analysis.sweep_folder import TRIALS, is_sweep
-        from rayfed.errors import nearest
         from rayfed.report.gate import Gated
         from rayfed.store.folder import RunFolder
 
@@ -159,11 +168,10 @@ def gate(
                 f"'{run}' is a sweep, and a gate looks at one run: name a trial ({folder.url}/{TRIALS}/NAME), or hold "
                 "all settings against bounds by rayfed recommend"
             )
-        gated = Gated(folder, folder.url, arm)
+        gated = Gated(folder, folder.url)
         played = gated.played
-        arms = {row["arm"] for row in [*played.attacks, *played.inferences]} | set(played.gated)
-        for name in arm or ():
-            if name not in arms:
-                raise UserError(f"--arm: the run has no arm '{name}'; {nearest(name, arms)}")
+        if arm:
+            arms = {row["arm"] for row in [*played.attacks, *played.inferences]} | set(played.gated)
+            gated = replace(gated, arms=[_arm(name, arms) for name in arm])
         bounds = asked.bounds(played.modality, played.measured)
         asked.close([gated], bounds, (lambda line: None) if quiet else partial(print, flush=True), advise=True)

@@ -438,7 +438,7 @@ def test_so_they_are_in_an_actor(
 
     monkeypatch.setattr(ray, "get", arriving)
     monkeypatch.setattr(ray, "wait", lambda *_, **__: ([], []))
-    server = partial(RayExecutor.get, object.__new__(RayExecutor), [])
+    server = partial(RayExecutor.get, object.__new__(RayExecutor), [ray.ObjectRef.from_random()])
     for receive in (server, partial(workers.wait_for, [])):
         with pytest.raises(typer.Exit) as ended, errors_for_people(debug=False):
             receive()

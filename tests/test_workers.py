@@ -149,7 +149,8 @@ def played(
         if ahead:
             assert sum(len(actor.queue) for actor in world.actors) == len(calls)
             for _ in range(world.draw.randrange(2 * len(calls))):
-                world.step()
+                if any(not actor.dead for actor in world.actors):
+                    world.step()
         done = list(run)
     results = {call.tag: result for call, result, *_ in done}
     assert len(done) == len(results), "no call comes twice"

@@ -60,8 +60,8 @@ def test_labels_of_real_digits(name: str, size: int) -> None:
         found = inferred(model, images, labels)
         assert found.shape == (size,)
         right += int(torch.minimum(found.bincount(minlength=10), labels.bincount(minlength=10)).sum())
-    # The estimate of p is crude where U(-.5, .5) makes it peaked: there two labels in a batch of 16 may be lost.
-    assert right >= (0.85 if name == "lenet_uniform" and size == 16 else 1.0) * 5 * size
+    # The estimate of p is crude where U(-.5, .5) makes it peaked: there a label in twenty may be lost.
+    assert right >= (0.95 if name == "lenet_uniform" and size == 16 else 1.0) * 5 * size
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
@@ -123,7 +123,7 @@ def test_shares_stay_as_expected_where_all_that_is_shown_is_zero(stages: int) ->
     assert deviations.isfinite().all()
 
 
-@pytest.mark.parametrize(("apart", "skewed", "most"), [(1.0, False, 1.05), (1.0, True, 1.05), (0.1, True, 0.6)])
+@pytest.mark.parametrize(("apart", "skewed", "most"), [(1.0, False, 1.05), (1.0, True, 1.05), (0.1, True, 0.5)])
 def test_samples_of_a_further_stage_cost_about_guessing_at_most(apart: float, skewed: bool, most: float) -> None:
     errors, guessed = 0.0, 0.0
     labels = torch.eye(5).double().repeat(12, 1)
@@ -139,6 +139,26 @@ def test_samples_of_a_further_stage_cost_about_guessing_at_most(apart: float, sk
         errors += float((found - batch.mean(0)).square().sum())
         guessed += float((0.2 - batch.mean(0)).square().sum())
     assert errors <= most * guessed
+
+
+@pytest.mark.parametrize("stages", [1, 5])
+def test_details_that_tell_own_samples_alone_do_not_move_the_shares(stages: int) -> None:
+    errors, guessed = 0.0, 0.0
+    labels = torch.eye(5).double().repeat(12, 1)
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        told = torch.randn(5, 50, generator=generator).double()
+        blur = torch.ones(50).double()
+        told[:, 10:] *= 1e-3  # details, which say all of own samples
+        blur[10:] = 1e-5
+        batch = torch.eye(5).double()[torch.randint(5, (32,), generator=generator)]
+        shown = (labels @ told).repeat(stages, 1, 1) + blur * torch.randn(stages, 60, 50, generator=generator)
+        seen = (batch @ told + blur * torch.randn(32, 50, generator=generator)).mean(0)
+        seen += 0.01 * torch.randn(50, generator=generator)
+        found, _ = estimated_shares(shown.unflatten(2, (5, 10)), labels, seen.reshape(5, 10), 32, noise=0.0)
+        errors += float((found - batch.mean(0)).square().sum())
+        guessed += float((0.2 - batch.mean(0)).square().sum())
+    assert errors < guessed
 
 
 def test_last_linear_is_found_by_its_rows() -> None:
@@ -318,7 +338,7 @@ def test_a_label_that_is_read_wrong_does_not_end_the_images() -> None:
 def test_labels_that_are_right_but_not_sure_cost_nothing(attack: Attack) -> None:
     torch.manual_seed(0)
     model = HEADS["no bias"]().eval()
-    seen = observe(model, *digits(2, 0), known=False)
+    seen = observe(model, *digits(2, 2), known=False)
     [likeliest], [soft] = (with_labels([seen], model, soft=soft) for soft in (False, True))
     assert soft.labels is not None
     assert soft.labels.is_floating_point()

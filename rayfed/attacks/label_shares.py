@@ -2,14 +2,14 @@
 
 The estimate is learnt on samples of the attacker's own, in stages, and judged on stages that it was not learnt on: the
 victim's samples are of a further one. Where what is shown says little of the labels, as of a model that is right nearly
-everywhere, or says something else from stage to stage, it stays at the shares that are expected anyway. How far it
-leaves them is taken from the batch (empirical Bayes): what the estimates vary more than by classes that are drawn alike
-and by their own error, the true shares do.
+everywhere, or says something else from stage to stage, it stays at the shares that are expected anyway. Two things
+are read from the batch itself (empirical Bayes): what own samples do not explain of it is noise, which no estimate may
+trust; and where more is shown of labels than classes that are drawn alike would show, they are skewed: of estimates for
+several skews the mean is taken, each weighed by how likely it makes that.
 
-Sources: Efron and Morris 1973, "Stein's Estimation Rule and Its Competitors - An Empirical Bayes Approach" (the true
-variance is the observed one less that of the error); leaving out whole groups for data of a further one is usual where
-these differ, as in Roberts et al. 2017, "Cross-validation strategies for data with temporal, spatial, hierarchical, or
-phylogenetic structure".
+Sources: MacKay 1992, "Bayesian Interpolation" (noise by its evidence); Hoeting et al. 1999, "Bayesian Model Averaging:
+A Tutorial"; leaving out whole groups for data of a further one is usual where these differ, as in Roberts et al. 2017,
+"Cross-validation strategies for data with temporal, spatial, hierarchical, or phylogenetic structure".
 """
 
 from __future__ import annotations
@@ -61,8 +61,6 @@ class _Estimate(NamedTuple):
     """(D, K)"""
     error: Tensor
     """(K,) its mean squared error."""
-    answers: _Moments
-    """Of what it says of stages that it was not learnt on."""
 
 
 def estimated_shares(shown: Tensor, labels: Tensor, seen: Tensor, size: int, noise: float) -> tuple[Tensor, Tensor]:
@@ -72,53 +70,87 @@ def estimated_shares(shown: Tensor, labels: Tensor, seen: Tensor, size: int, noi
     `noise` the variance of a number of `seen` by itself.
     """
     shown, away = shown.flatten(2), seen.flatten() - shown.mean((0, 1)).flatten()
-    even = _estimate(shown, labels, size, noise, 1)
-    blurred = even.answers.expected(size, 0) + noise * even.slope.square().sum(0)
-    by_shares = even.answers.between.sum() / size
-    # what even shares vary by chance, two deviations of a chi-square's: less is no sign of others
-    varied = (away @ even.slope).square().sum() / (1 + 2 * (2 / max(1, len(blurred) - 1)) ** 0.5)
-    spread = float(((varied - blurred.sum()) / by_shares).nan_to_num(1).clamp(1, size))
-    found = even if spread == 1 else _estimate(shown, labels, size, noise, spread)
-    shares: Tensor = labels.mean(0) + away @ found.slope
-    return shares, (found.error + noise * found.slope.square().sum(0)).sqrt()
+    learnt = _Learnt.of(shown, labels, size, noise)
+    unexplained = learnt.fit.unexplained(away, size)
+    # as many spreads as doublings fit between classes that are drawn alike and samples that are all of one class
+    spreads = 2.0 ** torch.arange(size.bit_length(), dtype=torch.float64)
+    weights = learnt.weights(away, spreads)
+    found = [learnt.estimate(float(spread), unexplained / float(spread)) for spread in spreads]
+    moved = torch.stack([away @ one.slope for one in found])
+    mean = weights @ moved
+    blur = unexplained / (len(learnt.fit.own) * size)
+    errors = torch.stack([one.error + blur * one.slope.square().sum(0) for one in found])
+    return labels.mean(0) + mean, (weights @ (errors + (moved - mean).square())).sqrt()
 
 
-def _estimate(shown: Tensor, labels: Tensor, size: int, noise: float, spread: float) -> _Estimate:
-    """Return the estimate whose ridge foretells stages that were left out best, or samples where there is one stage."""
-    told = labels - labels.mean(0)
-    fit = _Fit.of(shown, labels, size, noise, spread)
-    if len(shown) == 1:
-        answers = torch.stack([fit.without_each(ridge) for ridge in fit.ridges])[:, None]
-    else:
-        left = [
-            (one - rest.mean((0, 1))) @ torch.stack([others.slope(ridge) for ridge in others.ridges])
-            for one, rest in ((shown[s], torch.cat([shown[:s], shown[s + 1 :]])) for s in range(len(shown)))
-            for others in [_Fit.of(rest, labels, size, noise, spread)]
+class _Learnt(NamedTuple):
+    """What own samples tell of labels, and what is told of each stage by the others."""
+
+    fit: _Fit
+    others: list[tuple[_Fit, Tensor]]
+    """A fit to all other stages, with what a stage (M, D) shows; none where there is one stage."""
+    labels: Tensor
+    size: int
+    noise: float
+
+    @classmethod
+    def of(cls, shown: Tensor, labels: Tensor, size: int, noise: float) -> _Learnt:
+        """Fit all stages, and all but one."""
+        rest = [torch.cat([shown[:s], shown[s + 1 :]]) for s in range(len(shown) if len(shown) > 1 else 0)]
+        others = [
+            (_Fit.of(own, labels, size, noise), one - own.mean((0, 1))) for own, one in zip(rest, shown, strict=False)
         ]
-        answers = torch.stack(left, 1)
-    errors = _Moments.of(answers - told, labels).expected(size, spread)
-    best = int(errors.sum(1).argmin())
-    return _Estimate(fit.slope(fit.ridges[best]), errors[best], _Moments.of(answers[best], labels))
+        return cls(_Fit.of(shown, labels, size, noise), others, labels, size, noise)
+
+    def answers(self, ridge: int, spread: float) -> Tensor:
+        """Return what is told of own samples (S, M, K) that the estimate was not learnt on."""
+        if not self.others:
+            return self.fit.without_each(ridge)[None]
+        return torch.stack([one @ fit.slope(ridge, spread) for fit, one in self.others])
+
+    def weights(self, away: Tensor, spreads: Tensor) -> Tensor:
+        """Return how likely each spread is where a batch is `away` from the mean, by a chi-square's density.
+
+        The largest ridge tells: it looks where classes differ most, and others show how far real ones are, too.
+        """
+        last = len(self.fit.ridges) - 1
+        slope, answers = self.fit.slope(last, 1), _Moments.of(self.answers(last, 1), self.labels)
+        blurred = self.noise * slope.square().sum() + _NOTHING
+        expected = torch.stack([answers.expected(self.size, float(spread)).sum() for spread in spreads]) + blurred
+        off = (away @ slope).square().sum()
+        # before a batch is seen, 1 / spread is as likely to be anything between 0 and 1
+        return (-(slope.shape[1] - 1) / 2 * (expected.log() + off / expected) - spreads.log()).softmax(0)
+
+    def estimate(self, spread: float, least: Tensor) -> _Estimate:
+        """Return the estimate with a ridge of at least `least` that errs least."""
+        tried = [i for i, ridge in enumerate(self.fit.ridges) if ridge >= least]
+        told = self.labels - self.labels.mean(0)
+        missed = [_Moments.of(self.answers(i, spread) - told, self.labels) for i in tried]
+        errors = [one.expected(self.size, spread) for one in missed]
+        best = min(range(len(tried)), key=lambda i: float(errors[i].sum()))
+        return _Estimate(self.fit.slope(tried[best], spread), errors[best])
 
 
 class _Fit(NamedTuple):
     """Ridge regressions of labels on what samples show."""
 
-    rows: Tensor
-    """(R, D) differences: of samples, then of stages and of classes."""
+    directions: Tensor
+    """(r, D) of what is shown, orthonormal; r at most the smaller of D and the number of rows that are fitted"""
     values: Tensor
-    """(r,) eigenvalues of their products but for those that are 0, r at most the smaller of R and D"""
-    vectors: Tensor
-    """(R, r)"""
-    turned: Tensor
-    """(r, K) what the rows tell of labels, in these vectors"""
-    own: int
-    """How many rows are of samples."""
+    """(r,) sums of squares of the rows in these"""
+    own: Tensor
+    """(R, r) the rows that are of samples"""
+    labels: Tensor
+    """(R, K) theirs, less those that are expected"""
+    apart: Tensor
+    """(K, r) rows of classes, which count as often as they have samples"""
+    classes: Tensor
+    """(K, K) their labels, less those that are expected"""
     ridges: Tensor
 
     @classmethod
-    def of(cls, shown: Tensor, labels: Tensor, size: int, noise: float, spread: float) -> _Fit:
-        """Decompose the rows for batches of `size` samples whose shares vary `spread` times as even ones.
+    def of(cls, shown: Tensor, labels: Tensor, size: int, noise: float) -> _Fit:
+        """Decompose differences of samples, of stages and of classes, for batches of `size` samples.
 
         In a mean over them a stage that was not seen yet counts as a whole; stages tell nothing of labels.
         """
@@ -129,28 +161,58 @@ class _Fit(NamedTuple):
         whole = torch.einsum("skd,k->sd", apart, expected)
         by_class = (apart - whole[:, None]) * expected[:, None]
         further = (size * samples * (stages + 1) / max(1, stages - 1)) ** 0.5
-        repeated = ((spread - 1) * stages * samples * expected).sqrt()[:, None]
         own = (shown - mean - whole[:, None]).flatten(0, 1)
-        stage_rows = further * torch.cat([whole, by_class.flatten(0, 1)])
-        rows = torch.cat([own, stage_rows, repeated * (means.mean(0) - mean)])
-        told = torch.cat(
-            [
-                (labels - expected).repeat(stages, 1),
-                labels.new_zeros(len(stage_rows), len(expected)),
-                repeated * (torch.eye(len(expected)).to(labels) - expected),
-            ]
+        rows = torch.cat([own, further * torch.cat([whole, by_class.flatten(0, 1)])])
+        _, lengths, directions = torch.linalg.svd(rows, full_matrices=False)
+        often = (stages * samples * expected).sqrt()[:, None]
+        ridges = _RIDGES.to(lengths) * own.square().sum().clamp(min=_NOTHING) / width + len(own) * size * noise
+        return cls(
+            directions,
+            lengths.square(),
+            own @ directions.T,
+            (labels - expected).repeat(stages, 1),
+            often * (means.mean(0) - mean) @ directions.T,
+            often * (torch.eye(len(expected)).to(labels) - expected),
+            ridges,
         )
-        vectors, lengths, _ = torch.linalg.svd(rows, full_matrices=False)
-        scale = own.square().sum().clamp(min=_NOTHING)
-        ridges = _RIDGES.to(lengths) * scale / width + len(own) * size * noise
-        return cls(rows, lengths.square(), vectors, vectors.T @ told, len(own), ridges)
 
-    def slope(self, ridge: Tensor) -> Tensor:
+    def unexplained(self, away: Tensor, size: int) -> Tensor:
+        """Return the ridge that makes a batch likeliest which is `away` from the mean: what it has beside own samples.
+
+        Of all rows it is a normal one, with as large a variance in each direction as the ridge adds.
+        """
+        weight = len(self.own) * size
+        seen = weight * (self.directions @ away).square()
+        rest = (weight * away.square().sum() - seen.sum()).clamp(min=0)
+        spare = len(away) - len(seen)
+        variances = self.values + self.ridges[:, None]
+        fits = (seen / variances + variances.log()).sum(1) + rest / self.ridges + spare * self.ridges.log()
+        return self.ridges[fits.argmin()]
+
+    def _solved(self, sums: Tensor, ridge: int, spread: float) -> Tensor:
+        """Return sums (r, n) over the products of the rows, those of classes `spread` - 1 times more (Woodbury)."""
+        inverse = 1 / (self.values + self.ridges[ridge])[:, None]
+        sums = inverse * sums
+        if spread == 1:
+            return sums
+        more, across = spread - 1, inverse * self.apart.T
+        both = torch.eye(len(self.apart)).to(sums) + more * self.apart @ across
+        repeated: Tensor = more * across @ torch.linalg.solve(both, self.apart @ sums)
+        return sums - repeated
+
+    def _turned(self, ridge: int, spread: float) -> Tensor:
+        """Return the slope (r, K) in the directions."""
+        return self._solved(self.own.T @ self.labels + (spread - 1) * self.apart.T @ self.classes, ridge, spread)
+
+    def slope(self, ridge: int, spread: float) -> Tensor:
         """Return the slope (D, K) of the labels in what is shown."""
-        return self.rows.T @ (self.vectors @ (self.turned / (self.values + ridge)[:, None]))
+        return self.directions.T @ self._turned(ridge, spread)
 
-    def without_each(self, ridge: Tensor) -> Tensor:
-        """Return what is foretold of each sample's labels (M, K) from all others."""
-        kept, vectors = self.values / (self.values + ridge), self.vectors[: self.own]
-        told = vectors @ self.turned
-        return told - (told - vectors @ (kept[:, None] * self.turned)) / (1 - vectors.square() @ kept)[:, None]
+    def without_each(self, ridge: int) -> Tensor:
+        """Return what is foretold of each sample's labels (R, K) from all others, for the least spread.
+
+        A row of a class would tell of all its samples.
+        """
+        kept = self.own.square() @ (1 / (self.values + self.ridges[ridge]))[:, None]
+        told = self.own @ self._turned(ridge, 1)
+        return (told - kept * self.labels) / (1 - kept)

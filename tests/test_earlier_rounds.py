@@ -97,6 +97,14 @@ def test_noise_that_is_estimated_is_that_of_all_rounds() -> None:
     assert together.reach == pytest.approx(alone.reach / 3)
 
 
+def test_three_rounds_tell_three_times_as_much_beside_the_variation() -> None:
+    """Ends of searches are compared so, too: else a flat image wins, whose gradients are further off in every round."""
+    _, seen = seen_in_rounds(3)
+    alone, together = (RelativeVariation.of([o], None) for o in (replace(seen, earlier=()), seen))
+    weights = [[one.weight for one in (*prior.weights, prior.judge)] for prior in (alone, together)]
+    assert weights[1] == pytest.approx([weight / 3 for weight in weights[0]])
+
+
 def test_a_quantisers_zeros_are_values_among_several_rounds() -> None:
     """Alone they bound what they stand for; where it was rounded by chance, the mean is right with them only."""
     model = leaky_lenet((1, 8, 8))

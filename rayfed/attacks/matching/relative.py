@@ -10,6 +10,8 @@ is 2 / b: photographs come out of LeNets and trained networks in few steps, but 
 may stay at a flat image. As if a quarter of all values did: those, and photographs out of untrained ConvNets. So a
 short search is played under each, and a whole one under that whose end is the better. Ends are compared by k = 2 / 5b.
 
+The gradients of R rounds have R times the values, of which R times as many count: k is an R-th.
+
 Where an update tells signs alone, the end counts that is described in the fewest nats: its n signs, a share d of which
 is wrong, in n H(d), with H the entropy, and its images in D TV / b.
 
@@ -64,6 +66,8 @@ class RelativeVariation:
     reach: float
     """Share of the gradient's directions in which the images can move it: D/n, at most 1."""
     count: int
+    rounds: int = 1
+    """Number of rounds whose gradients are met together."""
     weight: float = _PER_VARIATION
     """k, the factor of the variation in the exponential."""
 
@@ -71,12 +75,13 @@ class RelativeVariation:
     def weights(self) -> tuple[Self, ...]:
         """Copies of this prior, one for each weight of the total variation under which a search is tried."""
         smaller = _PER_VARIATION * self.reach / _COUNTING
-        return (self, replace(self, weight=smaller)) if smaller < _APART * self.weight else (self,)
+        first = replace(self, weight=_PER_VARIATION / self.rounds)
+        return (first, replace(self, weight=smaller)) if smaller < _APART * first.weight else (first,)
 
     @property
     def judge(self) -> Self:
         """Copy of this prior with the weight by which the ends of searches are compared."""
-        return replace(self, weight=_COMPARING)
+        return replace(self, weight=_COMPARING / self.rounds)
 
     @classmethod
     def of(cls, observations: Sequence[Observation], sent: Sent | None) -> Self:
@@ -89,7 +94,7 @@ class RelativeVariation:
         values = (1 + len(first.earlier)) * sum(tensor.numel() for tensor in first.update.values())
         pixels = first.sample.blank(first.batch_size).numel()
         cosines = (1 - shares).clamp(min=0).sqrt().clamp(min=_LEAST)
-        return cls(cosines.to(device), min(1.0, pixels / values), first.batch_size)
+        return cls(cosines.to(device), min(1.0, pixels / values), first.batch_size, 1 + len(first.earlier))
 
     def __call__(self, distance: Tensor, images: Tensor, victims: Tensor) -> Tensor:
         """Return the objective of distances (Q,), one minus the cosine, and images (Q, N, C, H, W) of victims (Q,)."""

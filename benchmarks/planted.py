@@ -139,6 +139,8 @@ def _texts_and_records() -> Iterator[Plant]:
     yield Plant("transformer on tokens", "text_transformer", key, small, data=TEXTS)
     yield Plant("PyTorch's transformer on tokens", "Placed", keys.placed, data=TEXTS)
     yield Plant("a table of tokens for each place", "Tables", keys.tables, data=TEXTS)
+    for kind in ("LSTM", "GRU"):
+        yield Plant(f"{kind} that reads tokens", "Read", keys.read, {"kind": kind}, data={**TEXTS, "length": 5})
     yield Plant("tokens as dummies", "Dummies", keys.dummies, data=TEXTS)
     yield Plant("the vectors of all places beside each other", "Joined", keys.joined, data=TEXTS)
     yield Plant("a table of tokens for each place, added", "Added", keys.added, data=TEXTS)
@@ -161,6 +163,8 @@ def _losses() -> Iterator[Plant]:
 def _mistakes() -> Iterator[Plant]:
     first, biases = ["first.weight", "first.bias"], [".bias"]
     yield _defended("noise on all layers but the first", keys.dense, "NoiseOn", ends=first, but=True)
+    patches = {"name": f"{DEFENCES}:NoiseOn", "ends": ["patch.weight", "places"], "but": True}
+    yield Plant("noise on all but patches and places", "Patches", keys.patches, {"token": True}, patches)
     yield _defended("noise on the last layer alone", keys.dense, "NoiseOn", ends=["rest.1.weight", "rest.1.bias"])
     yield _defended("noise on biases alone", keys.scaled_row, "NoiseOn", ends=biases)
     yield _defended("biases not sent", keys.scaled_row, "Zeroed", ends=biases)
@@ -175,6 +179,8 @@ def _mistakes() -> Iterator[Plant]:
     yield _defended("times a constant", keys.dense, "Times", factor=1e3)
     yield _defended("times minus one", keys.dense, "Times", factor=-1.0)
     yield _defended("clip alone", keys.dense, "Clipped")
+    each = {"name": f"{DEFENCES}:ClippedEach"}
+    yield Plant("clip of each tensor", "Dense", partial(keys.scaled_row, whole=True), {"activation": "Sigmoid"}, each)
     yield _defended("16 bits", keys.dense, "Half")
     yield _defended("steps of 8 bits", keys.dense, "Steps")
     yield _defended("values shuffled by a known seed", keys.undone(keys.in_order), "Shuffled")

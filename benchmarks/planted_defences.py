@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayfed import gradients
 from rayfed.defences.base import Batch, DataMethod, Defence, Task, UpdateMethod
@@ -330,6 +330,30 @@ class Clipped(OnUpdate):
         """Clip all tensors together."""
         factor = (self.bound / gradients.norm(tensors)).clamp(max=1)
         return {name: tensor * factor for name, tensor in tensors.items()}
+
+
+@component
+class ClippedEach(OnUpdate):
+    """A clip of each tensor's norm and no noise."""
+
+    bound: float = 1e-3
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Clip a tensor."""
+        return tensor * (self.bound / tensor.norm().clamp(min=1e-30)).clamp(max=1)
+
+
+@component
+class Sketched(OnUpdate):
+    """A known random projection of each tensor to a share of its numbers, and back to its shape."""
+
+    share: float = 0.5
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Project the values, 64 at a time."""
+        values = nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % 64)).view(-1, 64)
+        basis = torch.linalg.qr(torch.randn(64, int(64 * self.share), generator=seeded(13)))[0].to(tensor)
+        return (values @ basis @ basis.T).flatten()[: tensor.numel()].view_as(tensor)
 
 
 @component

@@ -84,20 +84,26 @@ def per_pixel(seen: Observation, model: Any) -> Tensor:
     return (sent["front.1.weight"] / sent["front.1.bias"]).view(1, *seen.sample.shape)
 
 
-def scaled_row(seen: Observation, model: Any) -> Tensor:
+def scaled_row(seen: Observation, model: Any, whole: bool = False) -> Tensor:
     """Take the direction of the weight's gradient, of rank one, and the length at which the model's own is the same.
 
-    The length is sought over a grid, then over finer ones around its best, for the class that fits best.
+    The length is sought over a grid, then over finer ones around its best, for the class that fits best. With `whole`
+    the directions of all tensors are compared, and not the first one as it is.
     """
-    sent = seen.gradient["first.weight"]
-    direction = torch.linalg.svd(sent.double(), full_matrices=False).Vh[0]
+    sent = seen.gradient if whole else {"first.weight": seen.gradient["first.weight"]}
+    direction = torch.linalg.svd(sent["first.weight"].double(), full_matrices=False).Vh[0]
     direction = (direction * direction.sum().sign()).float().view(1, *seen.sample.shape)
+
+    def apart(own: Named) -> float:
+        if whole:
+            return -sum(float(torch.cosine_similarity(own[n].flatten(), t.flatten(), dim=0)) for n, t in sent.items())
+        return float((own["first.weight"] - sent["first.weight"]).square().sum())
 
     def gap(length: Tensor) -> float:
         labels = torch.arange(seen.classes)[:, None]
         image = length * direction
         every = (gradients.gradient(model, seen.weights, dict(seen.buffers), image, label)[0] for label in labels)
-        return min(float((one["first.weight"] - sent).square().sum()) for one in every)
+        return min(map(apart, every))
 
     low, high = 0.0, float(direction.numel()) ** 0.5
     for _ in range(6):
@@ -202,6 +208,19 @@ def tables(seen: Observation, model: Any) -> Tensor:
     """Find the one row of each place's table that moves."""
     moved = seen.gradient["table.weight"].norm(dim=1).view(seen.sample.shape[0], -1)
     return moved.argmax(1)[None]
+
+
+def read(seen: Observation, model: Any) -> Tensor:
+    """Try all texts of the tokens whose rows move."""
+    tokens = seen.gradient["table.weight"].any(1).nonzero()[:, 0]
+    label = seen.gradient["head.bias"].argmin()[None]
+
+    def apart(text: Tensor) -> float:
+        own = gradients.gradient(model, seen.weights, dict(seen.buffers), text[None], label)[0]
+        return float((own["table.weight"] - seen.gradient["table.weight"]).norm())
+
+    every = (tokens[list(places)] for places in product(range(len(tokens)), repeat=seen.sample.shape[0]))
+    return min((text for text in every if len(text.unique()) == len(tokens)), key=apart)[None]
 
 
 def dummies(seen: Observation, model: Any) -> Tensor:

@@ -608,3 +608,18 @@ class SlopesAlone(nn.Module):
         """Map images (N, C, H, W) to logits (N, K)."""
         logits: Tensor = self.head(self.rectified(self.frozen(images.flatten(1)) + self.bias))
         return logits
+
+
+class Read(nn.Module):
+    """Texts: a table of tokens, and a recurrent layer that reads one after the other."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int, vocabulary: int = 300, kind: str = "LSTM") -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocabulary, 24)
+        self.layer, self.head = getattr(nn, kind)(24, 32, batch_first=True), nn.Linear(32, classes)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Map texts (N, L) to logits (N, K)."""
+        seen, _ = self.layer(self.table(texts))
+        logits: Tensor = self.head(seen[:, -1])
+        return logits

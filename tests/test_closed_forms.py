@@ -177,6 +177,18 @@ def test_april_reads_an_image_off_learned_positions(build: Callable[[], nn.Modul
     assert result.loss < 1e-2
 
 
+@pytest.mark.parametrize("noisy", ["bias", "token", "bias token head"])
+def test_april_reads_an_image_where_what_tells_nothing_of_it_is_noise(noisy: str) -> None:
+    torch.manual_seed(45)
+    model, image = Patches(), photo(60, 120)
+    seen = replace(observe(model, image, torch.tensor([7]), True), classes=10)
+    hit = {n for n in seen.update if any(part in n for part in noisy.split())}
+    assert hit
+    update = {n: t + torch.randn(t.shape) * (n in hit) for n, t in seen.update.items()}
+    (result,) = April().reconstruct([replace(seen, update=update)], model, seeded(0))
+    assert psnr(result.images, image) > 50
+
+
 def test_april_reads_torchvisions_transformer() -> None:
     torch.manual_seed(42)
     model = torchvision.models.VisionTransformer(32, 8, 1, 4, 64, 64, num_classes=10)

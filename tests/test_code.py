@@ -11,8 +11,11 @@ import yaml
 from torch import Tensor
 
 from benchmarks.planted_defences import KnownNoise, OnUpdate, drawn_like, mirrored, repainted
+from benchmarks.planted_models import Dense
 from rayfed import scenario
-from rayfed.attacks.base import not_applicable
+from rayfed.attacks.base import Attack, not_applicable
+from rayfed.attacks.idlg import Idlg
+from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.undone import noted, undone
 from rayfed.client.grants.code import Undo
 from rayfed.client.grants.noise import LowRank, SharedNoise
@@ -23,6 +26,7 @@ from rayfed.engine.worker import ClientWorker
 from rayfed.gradients import flatten, unflatten
 from rayfed.registry import component
 from rayfed.update import Named, Update
+from tests.attack_fixtures import psnr
 
 MISTAKES = "benchmarks.planted_defences"
 
@@ -208,6 +212,52 @@ def test_a_map_of_all_values_is_undone_but_for_rounding() -> None:
     sizes = [float(part.abs().max()) / 255 for part in seen.update.values()]
     assert not torch.allclose(flatten(seen.update), bare, atol=2 * max(sizes))
     assert torch.allclose(flatten(seen.extra["undone"]), bare, atol=2 * max(sizes))
+
+
+LOSSY = [{"name": f"{MISTAKES}:ClippedEach"}, {"name": f"{MISTAKES}:Sketched"}]
+"""Of which no inverse is known, and which have a slope."""
+
+
+@pytest.mark.parametrize("defence", LOSSY, ids=str)
+def test_what_is_lost_alike_each_time_is_followed(defence: dict[str, Any]) -> None:
+    seen, bare = observed(defence)
+    assert seen.extra["undone"] is None
+    own = unflatten(bare.double().requires_grad_(), seen.update)
+    made = flatten(seen.extra["through"](own))
+    assert (made - flatten(seen.update)).norm() < 1e-6 * made.norm()
+    assert made.requires_grad
+
+
+@pytest.mark.parametrize(
+    "defence",
+    [
+        *KNOWN,
+        {"name": f"{MISTAKES}:Masked"},
+        {"name": f"{MISTAKES}:Steps"},
+        {"name": f"{MISTAKES}:SignsOf", "but": []},
+        {"name": f"{MISTAKES}:Nothing", "what": "zeros"},
+        {"name": f"{MISTAKES}:Nothing", "what": "another sample's gradient"},
+        {"name": "gaussian", "sigma": 0.1},
+    ],
+    ids=str,
+)
+def test_nothing_else_is_followed(defence: dict[str, Any]) -> None:
+    assert observed(defence)[0].extra["through"] is None
+
+
+@pytest.mark.parametrize(
+    "attack", [Idlg(restarts=1), InvertingGradients(iterations=400)], ids=lambda a: type(a).__name__
+)
+def test_a_search_finds_the_sample_that_the_code_makes_the_same_of(attack: Attack) -> None:
+    seen, bare = observed(LOSSY[0], model={"name": "benchmarks.planted_models:Dense", "activation": "Sigmoid"})
+    gradient = unflatten(bare, seen.update)
+    row = gradient["first.bias"].abs().argmax()
+    image = (gradient["first.weight"][row] / gradient["first.bias"][row]).view(1, 1, 8, 8)
+    model = Dense((1, 8, 8), 10, activation="Sigmoid")
+    [found] = attack.reconstruct([seen], model, [torch.Generator().manual_seed(0)])
+    assert psnr(found.images, image) > 30
+    [blind] = attack.reconstruct([replace(seen, extra={})], model, [torch.Generator().manual_seed(0)])
+    assert psnr(blind.images, image) < 20
 
 
 @component

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks import planted_models
 from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.text.arranged import arranged
 from rayfed.attacks.text.dager import Dager, Span
 from rayfed.attacks.text.embedding_rows import EmbeddingRows
 from rayfed.attacks.text.grouping import grouped
@@ -360,6 +361,45 @@ def test_weights_with_the_shape_of_places_are_not_taken_for_them() -> None:
     model, (images, labels) = build_model("text_rnn", {}, authors().sample, 16, seed=0), windows(1)
     [found] = struck(EmbeddingRows(), model, observed(model, images, labels, (), classes=16))
     assert set(found.images.flatten().tolist()) == set(images.flatten().tolist())
+
+
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("noisy", [False, pytest.param(True, marks=pytest.mark.engine)])
+def test_the_order_of_a_text_is_the_one_that_has_its_gradient(kind: str, noisy: bool) -> None:
+    for seed in range(1 if noisy else 2):
+        torch.manual_seed(seed)
+        model = planted_models.Read((8,), 3, vocabulary=1024, kind=kind)
+        text = torch.randint(20, (1, 8), generator=torch.Generator().manual_seed(seed))
+        observation = seen(model, text, torch.tensor([1]))
+        if noisy:
+            rest = {n: t + 0.1 * torch.randn(t.shape) for n, t in observation.update.items() if "table" not in n}
+            observation = replace(observation, update=observation.update | rest)
+        [found] = struck(EmbeddingRows(), model, observation)
+        assert torch.equal(found.images, text)
+
+
+def test_a_table_of_bags_of_tokens_is_read_as_one() -> None:
+    class Bag(nn.Module):
+        """The mean of the tokens' vectors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.EmbeddingBag(1024, 16), nn.Linear(16, 3)
+
+        def forward(self, texts: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.table(texts))
+            return logits
+
+    torch.manual_seed(0)
+    model, text = Bag(), torch.tensor([[5, 9, 5, 7, 9, 11, 5, 2]])
+    [found] = struck(EmbeddingRows(), model, seen(model, text, torch.tensor([1])))
+    assert found.images.flatten().sort().values.tolist() == text.flatten().sort().values.tolist()
+
+
+def test_a_model_too_large_for_a_look_at_all_places_keeps_the_bag() -> None:
+    model, text = planted_models.Read((8,), 3, vocabulary=2_000_000), torch.arange(8)[None]
+    observation = replace(seen(model, text, torch.tensor([1])), labels=torch.tensor([1]))
+    assert torch.equal(arranged(observation, model, "table.weight", text[0].flip(0)), text[0].flip(0))
 
 
 def test_learnt_places_give_the_order_away_even_of_repeated_tokens() -> None:

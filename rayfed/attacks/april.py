@@ -86,7 +86,9 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
         function = _equations(probed, one, weights, gradient)
         if is_affine(function, probed.samples(1, seed=1)):
             target = torch.cat([gradient[name].flatten() for name in weights])
-            solution = solve(function, target, (1, *probed.shape), affine=True)
+            telling = _telling(function, probed.samples(1, seed=1))
+            told = partial(_chosen, function, telling)
+            solution = solve(told, target[telling], (1, *probed.shape), affine=True)
             if solution.residual < _RESIDUAL:
                 return answer(probed, observation, solution.samples, aligned=True)
             return nothing_found(observation, f"the gradients of {', '.join(weights)} fit no sample")
@@ -109,6 +111,20 @@ def _equations(probed: Probe, added: _Sum, weights: Sequence[str], gradient: Nam
         return torch.cat([part.flatten() for part in found])
 
     return function
+
+
+def _telling(function: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
+    """Return which equations depend on the sample, bool: those of biases and of class tokens do not.
+
+    Where these alone are under noise, it would count as distance from any sample.
+    """
+    with torch.no_grad():
+        return function(samples) != function(1 - samples)
+
+
+def _chosen(function: Callable[[Tensor], Tensor], which: Tensor, inputs: Tensor) -> Tensor:
+    """Return the values of a function at inputs, of the equations of a mask alone."""
+    return function(inputs)[which]
 
 
 def _slope(added: _Sum, output: Tensor, gradient: Named) -> Tensor:

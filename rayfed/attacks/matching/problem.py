@@ -122,6 +122,8 @@ class Matching:
     """The precision of the model's passes; the sums that local steps make keep that of the weights."""
     sent: Sent | None = None
     """What was sent of the targets; None: all, as it was."""
+    through: tuple[Callable[[Named], Named], ...] | None = None
+    """What the victims' defences make of a gradient, which is what is compared; None: they leave it as it is."""
     relative: RelativeVariation | None = None
     """Variation of the images by which the distance is multiplied, where its weight is to be chosen."""
     sought: Named = field(default_factory=dict)
@@ -173,7 +175,8 @@ class Matching:
         if labels is None:
             tried[:, 0] = 1
         way = way_of(model, network, weights, shape, tried)
-        sent = Sent.of(observations, names, dtype, model, alone)
+        through = _through(observations, names)
+        sent = Sent.of(observations, names, dtype, model, alone) if through is None else None
         gradients = [observation.gradient if sent is None else observation.step for observation in observations]
         targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
         rounds = zip(*(observation.earlier for observation in observations), strict=True)
@@ -194,6 +197,7 @@ class Matching:
             has_numbers=first.has_numbers,
             model_dtype=inner,
             sent=sent,
+            through=through,
             statistics=MovedStatistics.of(observations, model, network, _cast(weights, inner) | buffers, way.each),
             way=way,
             earlier=tuple(
@@ -304,6 +308,10 @@ class Matching:
         """Return what is compared: the gradients of images, as they would have been sent, and the targets."""
         targets = {name: _rows(target, victims) for name, target in self.targets.items()}
         gradients = self._gradients(images, labels, found)
+        if self.through is not None:
+            parts = [{name: g[row] for name, g in gradients.items()} for row in range(len(victims))]
+            made = [self.through[victim](part) for victim, part in zip(victims.tolist(), parts, strict=True)]
+            return {name: torch.stack([one[name] for one in made]) for name in gradients}, targets
         if self.sent is None:
             return gradients, targets
         if decay := self.local.weight_decay:  # what a defence changed has it still
@@ -353,7 +361,7 @@ class Matching:
 
     def objective(self, victims: Tensor) -> Replayed:
         """Return `value_and_gradient` at points (Q, D) of these victims (Q,), for the many calls of a search."""
-        parts = self.distance, self.prior, self.relative, self.sent
+        parts = self.distance, self.prior, self.relative, self.sent, self.through
         names = [getattr(part, "__qualname__", type(part).__qualname__) for part in parts]
         kind = repr(self.model), self.images_shape, self.local, self.model_dtype, *names
         return Replayed(lambda points: self.value_and_gradient(points, victims), kind)
@@ -404,6 +412,14 @@ class Matching:
         if local.clip_norm is not None:
             gradients = clipped(gradients, local.clip_norm, leading=1)
         return {name: gradients[name] for name in self.targets}
+
+
+def _through(observations: Sequence[Observation], names: Sequence[str]) -> tuple[Callable[[Named], Named], ...] | None:
+    """Return what the victims' defences make of a gradient, where that is known of all; it takes all tensors."""
+    if len(names) < len(observations[0].update) or observations[0].earlier:
+        return None
+    known = tuple(one for observation in observations if (one := observation.extra.get("through")) is not None)
+    return known if len(known) == len(observations) else None
 
 
 def _rows(tensor: Tensor, victims: Tensor) -> Tensor:

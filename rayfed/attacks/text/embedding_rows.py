@@ -10,6 +10,9 @@ have numbers. A model that has a row of its own for each token at each place giv
 Where the table gives the outputs, too (tied embeddings), these add sums of the vectors that enter them to all rows,
 among them those of tokens that the batch does not have, which tell the span of these vectors: what lies outside of it
 is as above (ours).
+
+The order of a single text that no places tell is the one at which the model's gradient is the observed one (`arranged`,
+ours).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.text.arranged import arranged
 from rayfed.attacks.text.last_tokens import is_causal, with_last_tokens
 from rayfed.attacks.text.lookups import Lookup, rows_of_places
 from rayfed.attacks.text.tokens import NO_TABLE, gradient_of_noise, is_finite, table_of, texts, tokens_in
@@ -40,8 +44,8 @@ _NOTHING = 1e-6
 class EmbeddingRows:
     """Tokens of the batch from the rows of the table that its gradient moves, under noise the largest.
 
-    Their order is unknown, so that texts come out as bags of words; not that of a single text, where the model learns
-    its places, or has a table for each.
+    The order of a single text is that of the model's places, of its tables for each, or at which it has the observed
+    gradient. Of a batch it is unknown, so that texts come out as bags of words.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
@@ -55,8 +59,7 @@ class EmbeddingRows:
         placed = rows_of_places(observations[0], model)
         if placed is not None:
             return in_groups(lambda group, _: [_by_place(o, placed) for o in group], observations, generators)
-        table = table_of(model)
-        name = f"{table[0]}.weight" if table else ""
+        name = _table(model)
         if name not in observations[0].update:
             return [not_applicable(observation, NO_TABLE, inherent=True) for observation in observations]
         return in_groups(lambda group, _: [_reconstruction(o, name, model) for o in group], observations, generators)
@@ -85,7 +88,17 @@ def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Re
     else:
         tokens = torch.cat([tokens, tokens_in(rows, most)]).unique() if spread is not None else tokens
         found = bag(rows, tokens, most)
+        if observation.batch_size == 1 and not observation.has_places and bool((rows == 0).all(1).any()):
+            found = arranged(observation, model, name, found)
     return Reconstruction(images=texts(found, observation), labels=labels)
+
+
+def _table(model: nn.Module) -> str:
+    """Return the name of the table's weight, which may be one of bags of tokens; empty where there is none."""
+    table = table_of(model)
+    bags = (path for path, module in model.named_modules() if isinstance(module, nn.EmbeddingBag))
+    path = next(bags, None) if table is None else table[0]
+    return "" if path is None else f"{path}.weight".lstrip(".")
 
 
 def outputs_of(rows: Tensor) -> Tensor | None:

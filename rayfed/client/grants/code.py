@@ -11,6 +11,9 @@ product of the magnitudes.
 
 What the defences make of everybody's samples before training is undone in what an attack has found (`AsTrained`).
 
+Where a part of every gradient is lost, alike each time, a search follows the code itself
+(`rayfed.client.grants.through`).
+
 The attacker also learns which values are sent as they are, and of defences that rayfed does not come with whether these
 attacks use all that the code tells (`rayfed.client.grants.understood`).
 """
@@ -36,6 +39,7 @@ from rayfed.client.grants.noise import (
     drawn_again,
     least_absolute,
 )
+from rayfed.client.grants.through import Through, answered
 from rayfed.registry import component
 
 if TYPE_CHECKING:
@@ -79,6 +83,8 @@ class _Learnt(NamedTuple):
     """Answers to gradients of the attacker's own; None where nothing is known of single values."""
     beyond: str = ""
     """What these attacks make no use of, in words."""
+    through: Through | None = None
+    """Defences that lose a part of every gradient, alike each time, for a search to match what they make of it."""
 
     def left(self, update: Named) -> Named | None:
         """Return which values of an update, in which nothing is left to undo, are the gradient's own; None: unknown."""
@@ -283,11 +289,8 @@ class _Code:
         """
         import torch
 
-        from rayfed.client.local import gradient_method, wrap_updates
         from rayfed.gradients import flatten, unflatten
-        from rayfed.update import Update
 
-        observed, defences = self.observed, self.observed.arm.defences
         chosen = torch.zeros_like(flatten(task.weights)) if gradient is None else gradient
 
         def sent(inner: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
@@ -295,13 +298,7 @@ class _Code:
                 asked.append(_is_of(task, weights, batch))
             return unflatten(chosen.clone(), weights), torch.zeros(())
 
-        def update(task: Task) -> Update:
-            tensors, _ = gradient_method(defences if observed.training.algorithm == "fedsgd" else (), sent)(
-                task, task.weights, task.data
-            )
-            return Update(observed.client, observed.round, tensors, task.buffers, len(task.data.labels), loss=0.0)
-
-        return wrap_updates(update, defences)(task)
+        return answered(self.observed.arm.defences, task, sent, self.observed.training.algorithm == "fedsgd")
 
     def gradients(self) -> list[Tensor]:
         """Return the model's own gradients (D,) at samples of several kinds, with drawn labels."""
@@ -325,7 +322,7 @@ class KnownCode(Grant):
     """
 
     describe: ClassVar[str] = "the defence's code"
-    fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained", "left", "heard", "noise", "beyond")
+    fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained", "left", "heard", "noise", "beyond", "through")
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
         """Return the update without the defences' known changes, the map of samples, and what is left of a gradient.
@@ -337,7 +334,7 @@ class KnownCode(Grant):
         import torch
 
         given: dict[str, Any] = {"undone": None, "as_trained": None, "left": None, "heard": None, "noise": None}
-        given["beyond"] = ""
+        given |= {"beyond": "", "through": None}
         if not observed.arm.defences:
             return given | {"left": {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}}
         if observed.arm.private:
@@ -358,6 +355,7 @@ class KnownCode(Grant):
             "heard": learnt.heard(seen) if seen else _Opened(learnt, "heard"),
             "noise": learnt.noise if observed.attack.averages == 1 else None,
             "beyond": learnt.beyond,
+            "through": learnt.through if made is None else None,
         }
 
 
@@ -421,7 +419,18 @@ def _learnt(code: _Code, update: Update) -> _Learnt:
     except Exception as error:
         return _Learnt(undone, beyond=_why(error) if own else "")
     adapts = any(defence.overrides("adapt_model") for defence in defences)
-    return _Learnt(undone, None if adapts else rehearsal, beyond if own else "")
+    lost = one_step and undone is None and rehearsal.fixed and rehearsal.beyond == understood.LOST
+    through = _through(code) if lost and not adapts else None
+    return _Learnt(undone, None if adapts else rehearsal, beyond if own else "", through)
+
+
+def _through(code: _Code) -> Through | None:
+    """Return the defences for a search that follows them; None where their code has no slope."""
+    through = Through(code.observed.arm.defences, code.task(0))
+    try:
+        return through if through.has_slope else None
+    except Exception:  # whatever a defence raises on numbers of double precision
+        return None
 
 
 def _rehearsal(code: _Code, trusted: bool, even: bool = False, others: Sequence[Tensor] = ()) -> understood.Rehearsal:
@@ -671,7 +680,13 @@ def _inverted(code: _Code, update: Update) -> Named | None:
             return code.answer(gradient, next(seeds))
 
     found = _before(sent, flatten(update.tensors), torch.randn)
-    return None if found is None else unflatten(found, update.tensors)
+    if found is None:
+        return None
+    # the same values in another order come back too, but for those that are never sent: else some others are sent alike
+    other = found[torch.randperm(len(found), generator=_generator(0))]
+    back = _before(sent, sent(other), torch.randn)
+    lost = back is None or not alike(back, other.where(back != 0, 0.0))
+    return None if lost else unflatten(found, update.tensors)
 
 
 def _before(sent: Callable[[Tensor], Tensor], target: Tensor, drawn: Callable[..., Tensor]) -> Tensor | None:

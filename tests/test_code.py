@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from benchmarks.planted_defences import KnownNoise, OnUpdate, drawn_like, mirrored, repainted
+from benchmarks.planted_defences import ClippedEach, KnownNoise, OnUpdate, drawn_like, mirrored, repainted
 from benchmarks.planted_models import Dense
 from rayfed import scenario
 from rayfed.attacks.base import Attack, not_applicable
@@ -226,6 +227,56 @@ def test_what_is_lost_alike_each_time_is_followed(defence: dict[str, Any]) -> No
     made = flatten(seen.extra["through"](own))
     assert (made - flatten(seen.update)).norm() < 1e-6 * made.norm()
     assert made.requires_grad
+
+
+@component
+class Hoarding(ClippedEach):
+    """Keeps what it has met, and what no other process can be sent."""
+
+    locked: bool = False
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        self.__dict__.setdefault("met", []).append(task.data.inputs)
+        if self.locked:
+            self.__dict__["lock"] = Lock()
+        return super().one(name, tensor, task)
+
+
+class Keeping(Dense):
+    """Keeps the samples that it has seen last, as models do that show what they look at."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to logits (N, K)."""
+        self.last = images
+        logits: Tensor = super().forward(images)
+        return logits
+
+
+def test_an_attacker_who_follows_code_gets_no_sample_with_it() -> None:
+    """Not from the objects with which the client has worked."""
+    model = {"name": f"{__name__}:Keeping", "activation": "Sigmoid"}
+    through = observed({"name": f"{__name__}:Hoarding"}, model=model)[0].extra["through"]
+    kept = [through.task.model.last, *through.defences[0].met]
+    assert all(len(samples.unique()) <= 2 for samples in kept), "blank, or a trial's, and no digits"
+
+
+def test_code_that_cannot_travel_is_not_followed() -> None:
+    assert observed({"name": f"{__name__}:Hoarding", "locked": True})[0].extra["through"] is None
+
+
+@component
+class Squashed(OnUpdate):
+    """Curbs large values, those of the first layer most, and loses none that are usual there."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        bound = 0.08 if name.startswith("fc1") else 2.0
+        return bound * (tensor / bound).tanh()
+
+
+def test_a_map_that_would_lose_the_values_of_other_tensors_is_undone() -> None:
+    seen, bare = observed({"name": f"{__name__}:Squashed"})
+    assert (flatten(seen.update) - bare).norm() > 1e-2 * bare.norm()
+    assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-5 * bare.norm()
 
 
 @pytest.mark.parametrize(

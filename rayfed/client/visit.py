@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayfed import seeds
 from rayfed.attacks.base import MaliciousServer
@@ -142,9 +142,13 @@ class ObservedClient:
         key = ("client", self.round, self.client, "defences", self.visit.arm)
         return self.runtime.scenario.generator(*key, *answer)
 
-    def asked(self) -> Task:
-        """Return the client's task under the attack, on the model that a malicious server sends."""
-        return self._tampered(self._honest())
+    def asked(self, model: nn.Module | None = None) -> Task:
+        """Return the client's task under the attack, on the model that a malicious server sends.
+
+        `model` stands in place of the arm's.
+        """
+        honest = self._honest()
+        return self._tampered(honest if model is None else honest.replace(model=model))
 
     def supposed(self) -> Task:
         """Return the task as the attacker assumes it, with a guess for the client's private part.

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from rayfed.client.arm import Arm
     from rayfed.client.runtime import ClientRuntime
     from rayfed.client.visit import ObservedClient, Truth
     from rayfed.defences.base import Batch, Defence, Task
@@ -71,6 +72,8 @@ _HALVINGS = 100
 
 _found: WeakKeyDictionary[ClientRuntime, dict[tuple[Any, ...], _Learnt]] = WeakKeyDictionary()
 """What was learnt of the updates of a runtime's clients."""
+_built: WeakKeyDictionary[ClientRuntime, dict[str, Arm]] = WeakKeyDictionary()
+"""Arms, by name, that work at nothing but samples of the attackers' own."""
 _rehearsals: WeakKeyDictionary[ClientRuntime, dict[str, understood.Rehearsal]] = WeakKeyDictionary()
 """By arm, those that are alike for all clients and updates."""
 
@@ -189,7 +192,8 @@ class AsTrained:
     @classmethod
     def of(cls, code: _Code, data: Batch) -> AsTrained:
         """Return the map of the code's defences, with these labels and places."""
-        return cls(code.observed.arm.defences, code.task(0).replace(data=data))
+        defences, task = code.unused()
+        return cls(defences, task.replace(data=data))
 
     def made(self, samples: Tensor, seed: int = 0) -> Tensor:
         """Return the samples that a client with these samples (N, *shape) trains on, after its defences of the data."""
@@ -254,6 +258,17 @@ class _Code:
             public=asked.public if "public" in self.observed.attack.grants else None,
             state={},
         )
+
+    def unused(self) -> tuple[Sequence[Defence], Task]:
+        """Return defences and a task for an attacker to keep: client's objects may hold its samples, these are new."""
+        from rayfed.client.arm import build_arm
+
+        observed, runtime = self.observed, self.observed.runtime
+        name, data, known = observed.visit.arm, runtime.data, _built.setdefault(runtime, {})
+        if name not in known:
+            known[name] = build_arm(observed.arm.spec, data.sample, len(data.classes), runtime.scenario.seed)
+        model = observed.asked(known[name].model.to(runtime.device)).model
+        return known[name].defences, self.task(0).replace(model=model)
 
     def answer(
         self,
@@ -384,7 +399,9 @@ def _remembered(code: _Code, update: Update) -> _Learnt:
 def _size(learnt: _Learnt) -> int:
     """Return the bytes of the tensors in what was learnt."""
     undone = learnt.undone.values() if isinstance(learnt.undone, Mapping) else ()
-    return sum(t.nbytes for t in undone) + (0 if learnt.rehearsal is None else 2 * learnt.rehearsal.quiet.nbytes)
+    known = 0 if learnt.rehearsal is None else 2 * learnt.rehearsal.quiet.nbytes
+    followed = () if learnt.through is None else learnt.through.task.weights.values()
+    return known + sum(t.nbytes for t in chain(undone, followed))
 
 
 def _learnt(code: _Code, update: Update) -> _Learnt:
@@ -425,11 +442,13 @@ def _learnt(code: _Code, update: Update) -> _Learnt:
 
 
 def _through(code: _Code) -> Through | None:
-    """Return the defences for a search that follows them; None where their code has no slope."""
-    through = Through(code.observed.arm.defences, code.task(0))
+    """Return the defences for a search that follows them; None where their code has no slope, or cannot travel."""
+    import cloudpickle
+
+    through = Through(*code.unused())
     try:
-        return through if through.has_slope else None
-    except Exception:  # whatever a defence raises on numbers of double precision
+        return through if through.has_slope and cloudpickle.dumps(through.defences) else None
+    except Exception:  # whatever a defence raises on numbers of double precision, or as it is pickled
         return None
 
 
@@ -588,8 +607,8 @@ def _as_trained(code: _Code) -> AsTrained | None:
     data = code.observed.runtime.data.sample
     if not any(defence.overrides("wrap_data") for defence in code.observed.arm.defences) or data.modality == "tokens":
         return None
-    task = code.task(0)
-    found, count = AsTrained(code.observed.arm.defences, task), len(task.data.labels)
+    defences, task = code.unused()
+    found, count = AsTrained(defences, task), len(task.data.labels)
     drawn = data.noise(count, torch.Generator().manual_seed(0)).to(task.data.inputs)
     one, *others = (found.made(drawn, seed) for seed in range(_REPEATED))
     fixed = one.shape == drawn.shape and all(torch.equal(one, other) for other in others)
@@ -682,8 +701,9 @@ def _inverted(code: _Code, update: Update) -> Named | None:
     found = _before(sent, flatten(update.tensors), torch.randn)
     if found is None:
         return None
-    # the same values in another order come back too, but for those that are never sent: else some others are sent alike
-    other = found[torch.randperm(len(found), generator=_generator(0))]
+    # a tensor's values in another order come back too, but for those that are never sent: else some are sent alike
+    draw, parts = _generator(0), found.split([tensor.numel() for tensor in update.tensors.values()])
+    other = torch.cat([part[torch.randperm(len(part), generator=draw)] for part in parts])
     back = _before(sent, sent(other), torch.randn)
     lost = back is None or not alike(back, other.where(back != 0, 0.0))
     return None if lost else unflatten(found, update.tensors)

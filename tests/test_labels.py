@@ -161,6 +161,16 @@ def test_details_that_tell_own_samples_alone_do_not_move_the_shares(stages: int)
     assert errors < guessed
 
 
+def test_shares_are_estimated_on_the_device_of_what_is_seen() -> None:
+    """On a GPU too: what is made meanwhile is not where tensors are by default."""
+    generator = torch.Generator().manual_seed(0)
+    shown, labels = torch.randn(3, 20, 5, 4, generator=generator).double(), torch.eye(5).double().repeat(4, 1)
+    expected = estimated_shares(shown, labels, shown[0, :8].mean(0), 8, noise=1e-6)
+    with torch.device("meta"):
+        found = estimated_shares(shown, labels, shown[0, :8].mean(0), 8, noise=1e-6)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_last_linear_is_found_by_its_rows() -> None:
     tensors = {"a.weight": torch.zeros(10, 4), "a.bias": torch.zeros(10), "b.weight": torch.zeros(3, 10)}
     assert last_linear(tensors, 10) == "a"

@@ -73,7 +73,7 @@ def estimated_shares(shown: Tensor, labels: Tensor, seen: Tensor, size: int, noi
     learnt = _Learnt.of(shown, labels, size, noise)
     unexplained = learnt.fit.unexplained(away, size)
     # as many spreads as doublings fit between classes that are drawn alike and samples that are all of one class
-    spreads = 2.0 ** torch.arange(size.bit_length(), dtype=torch.float64)
+    spreads = 2.0 ** torch.arange(size.bit_length(), dtype=torch.float64, device=away.device)
     weights = learnt.weights(away, spreads)
     found = [learnt.estimate(float(spread), unexplained / float(spread)) for spread in spreads]
     moved = torch.stack([away @ one.slope for one in found])
@@ -172,7 +172,7 @@ class _Fit(NamedTuple):
             own @ directions.T,
             (labels - expected).repeat(stages, 1),
             often * (means.mean(0) - mean) @ directions.T,
-            often * (torch.eye(len(expected)).to(labels) - expected),
+            often * (torch.eye(len(expected), dtype=labels.dtype, device=labels.device) - expected),
             ridges,
         )
 
@@ -196,7 +196,7 @@ class _Fit(NamedTuple):
         if spread == 1:
             return sums
         more, across = spread - 1, inverse * self.apart.T
-        both = torch.eye(len(self.apart)).to(sums) + more * self.apart @ across
+        both = torch.eye(len(self.apart), dtype=sums.dtype, device=sums.device) + more * self.apart @ across
         repeated: Tensor = more * across @ torch.linalg.solve(both, self.apart @ sums)
         return sums - repeated
 

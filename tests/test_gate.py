@@ -31,6 +31,7 @@ from rayfed.analysis.gate import MEMBERSHIP, NOT_INFORMED, Bound, Check, Played,
 from rayfed.analysis.named_labels import LUCK
 from rayfed.analysis.verdicts import UNTOLD
 from rayfed.cli import app
+from rayfed.cli.gate import _arm as named_arm
 from rayfed.engine import runs
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
@@ -791,6 +792,15 @@ from rayfed.cli import main
 main()
 """
 """The command with one closed form and one search: the tutorials play all of them."""
+
+
+def test_an_arm_of_several_defences_does_not_stand_for_the_first_of_them() -> None:
+    both = "prune (ratio 0.9) + gaussian (sigma 10)"
+    assert named_arm("prune", ["none", "prune (ratio 0.9)", both]) == "prune (ratio 0.9)"
+    assert named_arm(both, ["none", both]) == both
+    for name, arms in (("prune", ["none", both]), ("prune", ["prune (ratio 0.9)", "prune (ratio 0.5)"])):
+        with pytest.raises(UserError, match=f"no arm '{name}'"):
+            named_arm(name, arms)
 
 
 @pytest.mark.engine

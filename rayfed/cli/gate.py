@@ -129,10 +129,13 @@ def _write(path: str, text: str) -> None:
 
 
 def _arm(name: str, arms: Collection[str]) -> str:
-    """Return the arm of this name, or the only one whose defence has it: `prune` for an audit's `prune (ratio 0.9)`."""
+    """Return the arm of this name, or the only one of a defence of it: `prune` for an audit's `prune (ratio 0.9)`.
+
+    Not one of several defences: it may hold where the first of them does not.
+    """
     from rayfed.errors import nearest
 
-    found = [one for one in arms if name in (one, one.partition(" (")[0])]
+    found = [one for one in arms if one == name or (one.startswith(f"{name} (") and " + " not in one)]
     if name not in found and len(found) != 1:
         raise UserError(f"--arm: the run has no arm '{name}'; {nearest(name, arms)}")
     return name if name in found else found[0]

@@ -157,9 +157,7 @@ class RayExecutor:
         if self._clients.losses:
             self._note(f"{self._clients.losses} client actor died as it started; another takes its place")
         if self._allotment.attackers and (self._allotment.attacker.num_gpus or self._allotment.apart):
-            attackers = self._started_attackers()
-            if self._allotment.attacker.num_gpus:
-                attackers.wait()  # and raise where a GPU is not there, before anything is trained
+            self._started_attackers().wait()  # and raise where a GPU is not there, before anything is trained
 
     def check_server(self) -> None:
         """Wait until the server has started."""
@@ -192,8 +190,6 @@ class RayExecutor:
         if not calls:
             return iter(())  # most rounds attack nobody, and an actor that starts takes seconds from those at work
         attackers = self._started_attackers()
-        if ahead:
-            attackers.wait()  # one that is not up is handed nothing
         return self._noting_losses(attackers, attackers.run(calls, hear, ahead), "attackers", "attacker")
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:

@@ -115,6 +115,8 @@ class Workers:
         call keeps killing actors, and `ResourceError` when no actor is left and none comes up.
         """
         self._fill()
+        if ahead:
+            self._meet()
         waiting = Waiting(calls)
         running = Running(self._up())
         if ahead:
@@ -243,6 +245,14 @@ class Workers:
             if self.losses:
                 self._make_room()
         raise _not_started(len(self._starting), len(self._actors))
+
+    def _meet(self) -> None:
+        """Note all actors that have started; wait for one where none has, and for no other: it may have no place."""
+        while self._starting:
+            there = [self._first_start()] if not self._up() else ray.wait([*self._starting], timeout=0)[0]
+            if not there:
+                return
+            self._started(there[0])
 
     def _started(self, ready: ray.ObjectRef[Any]) -> None:
         """Note that an actor has started, or replace it if it died while starting; raises after repeated deaths."""

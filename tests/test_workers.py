@@ -90,8 +90,10 @@ class World:
     def release(self, actor: Actor, keep: bool) -> None:
         actor.die(RayActorError(error_msg="killed"))
 
-    def wait(self, refs: list[Ref], num_returns: int, timeout: float | None = None) -> tuple[list[Ref], list[Ref]]:
+    def wait(self, refs: list[Ref], num_returns: int = 1, timeout: float | None = None) -> tuple[list[Ref], list[Ref]]:
         while not any(ref.there for ref in refs):
+            if timeout == 0:
+                return [], refs
             self.step()
         return [self.draw.choice([ref for ref in refs if ref.there])], []
 
@@ -143,8 +145,6 @@ def played(
 
         pool = Workers(ActorPool(), size, look=look)
         calls = [Call("work", ((i, need),), i, crashes=crashes) for i, need in enumerate(needs)]
-        if ahead:
-            pool.wait()
         run = pool.run(calls, ahead=ahead)
         if ahead:
             assert sum(len(actor.queue) for actor in world.actors) == len(calls)
@@ -212,6 +212,22 @@ def test_a_pool_that_grows_and_shrinks_does_every_call_and_blames_nobody_for_it(
     world = World(draw, crashing=frozenset(crashing), node_deaths=4, most=most)
     results, _ = played(world, size, [0] * calls, 0, ahead)
     assert {i for i, result in results.items() if isinstance(result, Crashed)} == crashing & set(range(calls))
+
+
+def test_calls_begin_ahead_where_an_actor_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after its node's death: the others do them, and nobody waits for it."""
+
+    def cramped(*_: Any) -> tuple[Actor, Ref]:
+        actor, ready = world.acquire()
+        return actor, Ref() if len(world.actors) == 2 else ready
+
+    world = World(random.Random(3))
+    monkeypatch.setattr(workers, "ray", world)
+    monkeypatch.setattr(ActorPool, "acquire", cramped)
+    monkeypatch.setattr(ActorPool, "release", world.release)
+    run = Workers(ActorPool(), 3).run([Call("work", ((i, 0),), i) for i in range(6)], ahead=True)
+    assert [len(actor.queue) for actor in world.actors] == [3, 0, 3]
+    assert {done.call.tag for done in run} == set(range(6))
 
 
 def test_actors_whose_node_is_gone_end_before_others(monkeypatch: pytest.MonkeyPatch) -> None:

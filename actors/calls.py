@@ -89,6 +89,11 @@ class Running:
     def __bool__(self) -> bool:
         return bool(self._worked_at)
 
+    @property
+    def busy(self) -> set[int]:
+        """Numbers of the actors that have calls."""
+        return {started.slot for started in self._worked_at.values()}
+
     def up(self, slot: int) -> None:
         """Note that an actor can be given calls, with the number that it has."""
         heappush(self._free, (len(self._queues[slot]), slot))

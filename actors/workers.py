@@ -76,6 +76,8 @@ class Workers:
         self.halvings = 0
         """Times that fewer go on at once, half as many each, because memory is short."""
         self._failed_starts = 0
+        self._ahead = Running(())
+        """What was handed out ahead at last, as far as nobody has heard of its end."""
         self._fill()
 
     @property
@@ -114,6 +116,8 @@ class Workers:
         has died, `ObjectLostError` when an argument or a result was lost with its node, `ActorsLost` when any other
         call keeps killing actors, and `ResourceError` when no actor is left and none comes up.
         """
+        for slot in self._ahead.busy & self._actors.keys():  # whose round is played again: new calls would wait for it
+            self._end(slot)
         self._fill()
         if ahead:
             self._meet()
@@ -121,6 +125,7 @@ class Workers:
         running = Running(self._up())
         if ahead:
             self._hand_out(waiting, running, ahead)
+        self._ahead = running if ahead else Running(())
         return self._ended(waiting, running, hear)
 
     def _ended(self, waiting: Waiting, running: Running, hear: Hear | None) -> Iterator[Done]:

@@ -230,6 +230,25 @@ def test_calls_begin_ahead_where_an_actor_has_no_place(monkeypatch: pytest.Monke
     assert {done.call.tag for done in run} == set(range(6))
 
 
+@pytest.mark.parametrize("taken", [0, 3, 6])
+def test_new_calls_do_not_wait_behind_what_was_begun_ahead_and_left(
+    taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a round is played again: their time would be up before they are begun."""
+    world = World(random.Random(3))
+    monkeypatch.setattr(workers, "ray", world)
+    monkeypatch.setattr(ActorPool, "acquire", world.acquire)
+    monkeypatch.setattr(ActorPool, "release", world.release)
+    pool = Workers(ActorPool(), 2)
+    left = pool.run([Call("work", ((i, 0),), i) for i in range(6)], ahead=True)
+    for _ in range(taken):
+        next(left)
+    run = pool.run([Call("work", ((6 + i, 0),), 6 + i) for i in range(4)], ahead=True)
+    assert [[number for _, (number, _) in actor.queue] for actor in world.actors if not actor.dead] == [[6, 8], [7, 9]]
+    assert len(world.actors) == 2 + 2 * (taken < 6), "actors that have done all are kept"
+    assert {done.call.tag for done in run} == {6, 7, 8, 9}
+
+
 def test_actors_whose_node_is_gone_end_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(random.Random(3))
     monkeypatch.setattr(workers, "ray", world)

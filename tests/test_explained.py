@@ -299,6 +299,47 @@ def test_a_sample_that_a_few_others_hide_is_not_acquitted(model: str, few: bool)
     assert {row["between"] for row in rows(truth.inputs)} == {None}, "nothing lies between"
 
 
+class Grouped(nn.Module):
+    """Reads texts, of which it takes two tokens for one."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(300, 4), nn.Linear(4, classes)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Map texts (N, L) to logits (N, K)."""
+        logits: Tensor = self.head(self.table(texts // 2).mean(1))
+        return logits
+
+
+def test_a_text_that_another_hides_is_not_acquitted() -> None:
+    document = {
+        "name": "t",
+        "data": {"name": "text", "length": 8, "vocabulary": 300},
+        "model": f"{__name__}:Grouped",
+        "federation": {"rounds": 1, "clients": 4},
+        "attacks": [{"name": "embedding_rows", "observes": "gradient", "batch_size": 1}],
+    }
+    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
+    worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    [account], [attack] = inputs.accounts, inputs.scenario.attacks
+    asked = account.name, Sent(0, account.arm.weights, account.arm.buffers), [1], attack, {}, 0
+    _, [seen], [truth] = worker.observe(*asked)
+
+    def found(texts: Tensor) -> dict[str, Any]:
+        fit, fits, nats = fit_of(texts, truth.labels, seen, account.arm.model)
+        answer = Reconstruction(texts, truth.labels, fit=fit, fits=fits, nats=nats)
+        [[row]] = (scored.rows for scored in worker.score([truth], [answer], False, *asked))
+        call = {"arm": "none", "batch_size": 1, "victim": 1, "attack": "a", "knowledge": "", "status": "ok"}
+        return row | call | {"message": ""}
+
+    other, same = found(truth.inputs ^ 1), found(truth.inputs)
+    assert other["fit"] <= EXPLAINS
+    assert (other["between"], same["between"]) == (torch.inf, None)
+    [told] = findings([other], Criterion("tokens", 1.0))
+    assert (told.state, told.lacking) == ("inconclusive", ISOLATED)
+
+
 def test_what_cannot_be_compared_does_not_explain() -> None:
     fits, nan = torch.tensor([0.0, torch.nan]), torch.nan
     found = Reconstruction(torch.zeros(1), torch.zeros(1), fit=0.0, fits=fits, nats=nan)

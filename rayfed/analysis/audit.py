@@ -101,8 +101,8 @@ slight pattern on what a blurred image explains.
 """
 UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
 ISOLATED = (
-    "an attack found another sample that has this gradient, and what lies between it and the true one has not: where "
-    "few samples have it, the true one may be told among them"
+    "an attack found another sample that has this gradient, and what lies between it and the true one, if anything, "
+    "has not: where few samples have it, the true one may be told among them"
 )
 UNEXPLAINED_PART = "no attacker with the code found a sample that explains what was sent as well as the true one does"
 UNCOMPARED = "no answer of an attacker with the code could be compared with what was sent"

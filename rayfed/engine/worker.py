@@ -201,14 +201,13 @@ class ClientWorker(ClientRuntime):
     ) -> float | None:
         """Return the `fit` of what lies halfway from the samples to others that were found (N, *shape).
 
-        None behind defences, where no values lie between, and where none of the samples is another one.
+        Infinite of texts, between which nothing lies. None behind defences, and where none of the samples is another
+        one.
         """
-        if (
-            self.arm(arm).defences
-            or not found.is_floating_point()
-            or bool(((found - truth.inputs).abs() < _SAME).all())
-        ):
+        if self.arm(arm).defences or bool(((found - truth.inputs).abs() < _SAME).all()):
             return None
+        if not found.is_floating_point():
+            return inf
         visit = ClientVisit(arm, sent, victims[place], states, tuple(earlier))
         fit = ObservationBuilder(self).fit((truth.inputs + found) / 2, truth.labels, visit, attack, repeat)
         return inf if fit is None else fit  # of samples that a model does not take, as it took those at both ends

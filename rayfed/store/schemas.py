@@ -194,7 +194,8 @@ TABLES: dict[str, pa.Schema] = {
                 "between",
                 _real,
                 "`fit` of what lies halfway from the samples to others that explain the gradient: where that does not, "
-                "such samples may be few; null behind defences, and where nothing else was found",
+                "such samples may be few, and infinite of texts, between which nothing lies; null behind defences, and "
+                "where nothing else was found",
             ),
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),

@@ -378,6 +378,13 @@ def test_the_order_of_a_text_is_the_one_that_has_its_gradient(kind: str, noisy: 
         assert torch.equal(found.images, text)
 
 
+def test_no_order_is_sought_under_labels_that_nobody_could_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = planted_models.Read((8,), 3), torch.arange(8)[None]
+    observation = replace(seen(model, text, torch.tensor([1])), labels=torch.full((1, 3), torch.nan))
+    monkeypatch.setattr("rayfed.gradients.gradient", None)
+    assert torch.equal(arranged(observation, model, "table.weight", text[0].flip(0)), text[0].flip(0))
+
+
 def test_a_table_of_bags_of_tokens_is_read_as_one() -> None:
     class Bag(nn.Module):
         """The mean of the tokens' vectors."""

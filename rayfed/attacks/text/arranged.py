@@ -56,8 +56,13 @@ class _Search:
         self._weights, self._labels = observation.weights, observation.labels.to(self._device)
 
     def found(self, tokens: Tensor) -> Tensor:
-        """Return the nearest text of all descents: each orders the tokens, and then sees how often each occurs."""
+        """Return the nearest text of all descents: each orders the tokens, and then sees how often each occurs.
+
+        As they are where labels that nobody could read leave nothing to compare.
+        """
         draw = torch.Generator().manual_seed(0)
+        if self._labels.isnan().any():
+            return tokens
         best, least = tokens, self._distance(tokens)
         start = tokens
         while least > _MATCHED and self._tried < self._most:

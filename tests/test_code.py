@@ -17,6 +17,7 @@ from rayfed import scenario
 from rayfed.attacks.base import Attack, not_applicable
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.matching.problem import _through
 from rayfed.attacks.undone import noted, undone
 from rayfed.client.grants.code import Undo
 from rayfed.client.grants.noise import LowRank, SharedNoise
@@ -277,6 +278,22 @@ def test_a_map_that_would_lose_the_values_of_other_tensors_is_undone() -> None:
     seen, bare = observed({"name": f"{__name__}:Squashed"})
     assert (flatten(seen.update) - bare).norm() > 1e-2 * bare.norm()
     assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-5 * bare.norm()
+
+
+def test_a_map_that_shrinks_many_directions_is_undone_and_one_that_loses_them_is_not() -> None:
+    seen, bare = observed({"name": f"{MISTAKES}:Sums"})
+    assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-3 * bare.norm()
+    assert observed({"name": f"{MISTAKES}:Sketched"})[0].extra["undone"] is None
+
+
+def test_code_that_takes_all_tensors_is_not_followed_by_a_search_of_some() -> None:
+    """As of the vectors of tokens, in place of a table."""
+    seen, _ = observed(LOSSY[0])
+    names = list(seen.update)
+    assert _through([seen], names) == (seen.extra["through"],)
+    assert _through([seen], names[1:]) is None
+    rest = {name: seen.update[name] for name in names[1:]}
+    assert _through([replace(seen, update=rest)], names[1:]) is None
 
 
 @pytest.mark.parametrize(

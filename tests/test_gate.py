@@ -798,6 +798,8 @@ def test_an_arm_of_several_defences_does_not_stand_for_the_first_of_them() -> No
     both = "prune (ratio 0.9) + gaussian (sigma 10)"
     assert named_arm("prune", ["none", "prune (ratio 0.9)", both]) == "prune (ratio 0.9)"
     assert named_arm(both, ["none", both]) == both
+    own = "defences:ClipEach (bound 1)"
+    assert {named_arm(name, ["none", own]) for name in ("ClipEach", "defences.py:ClipEach", own)} == {own}
     for name, arms in (("prune", ["none", both]), ("prune", ["prune (ratio 0.9)", "prune (ratio 0.5)"])):
         with pytest.raises(UserError, match=f"no arm '{name}'"):
             named_arm(name, arms)

@@ -135,10 +135,11 @@ def _arm(name: str, arms: Collection[str]) -> str:
     """
     from rayfed.errors import nearest
 
-    found = [one for one in arms if one == name or (one.startswith(f"{name} (") and " + " not in one)]
-    if name not in found and len(found) != 1:
+    short = name.rpartition(":")[2]  # of FILE.py:Class or module:Class
+    found = [one for one in arms if one.partition(" (")[0].rpartition(":")[2] == short and " + " not in one]
+    if name not in arms and len(found) != 1:
         raise UserError(f"--arm: the run has no arm '{name}'; {nearest(name, arms)}")
-    return name if name in found else found[0]
+    return name if name in arms else found[0]
 
 
 @commands.command()

@@ -416,10 +416,9 @@ class Matching:
 
 def _through(observations: Sequence[Observation], names: Sequence[str]) -> tuple[Callable[[Named], Named], ...] | None:
     """Return what the victims' defences make of a gradient, where that is known of all; it takes all tensors."""
-    if len(names) < len(observations[0].update) or observations[0].earlier:
-        return None
     known = tuple(one for observation in observations if (one := observation.extra.get("through")) is not None)
-    return known if len(known) == len(observations) else None
+    whole = all(set(one.task.weights) <= set(names) for one in known)
+    return known if whole and len(known) == len(observations) and not observations[0].earlier else None
 
 
 def _rows(tensor: Tensor, victims: Tensor) -> Tensor:

@@ -66,6 +66,9 @@ _REPEATED = 32
 """Draws by which it is seen whether samples are changed by chance."""
 _LATER = 1, 2, 10, 100, 1000
 """Rounds after this one, and clients after the victim, for which a defence may do something else."""
+_KEPT = 1e-3
+"""Gain of a map in one direction over that in another, below which what is in that direction is lost. Of running sums
+it is small in many."""
 _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
 
@@ -704,8 +707,13 @@ def _inverted(code: _Code, update: Update) -> Named | None:
     # a tensor's values in another order come back too, but for those that are never sent: else some are sent alike
     draw, parts = _generator(0), found.split([tensor.numel() for tensor in update.tensors.values()])
     other = torch.cat([part[torch.randperm(len(part), generator=draw)] for part in parts])
-    back = _before(sent, sent(other), torch.randn)
-    lost = back is None or not alike(back, other.where(back != 0, 0.0))
+    made = sent(other)
+    back = _before(sent, made, torch.randn)
+    if back is None:
+        return None
+    away = (back - other).where(back != 0, 0.0)  # rounding, unless what is between them is sent as next to nothing
+    seen = (sent(other + away) - made).norm()
+    lost = away.norm() > SAME * other.norm() and seen * other.norm() <= _KEPT * away.norm() * made.norm()
     return None if lost else unflatten(found, update.tensors)
 
 

@@ -1706,6 +1706,10 @@ def test_tokens_in_another_order_are_no_sign_that_a_text_is_hidden(bag: float, s
     told = Verdict("none", finding.state, audit.sentence([finding], Criterion.of("tokens", None)))
     assert (audit.IN_ANOTHER_ORDER in told.sentence) == (bag > 0.9)
     assert next_step({}, [found], [told]).startswith("Next: look at") == (bag > 0.9)
+    part = {"parts_found": 0.38, "parts_guessed": 0.1, "parts_evidence": 50.0, "columns": None, "told_apart": 1.0}
+    [finding] = audit.findings([found | part], Criterion.of("tokens", None))
+    assert finding.state == "leaks"
+    assert (audit.IN_ANOTHER_ORDER in audit.sentence([finding], Criterion.of("tokens", None))) == (bag > 0.9)
 
 
 def test_what_a_gradient_hardly_depends_on_does_not_explain_it() -> None:

@@ -691,6 +691,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
             + _slight(f, criterion)
             + (f"; {told}" if f.leaked < f.samples and (told := in_part(f, criterion)) else "")
             + (f", {f.alike} more near, though no nearer than a public {noun} is: look at them" if f.alike else "")
+            + (f"; {IN_ANOTHER_ORDER}" if f.lacking == IN_ANOTHER_ORDER else "")
             for f in group
         ]
         late = f"not all attackers had time at batch {', '.join(str(f.batch) for f in group if f.unplayed)}"

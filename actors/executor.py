@@ -178,7 +178,7 @@ class RayExecutor:
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Run calls on client actors."""
         assert self._clients is not None
-        return self._noting_losses(self._clients, self._clients.run(calls), "clients", "client actor")
+        return self._noting_losses(self._clients, partial(self._clients.run, calls), "clients", "client actor")
 
     @property
     def attackers_apart(self) -> bool:
@@ -190,7 +190,12 @@ class RayExecutor:
         if not calls:
             return iter(())  # most rounds attack nobody, and an actor that starts takes seconds from those at work
         attackers = self._started_attackers()
-        return self._noting_losses(attackers, attackers.run(calls, hear, ahead), "attackers", "attacker")
+        begin = partial(attackers.run, calls, hear, ahead)
+        if ahead:
+            with telling_losses(), explaining("attackers"):
+                begun = begin()
+            begin = partial(iter, begun)
+        return self._noting_losses(attackers, begin, "attackers", "attacker")
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of the server; calls run one after another."""
@@ -257,13 +262,13 @@ class RayExecutor:
     def _noting_losses(
         self,
         pool: Workers,
-        calls: Iterator[Done],
+        begin: Callable[[], Iterator[Done]],
         kind: Literal["clients", "attackers"],
         what: str,
     ) -> Iterator[Done]:
         known, halvings = pool.losses, pool.halvings
         with telling_losses(), explaining(kind):
-            for done in calls:
+            for done in begin():
                 if pool.losses > known:
                     lost = pool.losses - known
                     self._note(f"{lost} {what}{'s' * (lost > 1)} died; another does the work again")

@@ -20,6 +20,7 @@ attacks use all that the code tells (`rayfed.client.grants.understood`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -446,13 +447,14 @@ def _learnt(code: _Code, update: Update) -> _Learnt:
 
 def _through(code: _Code) -> Through | None:
     """Return the defences for a search that follows them; None where their code has no slope, or cannot travel."""
-    import cloudpickle
-
     through = Through(*code.unused())
     try:
-        return through if through.has_slope and cloudpickle.dumps(through.defences) else None
-    except Exception:  # whatever a defence raises on numbers of double precision, or as it is pickled
+        if not through.has_slope:
+            return None
+        copy.deepcopy(through.defences)  # what cannot be copied cannot travel either, such as a lock that it has now
+    except Exception:  # whatever a defence raises on numbers of double precision, or as it is copied
         return None
+    return through
 
 
 def _rehearsal(code: _Code, trusted: bool, even: bool = False, others: Sequence[Tensor] = ()) -> understood.Rehearsal:

@@ -267,6 +267,16 @@ class Folded(Rows):
         return logits
 
 
+def met(document: dict[str, Any]) -> tuple[ClientWorker, tuple[Any, ...], Observation, Truth]:
+    """A worker, what it is asked to observe of the scenario's client 1, and what comes of it."""
+    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
+    worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    [account], [attack] = inputs.accounts, inputs.scenario.attacks
+    asked = account.name, Sent(0, account.arm.weights, account.arm.buffers), [1], attack, {}, 0
+    _, [seen], [truth] = worker.observe(*asked)
+    return worker, asked, seen, truth
+
+
 @pytest.mark.parametrize(("model", "few"), [("Folded", True), ("Rows", False)])
 def test_a_sample_that_a_few_others_hide_is_not_acquitted(model: str, few: bool) -> None:
     """An image and its negative have one gradient, but no image between them has it; of a row's mean, all have."""
@@ -277,15 +287,11 @@ def test_a_sample_that_a_few_others_hide_is_not_acquitted(model: str, few: bool)
         "federation": {"rounds": 1, "clients": 4},
         "attacks": [{"name": "dlg", "observes": "gradient", "batch_size": 2}],
     }
-    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
-    worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    [account], [attack] = inputs.accounts, inputs.scenario.attacks
-    asked = account.name, Sent(0, account.arm.weights, account.arm.buffers), [1], attack, {}, 0
-    _, [seen], [truth] = worker.observe(*asked)
+    worker, asked, seen, truth = met(document)
 
     def rows(images: Tensor) -> list[dict[str, Any]]:
         images, labels = images.flip(0), truth.labels.flip(0)  # in any order of the batch
-        fit, fits, nats = fit_of(images, labels, seen, account.arm.model)
+        fit, fits, nats = fit_of(images, labels, seen, worker.arm("none").model)
         found = Reconstruction(images, labels, fit=fit, fits=fits, nats=nats)
         [scored] = worker.score([truth], [found], False, *asked)
         call = {"arm": "none", "batch_size": 2, "victim": 1, "attack": "a", "knowledge": "", "status": "ok"}
@@ -320,14 +326,10 @@ def test_a_text_that_another_hides_is_not_acquitted() -> None:
         "federation": {"rounds": 1, "clients": 4},
         "attacks": [{"name": "embedding_rows", "observes": "gradient", "batch_size": 1}],
     }
-    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
-    worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    [account], [attack] = inputs.accounts, inputs.scenario.attacks
-    asked = account.name, Sent(0, account.arm.weights, account.arm.buffers), [1], attack, {}, 0
-    _, [seen], [truth] = worker.observe(*asked)
+    worker, asked, seen, truth = met(document)
 
     def found(texts: Tensor) -> dict[str, Any]:
-        fit, fits, nats = fit_of(texts, truth.labels, seen, account.arm.model)
+        fit, fits, nats = fit_of(texts, truth.labels, seen, worker.arm("none").model)
         answer = Reconstruction(texts, truth.labels, fit=fit, fits=fits, nats=nats)
         [[row]] = (scored.rows for scored in worker.score([truth], [answer], False, *asked))
         call = {"arm": "none", "batch_size": 1, "victim": 1, "attack": "a", "knowledge": "", "status": "ok"}

@@ -186,29 +186,18 @@ class ClientWorker(ClientRuntime):
         ]
         return Scored(rows, images, snapshots=snapshots)
 
-    def _between(
-        self,
-        truth: Truth,
-        found: Tensor,
-        place: int,
-        arm: str,
-        sent: Sent,
-        victims: Sequence[int],
-        attack: AttackSpec,
-        states: Mapping[int, State],
-        repeat: int,
-        earlier: Sequence[Sent] = (),
-    ) -> float | None:
+    def _between(self, truth: Truth, found: Tensor, place: int, *observed: Any) -> float | None:
         """Return the `fit` of what lies halfway from the samples to others that were found (N, *shape).
 
-        Infinite of texts, between which nothing lies. None behind defences, and where none of the samples is another
-        one.
+        `observed` are the arguments of `observe`, of which the victim has this place. Infinite of texts, between which
+        nothing lies. None behind defences, and where none of the samples is another one.
         """
+        arm, sent, victims, attack, states, repeat, *earlier = observed
         if self.arm(arm).defences or bool(((found - truth.inputs).abs() < _SAME).all()):
             return None
         if not found.is_floating_point():
             return inf
-        visit = ClientVisit(arm, sent, victims[place], states, tuple(earlier))
+        visit = ClientVisit(arm, sent, victims[place], states, tuple(*earlier))
         fit = ObservationBuilder(self).fit((truth.inputs + found) / 2, truth.labels, visit, attack, repeat)
         return inf if fit is None else fit  # of samples that a model does not take, as it took those at both ends
 

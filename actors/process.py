@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from actors import transport
 from rayfed.engine.machine import Machine, check_arithmetic, device_for, set_gpu_arithmetic, this_machine
 from rayfed.memory import keep_within
+from rayfed.user_exits import exits_refused
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,13 @@ class Renewable:
 
     computes = True
     """Whether it takes a GPU of its share."""
+
+    def __init_subclass__(cls) -> None:
+        """Refuse exits in every call: Ray takes a `SystemExit` for an order, ends the actor and repeats the call."""
+        super().__init_subclass__()
+        for name, method in inspect.getmembers(cls, inspect.isfunction):
+            if not name.startswith("_"):
+                setattr(cls, name, exits_refused()(method))
 
     def machine(self, share: ResourceShare) -> Machine:
         """Return the machine of this process; raises `ResourceError` if it does not calculate as the scenario asks."""

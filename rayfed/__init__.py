@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike, fspath, getcwd
 from typing import TYPE_CHECKING, Any
 
+from rayfed.user_exits import exits_refused
 from rayfed.version import __version__
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def load(path: str | PathLike[str]) -> Run | Sweep:
     return loading.load(fspath(path))
 
 
+@exits_refused()
 def record(
     model: nn.Module,
     folder: str | PathLike[str],
@@ -90,6 +92,7 @@ def record(
     return recording.Recorder(model, folder, local, truth=truth, mean=mean, std=std, classes=classes, shape=shape)
 
 
+@exits_refused()
 def defend(
     defences: Sequence[str | Mapping[str, Any]],
     model: nn.Module,
@@ -122,6 +125,7 @@ def defend(
     return Defended(defences, model, Loop(rounds, samples, batch_size, steps, poisson), seed)
 
 
+@exits_refused()
 def launch(
     scenario: Source,
     *changes: str,
@@ -168,6 +172,7 @@ def launch(
     return Run(folder)
 
 
+@exits_refused()
 def sweep(
     scenario: Source,
     *changes: str,
@@ -195,6 +200,7 @@ def sweep(
     return Sweep(folder.files)
 
 
+@exits_refused()
 def attack(
     scenario: Source,
     *changes: str,
@@ -240,6 +246,7 @@ def attack(
     return Run(folder)
 
 
+@exits_refused()
 def audit(
     model: str | type[nn.Module] | Mapping[str, Any] | None = None,
     data: str | PathLike[str] | None = None,

@@ -26,6 +26,7 @@ import pydantic
 from pydantic import ConfigDict, TypeAdapter
 
 from rayfed.errors import UserError, nearest
+from rayfed.user_exits import exits_refused
 
 T = TypeVar("T")
 
@@ -210,7 +211,10 @@ def find(kind: str, name: str) -> Any:
         )
     module, _, attribute = path.partition(":")
     try:
-        imported = import_module(module)
+        with exits_refused():
+            imported = import_module(module)
+    except UserError as error:
+        raise UserError(f"the module '{module}' of {_one(kind)} '{name}' cannot be imported: {error}") from error
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             file = f"{module.replace('.', '/')}.py"

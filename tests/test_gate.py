@@ -74,6 +74,26 @@ def test_an_arm_passes_where_what_leaks_without_a_defence_does_not_leak_there() 
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("names", [("dp", "dp vs strong"), ("a", "a vs "), ("x batch 4", "x, informed"), ("", " vs ")])
+def test_no_name_of_an_arm_hides_another_arm(names: tuple[str, str]) -> None:
+    arms = {"none": [], names[0]: [{"name": "dp_sgd"}], names[1]: [{"name": "gaussian"}]}
+    rows = [row("none", 40.0), row(names[0], 100.0), row(names[1], 9.0)]
+    played = Played(SCENARIO | {"arms": arms}, rows, [])
+    assert played.gated == list(names)
+    assert {check.arm: check.state for check in played.checks([PSNR], played.gated)} == {
+        names[0]: "failed", names[1]: "passed",
+    }  # fmt: skip
+
+
+def test_no_label_makes_a_search_a_closed_form() -> None:
+    """A closed form that finds that no sample fits has finished; a search that diverged has not."""
+    attacks = [{"name": "analytic"}, {"name": "idlg", "label": "analytic batch 1, informed"}]
+    rows = [row("none", 40.0, attack="analytic batch 1, informed"), row("x", 3.0, status="diverged")]
+    rows[1]["attack"] = "analytic batch 1, informed"
+    [check] = Played(SCENARIO | {"attacks": attacks}, rows, []).checks([PSNR], ["x"])
+    assert check.state == "not measured"
+
+
 def test_a_passed_check_says_on_how_many_samples_it_is_shown() -> None:
     rows = [row("none", 40.0), row("none", 9.0, sample=1), row("x", 9.0), row("x", 9.0, sample=1)]
     [check] = Played(SCENARIO, rows, [], True).checks([PSNR], ["x"])
@@ -795,14 +815,14 @@ main()
 
 
 def test_an_arm_of_several_defences_does_not_stand_for_the_first_of_them() -> None:
-    both = "prune (ratio 0.9) + gaussian (sigma 10)"
-    assert named_arm("prune", ["none", "prune (ratio 0.9)", both]) == "prune (ratio 0.9)"
-    assert named_arm(both, ["none", both]) == both
-    own = "defences:ClipEach (bound 1)"
-    assert {named_arm(name, ["none", own]) for name in ("ClipEach", "defences.py:ClipEach", own)} == {own}
-    for name, arms in (("prune", ["none", both]), ("prune", ["prune (ratio 0.9)", "prune (ratio 0.5)"])):
-        with pytest.raises(UserError, match=f"no arm '{name}'"):
-            named_arm(name, arms)
+    prune, gaussian, own = {"name": "prune"}, {"name": "gaussian"}, {"name": "defences:ClipEach"}
+    arms = {"none": [], "weak (0.5)": [prune], "prune (ratio 0.9)": [prune, gaussian], "mine": [own]}
+    assert named_arm("prune", list(arms), {"arms": arms}) == "weak (0.5)"
+    assert named_arm("prune (ratio 0.9)", list(arms), {"arms": arms}) == "prune (ratio 0.9)"
+    assert {named_arm(name, list(arms), {"arms": arms}) for name in ("ClipEach", "defences.py:ClipEach")} == {"mine"}
+    for wrong in ({"both": [prune, gaussian]}, {"one": [prune], "other": [prune]}, {"prune strongly": [gaussian]}):
+        with pytest.raises(UserError, match="no arm 'prune'"):
+            named_arm("prune", list(wrong), {"arms": wrong})
 
 
 @pytest.mark.engine

@@ -170,7 +170,8 @@ def test_pmm_is_against_the_arm_that_is_alike_but_for_the_defence(tmp_path: Path
 
 
 def test_pmm_under_attack_by_clients_is_against_the_same_opponent(tmp_path: Path) -> None:
-    scenario = {"arms": {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}}
+    opponents = {"flip": {}, "sign": {}}
+    scenario = {"arms": {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}, "opponents": opponents}
     folder = small_run(str(tmp_path), scenario)
     names = ["none vs flip", "none vs sign", "noise vs flip", "noise vs sign"]
     accuracies = [0.8, 0.5, 0.6, 0.2]

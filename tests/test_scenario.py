@@ -298,3 +298,15 @@ def test_a_mistake_that_all_arms_have_is_told_once() -> None:
 @pytest.mark.parametrize("written", ["torchvision:resnet18", "timm:resnet18", "hf:folder", "mlp", "my_module:Net"])
 def test_a_model_is_titled_as_it_is_written(written: str) -> None:
     assert scenario.ModelSpec.model_validate({"name": written}).title == written
+
+
+@pytest.mark.parametrize("section", ["arms: {'dp vs strong': []}", "opponents: {'a vs b': null}", "arms: {' vs ': []}"])
+def test_no_name_may_read_as_an_arm_with_its_opponent(section: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        scenario.parse(f"{MINIMAL}{section}\n")
+    assert [place[0] for place, _ in caught.value.problems] == [section.partition(":")[0]]
+
+
+def test_a_grant_is_known_by_its_short_name_however_it_is_written() -> None:
+    attack = "{name: idlg, observes: gradient, knowledge: ['rayfed.client.grants.labels:Labels']}"
+    assert scenario.parse(f"{MINIMAL}attacks: [{attack}]\n").attacks[0].knowledge == ["labels"]

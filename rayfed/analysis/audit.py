@@ -377,7 +377,7 @@ def findings(
     """Return what was found, arm by arm and batch size by batch size, in the order of the rows.
 
     `untimed` are the titles (`title`) of searches that had `FEWEST` evaluations because their speed was not known;
-    `undefended` the arms on which attacks show that they work; `closed` the labels, or names, of closed forms. If a run
+    `undefended` the arms on which attacks show that they work; `closed` the titles of closed forms. If a run
     has not `finished`, only leaks are reported. With `changed`, a defence may have changed what those arms send, so
     that the samples themselves need not explain it.
     """
@@ -613,7 +613,7 @@ def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:
 
 def _answers(row: Row, criterion: Criterion, closed: Collection[str]) -> bool:
     """Return whether an attack finished; a closed form that found that no sample fits has finished."""
-    fits_nothing = row["status"] == "diverged" and (row["attack"] in closed or short_title(row) in closed)
+    fits_nothing = row["status"] == "diverged" and row["attack"] in closed
     ended = row["status"] == "ok" or fits_nothing
     return ended and criterion.nearness(row) is not None and all(row[name] is not None for name in criterion.needs)
 

@@ -28,7 +28,7 @@ from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_b
 from rayfed.metrics.measures import JUDGED
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
-from rayfed.store.schemas import ANSWERED, VERSUS, WANT_OF_TIME
+from rayfed.store.schemas import ANSWERED, WANT_OF_TIME
 
 if TYPE_CHECKING:
     from rayfed.samples import Modality
@@ -272,8 +272,7 @@ class Played:
     @property
     def gated(self) -> list[str]:
         """Arms that a gate checks by default: all with a defence, or all if there are none."""
-        named = arm_names(self.scenario, self.attacks, self.inferences)
-        arms = [arm for arm in named if not any(other.startswith(f"{arm}{VERSUS}") for other in named)]
+        arms = arm_names(self.scenario, self.attacks, self.inferences)
         return [arm for arm in arms if not undefended(self.scenario, arm)] or arms
 
     def checks(self, bounds: Sequence[Bound], arms: Sequence[str]) -> list[Check]:

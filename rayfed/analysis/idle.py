@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rayfed.analysis.settings import Setting
-from rayfed.analysis.summary import arm_spec, measured, undefended
-from rayfed.store.schemas import VERSUS
+from rayfed.analysis.summary import arm_and_opponent, arm_spec, measured, undefended
 
 
 def with_idle(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[Setting]:
@@ -41,4 +40,5 @@ def _shows(bare: Setting, one: Setting, scenario: Mapping[str, Any]) -> bool:
 
 
 def _all_else(one: Setting, scenario: Mapping[str, Any]) -> Any:
-    return one.source, one.attack, arm_spec(scenario, one.arm).get("model"), one.arm.partition(VERSUS)[2]
+    opponent = arm_and_opponent(scenario, one.arm)[1]
+    return one.source, one.attack, arm_spec(scenario, one.arm).get("model"), opponent

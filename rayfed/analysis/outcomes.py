@@ -23,7 +23,7 @@ from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.metrics.roc import share
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
-from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS, WANT_OF_TIME
+from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, WANT_OF_TIME
 
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
@@ -302,4 +302,4 @@ def _all_else(scenario: Mapping[str, Any], arm: str) -> str:
     own = {
         key: value for key, value in arm_spec(scenario, arm).items() if key not in ("defences", "protection") and value
     }
-    return repr((own, arm.partition(VERSUS)[2]))
+    return repr((own, summary.arm_and_opponent(scenario, arm)[1]))

@@ -18,10 +18,10 @@ from rayfed.analysis.figures import said
 from rayfed.analysis.outcomes import yaml_line
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, by_values, of_rebuilt
+from rayfed.analysis.summary import arm_and_opponent
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.measures import MEASURES, measure_of, worst_of
 from rayfed.store.folder import SCENARIO
-from rayfed.store.schemas import VERSUS
 
 if TYPE_CHECKING:
     from rayfed.analysis.loading import Results
@@ -263,7 +263,7 @@ def rerun(results: Results, chosen: Candidate) -> dict[str, str]:
         return alone | {"all arms, with these values": _launch(scenario, "sweep=null", *values)}
     if len(arms) < 2:
         return {"the run": _launch(scenario)}
-    name = row["arm"].partition(VERSUS)[0]
+    name = row["arm"] if row["arm"] in arms else arm_and_opponent(results.scenario, row["arm"])[0]
     own = {key: value for key, value in arms[name].items() if value} if isinstance(arms[name], dict) else arms[name]
     return {"this arm": _launch(scenario, f"arms={yaml_line({name: own})}"), "all arms": _launch(scenario)}
 

@@ -162,14 +162,31 @@ def spread(values: Iterable[float | None], ceiling: float = inf) -> Spread | Non
 
 
 def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
-    """Return the arms in the order of the scenario, then any others in the order of the tables."""
-    named = dict.fromkeys(scenario.get("arms") or {})
-    return list(named | dict.fromkeys(row["arm"] for table in tables for row in table))
+    """Return the arms in the order of the scenario, then any others in the order of the tables.
+
+    With opponents, an arm is listed once for each of them.
+    """
+    arms, opponents = scenario.get("arms") or {}, scenario.get("opponents") or {}
+    named = [f"{arm}{VERSUS}{opponent}" for arm in arms for opponent in opponents] if opponents else arms
+    return list(dict.fromkeys(named) | dict.fromkeys(row["arm"] for table in tables for row in table))
+
+
+def arm_and_opponent(scenario: Row, arm: str) -> tuple[str, str]:
+    """Return the arm as the scenario writes it and the name of its opponent, empty without one."""
+    arms, opponents = scenario.get("arms") or {}, scenario.get("opponents") or {}
+    for opponent in opponents:
+        if arm.endswith(f"{VERSUS}{opponent}"):
+            return arm.removesuffix(f"{VERSUS}{opponent}"), str(opponent)
+    if arms and not opponents and all(VERSUS in name for name in arms):  # as earlier versions stored them
+        base, _, opponent = arm.partition(VERSUS)
+        return base, opponent
+    return arm, ""
 
 
 def arm_spec(scenario: Row, arm: str) -> Row:
     """Return the scenario's settings of an arm, ignoring its opponent."""
-    own = (scenario.get("arms") or {}).get(arm.partition(VERSUS)[0], scenario.get("defences"))
+    arms = scenario.get("arms") or {}
+    own = arms.get(arm, arms.get(arm_and_opponent(scenario, arm)[0], scenario.get("defences")))
     return own if isinstance(own, Mapping) else {"defences": own}
 
 

@@ -39,7 +39,7 @@ from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, rec
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.hidden import UNREHEARSED, UNSOLVED, UNUSED
 from rayfed.metrics.known import NOUNS, leading, modality_by
-from rayfed.store.schemas import UNPLAYED, VERSUS
+from rayfed.store.schemas import UNPLAYED
 
 if TYPE_CHECKING:
     from rayfed.samples import Modality
@@ -159,7 +159,6 @@ def verdicts(
     Labels that attacks find alike on several arms are told of the first, to which the others' sentences point.
     """
     arms = arm_names(scenario, attacks, inferences)
-    arms = [arm for arm in arms if not any(other.startswith(f"{arm}{VERSUS}") for other in arms)]
     found, criterion = run_findings(scenario, attacks, finished), criterion_of(scenario, attacks)
     inferred = claims(inferences, arm_names(scenario, inferences))
     told = []

@@ -173,6 +173,22 @@ def not_applicable(observation: Observation, message: str, inherent: bool = Fals
     )
 
 
+def check_form(results: Sequence[Any], observations: Sequence[Observation]) -> None:
+    """Raise `ValueError` unless an attack returned one reconstruction of the right shape for each observation."""
+    if len(results) != len(observations):
+        raise ValueError(f"the attack returned {len(results)} results for {len(observations)} observations")
+    for result, observation in zip(results, observations, strict=True):
+        if not isinstance(result, Reconstruction):
+            raise ValueError(f"the attack returned a {type(result).__name__}, not a Reconstruction")
+        if result.status in ("not applicable", "failed"):
+            continue
+        expected = observation.batch_size, *observation.sample.shape
+        if tuple(result.images.shape) != expected:
+            raise ValueError(f"the attack returned images {tuple(result.images.shape)}, not {expected}")
+        if len(result.labels) != observation.batch_size:
+            raise ValueError(f"the attack returned {len(result.labels)} labels, not {observation.batch_size}")
+
+
 def failed(method: Attack | InferenceAttack, message: str) -> Guess:
     """Return the result of an attack that did not finish."""
     if isinstance(method, InferenceAttack):

@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, not_applicable
+from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, check_form, not_applicable
 from rayfed.attacks.fit import with_fit
 from rayfed.attacks.mixed import unmixed
 from rayfed.attacks.undone import noted, undone
@@ -79,7 +79,9 @@ def _played(
         guesses: Sequence[Guess] = method.infer(observations, model, generators)
     else:
         seen = _copies(observations)  # an attack may write on what it is given
-        guesses = with_fit(method.reconstruct(observations, model, generators), seen, model)
+        found = method.reconstruct(observations, model, generators)
+        check_form(found, observations)
+        guesses = with_fit(found, seen, model)
     return [noted(guess, observation) for guess, observation in zip(guesses, observations, strict=True)]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rayfed.cli import audit, canaries, gate, lookup, makers, replay, reproduce, results, runs
+from rayfed.cli import audit, canaries, gate, lookup, makers, replay, reproduce, results, runs, unreturned
 from rayfed.cli.signals import end_at_once, end_on_signals
 from rayfed.cli.warned import warn_once
 from rayfed.errors import Killed, NotPortable
@@ -46,8 +46,11 @@ def main() -> None:
     """Run the `rayfed` command."""
     end_on_signals()
     warn_once()
+    unreturned.guard_os_exit()
     try:
         app()
+    except SystemExit as error:
+        sys.exit(unreturned.exit_code_of(error.code))  # type: ignore[arg-type]
     except NotPortable:  # libraries choose their instructions as they are loaded: once more, from the beginning
         from rayfed.engine.machine import PORTABLE
 

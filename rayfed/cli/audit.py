@@ -160,7 +160,7 @@ def audit(
             elif short := audited[0].short:
                 more = f":\n  {_smallest(context, short.options)}" if short.options else ""
                 print(f"Nothing was played: {short.message}{more}")
-        gate.close([Gated(one.folder, one.weights, one.arms) for one in audited], bounds if audited else [], say)
+        gate.close([Gated(one.folder, one.weights, one.arms) for one in audited], bounds, say)
 
 
 def _smallest(context: typer.Context, options: Mapping[str, Any]) -> str:

@@ -20,10 +20,12 @@ import yaml
 from rich.console import Console
 from rich.markup import escape
 
+from rayfed.cli import unreturned
 from rayfed.documents import load_yaml
 from rayfed.errors import Killed, NotPortable, UserError, plain
 from rayfed.report.terminal import console
 from rayfed.store import exits
+from rayfed.user_exits import describe_exit, exits_refused
 
 
 class ExecutorName(StrEnum):
@@ -106,8 +108,11 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     interruption, and 128 plus its number for a signal.
     """
     errors = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+    unreturned.begin()
     try:
-        yield
+        with exits_refused():
+            yield
+        unreturned.end()
     except NotPortable:
         raise  # `main` handles it
     except UserError as error:
@@ -125,8 +130,12 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe: the last flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(READER_GONE) from None
-    except (typer.Exit, typer.Abort):
-        raise
+    except (typer.Exit, typer.Abort) as error:
+        if getattr(error, "exit_code", 1):
+            raise
+        # rayfed's own commands return instead: code of the user has raised it
+        errors.print(f"[red]error:[/red] {escape(describe_exit(error))}")
+        raise typer.Exit(2) from None
     except Exception as error:
         if debug:
             raise
@@ -154,7 +163,7 @@ def _own_code(error: Exception) -> str | None:
         path = Path(file).resolve()
         if any(path.is_relative_to(folder) for folder in ours):
             return None
-        if path.parent in folders:
+        if "site-packages" not in path.parts and any(path.is_relative_to(folder) for folder in folders):
             return f"{path.name}, line {line}"
     return None
 

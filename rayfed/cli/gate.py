@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -128,18 +128,28 @@ def _write(path: str, text: str) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _arm(name: str, arms: Collection[str]) -> str:
-    """Return the arm of this name, or the only one of a defence of it: `prune` for an audit's `prune (ratio 0.9)`.
+def _arm(name: str, arms: Collection[str], scenario: Mapping[str, Any]) -> str:
+    """Return the arm of this name, or the only arm whose one defence has it: `prune` for `prune (ratio 0.9)`.
 
-    Not one of several defences: it may hold where the first of them does not.
+    An arm of several defences is never meant: it may hold where the first of them does not.
     """
+    from rayfed.analysis.summary import arm_spec
     from rayfed.errors import nearest
 
+    if name in arms:
+        return name
     short = name.rpartition(":")[2]  # of FILE.py:Class or module:Class
-    found = [one for one in arms if one.partition(" (")[0].rpartition(":")[2] == short and " + " not in one]
-    if name not in arms and len(found) != 1:
+    pipelines = {arm: arm_spec(scenario, arm).get("defences") or [] for arm in arms}
+    found = [arm for arm, defences in pipelines.items() if len(defences) == 1 and _name_of(defences[0]) == short]
+    if len(found) != 1:
         raise UserError(f"--arm: the run has no arm '{name}'; {nearest(name, arms)}")
-    return name if name in arms else found[0]
+    return found[0]
+
+
+def _name_of(defence: Any) -> str:
+    """Return the name of a defence, of a dotted path the part after the colon."""
+    name = defence["name"] if isinstance(defence, Mapping) else defence
+    return str(name).rpartition(":")[2]
 
 
 @commands.command()
@@ -176,6 +186,6 @@ def gate(
         played = gated.played
         if arm:
             arms = {row["arm"] for row in [*played.attacks, *played.inferences]} | set(played.gated)
-            gated = replace(gated, arms=[_arm(name, arms) for name in arm])
+            gated = replace(gated, arms=[_arm(name, arms, played.scenario) for name in arm])
         bounds = asked.bounds(played.modality, played.measured)
         asked.close([gated], bounds, (lambda line: None) if quiet else partial(print, flush=True), advise=True)

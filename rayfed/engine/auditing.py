@@ -176,6 +176,8 @@ def _chosen(
     criterion, clock = Criterion.of(plan.modality, plan.threshold), _Clock()
     trials: Sequence[Trial] = _tried(plan, rehearsal, budget, clock, progress, criterion)
     if all(trial.obstacle and trial.tried for trial in trials):
+        if failures := [f"{trial.title}: {trial.obstacle}" for trial in trials if trial.raised]:
+            raise UserError("no attack could be run, so nothing was measured:\n  " + "\n  ".join(failures))
         return None
     budget = replace(budget, closing=clock.slower * _CLOSING)
     choice = _Choice(rehearsal, budget, clock, rehearsal.leaking(criterion))
@@ -660,7 +662,13 @@ def _applying(trials: Sequence[Trial]) -> list[str]:
             continue
         able = [trial.title.removeprefix(f"{name} ") for trial in own if not trial.obstacle]
         reasons = dict.fromkeys(trial.obstacle for trial in own if trial.obstacle)
-        applies = "applies" if len(able) == len(own) else f"applies to {'; '.join(able)}" if able else "does not apply"
+        applies = "applies"
+        if any(trial.raised for trial in own):
+            applies = "FAILED"
+        elif not able:
+            applies = "does not apply"
+        elif len(able) < len(own):
+            applies = f"applies to {'; '.join(able)}"
         sizes = dict.fromkeys(trial.title.partition(",")[0].rpartition(" ")[2] for trial in own if trial.supposed)
         supposed = f" (supposed at batch {', '.join(sizes)}, where a trial would take long)" if sizes else ""
         lines.append(f"{name}: {applies}" + "".join(f" ({reason})" for reason in reasons) + supposed)

@@ -27,6 +27,7 @@ from rayfed.engine.server import ArmState, Server, ServerRole
 from rayfed.engine.worker import ClientWorker
 from rayfed.memory import explaining, on_host
 from rayfed.scenario import Actors
+from rayfed.user_exits import exits_refused
 
 
 @contextmanager
@@ -105,7 +106,8 @@ class LocalExecutor:
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call the server and return its result, or results, as references that are the values."""
         torch.set_num_threads(self._resources.server.threads)
-        return getattr(self._server, method)(*args)
+        with exits_refused():
+            return getattr(self._server, method)(*args)
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
         """Return the references themselves, which are the values here."""
@@ -119,7 +121,7 @@ class LocalExecutor:
             torch.set_num_threads(resources.threads)
             where = f"the call `{call.method}` of {type(worker).__name__}"
             args = _travelled(call.args, f"to {where}")
-            with explaining(kind):
+            with explaining(kind), exits_refused():
                 made = getattr(worker, call.method)(*args)
             result = _travelled(made, f"from {where}")
             first, *rest = result if call.returns > 1 else (result,)

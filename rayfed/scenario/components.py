@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 
 def _found(kind: str, name: str) -> str:
-    """Check the name of a parameterless component; raises `ValueError` for an unknown one."""
+    """Return the short name of a parameterless component, by that or its dotted path; raises `ValueError` for others.
+
+    Tables hold the short name, by which a verdict sees what an attacker was given.
+    """
     try:
         registry.find(kind, name)
     except UserError as error:
         raise ValueError(str(error)) from error
-    return name
+    return next((short for short, path in registry.table(kind).items() if path == name), name)
 
 
 def _names(kind: str) -> Callable[[dict[str, Any]], None]:

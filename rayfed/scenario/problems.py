@@ -29,6 +29,7 @@ from rayfed.scenario.components import (
 )
 from rayfed.scenario.sections import ArmSpec, Augment, Scenario, Schedule, Training
 from rayfed.scenario.system import System
+from rayfed.store.schemas import VERSUS
 
 _MISSING = "required, but not given"
 _REQUIRED: Mapping[Place, Any] = {
@@ -315,6 +316,15 @@ def _of_system(s: Scenario) -> Iterator[Problem]:
             yield Problem(path=("federation", "system", *path), message=message)
 
 
+def _name_problems(s: Scenario) -> Iterator[Problem]:
+    """Yield names of arms and opponents that could be read as the name of an arm with an opponent."""
+    for section, names in (("arms", s.arms), ("opponents", s.opponents)):
+        for name in names:
+            if VERSUS in name:
+                message = f"contains '{VERSUS}', which separates an arm from its opponent: choose another name"
+                yield Problem(path=(section, name), message=message)
+
+
 def _malicious_problems(s: Scenario) -> Iterator[Problem]:
     given: dict[Place, MaliciousSpec | None] = {("federation", "malicious"): s.federation.malicious}
     given |= {("arms", name, "malicious"): arm.malicious for name, arm in s.arms.items()}
@@ -521,6 +531,7 @@ def _place_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]
 JOINT: tuple[Callable[[Scenario], Iterator[Problem]], ...] = (
     _of_training,
     _of_federation,
+    _name_problems,
     _malicious_problems,
     _asynchronous_problems,
     _of_system,

@@ -452,8 +452,10 @@ class Scenario(Section):
         """Return a copy with other defences in the same arms."""
         if not (self.arms or self.opponents):
             return self.model_copy(update={"defences": next(iter(defences.values()))})
-        arms = {name: arm.model_copy(update={"defences": defences[name]}) for name, arm in self.played.items()}
-        return self.model_copy(update={"defences": [], "arms": arms, "opponents": {}})
+        arms = self.arms or self.model_copy(update={"opponents": {}}).played
+        opponent = next((f"{VERSUS}{name}" for name in self.opponents), "")  # an arm has the same against all
+        own = {name: arm.model_copy(update={"defences": defences[name + opponent]}) for name, arm in arms.items()}
+        return self.model_copy(update={"defences": [], "arms": own})
 
     @property
     def clients_per_round(self) -> int:

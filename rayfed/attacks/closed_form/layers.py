@@ -65,9 +65,10 @@ def _linear_layers(probe: Probe, sent: Sequence[str]) -> Iterator[Layer]:
         gradient = probe.own_gradient
         uses, _, _ = probe.run(probe.samples(1))
     except Exception as error:  # such as batch norm's in training mode
-        said = str(error).partition("\n")[0]
-        why = f"layers are found by a single sample, which the model does not take: {said}"
-        raise NotApplicable(why, inherent=True) from error
+        probe.run(probe.samples(2))  # an error of larger batches, too, is raised: it is no matter of single samples
+        reason = str(error).partition("\n")[0]
+        message = f"layers are found by a single sample, which the model does not take: {reason}"
+        raise NotApplicable(message, inherent=True) from error
     for place, use in enumerate(uses):
         for name in sorted(use.names & set(sent)):
             for operand, entering in enumerate(use.inputs):

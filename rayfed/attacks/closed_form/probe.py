@@ -18,7 +18,6 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from rayfed import gradients, losses
-from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.update import Named, Observation
 
@@ -159,18 +158,22 @@ class Probe:
 
 
 def probe(model: nn.Module, observation: Observation) -> Probe:
-    """Return a model's probe that has run once; raises `NotApplicable` where the model cannot be run."""
-    reason = ""
-    for dtype in (torch.float64, torch.float32):
-        try:
-            probed = Probe(model, observation, dtype)
-            samples = probed.samples(observation.batch_size)
-            probed.run(samples)
-            probed.gradient(samples, probed.blank(len(samples)))
-            return probed
-        except Exception as error:  # whatever a user's own model raises
-            reason = f"the model cannot be studied: {type(error).__name__}: {error}"
-    raise NotApplicable(reason, inherent=True)
+    """Return a model's probe that has run once, in double precision if the model takes it.
+
+    An error in single precision is raised: clients train in it, so it does not mean that the attack does not apply.
+    """
+    try:
+        return _tried_probe(model, observation, torch.float64)
+    except Exception:  # whatever a user's model raises in another precision than its own
+        return _tried_probe(model, observation, torch.float32)
+
+
+def _tried_probe(model: nn.Module, observation: Observation, dtype: torch.dtype) -> Probe:
+    probed = Probe(model, observation, dtype)
+    samples = probed.samples(observation.batch_size)
+    probed.run(samples)
+    probed.gradient(samples, probed.blank(len(samples)))
+    return probed
 
 
 class NotRounded(TorchFunctionMode):

@@ -230,6 +230,7 @@ def _fitting_way(trials: Sequence[_Trial]) -> Way:
         alike, _ = _tried(lambda: all(_close(t.slope(TOGETHER), t.slope(IN_TURN)) for t in trials))
         return TOGETHER if alike else IN_TURN
     if _tried(lambda: trials[0].slope(DIFFERENCED))[0] is None or _fault(DIFFERENCED, trials):
+        trials[0].alone.gradients()  # raises if the model has no first derivatives either: then the attack has failed
         raise NotApplicable(_NONE.format(fault))
     return DIFFERENCED
 

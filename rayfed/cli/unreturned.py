@@ -33,10 +33,10 @@ def guard_os_exit() -> None:
     leave: Callable[[int], NoReturn] = os._exit
     process = os.getpid()
 
-    def guarded(code: int) -> NoReturn:
-        if os.getpid() == process and _working and not code:
+    def guarded(status: int) -> NoReturn:
+        if os.getpid() == process and _working and not status:
             os.write(2, b"error: your code ended the process by os._exit(0) before the command was done\n")
             leave(UNRETURNED)
-        leave(code)
+        leave(status)
 
     os._exit = guarded

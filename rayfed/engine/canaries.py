@@ -210,7 +210,7 @@ def _scenario(
 ) -> Scenario:
     """Return the scenario of a canary run: the arm's training and sums with one mechanism alone."""
     document: dict[str, Any] = load_yaml(given.dump())
-    arm = load_yaml(given.dump())["arms"].get(account.name, {}) if document["arms"] else {}
+    arm = given.played[account.name].model_dump(mode="json") if given.arms else {}
     kept = {name: value for name, value in arm.items() if name in ("training", "server", "aggregation")}
     document["arms"] = {_ARM: kept | {"defences": [mechanism.model_dump(mode="json")]}}
     document |= {"defences": [], "opponents": {}, "attacks": [], "sweep": None, "seed": given.seed + number}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
@@ -78,16 +76,8 @@ def _shares_ray(file: str) -> bool:
     return "ray_session" in (REPOSITORY / file).read_text()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """The gate's longer parts."""
-    parser.addoption("--minutes", type=float, help="start no test after so many, and begin with another at each commit")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put first what takes longest, so that two processes end together.
-
-    Under `--minutes`, turn the list by the commit instead, so that gates of later commits play the others.
-    """
+    """Put first the tests that take longest, so that two processes end together."""
     longer = {item.path for item in items if item.get_closest_marker("engine")}
     items.sort(
         key=lambda item: (
@@ -96,23 +86,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.path not in longer,
         )
     )
-    if config.option.minutes is not None and items:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True
-        )
-        files = list(dict.fromkeys(item.path for item in items))  # those of one file share what they need
-        first = int(commit.stdout, 16) % len(files)
-        items.sort(key=lambda item: (files.index(item.path) - first) % len(files))
-        config.stash[_ENDS] = time.monotonic() + 60 * config.option.minutes
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out what has no time left."""
-    if time.monotonic() > item.config.stash.get(_ENDS, float("inf")):
-        pytest.skip("no time left in this gate: it is played in another, and by .ci/everything")
-
-
-_ENDS = pytest.StashKey[float]()
 
 
 @pytest.fixture(scope="session")

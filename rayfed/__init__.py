@@ -184,19 +184,21 @@ def sweep(
 
     The arguments are those of `launch`.
     """
+    import warnings
+
     from rayfed.analysis.loading import Sweep
     from rayfed.engine import sweeps
     from rayfed.engine.calling import scenario_of
     from rayfed.engine.executions import sweep_execution
     from rayfed.engine.progress import SweepProgress
     from rayfed.errors import ScenarioError
-    from rayfed.report.sweep import write_sweep_report
+    from rayfed.report.sweep import try_sweep_report
 
     loaded = scenario_of(scenario, changes)
     if loaded.sweep is None:
         raise ScenarioError(f"{loaded.name} has no `sweep`: rayfed.launch plays it")
     folder = sweeps.sweep(loaded, _text(out), sweep_execution(executor, address), SweepProgress())
-    write_sweep_report(folder)
+    try_sweep_report(folder, warnings.warn)
     return Sweep(folder.files)
 
 

@@ -7,9 +7,12 @@ ends with exit code 2. Anything else is a defect of ours: exit code 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import traceback
+from bdb import BdbQuit
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from signal import Signals
 from typing import Any, ClassVar
 
@@ -88,6 +91,31 @@ def needing(package: str, extra: str, what: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise DataError(f"{what} needs {package}, which is not installed: pip install 'rayfed[{extra}]'") from error
+
+
+def describe_error(error: BaseException) -> str:
+    """Return in one line which error was raised, and where; a `UserError` describes itself."""
+    said = " ".join(plain(str(error)).split())
+    if isinstance(error, UserError):
+        return said
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"raised {type(error).__name__}: {said}{place}"
+
+
+@contextmanager
+def noting_errors(note: Callable[[str], object]) -> Iterator[None]:
+    """Pass an error in the block to `note` instead of raising it: metrics and reports must not end a run.
+
+    A `SystemExit` of the user's code counts as an error. A closed output, another driver of the run folder and a
+    debugger that was left still end the run.
+    """
+    try:
+        yield
+    except (BrokenPipeError, LeaseError, BdbQuit):
+        raise
+    except (Exception, SystemExit) as error:
+        note(describe_error(error))
 
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rayfed.analysis.gate import Played, State
+from rayfed.analysis.gate import Played, State, uncomputed
 from rayfed.analysis.paired import holm
 from rayfed.analysis.settings import INAPPLICABLE
 from rayfed.analysis.summary import Row, labels_given
@@ -61,7 +61,8 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
         if row["arm"] not in arms:
             continue
         key = row["arm"], (row["round"], row["batch_size"], row["victim"])
-        if row["status"] not in (INAPPLICABLE, UNPLAYED) and not unanswered(row, closed):
+        lacks = any(uncomputed(row, METRICS[name]) for name in metrics)
+        if row["status"] not in (INAPPLICABLE, UNPLAYED) and not unanswered(row, closed) and not lacks:
             most = allowed.get(row["attack"]) or row.get("iterations") or 0  # some end where nothing improves
             repeats = answered.setdefault(key, {}).setdefault(row["attack"], {})
             repeats[row["repeat"]] = max(most, repeats.get(row["repeat"], 0))

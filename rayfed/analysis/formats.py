@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isinf
+from math import isfinite, isinf
 from typing import TYPE_CHECKING, Any
 
 from rayfed.analysis.summary import Spread, measured
@@ -79,7 +79,7 @@ def fixed(value: float | None, digits: int = 3) -> str:
 
 def duration(seconds: float | None) -> str:
     """Format seconds as '0.42 s', '3 min 05 s' or '2 h 10 min'."""
-    if seconds is None or not measured(seconds):
+    if seconds is None or not isfinite(seconds):
         return NONE
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -121,6 +121,10 @@ class Reached(Criterion):
             return None
         return min(value, self.metric.ceiling) if self.metric.higher_is_closer else -value
 
+    def lacking(self, row: Row) -> str:
+        """Return why a row of an attack that finished is no answer."""
+        return f"without a value of {self.metric.title}" if uncomputed(row, self.metric) else super().lacking(row)
+
     def near(self, row: Row) -> bool:
         """Return whether a row's reconstruction reaches the bound and beats every guess."""
         return self._at_bound(row) and (row["above_guessing"] or 0.0) > 0
@@ -216,6 +220,16 @@ class Check:
         return f"{first}{where}, {self.bound.sentence}: {self.state.upper()}" + (f": {told}" if told else "")
 
 
+def uncomputed(row: Row, metric: Metric) -> bool:
+    """Return whether a metric has no value although the attack of the row found something to compute it of."""
+    if row["status"] != "ok" or measured(row.get(metric.name)):
+        return False
+    if metric.of_labels:
+        return row.get("label") is not None and not labels_given(row)
+    alike = (name for name, other in METRICS.items() if other.compares == metric.compares)
+    return any(measured(row.get(name)) for name in alike)
+
+
 def parsed(texts: Iterable[str], modality: Modality, measured: Collection[str]) -> list[Bound]:
     """Return the bounds in texts such as `ssim=0.5`, or `15` for the leading metric.
 
@@ -298,7 +312,8 @@ class Played:
             for finding in own:
                 check = _check(finding, bound, undefended(self.scenario, arm))
                 told = _guessed(finding, bound), check.reason, finding.behind
-                checks.append(self._with_what_else(replace(check, reason="; ".join(filter(None, told)))))
+                check = self._with_what_else(replace(check, reason="; ".join(filter(None, told))))
+                checks.append(_with_gaps(check, bound.metric, rows))
             yield from (
                 replace(check, reason=f"{check.reason}; {doubt}") if doubt and check.state == "inconclusive" else check
                 for check in checks
@@ -545,6 +560,16 @@ def _written(bound: Bound, found: Estimate | None) -> str:
 
 def _estimate(bound: Bound, curve: Roc) -> Estimate | None:
     return curve.auc if bound.name == "membership.auc" else curve.true_positives[RATES[-1]]
+
+
+def _with_gaps(check: Check, metric: Metric, rows: Sequence[Row]) -> Check:
+    """Return a check as not measured if its metric could not be computed of some answers, unless it failed."""
+    answers = [row for row in rows if (row["arm"], row["batch_size"]) == (check.arm, check.batch)]
+    gaps = sum(uncomputed(row, metric) for row in answers)
+    if not gaps or check.state == "failed":
+        return check
+    why = f"{metric.title} could not be computed for {gaps} of {len(answers)} reconstructions"
+    return replace(check, state="not measured", reason="; ".join(filter(None, (why, check.reason))))
 
 
 def _guessed(found: Finding, bound: Bound) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from statistics import fmean, stdev
 from typing import Any
 
@@ -154,11 +154,21 @@ class LabelMix:
 
 
 def spread(values: Iterable[float | None], ceiling: float = inf) -> Spread | None:
-    """Return mean, deviation and range of the measured values, each at most `ceiling`; None without any."""
+    """Return mean, deviation and range of the measured values, each at most `ceiling`; None without any.
+
+    Infinite values have no deviation.
+    """
     known = [min(float(v), ceiling) for v in values if v is not None and not isnan(v)]
     if not known:
         return None
-    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, min(known), max(known), len(known))
+    finite = all(map(isfinite, known))
+    deviation = stdev(known) if finite and len(known) > 1 else None
+    return Spread(mean(known), deviation, min(known), max(known), len(known))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of some values; NaN if there are infinite ones of both signs."""
+    return fmean(values) if all(map(isfinite, values)) else sum(values) / len(values)
 
 
 def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:

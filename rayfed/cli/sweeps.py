@@ -31,13 +31,13 @@ def resume(path: str, failed: bool, executor: ExecutorName, address: str | None,
 
 def _watched(quiet: bool, executor: ExecutorName, play: Callable[[Any], Any]) -> Any:
     from rayfed.analysis.sweep_folder import SweepFolder
-    from rayfed.report.sweep import write_sweep_report
+    from rayfed.report.sweep import try_sweep_report, write_sweep_report
     from rayfed.report.terminal_sweep import SweepView
 
     view = SweepView(console(), quiet, bar=executor is ExecutorName.RAY)  # in this process a debugger may prompt there
     try:
         folder = play(view)
-        view.finished(folder.outcomes().to_pylist(), folder.fields, write_sweep_report(folder))
+        view.finished(folder.outcomes().to_pylist(), folder.fields, try_sweep_report(folder, view.note))
         return folder
     except KeyboardInterrupt as error:
         if view.folder:

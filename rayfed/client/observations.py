@@ -74,13 +74,15 @@ class ObservationBuilder:
         """Return an inference's row for the table, and pairs of true and reconstructed images.
 
         The row is without the columns of its call. Each image that the attack made is paired with the nearest true
-        image of that class in the victim's data.
+        image of that class in the victim's data. Raises `UserError` for an answer that is not finite.
         """
         asked = {"auc": len(truth.candidates), "accuracy": len(guess.scores), "class_share": len(guess.images)}
         row = {"metric": guess.metric, "value": None, "chance": guess.chance, "candidates": asked[guess.metric]}
         row |= {"control": None, "scores": None}
         if guess.status != "ok":
             return row, []
+        if not all(part.isfinite().all() for part in (guess.scores, guess.control, guess.images) if part is not None):
+            raise UserError("its answer has values that are not finite")
         if guess.metric == "auc":
             return row | _told_apart(truth.candidates, guess), []
         of_class = truth.labels == guess.label

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from bdb import BdbQuit
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -16,7 +14,7 @@ from rayfed.attacks.base import Attack, Guess, InferenceAttack, Reconstruction, 
 from rayfed.attacks.remembered import Memory, remembering
 from rayfed.attacks.sealed import attempt
 from rayfed.client.arm import build_arm
-from rayfed.errors import UserError
+from rayfed.errors import describe_error
 from rayfed.memory import Fitting, more_memory, take_notes
 from rayfed.models.build import CopiedModels
 from rayfed.models.private import freeze
@@ -76,9 +74,9 @@ class Attacker:
             except BdbQuit:
                 raise  # a debugger that was left
             except torch.OutOfMemoryError as error:  # of one victim alone: others may be smaller
-                found.append(failed(method, f"{_why(error)}; {more_memory('attackers')}"))
+                found.append(failed(method, f"{describe_error(error)}; {more_memory('attackers')}"))
             except Exception as error:  # its own, its options', the model's under it, or the machine's
-                found += [failed(method, _why(error)) for _ in seen[len(found) :]]
+                found += [failed(method, describe_error(error)) for _ in seen[len(found) :]]
         if not any(guess.seconds for guess in found):
             found = [replace(guess, seconds=(perf_counter() - began) / len(found)) for guess in found]
         found[0] = replace(found[0], notes=tuple(take_notes()))
@@ -91,14 +89,6 @@ class Attacker:
                 return memory
         self._memories.append((nameless, Memory()))
         return self._memories[-1][1]
-
-
-def _why(error: Exception) -> str:
-    """Return what an attack raised, and where; an error that is for the user says so itself."""
-    if isinstance(error, UserError):
-        return str(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"raised {type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
 
 
 def _without_images(guess: Guess) -> Guess:

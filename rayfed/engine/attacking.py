@@ -182,6 +182,11 @@ class Attacks:
     def _note_once(self) -> NoteOnce:
         return NoteOnce(self.progress.note)
 
+    @cached_property
+    def _failures(self) -> dict[str, str]:
+        """Reasons of what could not be computed, by name, as far as they were noted."""
+        return {}
+
     def begin(self, round: int, sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]) -> Begun | None:
         """Begin the attacks of a round before it is trained, as many as are observed at once; `strike` ends them.
 
@@ -364,6 +369,7 @@ class Attacks:
             truths, args = play.truths[i]
             score.append(Call("score", (truths, refs, play.due[i].strip, *args), i))
         scored = {call.tag: result for call, result, *_ in self.run_clients(score)}
+        self._note_failures(one for victims in scored.values() for one in victims)
         for i, d in enumerate(play.due):
             if i in play.attacked:
                 note_attack(tables, d, play.round, play.attacked[i][0], scored[i])
@@ -375,6 +381,13 @@ class Attacks:
                     _note_unplayed(tables, rest, play.round, *unplayed)
             else:
                 _note_measured(tables, d, play.round, self.allowance.tried)
+
+    def _note_failures(self, scored: Iterable[Scored]) -> None:
+        """Print a note on each metric that could not be computed, with its first reason."""
+        for name, why in (failure for one in scored for failure in one.failures):
+            if name not in self._failures:
+                self._failures[name] = why
+                self.progress.note(f"{name} is left empty, it could not be computed: {why}")
 
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
         seconds = self.scenario.resources.timeout
@@ -431,17 +444,19 @@ def note_attack(
     scored: Sequence[Scored],
 ) -> None:
     """Add one call's rows to the tables of attacks, traces, images, texts, snapshots and inferences."""
-    for victim, outcome, (rows, images, texts, snapshots) in zip(d.victims, outcomes, scored, strict=True):
+    for victim, outcome, one in zip(d.victims, outcomes, scored, strict=True):
         key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "victim": victim, "repeat": d.repeat}
-        tables.images += [key | image for image in images]
-        tables.texts += [key | text for text in texts]
-        tables.snapshots += [key | snapshot for snapshot in snapshots]
+        tables.images += [key | image for image in one.images]
+        tables.texts += [key | text for text in one.texts]
+        tables.snapshots += [key | snapshot for snapshot in one.snapshots]
         if isinstance(outcome, Inference):
             said = {"status": outcome.status, "message": outcome.message}
-            tables.inferences += [key | said | row for row in rows]  # the judge, too, may say that it does not apply
+            tables.inferences += [
+                key | said | row for row in one.rows
+            ]  # the judge, too, may say that it does not apply
             continue
         result = {
-            "batch_size": len(rows),
+            "batch_size": len(one.rows),
             "observes": d.attack.observes,
             "knowledge": ",".join(d.attack.knowledge),
             "objective": outcome.loss,
@@ -450,7 +465,7 @@ def note_attack(
             "status": outcome.status,
             "message": outcome.message,
         }
-        tables.attacks += [key | row | result for row in rows]
+        tables.attacks += [key | row | result for row in one.rows]
         tables.traces += [key | {"iteration": i, "objective": o} for i, o in outcome.trace]
 
 

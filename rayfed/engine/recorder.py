@@ -14,11 +14,11 @@ from typing import Any, cast
 from rayfed.engine.clock import DROPPED
 from rayfed.engine.progress import Progress
 from rayfed.engine.tables import RoundTables
-from rayfed.errors import LeaseError, UserError, plain
+from rayfed.errors import LeaseError, UserError, noting_errors, plain
 from rayfed.store import checkpoint, exits
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.exits import RunKind
-from rayfed.store.folder import RunFolder
+from rayfed.store.folder import REPORT, RunFolder
 
 
 class RunRecorder:
@@ -30,7 +30,7 @@ class RunRecorder:
         """
         self._folder, self._kind, self._rounds = folder, kind, rounds
         self._told = {name: said for name, said in told.items() if said}
-        self._done, self._text = 0, StringIO()
+        self._done, self._text, self._progress = 0, StringIO(), Progress()
         if folder.exists("log.txt"):
             self._text.write(folder.read_text("log.txt"))
 
@@ -40,7 +40,8 @@ class RunRecorder:
         self._folder.write_text("log.txt", self._text.getvalue())
 
     def logging(self, progress: Progress) -> Progress:
-        """Return a progress whose notes also go to the log."""
+        """Return a progress whose notes also go to the log; a page that fails is noted there, too."""
+        self._progress = progress
         return cast(Progress, _Logging(self, progress))
 
     def write(self, round: int, tables: RoundTables) -> list[str]:
@@ -112,9 +113,18 @@ class RunRecorder:
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 
     def _report(self) -> None:
-        from rayfed.report.run import write_report  # its plotting libraries cost a second, at the end not at the start
+        """Write the report; if it fails, note why: the run has its results without it."""
+        with noting_errors(self._note_missing_report):
+            from rayfed.report.run import write_report  # its plotting libraries cost a second, at the end, not before
 
-        write_report(self._folder)
+            write_report(self._folder)
+
+    def _note_missing_report(self, why: str) -> None:
+        self._folder.remove(REPORT)  # that of an earlier state
+        url = self._folder.url
+        self.logging(self._progress).note(
+            f"{REPORT} could not be made: {why}; the results are kept, and `rayfed report {url}` makes it again"
+        )
 
     @contextmanager
     def _not_hiding_the_first(self) -> Iterator[None]:

@@ -25,6 +25,8 @@ class Scored(NamedTuple):
     texts: Sequence[dict[str, Any]] = ()
     """Rows for the table of texts, of samples that are none."""
     snapshots: Sequence[dict[str, Any]] = ()
+    failures: Sequence[tuple[str, str]] = ()
+    """Names of metrics, pictures and figures that could not be computed, with the reasons."""
 
 
 @dataclass

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from math import inf
 from typing import Any
 
@@ -31,6 +32,7 @@ from rayfed.client.visit import ClientVisit, Truth
 from rayfed.defences.base import Batch
 from rayfed.engine.inputs import scorer
 from rayfed.engine.tables import Rows, Scored
+from rayfed.errors import noting_errors
 from rayfed.memory import Peak, peak
 from rayfed.metrics.score import Scorer
 from rayfed.models.private import without
@@ -62,8 +64,8 @@ class ClientWorker(ClientRuntime):
         They are merged as far as the server's tree merges them, by their places in it (`TreeFold.nodes`).
         """
         fold = TreeFold(self.rule(arm, sent), cohorts)
-        for (level, index), partial in (place for some in partials for place in some.items()):
-            fold.add(index, partial, level)
+        for (level, index), result in (place for some in partials for place in some.items()):
+            fold.add(index, result, level)
         return None, fold.nodes
 
     def first_work(self) -> Peak:
@@ -142,48 +144,72 @@ class ClientWorker(ClientRuntime):
         """Return each victim's rows for the tables of attacks or inferences, and of images or texts.
 
         With `strip`, also those of the first victim's snapshots; all without the columns of the call. `observed` are
-        the arguments of `observe`; without them `between` is not measured.
+        the arguments of `observe`; without them `between` is not measured. A metric or picture that raises is left out.
         """
-        return [
-            self._inferred(t, g) if isinstance(g, Inference) else self._scored(t, g, strip and not i, i, *observed)
+        scored = [
+            self._inferred(t, g) if isinstance(g, Inference) else self._rebuilt(t, g, strip and not i, i, *observed)
             for i, (t, g) in enumerate(zip(truths, guesses, strict=True))
         ]
+        return [one._replace(failures=tuple(self._scorer.failures.items())) for one in scored]
+
+    def _noting(self, name: str) -> AbstractContextManager[None]:
+        """Return a context in which an error is kept with the metrics' failures instead of raised."""
+        return noting_errors(partial(self._scorer.failures.setdefault, name))
 
     def _inferred(self, truth: Truth, guess: Inference) -> Scored:
-        row, pairs = ObservationBuilder(self).judge(truth, guess)
-        images = [
-            {"sample": i, "true": encode_png(true), "reconstructed": encode_png(made)}
-            for i, (true, made) in enumerate(pairs)
-        ]
+        nothing = {"value": None, "candidates": 0, "control": None, "scores": None}
+        row = {"metric": guess.metric, "chance": guess.chance, **nothing, "status": "failed"}
+        pairs, images = list[tuple[Tensor, Tensor]](), Rows()
+        with noting_errors(lambda why: row.update(message=f"its answer could not be scored: {why}")):
+            row, pairs = ObservationBuilder(self).judge(truth, guess)
+        with self._noting("images"):
+            images = [
+                {"sample": i, "true": encode_png(true), "reconstructed": encode_png(made)}
+                for i, (true, made) in enumerate(pairs)
+            ]
         return Scored([row], images)
 
+    def _rebuilt(self, truth: Truth, guess: Reconstruction, strip: bool, place: int, *observed: Any) -> Scored:
+        missed = {"distortion": truth.distortion, "fit": None, "between": None}
+        scored = Scored([row | missed for row in self._scorer.nothing(truth.labels)])
+        if guess.status not in ("not applicable", "failed"):
+            with self._noting("scores"):
+                scored = self._scored(truth, guess, strip, place, *observed)
+        return scored
+
     def _scored(self, truth: Truth, guess: Reconstruction, strip: bool, place: int, *observed: Any) -> Scored:
-        if guess.status in ("not applicable", "failed"):
-            missed = {"distortion": truth.distortion, "fit": None, "between": None}
-            return Scored([row | missed for row in self._scorer.nothing(truth.labels)])
         true = truth.inputs.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         if truth.decoys is not None:
             by_chance = self._scorer.told_apart(truth.decoys.cpu(), guess.images)
             rows = [row | {"decoy_told_apart": hit or 0.0} for row, hit in zip(rows, by_chance, strict=True)]
         orders = [row.pop("order") for row in rows]
-        fit, between = judged(guess, truth.fit, truth.fits, truth.nats), None
+        fit, between = None, None
+        with self._noting("fit"):
+            fit = judged(guess, truth.fit, truth.fits, truth.nats)
         if observed and fit is not None and fit <= _EXACT:
-            between = self._between(truth, guess.images[orders].to(truth.inputs), place, *observed)
+            with self._noting("between"):
+                between = self._between(truth, guess.images[orders].to(truth.inputs), place, *observed)
         rows = [row | {"distortion": truth.distortion, "fit": fit, "between": between} for row in rows]
         sample = self.data.sample
         if isinstance(sample, Tokens | Records):
-            return Scored(rows, texts=self._in_words(sample, rows, true, guess.images[orders]))
-        images = [
-            {"sample": row["sample"], "true": encode_png(image), "reconstructed": encode_png(guess.images[order])}
-            for row, image, order in zip(rows, true, orders, strict=True)
-        ]
-        snapshots = [
-            {"sample": row["sample"], "iteration": iteration, "image": encode_png(shown[order])}
-            for iteration, shown in (guess.snapshots if strip else ())
-            for row, order in zip(rows, orders, strict=True)
-            if order < len(shown)
-        ]
+            texts = Rows()
+            with self._noting("texts"):
+                texts = self._in_words(sample, rows, true, guess.images[orders])
+            return Scored(rows, texts=texts)
+        images, snapshots = Rows(), Rows()
+        with self._noting("images"):
+            images = [
+                {"sample": row["sample"], "true": encode_png(image), "reconstructed": encode_png(guess.images[order])}
+                for row, image, order in zip(rows, true, orders, strict=True)
+            ]
+        with self._noting("snapshots"):
+            snapshots = [
+                {"sample": row["sample"], "iteration": iteration, "image": encode_png(shown[order])}
+                for iteration, shown in (guess.snapshots if strip else ())
+                for row, order in zip(rows, orders, strict=True)
+                if order < len(shown)
+            ]
         return Scored(rows, images, snapshots=snapshots)
 
     def _between(self, truth: Truth, found: Tensor, place: int, *observed: Any) -> float | None:

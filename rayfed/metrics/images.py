@@ -9,11 +9,13 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from rayfed.errors import UserError
 from rayfed.metrics.base import Metric
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_SMALLEST_WINDOW = 3
 PSNR_CEILING = 100.0
 """dB; a mean squared error of 1e-10, far below the 8-bit rounding of an image. Above it, copies count as equal."""
 
@@ -31,12 +33,15 @@ def psnr(a: Tensor, b: Tensor) -> Tensor:
 def ssim(a: Tensor, b: Tensor) -> Tensor:
     """Structural similarity of each pair, at most 1: (N, C, H, W) twice to (N,) float64.
 
-    Images under 7 pixels are seen through the largest odd window that fits; under 3 pixels scikit-image refuses.
+    Images under 7 pixels are seen through the largest odd window that fits. Raises `UserError` for images with a side
+    under 3 pixels, which no window fits.
     """
     from skimage.metrics import structural_similarity  # half a second and 20 MB of every client's actor
 
     side = min(a.shape[-2:])
-    window = max(3, min(7, side - 1 + side % 2))
+    if side < _SMALLEST_WINDOW:
+        raise UserError(f"SSIM needs images of at least 3 x 3 pixels; found {a.shape[-2]} x {a.shape[-1]}")
+    window = min(7, side - 1 + side % 2)
     pairs = zip(a.double().cpu().numpy(), b.double().cpu().numpy(), strict=True)
     values = [structural_similarity(x, y, win_size=window, data_range=1, channel_axis=0) for x, y in pairs]
     return a.double().new_tensor(values)

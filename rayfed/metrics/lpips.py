@@ -66,6 +66,8 @@ class Lpips:
             return torch.cat([network(x, y).flatten() for x, y in chunks])
 
     def _prepare(self, images: Tensor) -> Tensor:
+        if images.shape[1] not in (1, 3):
+            raise UserError(f"LPIPS needs images of 1 or 3 channels; found {images.shape[1]}")
         images = images.float().expand(-1, 3, -1, -1)
         side = min(images.shape[-2:])
         if side < _SMALLEST[self.net]:

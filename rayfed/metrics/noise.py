@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rayfed.errors import UserError
 from rayfed.models.pretrained import load_evaluator
 
 _CHUNK = 64
@@ -25,6 +26,8 @@ class NoiseRatio:
 
     def __call__(self, true: Tensor, guess: Tensor) -> Tensor:
         """Return the estimated share of noise in `guess`, (N,) in [0, 1], of images (N, C, H, W), C = 1 or 3."""
+        if guess.shape[1] not in (1, 3):
+            raise UserError(f"noise_ratio needs images of 1 or 3 channels; found {guess.shape[1]}")
         network = load_evaluator(self.evaluator, guess.device)
         with torch.no_grad():
             return torch.cat([network(images.float()) for images in guess.split(_CHUNK)])

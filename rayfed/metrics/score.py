@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from math import isnan
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from rayfed.errors import UserError, nearest
+from rayfed.errors import UserError, nearest, noting_errors
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.guessing import Others
 from rayfed.metrics.known import METRICS, metrics_of
@@ -44,6 +45,8 @@ class Scorer:
     """Description of the samples."""
     others: Others | None = None
     """Samples that no victim holds, for metrics that set reconstructions beside guesses."""
+    failures: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Why metrics could not be computed, by name: the first reason of each, of all samples scored so far."""
 
     def __post_init__(self) -> None:
         known = metrics_of(self.sample.modality)
@@ -59,7 +62,8 @@ class Scorer:
         """Return one row for each true image, in order.
 
         Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
-        device. A row holds `sample` (index of the true image), `order` (index of the reconstruction matched to it),
+        device. If a metric raises, its column is empty and the reason is in `failures`. A row holds `sample` (index of
+        the true image), `order` (index of the reconstruction matched to it),
         `true_label`, `label` (the one found with that reconstruction; of numbers `target_error`, beside
         `target_guess_error`), `label_guess_accuracy` (`even_guess`) and the named metrics: None where the
         reconstruction is not finite or the metric has no number, where a metric's network has no weights, and where it
@@ -88,14 +92,14 @@ class Scorer:
             function = functions.get(name)
             match METRICS[name].compares:
                 case "labels":
-                    columns[name] = [function(true_labels, labels) if function else None] * len(order)
+                    columns[name] = self._of_batch(name, function, true_labels, labels)
                 case "masks":
                     stated = labels.shape == true_labels.shape and true_labels.ndim == 3
-                    columns[name] = _column(function if stated else None, true_labels, labels[order])
+                    columns[name] = self._column(name, function if stated else None, true_labels, labels[order])
                 case "class":
-                    columns[name] = _column(function, true_labels, guess)
+                    columns[name] = self._column(name, function, true_labels, guess)
                 case "samples":
-                    columns[name] = _column(function, true_images, guess)
+                    columns[name] = self._column(name, function, true_images, guess)
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         if self.others is None:
             return rows
@@ -104,9 +108,14 @@ class Scorer:
 
     def _parts(self, others: Others, true: Tensor, guess: Tensor) -> list[dict[str, Any]]:
         """Return the columns on parts of the samples; None for reconstructions that are not finite."""
+        found: list[dict[str, Any]] = [dict.fromkeys(NAMES) for _ in guess]
         finite = guess.flatten(1).isfinite().all(1)
-        told = iter(parts(self.sample, others, true[finite], guess[finite]) if finite.any() else ())
-        return [next(told) if usable else dict.fromkeys(NAMES) for usable in finite.tolist()]
+        if finite.any():
+            with noting_errors(partial(self.failures.setdefault, "parts_found")):
+                told = parts(self.sample, others, true[finite], guess[finite])
+                for place, row in zip(finite.nonzero()[:, 0].tolist(), told, strict=True):
+                    found[place] = row
+        return found
 
     def _guessed_labels(self, true: Tensor) -> dict[str, list[float | None]]:
         """Return the column on labels named without looking at the update; of numbers, or classes of places, None."""
@@ -116,7 +125,33 @@ class Scorer:
     def told_apart(self, others: Tensor, images: Tensor) -> list[float | None]:
         """Return `told_apart` of `score` with `others` (N, *shape) as the truth, which is chance."""
         function, images = _functions(self).get("told_apart"), images.to(others)
-        return _column(function, others, images[assign(others, images, self.sample)])
+        return self._column("told_apart", function, others, images[assign(others, images, self.sample)])
+
+    def _column(
+        self, name: str, function: Callable[..., Any] | None, true: Tensor, guess: Tensor
+    ) -> list[float | None]:
+        """Return a metric of each reconstruction; None if that is not finite, or the metric has no number."""
+        found: list[float | None] = [None] * len(guess)
+        if function is None:
+            return found
+        finite = guess.flatten(1).isfinite().all(1)
+        if not finite.any():
+            return found
+        with noting_errors(partial(self.failures.setdefault, name)):
+            values = _numbers(function(true[finite], guess[finite]), int(finite.sum()))
+            for place, value in zip(finite.nonzero()[:, 0].tolist(), values, strict=True):
+                found[place] = None if isnan(value) else value
+        return found
+
+    def _of_batch(
+        self, name: str, function: Callable[..., Any] | None, true: Tensor, found: Tensor
+    ) -> list[float | None]:
+        """Return a metric of a batch's labels for each of its samples."""
+        value = None
+        if function is not None:
+            with noting_errors(partial(self.failures.setdefault, name)):
+                value = float(function(true, found))
+        return [None if value is None or isnan(value) else value] * len(true)
 
     def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
         """Return the rows of an attack without results: the truth, and None for what was not found."""
@@ -132,9 +167,10 @@ def _stated(true: Tensor, found: Tensor, order: Tensor, median: Tensor | None) -
 
     Beside the numbers stands how far the `median` (k,) of other samples' is off.
     """
-    if _are_classes(true):
-        return {"true_label": true.tolist(), "label": found.to(true)[order].tolist()}
     nothing: list[Any] = [None] * len(true)
+    if _are_classes(true):
+        named = found.to(true)[order].tolist() if found.shape == true.shape else nothing
+        return {"true_label": true.tolist(), "label": named}
     if not true.is_floating_point():
         return {"true_label": nothing, "label": nothing}
     errors = (found[order] - true).abs().mean(1).tolist() if found.shape == true.shape else nothing
@@ -148,13 +184,12 @@ def _are_classes(labels: Tensor) -> bool:
     return labels.ndim == 1 and not labels.is_floating_point()
 
 
-def _column(function: Callable[..., Any] | None, true: Tensor, guess: Tensor) -> list[float | None]:
-    finite = guess.flatten(1).isfinite().all(1)
-    if function is None or not finite.any():
-        return [None] * len(guess)
-    values = iter(function(true[finite], guess[finite]).tolist())
-    found = [next(values) if usable else None for usable in finite.tolist()]
-    return [None if value is None or isnan(value) else value for value in found]
+def _numbers(values: Any, count: int) -> list[float]:
+    """Return a metric's values as numbers; raises `ValueError` unless there is one for each of the samples."""
+    found = torch.as_tensor(values, dtype=torch.float64)
+    if found.shape != (count,):
+        raise ValueError(f"it gives {tuple(found.shape)} values for {count} samples; expected ({count},)")
+    return found.tolist()
 
 
 @lru_cache
@@ -169,13 +204,14 @@ def _functions(scorer: Scorer) -> _Functions:
 def _load(scorer: Scorer) -> tuple[_Functions, list[str]]:
     """Load each metric's function; return also why some columns stay empty."""
     functions: _Functions = {}
-    missing: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}
     for metric in map(METRICS.__getitem__, scorer.names):
         given = [getattr(scorer, need) for need in metric.needs]
-        try:
+        with noting_errors(partial(reasons.__setitem__, metric.name)):
             functions[metric.name] = metric.function(*given) if given else metric.function
-        except UserError as error:
-            missing.setdefault(str(error), []).append(metric.name)
+    missing: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        missing.setdefault(why, []).append(name)
     return functions, [_stay_empty(names, why) for why, names in missing.items()]
 
 

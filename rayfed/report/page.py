@@ -23,10 +23,9 @@ from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
 from rayfed.store.exits import advice
-from rayfed.store.folder import RunFolder
+from rayfed.store.folder import REPORT, RunFolder
 from rayfed.version import __version__
 
-REPORT = "report.html"
 _BACKTICKS = compile("`([^`]+)`")
 UNFOLDED = 12
 """Most pairs of an arm and an attack whose charts are not folded: each has a line of its own there."""

@@ -18,12 +18,11 @@ from rayfed import registry
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, SweepFolder
 from rayfed.documents import dump_yaml
-from rayfed.report.page import REPORT
 from rayfed.report.run import write_report
 from rayfed.report.share import LEFT_OUT, rewritten, sharing
 from rayfed.report.sweep import write_sweep_report
 from rayfed.scenario.editors import json_schema
-from rayfed.store.folder import SCENARIO, RunFolder
+from rayfed.store.folder import REPORT, SCENARIO, RunFolder
 
 REDACTED = "report-redacted.html"
 _DROPPED = ("partition", "scores", "private")

@@ -19,6 +19,7 @@ from rayfed.analysis.summary import Row, Spread, measured, spread
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.verdicts import closest, criterion_of, guess
+from rayfed.errors import noting_errors
 from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
@@ -63,6 +64,15 @@ def write_sweep_report(sweep: SweepFolder, redacted: bool = False) -> str:
     """Make `report.html` of a sweep and return where it is, as `rayfed.report.run.write_report` of a run."""
     contents = _contents(sweep) | {"redacted": redacted}
     return write_page(sweep.files, "sweep_report.html.j2", contents, plotting=contents["explorer"].x is not None)
+
+
+def try_sweep_report(sweep: SweepFolder, note: Callable[[str], object]) -> str | None:
+    """Make the report of a sweep that has ended; if it fails, return None and note why: the trials are kept."""
+    page = None
+    again = f"the results are kept, and `rayfed report {sweep.url}` makes it again"
+    with noting_errors(lambda why: note(f"the sweep's report could not be made: {why}; {again}")):
+        page = write_sweep_report(sweep)
+    return page
 
 
 def _contents(sweep: SweepFolder) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from rayfed.analysis.verdicts import (
     run_findings,
     verdicts,
 )
+from rayfed.errors import noting_errors
 from rayfed.hidden import UNUSED
 from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
@@ -47,6 +48,7 @@ from rayfed.report import words
 from rayfed.report.samples import warning
 from rayfed.report.time_left import TimeLeft
 from rayfed.store.exits import advice, over, status
+from rayfed.store.folder import REPORT, SCENARIO
 from rayfed.store.schemas import UNPLAYED, VERSUS
 
 if TYPE_CHECKING:
@@ -235,6 +237,17 @@ class RunView:
         self._played += rows
         if self._brief:
             return
+        with noting_errors(self._note_unprinted):
+            self._say_round(rows, attacks, inferences)
+        self._last |= {row["arm"]: row for row in rows}
+        self._round_began = monotonic()
+
+    def _say_round(
+        self,
+        rows: Sequence[dict[str, Any]],
+        attacks: Sequence[dict[str, Any]],
+        inferences: Sequence[dict[str, Any]],
+    ) -> None:
         width = max([11, *(len(row["arm"]) for row in rows)])
         for row in rows:
             if VERSUS in row["arm"] and row.get("test_accuracy") is None:
@@ -248,8 +261,9 @@ class RunView:
             self.say(f"  {attack} on {arm}: {_summary(found, audit.modality_of(attacks))}")
         for (arm, attack), found in _grouped(inferences).items():
             self.say(f"  {attack} on {arm}: {_inferred(found)}")
-        self._last |= {row["arm"]: row for row in rows}
-        self._round_began = monotonic()
+
+    def _note_unprinted(self, why: str) -> None:
+        self.note(f"a part of the summary could not be printed: {why}")
 
     @property
     def folder(self) -> RunFolder | None:
@@ -263,7 +277,8 @@ class RunView:
             self._attacks, self._inferences = (
                 self._folder.read_table(name).to_pylist() for name in ("attacks", "inferences")
             )
-            self._say_verdicts(over(status(self._folder)))
+            with noting_errors(self._note_unprinted):
+                self._say_verdicts(over(status(self._folder)))
             page, todo = f"{self._folder.url}/report.html", advice("interrupted", kind, self._folder.url)
             if kind != "attack":  # `rayfed resume` is told beside the end of the command
                 self.note(f"{page} shows what there is")
@@ -297,6 +312,19 @@ class RunView:
     def finished(self, report: str) -> None:
         """Print the table that the run was for, and where to read more."""
         self.close()
+        with noting_errors(self._note_unprinted):
+            self._say_results()
+        self._say_report(report)
+        with noting_errors(self._note_unprinted):
+            self._warn_of_samples()
+
+    def _say_report(self, report: str) -> None:
+        """Print the path of the report, unless it could not be made, which was noted."""
+        folder = self._folder
+        if folder is None or folder.exists(REPORT) or not folder.exists(SCENARIO):
+            self.say(f"report: {report}")
+
+    def _say_results(self) -> None:
         found = matrix(self._last.values())
         if not found.outcomes:
             self._say_effects()
@@ -313,12 +341,17 @@ class RunView:
                 self.say(sentence)
         if step := next_step(self._scenario, self._attacks, told):
             self.say(step)
-        self.say(f"report: {report}")
-        self._warn_of_samples()
 
     def audited(self, weights: str, report: str) -> None:
         """Print the worst case of every sample, each defence's effect, a sentence on each, and where to read more."""
         self.close()
+        with noting_errors(self._note_unprinted):
+            self._say_audit(weights)
+        self._say_report(report)
+        with noting_errors(self._note_unprinted):
+            self._warn_of_samples()
+
+    def _say_audit(self, weights: str) -> None:
         left: Mapping[str, Any] = {}
         if self._folder:  # whose scenario has the arms that there was no time for, too
             self._scenario, left = self._folder.scenario(), status(self._folder)
@@ -333,8 +366,6 @@ class RunView:
         step = next_step(self._scenario, self._attacks, told, left.get("enough"), left.get("fewer"))
         for line in filter(None, [*headline(self._scenario, told), step, self._time_unused()]):
             self.say(line)
-        self.say(f"report: {report}")
-        self._warn_of_samples()
 
     def _time_unused(self) -> str:
         """Return why an audit ended before its time; empty if it did not, or by seconds."""

@@ -20,6 +20,7 @@ from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, settings, strongest
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
+from rayfed.errors import noting_errors
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
 from rayfed.report.words import sweep_verdicts
@@ -77,7 +78,8 @@ class SweepView:
         """Print one line for the trial, and about how long the others will take: on the bar, and once in a line."""
         self._ended += 1
         self._failed += rows[0]["status"] == "failed"
-        self._say_trial(trial, rows)
+        with noting_errors(self._note_unprinted):
+            self._say_trial(trial, rows)
         left = (monotonic() - self._began) / self._played() * max(self._trials - self._ended, 0)
         if self._task is not None:
             self._bar.update(self._task, advance=1, left=f"about {duration(left)} left")
@@ -102,9 +104,20 @@ class SweepView:
         told += ["stopped early" if row["status"] == "stopped" else ""]
         self._say(f"{what}: {', '.join(filter(None, told)) or 'played'}", markup=False)
 
-    def finished(self, rows: Sequence[dict[str, Any]], fields: Sequence[str], report: str) -> None:
-        """Print the settings in a table, those first that leak least, and where the report is."""
+    def finished(self, rows: Sequence[dict[str, Any]], fields: Sequence[str], report: str | None) -> None:
+        """Print the settings in a table, those first that leak least, and the path of the report, if there is one."""
         self.close()
+        with noting_errors(self._note_unprinted):
+            self._say_settings(rows, fields)
+        if report is not None:
+            self._say(f"report: {report}", markup=False)
+        with noting_errors(self._note_unprinted):
+            self.warn()
+
+    def _note_unprinted(self, why: str) -> None:
+        self.note(f"a part of the summary could not be printed: {why}")
+
+    def _say_settings(self, rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> None:
         scenario = SweepFolder(self._folder).scenario if self._folder else {}
         found = sorted(with_twins(settings(rows, fields), scenario), key=lambda s: _mean(s.measures.get("psnr")))
         shown = [name for name in _COLUMNS if any(name in s.measures for s in found)]
@@ -126,8 +139,6 @@ class SweepView:
             self._say(sentence, markup=False)
         if self._failed:
             self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; why stands in outcomes.parquet")
-        self._say(f"report: {report}", markup=False)
-        self.warn()
 
     def warn(self) -> None:
         """Say that the page has samples which are not known to be public, where it has."""

@@ -25,6 +25,7 @@ from rayfed.store.lease import CLAIM
 from rayfed.store.schemas import TABLES
 
 SCENARIO = "scenario.yaml"
+REPORT = "report.html"
 """The file that makes a folder a run folder."""
 BY_ROUND = frozenset(name for name, schema in TABLES.items() if "round" in schema.names)
 """Tables with a part for each round that gave rows; the others have one, which every driver writes as it begins."""

@@ -26,7 +26,6 @@ from rayfed.analysis.audit import (
     Finding,
     State,
     by_luck,
-    distortions,
     findings,
     labels_beyond,
     modality_of,
@@ -39,6 +38,7 @@ from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, rec
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.hidden import UNREHEARSED, UNSOLVED, UNUSED
 from rayfed.metrics.known import NOUNS, leading, modality_by
+from rayfed.store.folder import SCENARIO
 from rayfed.store.schemas import UNPLAYED
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class Verdict:
     """Whether no attack rebuilds samples here, and others inferred something."""
     figure: str = ""
     """The most that those inferred, in short: `AUC 0.648`."""
+    lacking: tuple[str, ...] = ()
+    """Reasons of its findings (`Finding.lacking`)."""
     untold: tuple[str, ...] = ()
     """Rates of membership attacks that too few non-members tell nothing of, with the reason."""
 
@@ -180,7 +182,8 @@ def verdicts(
         nearest = closest([row for row in rows if played_by(row) in parts] or rows, criterion)
         alone = bool(others) and not own and finished
         named = labels_beyond(own), by_luck(own)
-        told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest, *named, alone, _most(mine), few))
+        lacking = tuple(one.lacking for one in own if one.lacking)
+        told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest, *named, alone, _most(mine), lacking, few))
     return told
 
 
@@ -297,109 +300,102 @@ _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
 )
 
 
+_ADVICE: tuple[tuple[str, str], ...] = (
+    (NO_CODE, "run an adaptive attack on {arms}: add `knowledge: [defence, code]` to an attack."),
+    (
+        NONE_WORKS,
+        "add `knowledge: [defence, code]` to an attack that succeeds without a defence, to attack {arms}, or give the "
+        "adaptive attacks more iterations.",
+    ),
+    (UNTOLD, "measure the federation's defence itself with adaptive attackers (rayfed audit --defence)."),
+    (
+        UNUSED,
+        "write an attack that uses the code of the defence of {arms}, or change the defence. More time does not help.",
+    ),
+    (
+        UNSOLVED,
+        "write an attack on the buffers that clients of {arms} return, or return none. More time does not help.",
+    ),
+    (UNREHEARSED, "read why the defences of {arms} could not be run by an attacker. More time does not help."),
+)
+"""What to do about inconclusive arms, by the reason that their findings have, the first that applies."""
+
+
 def next_step(
     scenario: Mapping[str, Any],
     attacks: Sequence[Row],
     told: Sequence[Verdict],
     enough: str | None = None,
     fewer: str | None = None,
+    run: str | None = None,
 ) -> str:
-    """Return what to do to learn more; empty if every arm has an answer.
+    """Return what to do to learn more, with a command if there is one; empty if every arm has a result.
 
-    `enough` says what an audit has to be given to leave nothing out, where it planned to leave something out: if there
-    was time after all, it did not. `fewer` says that it attacked fewer samples.
+    `enough` says which options leave no attack of an audit out, `fewer` that an audit attacked fewer samples than it
+    was asked for. `run` is the folder of a run whose scenario can be launched again.
     """
-    states = {verdict.state for verdict in told}
     if told and all(verdict.inferred for verdict in told) and rates(told):
-        return "Next: hold the figures to a bound of yours (rayfed gate RUN --fail-above membership.auc=0.6)."
+        return f"Next: check the figures against a bound:\n  rayfed gate {run or 'RUN'} --fail-above membership.auc=0.6"
     if not attacks:
         return ""
+    states = {verdict.state for verdict in told}
     if states == {"leaks"}:  # which more time does not change
-        return "Next: every arm leaks. Try stronger or other defences."
-    unplayed = any(row["status"] == UNPLAYED for row in attacks)
-    if enough and fewer and not unplayed:
-        return f"Next: {fewer}, for want of time. For all, give {enough}."
-    if enough and (unplayed or {verdict.arm for verdict in told} > {row["arm"] for row in attacks}):
-        return f"Next: attacks were left out for want of time. To have them played, give {enough}."
-    if unplayed:
-        options = [
-            f"fewer {option}s" if count > 2 else f"one {option}"
-            for option, count in (
-                ("defence", len(told) - 1),
-                ("batch size", len({row["batch_size"] for row in attacks})),
-                ("sample", len({row["victim"] for row in attacks})),
-            )
-            if count > 1
-        ]
-        less = f", or ask for {' or '.join(options)} at a time" if options else ""
-        return f"Next: attacks were left out for want of time. Give more time (more minutes){less}."
+        return "Next: every arm leaks. Try a stronger or another defence (rayfed list defences)."
+    if step := _step_of_time(attacks, told, enough, fewer):
+        return step
     inconclusive = [verdict for verdict in told if verdict.state == "inconclusive"]
-    if blind := [verdict.arm for verdict in inconclusive if NO_CODE in verdict.sentence]:
-        return f"Next: give an attack on {', '.join(blind)} the defence's code (knowledge: [defence, code])."
-    if weak := [verdict.arm for verdict in inconclusive if NONE_WORKS in verdict.sentence]:
-        return (
-            f"Next: give an attack that succeeds without a defence the code of {', '.join(weak)} (knowledge: [defence, "
-            "code]), or more iterations to those that have it."
-        )
-    if any(UNTOLD in verdict.sentence for verdict in inconclusive):
-        return "Next: measure the federation's defence itself, before attackers who know it (rayfed audit --defence)."
-    if unused := [verdict.arm for verdict in inconclusive if UNUSED in verdict.sentence]:
-        return (
-            f"Next: write an attack that uses what the code tells of {', '.join(unused)}, or change the defence: more "
-            "time does not help."
-        )
-    if unsolved := [verdict.arm for verdict in inconclusive if UNSOLVED in verdict.sentence]:
-        return (
-            f"Next: write an attack that solves the buffers that clients return on {', '.join(unsolved)}, or return "
-            "none: more time does not help."
-        )
-    if unrun := [verdict.arm for verdict in inconclusive if UNREHEARSED in verdict.sentence]:
-        return (
-            f"Next: the verdict on {', '.join(unrun)} says why an attacker could not run its defences: more time does "
-            "not help."
-        )
-    unfinished = any(undefended(scenario, v.arm) and UNEXPLAINED in v.sentence for v in inconclusive)
-    uncompared = [verdict.arm for verdict in inconclusive if UNCOMPARED in verdict.sentence]
-    if uncompared and not unfinished:  # a search that does not end without a defence is the first thing to mend
-        return (
-            f"Next: nothing shows that these attacks could find anything behind {', '.join(uncompared)}, and more time "
-            "does not help. A defence with an account says what is proved of any attack."
-        )
-    shows = (NEAR,) if "leaks" in states else (IN_ANOTHER_ORDER,)
-    if near := [verdict.arm for verdict in inconclusive if any(said in verdict.sentence for said in shows)]:
-        return f"Next: look at what was rebuilt on {', '.join(near)} beside the true samples (output.images: all)."
+    if step := _step_of_reasons(scenario, inconclusive, "leaks" in states):
+        return step
     bare = any(undefended(scenario, v.arm) and v.state == "not reconstructed" for v in told)
     if inconclusive or (bare and "leaks" not in states):
-        bare_first = "an attack that finds nothing without a defence says nothing of a defence. Give"
-        return (
-            f"Next: {'give' if 'leaks' in states else bare_first} the searches more iterations (of an audit by "
-            "--iterations): one that was cut short says nothing against a longer one."
-        )
+        first = "" if "leaks" in states else "an attack that fails without a defence shows nothing of a defence: "
+        return f"Next: {first}give the searches more iterations{_command(scenario, run)}"
     if "not measured" in states:
-        return "Next: see under Leakage why attacks did not answer."
-    if "leaks" not in states:
+        return "Next: see above why attacks returned no result."
+    held = [verdict.arm for verdict in told if verdict.state == "not reconstructed"]
+    if not held:
         return ""
-    held = [verdict for verdict in told if verdict.state == "not reconstructed"]
-    unless = _unless_secret(held)
-    step = f"Next: choose among the arms of which no sample was rebuilt, and attack them with longer searches{unless}."
-    models = {verdict.arm: repr(arm_spec(scenario, verdict.arm).get("model")) for verdict in told}
-    undefended_models = {model for arm, model in models.items() if undefended(scenario, arm)}
-    silent = {v.arm for v in held if not v.labels and not undefended(scenario, v.arm)}
-    silent = {arm for arm in silent if undefended_models <= {models[arm]}}
-    changed = {arm: far for arm, far in distortions(attacks).items() if arm in silent}
-    if len(changed) < 2:
-        return step
-    least, far = next(iter(changed.items()))  # the smallest stands first
-    of_these = f"Of those whose labels were not read off, {least} changes what is sent least (distortion {far:.2g})"
-    return f"{step} {of_these}; what it costs in accuracy takes a training."
+    return f"Next: attack {', '.join(held[:MOST])} for longer{_command(scenario, run)}"
 
 
-def _unless_secret(held: Sequence[Verdict]) -> str:
-    """Return which of the arms of which no sample was rebuilt leak labels, or may; empty if none does."""
-    read, maybe = ([v.arm for v in held if v.labels and v.by_luck == luck] for luck in (False, True))
-    said = [f"{', '.join(read)} {'leak' if len(read) > 1 else 'leaks'}, too"] if read else []
-    said += [f"{', '.join(maybe)} may{'' if read else ' leak, too'}"] if maybe else []
-    return f"; where the label is secret, {', and '.join(said)}" if said else ""
+def _step_of_time(attacks: Sequence[Row], told: Sequence[Verdict], enough: str | None, fewer: str | None) -> str:
+    """Return what to do about attacks or samples that were left out for lack of time; empty if there are none."""
+    unplayed = any(row["status"] == UNPLAYED for row in attacks)
+    if enough and fewer and not unplayed:
+        return f"Next: {fewer}, for lack of time. To attack all of them, give {enough}."
+    if enough and (unplayed or {verdict.arm for verdict in told} > {row["arm"] for row in attacks}):
+        return f"Next: attacks were left out for lack of time. To run them, give {enough}."
+    return "Next: attacks were left out for lack of time. Give more minutes, or fewer defences." if unplayed else ""
+
+
+def _step_of_reasons(scenario: Mapping[str, Any], inconclusive: Sequence[Verdict], leaks: bool) -> str:
+    """Return what to do about the first reason of `_ADVICE` that inconclusive arms have; empty if they have others."""
+
+    def arms_with(reason: str) -> list[str]:
+        return [verdict.arm for verdict in inconclusive if any(reason in one for one in verdict.lacking)]
+
+    for reason, advice in _ADVICE:
+        if arms := arms_with(reason):
+            return f"Next: {advice.format(arms=', '.join(arms))}"
+    unfinished = any(undefended(scenario, arm) for arm in arms_with(UNEXPLAINED))
+    if (arms := arms_with(UNCOMPARED)) and not unfinished:  # a search that does not end without a defence comes first
+        return (
+            f"Next: these attacks cannot be checked against the update of {', '.join(arms)}, and more time does not "
+            "help. Use a defence with a privacy account to bound every attack."
+        )
+    if arms := arms_with(NEAR if leaks else IN_ANOTHER_ORDER):
+        return f"Next: compare the reconstructions of {', '.join(arms)} with the originals (output.images: all)."
+    return ""
+
+
+def _command(scenario: Mapping[str, Any], run: str | None) -> str:
+    """Return the end of an advice on longer searches: the command, or the options of an audit."""
+    attacks = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
+    place = next((i for i, one in enumerate(attacks) if one.get("iterations")), None)
+    if run is None or place is None:
+        return " (--minutes, or --iterations)."
+    more = max(1000, 4 * int(attacks[place]["iterations"]))
+    return f":\n  rayfed launch {run}/{SCENARIO} --set attacks.{place}.iterations={more}"
 
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:

@@ -1,0 +1,114 @@
+"""Text on a run's results that the terminal prints: titles, legends and reasons, one function for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rayfed.analysis.audit import FEWEST, Criterion, Finding, in_part, short_title
+from rayfed.analysis.leakage_table import LeakageRow
+from rayfed.analysis.summary import Row, code_given, labels_given
+from rayfed.report.words import weights_of
+
+STATES = {
+    "leaks": "LEAKS",
+    "not reconstructed": "not reconstructed",
+    "inconclusive": "inconclusive",
+    "not measured": "NOT MEASURED",
+    "nothing to attack": "nothing to attack",
+}
+"""Verdict of a state, as the table prints it."""
+AUC = (
+    "AUC: probability that a member scores above a non-member (0.5 by chance), with its 95 % interval. Control: the "
+    "same candidates with an update that none of them is in."
+)
+"""Legend of membership attacks."""
+_OBSERVED = {"gradient": "one gradient", "update": "the update of a round", "shown": "what clients are shown"}
+
+
+def title_of_leakage(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
+    """Return the title of the table of leakage: attacks, attackers, observation and batch size, if they are alike."""
+    names = list(dict.fromkeys(short_title(row) for row in attacks))
+    parts = [", ".join(names) if len(names) <= 2 else f"best of {len(names)} attacks", _attackers(attacks)]
+    observed = list(dict.fromkeys(row["observes"] for row in attacks))
+    if len(observed) == 1:
+        model = scenario.get("model") or {}
+        first = {row["round"] for row in attacks} == {0} and model.get("name")
+        weights = f" of {weights_of(model)}" if first and observed == ["gradient"] else ""
+        parts.append(f"{_OBSERVED.get(observed[0], observed[0])}{weights}")
+    sizes = {row["batch_size"] for row in attacks}
+    if len(sizes) == 1:
+        parts.append(f"batch size {sizes.pop()}")
+    return f"Leakage: {', '.join(parts)}"
+
+
+def _attackers(attacks: Sequence[Row]) -> str:
+    adaptive = {code_given(row) for row in attacks}
+    if len(adaptive) > 1:
+        return "non-adaptive and adaptive attackers"
+    return "adaptive attacker" if adaptive == {True} else "non-adaptive attacker"
+
+
+def legend(rows: Sequence[LeakageRow], attacks: Sequence[Row], criterion: Criterion) -> list[str]:
+    """Return what the words of the table of leakage mean, a line each."""
+    noun, limit = criterion.noun, criterion.written(criterion.threshold)
+    states = {row.state for row in rows}
+    lines = []
+    if "leaks" in states:
+        lines.append(
+            f"LEAKS: at least one {noun} reaches {limit} and beats the baseline, the best guess without the update."
+        )
+    if "not reconstructed" in states:
+        lines.append(
+            f"Not reconstructed: by these attacks{_iterations(attacks)}. It is not a guarantee; only epsilon is."
+        )
+    if states & {"inconclusive", "not measured"}:
+        lines.append("Inconclusive, not measured: the run does not show whether the arm leaks.")
+    unit = "PSNR in dB, higher is closer to the original" if criterion.modality == "pixels" else "Shares recovered"
+    return [*lines, f"{unit}. {_of_labels(rows, attacks)}".strip()]
+
+
+def _iterations(attacks: Sequence[Row]) -> str:
+    most = max((row["iterations"] for row in attacks if row.get("iterations")), default=0)
+    return f", with at most {most:,} iterations" if most else ""
+
+
+def _of_labels(rows: Sequence[LeakageRow], attacks: Sequence[Row]) -> str:
+    majority = {row.majority for row in rows if row.majority}
+    if not majority:
+        return "Labels were given to the attackers." if any(map(labels_given, attacks)) else ""
+    shares = " to ".join(f"{100 * share:.0f} %" for share in dict.fromkeys((min(majority), max(majority))))
+    return f"Labels: share recovered; the best guess without the update gets {shares}."
+
+
+def reasons(rows: Iterable[LeakageRow], criterion: Criterion) -> list[str]:
+    """Return why arms are inconclusive or not measured, or leak only in part; arms with one reason share a line."""
+    arms: dict[str, list[str]] = {}
+    for row in rows:
+        for reason in reasons_of(row.finding, criterion):
+            names = arms.setdefault(reason, [])
+            names += [row.arm] * (row.arm not in names)
+    return [f"{', '.join(names)}: {reason}" for reason, names in arms.items()]
+
+
+def reasons_of(finding: Finding, criterion: Criterion) -> list[str]:
+    """Return what the verdict of one arm and batch size rests on, beyond its state; empty if nothing is missing."""
+    found = []
+    if finding.unplayed:
+        found.append(f"not run for lack of time: {', '.join(finding.unplayed)}")
+    if finding.state == "nothing to attack":
+        return [*finding.reasons]
+    if finding.state == "leaks":
+        if finding.leaked < finding.samples and (parts := in_part(finding, criterion)):
+            found.append(parts)
+        return found
+    if finding.awaited:
+        found.append(f"no result from {', '.join(finding.awaited)}")
+    found += [f"no result: {reason}" for reason in finding.reasons]
+    if finding.state in ("inconclusive", "not measured"):
+        found += filter(None, [finding.lacking])
+    if finding.state == "not measured" and not found:
+        found.append("no attack returned a result")
+    if finding.untimed:
+        found.append(f"{', '.join(finding.untimed)}: at most {FEWEST} evaluations")
+    return [*found, *filter(None, [finding.caveat, finding.behind])]

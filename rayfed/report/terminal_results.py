@@ -1,0 +1,161 @@
+"""Tables that the terminal prints at the end of a run: leakage, attacks, cost, inference, robustness."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from rayfed.analysis.audit import TWINS, Criterion, Finding
+from rayfed.analysis.formats import NONE, decibel, duration, points, share
+from rayfed.analysis.leakage_table import LeakageRow
+from rayfed.analysis.robustness import Matrix, Outcome
+from rayfed.analysis.summary import ArmSummary, Claim, labels_given, measured
+from rayfed.metrics.known import leading
+from rayfed.report.results_text import STATES
+
+STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
+"""Colour of a verdict."""
+
+
+def table(*columns: str, left: int = 1) -> Table:
+    """Return an empty table whose first columns are aligned to the left, the others to the right."""
+    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for place, column in enumerate(columns):
+        made.add_column(column, justify="left" if place < left else "right", no_wrap=True)
+    return made
+
+
+def leakage_table(rows: Sequence[LeakageRow], criterion: Criterion) -> Table:
+    """Return the table of leakage: a verdict and figures for each arm and batch size."""
+    batches = len({row.batch_size for row in rows}) > 1
+    unit = "PSNR" if criterion.modality == "pixels" else "share"
+    labels = any(row.labels is not None for row in rows)
+    columns = ["arm", "verdict", *["batch"] * batches, f"{criterion.noun}s", f"{unit} mean", "max", "baseline"]
+    made = table(*columns, *["labels"] * labels, left=2)
+    for row in rows:
+        verdict = Text(STATES[row.state], STYLES.get(row.state, ""))
+        figures = (_value(value, criterion) for value in (row.mean, row.best, row.baseline))
+        recovered = NONE if row.labels is None else f"{100 * row.labels:.0f} %"
+        leaked = f"{row.leaked}/{row.samples}"
+        made.add_row(Text(row.arm), verdict, *[str(row.batch_size)] * batches, leaked, *figures, *[recovered] * labels)
+    return made
+
+
+def _value(value: float | None, criterion: Criterion) -> str:
+    if value is None:
+        return NONE
+    return decibel(min(value, leading(criterion.modality).ceiling)) if criterion.modality == "pixels" else share(value)
+
+
+def attacks_table(attacks: Sequence[Mapping[str, Any]], criterion: Criterion) -> Table | None:
+    """Return the table of attacks, a row for each attack on each arm; None if there is one attack only."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in attacks:
+        groups[row["attack"], row["arm"]].append(row)
+    if len({attack for attack, _ in groups}) < 2:
+        return None
+    unit = "PSNR" if criterion.modality == "pixels" else "share"
+    made = table("attack", "arm", "results", f"{unit} mean", "max", "labels", left=2)
+    for (attack, arm), rows in groups.items():
+        values = [value for row in rows if (value := criterion.nearness(row)) is not None]
+        labels = [row["label_accuracy"] for row in rows if measured(row.get("label_accuracy"))]
+        recovered = f"{100 * fmean(labels):.0f} %" if labels else NONE
+        results = sum(row["status"] == "ok" for row in rows)
+        made.add_row(
+            Text(attack),
+            Text(arm),
+            f"{results}/{len(rows)}",
+            _value(fmean(values) if values else None, criterion),
+            _value(max(values, default=None), criterion),
+            "given" if labels_given(rows[0]) else recovered,
+        )
+    return made
+
+
+def cost_table(arms: Sequence[ArmSummary], privacy: Mapping[str, str]) -> Table | None:
+    """Return the table of cost, compared with the first arm; None without a training."""
+    known = [arm for arm in arms if arm.rounds]
+    if not known:
+        return None
+    quality = next(
+        (name for name in ("accuracy", "error", "perplexity", "iou") if getattr(known[0], name) is not None), ""
+    )
+    simulated = any(arm.simulated for arm in known)
+    columns = [quality] * bool(quality) + ["train s/round", "upload kB/round"] + ["simulated time"] * simulated
+    made = table("arm", *columns, *["epsilon"] * bool(privacy))
+    for arm in known:
+        cells = [_quality(arm, quality)] * bool(quality)
+        cells.append(f"{arm.actor_seconds.mean:.2f}" if arm.actor_seconds else NONE)
+        cells.append(f"{arm.bytes_up / arm.rounds / 1000:,.0f}")
+        cells += [duration(arm.simulated.seconds) if arm.simulated else NONE] * simulated
+        made.add_row(Text(arm.name), *cells, *[privacy.get(arm.name, NONE)] * bool(privacy))
+    return made
+
+
+def _quality(arm: ArmSummary, name: str) -> str:
+    value = getattr(arm, name)
+    if value is None:
+        return NONE
+    if name == "accuracy":
+        change = "" if arm.accuracy_change is None else f"({points(arm.accuracy_change)})"
+        return f"{share(value)} {change:>7}".rstrip()
+    return share(value) if name == "iou" else f"{value:.4g}"
+
+
+def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], criterion: Criterion) -> Table:
+    """Return an audit's table of attackers: the maximum of the leading metric by what the attacker knows."""
+    unit = "PSNR" if criterion.modality == "pixels" else "share"
+    made = table("arm", "batch", "distortion", *(f"{unit} {twin}" for twin in TWINS))
+    for finding in found:
+        distortion = distortions.get(finding.arm)
+        values = (_value(finding.closest.get(twin), criterion) for twin in TWINS)
+        made.add_row(
+            Text(finding.arm), str(finding.batch), NONE if distortion is None else f"{distortion:.3f}", *values
+        )
+    return made
+
+
+def inference_table(claims: Sequence[Claim]) -> Table:
+    """Return the table of inferences, a row for each attack on each arm, with chance and control."""
+    made = table("arm", "attack", "measure", "value", "chance", "control", left=3)
+    for claim in claims:
+        value, chance, control = (_mean(spread) for spread in (claim.value, claim.chance, claim.control))
+        measure = claim.metric.replace("_", " ")
+        if claim.roc:
+            measure, value = "AUC", f"{claim.roc.auc.value:.3f} ({claim.roc.auc.low:.3f} to {claim.roc.auc.high:.3f})"
+            control = NONE if claim.roc.control is None else f"{claim.roc.control.value:.3f}"
+        made.add_row(Text(claim.arm), Text(claim.attack), measure, value, chance, control)
+    return made
+
+
+def _mean(spread: Any) -> str:
+    return NONE if spread is None else f"{spread.mean:.2f}"
+
+
+def robustness_table(found: Matrix) -> Table:
+    """Return the accuracy of every arm against every opponent, and how often a backdoor works."""
+    made = table("arm", *found.opponents)
+    for arm in found.arms:
+        made.add_row(Text(arm), *(_outcome(found.outcomes.get((arm, name))) for name in found.opponents))
+    return made
+
+
+def _outcome(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return NONE
+    return share(outcome.accuracy) + ("" if outcome.backdoor is None else f", {share(outcome.backdoor)}")
+
+
+def summary_of_attack(attack: str, rows: Sequence[Mapping[str, Any]], noun: str) -> str:
+    """Return a line on one attack in one round: arms, samples and how many had no result, with the first reason."""
+    arms = len({row["arm"] for row in rows})
+    each = len(rows) // arms
+    silent = [row for row in rows if row["status"] != "ok"]
+    why = f"; {len(silent)} without a result ({silent[0]['status']}: {silent[0]['message']})" if silent else ""
+    return f"  attack {attack}: {arms} arm{'s' * (arms != 1)} x {each} {noun}{'s' * (each != 1)}{why}"

@@ -13,7 +13,7 @@ from rayfed.analysis import summary
 from rayfed.analysis.criteria import criteria
 from rayfed.attacks.base import Reconstruction
 from rayfed.engine.attacking import AttackCall, note_attack
-from rayfed.engine.tables import RoundTables
+from rayfed.engine.tables import RoundTables, Scored
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
 from rayfed.scenario import AttackSpec, parse, resolve
@@ -82,7 +82,7 @@ def test_repeats_count_in_means_and_have_rows_of_their_own() -> None:
     for repeat in range(2):
         arm = resolve(parse("{name: t, federation: {rounds: 1, clients: 2}}"))["none"]
         call = AttackCall(arm, AttackSpec(name="dlg", repeats=2), (4,), repeat, strip=True)
-        note_attack(tables, call, 0, [outcome], [([{"sample": 0}], [{"sample": 0}], [], [{"sample": 0}])])
+        note_attack(tables, call, 0, [outcome], [Scored([{"sample": 0}], [{"sample": 0}], [], [{"sample": 0}])])
     for rows in (tables.attacks, tables.traces, tables.images, tables.snapshots):
         assert [row["repeat"] for row in rows] == [0, 1]
 

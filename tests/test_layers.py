@@ -24,7 +24,7 @@ from tests.conftest import REPOSITORY
 FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
     " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped rayfed.losses"
-    " rayfed.version rayfed.memory rayfed.hidden",
+    " rayfed.version rayfed.memory rayfed.hidden rayfed.user_exits",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
@@ -44,7 +44,8 @@ ARROWS = {
     # an attacker knows what samples are
     "rayfed.update": {"rayfed.hidden", "rayfed.samples"},
     # what all components need, in its own order
-    "rayfed.registry": {"rayfed.errors"},
+    "rayfed.user_exits": {"rayfed.errors"},
+    "rayfed.registry": {"rayfed.errors", "rayfed.user_exits"},
     "rayfed.shipped": {"rayfed.errors"},
     "rayfed.files": {"rayfed.errors"},
     "rayfed.memory": {"rayfed.errors"},

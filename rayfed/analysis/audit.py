@@ -1,7 +1,7 @@
-"""Audit of how much one gradient of a model gives away: the scenario, and the verdicts that its rows support.
+"""Audit of one gradient of a model: the scenario that it runs, and the findings that its rows support.
 
-For users with a model and data but no scenario. Every attack of `METHODS` that works on such samples is played against
-every arm: blind, with knowledge of the defence, and with the labels too. No sentence claims more than was measured.
+Every attack of `METHODS` that takes the data's samples is run against every arm by three attackers: non-adaptive,
+adaptive, and adaptive with the labels.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ DEFENCES: Defences = {
         (f"quantise {bits}-bit", [{"name": "quantise", "bits": bits}]),
     )
 }
-"""Default defences by arm: one of each kind, then the stronger and the weaker ones if there is time."""
+"""Default defences by arm: one of each kind, then stronger and weaker ones if there is time."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """An attack that the audit plays."""
+    """An attack that the audit runs."""
 
     name: str
     evaluations: int = 0
-    """Evaluations of the objective in one of its iterations; 0 for a closed form."""
+    """Evaluations of the objective per iteration; 0 for a closed form."""
     largest: int | None = None
-    """Largest batch on which it is played: on larger ones it takes the most time and finds nothing."""
+    """Maximum batch size: on larger batches the attack takes the most time and reconstructs nothing."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     share: float = 1.0
-    """Weight of a search where time is divided among several."""
+    """Weight of a search when time is divided among several."""
 
     def takes(self, modality: Modality, batch: int) -> bool:
-        """Return whether it is played on batches of such samples."""
-        from rayfed.samples import taken  # with PyTorch, which takes seconds, and which who reads tables does not need
+        """Return whether the attack runs on batches of such samples."""
+        from rayfed.samples import taken  # imports PyTorch, which readers of tables do not need
 
         works = modality in taken("attacks", registry.find("attacks", self.name))
         return works and (self.largest is None or batch <= self.largest)
@@ -67,70 +67,73 @@ METHODS = (
     Method("spear"),
     Method("peel"),
     Method("april"),
-    Method("buffers"),  # reads what no defence of the update changes
+    Method("buffers"),  # reads buffers, which no defence of the update changes
     Method("columns"),
     Method("entries"),
     Method("embedding_rows"),
     Method("dager"),
     Method("inverting_gradients", evaluations=1),
-    Method("idlg", evaluations=20, largest=4, parameters={"restarts": 1}, share=0.25),  # finds all soon, or nothing
+    Method("idlg", evaluations=20, largest=4, parameters={"restarts": 1}, share=0.25),  # succeeds early or not at all
     Method("tag", evaluations=1),
 )
 """All attacks of the audit, closed forms first."""
 
 CLOSED_FORMS = frozenset(method.name for method in METHODS if not method.evaluations)
-"""Attacks whose answer may be that no sample fits: their status is then 'diverged'."""
+"""Attacks that may find that no sample fits the update. Their status is then 'diverged'."""
 
 TWINS: dict[str, tuple[str, ...]] = {
-    "blind": (),
-    "informed": ("defence", "code"),
-    "informed, with labels": ("defence", "code", "labels"),
+    "non-adaptive": (),
+    "adaptive": ("defence", "code"),
+    "adaptive, with labels": ("defence", "code", "labels"),
 }
-"""Knowledge that attackers are granted, by name."""
+"""Knowledge granted to each attacker, by name."""
 GIVEN = {
-    "blind": "nothing",
-    "informed": "the defences and their code",
-    "informed, with labels": "the defences, their code and the labels",
+    "non-adaptive": "model and update",
+    "adaptive": "model, update, defences and their code",
+    "adaptive, with labels": "model, update, defences, their code and the labels",
 }
-"""What these attackers have beside model and update, in words."""
+"""Knowledge of each attacker, in words."""
 EXPLAINS = 5e-6
-"""Highest `fit` at which samples explain the gradient: their distance from it over that of a grey sample.
+"""Maximum `fit` at which samples explain the gradient.
 
-It is what single precision leaves of an answer that is exact. Where no noise is, more tells samples apart: it may be a
-slight pattern on what a blurred image explains.
+`fit` is their distance from the gradient, relative to that of a grey sample. The limit is the rounding error of an
+exact result in single precision. Without noise, larger distances can distinguish samples,
+for example by a slight pattern on a blurred image.
 """
-UNEXPLAINED = "no attack found a sample that has this gradient, as the true one has"
+UNEXPLAINED = "the search did not converge: no reconstruction has the observed gradient"
 ISOLATED = (
-    "an attack found another sample that has this gradient, and what lies between it and the true one, if anything, "
-    "has not: where few samples have it, the true one may be told among them"
+    "the search converged to another sample with the observed gradient, and samples between it and the original do not "
+    "have this gradient: few samples share it, so the original may be identifiable among them"
 )
-UNEXPLAINED_PART = "no attacker with the code found a sample that explains what was sent as well as the true one does"
-UNCOMPARED = "no answer of an attacker with the code could be compared with what was sent"
-NO_CODE = "no attack that answered for every sample had this defence's code (knowledge: [defence, code])"
-NONE_WORKS = "no attack that had this defence's code succeeded without a defence, so their answers say nothing of it"
+UNEXPLAINED_PART = (
+    "the adaptive attacks did not converge: no reconstruction explains the update as well as the original does"
+)
+UNCOMPARED = "no reconstruction of an adaptive attack could be compared with the update"
+NO_CODE = "no adaptive attack (knowledge: [defence, code]) returned a result for every sample"
+NONE_WORKS = "no adaptive attack that was run here succeeds without a defence"
 UNREAD = NO_CODE, NONE_WORKS
-"""Why no answers of attackers with the code show that a defence holds."""
-INCOMPARABLE = "no answer could be compared with the update, so nothing shows that these attacks work on it"
-NEAR = "a reconstruction is near"
+"""Reasons why adaptive attackers do not show that a defence holds."""
+INCOMPARABLE = "no reconstruction could be compared with the update, so the search may not have converged"
+NEAR = "a reconstruction reaches the threshold"
 BAG = "rouge1"
 """Metric of a text's tokens in any order."""
-IN_ANOTHER_ORDER = f"{NEAR} in another order: its tokens are those of the text"
-ALONE = "nothing was attacked without a defence"
-FOUND_NOTHING = "the attacks rebuilt nothing without a defence either"
+IN_ANOTHER_ORDER = f"{NEAR} in another order: all tokens of the text were recovered"
+ALONE = "no arm without a defence was attacked"
+FOUND_NOTHING = "the attacks reconstructed nothing without a defence either"
 PARTS = {"tokens": "tokens", "records": "columns", "pixels": "pixels"}
-"""Names of the parts of samples, by form."""
+"""Names of the parts of samples, by modality."""
 COLUMNS = 8
-"""Most columns of records that a sentence names."""
+"""Maximum number of columns that a sentence names."""
 SLIGHT = 3.0
-"""Decibels above guessing, which are half of its squared error, below which the sentence on a leak says how many."""
+"""Decibels above the baseline (3 dB halve its squared error) below which a leak is reported with this difference."""
 FEWEST, USEFUL, MOST = 40, 100, 24_000
-"""Evaluations of a search: the minimum with any budget, because fewer often find nothing where a few more do; the
-minimum if there is time for them on two arms; and the maximum."""
+"""Evaluations of a search: the minimum with any budget, the minimum if there is time for them on two arms, and the
+maximum."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an audit attacks: a model on data under some defences."""
+    """Settings of an audit: a model on data under some defences."""
 
     model: Mapping[str, Any]
     """The scenario's section `model`."""
@@ -141,10 +144,10 @@ class Plan:
     """Samples attacked for each batch size, rounded up to batches."""
     seed: int = 0
     loss: Mapping[str, Any] = field(default_factory=dict)
-    """The scenario's section `loss`; if empty, that of the model's task, or the default."""
+    """The scenario's section `loss`; if empty, the loss of the model's task, or the default."""
     defences: Defences = field(default_factory=lambda: DEFENCES)
     threshold: float | None = None
-    """Least value of the leading metric at which a reconstruction may be a leak; None: the metric's default."""
+    """Minimum of the leading metric at which a reconstruction may be a leak. None: the metric's default."""
 
     @property
     def modality(self) -> Modality:
@@ -155,7 +158,7 @@ class Plan:
 
     @property
     def asked(self) -> bool:
-        """Whether a user named defences: then each of them is to have an answer."""
+        """Whether the user named defences, so that each of them needs a result."""
         return not self.defences.keys() <= DEFENCES.keys()
 
     @property
@@ -165,7 +168,7 @@ class Plan:
         return [(m, batch) for m, batch in every if m.evaluations and m.takes(self.modality, batch)]
 
     def scenario_text(self, iterations: Mapping[str, int]) -> str:
-        """Return the audit as a scenario in YAML: one round, which is not played, and its attacks, closed forms first.
+        """Return the audit as a scenario in YAML: one round without training, and its attacks, closed forms first.
 
         `iterations` maps the title of a search (`title`) to its iterations.
         """
@@ -221,84 +224,83 @@ State = Literal["leaks", "not reconstructed", "nothing to attack", "inconclusive
 
 @dataclass(frozen=True)
 class Finding:
-    """What the attacks found in gradients of one batch size in one arm."""
+    """Result of all attacks on gradients of one batch size in one arm."""
 
     arm: str
     batch: int
     state: State
     closest: Mapping[str, float]
-    """Leading metric of the closest reconstruction, by twin; twins that found nothing finite are left out."""
+    """Maximum of the leading metric by attacker (`TWINS`); attackers without a finite result are missing."""
     leaked: int
     """Samples that leaked to at least one attack."""
     samples: int
     best: float | None
-    """Leading metric of the closest reconstruction among those that leaked, otherwise among all; None without any."""
+    """Maximum of the leading metric among leaks, or among all if nothing leaked; None without reconstructions."""
     by: str
-    """Attack that made the closest reconstruction; empty if there is none."""
+    """Attack that made this reconstruction; empty if there is none."""
     reasons: tuple[str, ...]
-    """Why attacks ended without an answer; if none had one, also why attacks did not apply."""
+    """Why attacks returned no result. If none did, also why attacks did not apply."""
     unplayed: tuple[str, ...] = ()
-    """Attacks for which there was no time."""
+    """Attacks that were not run for lack of time."""
     untimed: tuple[str, ...] = ()
-    """Searches that answered after `FEWEST` evaluations, outside the budget."""
+    """Searches that ran `FEWEST` evaluations, because their speed was not known."""
     failed: tuple[str, ...] = ()
     """Attacks that raised an error on some victim."""
     awaited: tuple[str, ...] = ()
-    """Attacks whose answer would tell and is missing: they succeeded without a defence, or had no time there."""
+    """Attacks whose missing result would decide: they succeed without a defence, or were not run there."""
     lacking: str = ""
-    """Why answers show less than they seem to: what an attacker lacked, or that nothing else was attacked which would
-    show that the attacks work."""
+    """Why the results do not decide: missing knowledge of an attacker, or no arm that shows that the attacks work."""
     gain: float | None = None
-    """How much nearer `best` is than the best guess; None if there is no guess."""
+    """Difference of `best` to the baseline; None without a baseline."""
     most: float | None = None
-    """The most that a leak is nearer than the best guess; None without a leak."""
+    """Maximum difference of a leak to the baseline; None without a leak."""
     gains: tuple[float, ...] = ()
-    """The most that a reconstruction of each sample is nearer to it than the best guess, of those that have a guess."""
+    """Maximum difference to the baseline for each sample that has a baseline."""
     attackers: int = 0
-    """Attackers whose reconstructions these are the best of."""
+    """Number of attackers of which these are the best reconstructions."""
     alike: int = 0
-    """Samples that did not leak although a reconstruction is near: the nearest public sample is as near."""
+    """Samples that did not leak, because a public sample is as close as the reconstruction."""
     above_public: float | None = None
-    """How much nearer `best` is than the nearest public sample; None if there is no public sample."""
+    """Difference of `best` to the closest public sample; None without public samples."""
     labels: Named | None = None
-    """Labels found by the best attack that was not given them; None if no attack sought labels."""
+    """Labels recovered by the best attack that was not given them; None if no attack recovers labels."""
     targets: float | None = None
-    """Mean absolute error of the numbers found by the best attack that was not given them; None for classes."""
+    """Mean absolute error of the targets recovered by the best attack that was not given them; None for classes."""
     shown: int | None = None
     """Samples of this batch size that leak without a defence; None for an arm without a defence."""
     guessed: float | None = None
-    """Mean absolute error of naming the median for every sample; None if it is not known."""
+    """Mean absolute error of the median as a guess for every sample; None if it is not known."""
     caveat: str = ""
-    """What was not looked at of the defence, where nothing was reconstructed."""
+    """Limit of the analysis of the defence, if nothing was reconstructed."""
     part: Part | None = None
-    """What an attack finds of the samples by more than chance, be it not near enough for a leak of whole ones."""
+    """Parts of the samples that an attack recovers by more than chance; None if there are none."""
     behind: str = ""
-    """For an undefended arm without a leak: which attack succeeded behind a defence, and what it did here."""
+    """For an undefended arm without a leak: the attack that succeeded against a defence, and its result here."""
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """Conditions of a leak: a reconstruction is near enough, nearer than any guess, and nearest to its own sample."""
+    """Conditions of a leak: a reconstruction reaches the threshold, beats the baseline, and is identified."""
 
     needs: ClassVar[tuple[str, ...]] = ("above_guessing", "told_apart")
-    """Metrics that it needs besides the leading one."""
+    """Metrics that the criterion needs in addition to the leading one."""
 
     modality: Modality
     threshold: float
 
     @property
     def noun(self) -> str:
-        """What a sample is called: image, text or record."""
+        """Noun for a sample: image, text or record."""
         return NOUNS[self.modality]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All metrics that the criterion uses; tables of earlier versions lack `above_public`."""
+        """Names of all metrics that the criterion uses; tables of earlier versions lack `above_public`."""
         return leading(self.modality).name, *self.needs, "above_public"
 
     @classmethod
     def of(cls, modality: Modality, threshold: float | None) -> Criterion:
-        """Return the criterion for a form of samples, with the default threshold unless one is given."""
+        """Return the criterion for a modality, with the default threshold unless one is given."""
         usual = leading(modality).threshold
         assert usual is not None
         return cls(modality, usual if threshold is None else threshold)
@@ -310,7 +312,7 @@ class Criterion:
         return None if value is None or value != value else min(value, metric.ceiling)
 
     def near(self, row: Row) -> bool:
-        """Return whether a row's reconstruction is near enough, and nearer than a guess."""
+        """Return whether a row's reconstruction reaches the threshold and beats the baseline."""
         value = self.nearness(row)
         return value is not None and value >= self.threshold and (row["above_guessing"] or 0.0) > 0
 
@@ -319,31 +321,33 @@ class Criterion:
         return self.near(row) and row["told_apart"] == 1 and not self.like_public(row)
 
     def like_public(self, row: Row) -> bool:
-        """Return whether a row's reconstruction is known to be no nearer than the nearest public sample is."""
+        """Return whether a public sample is at least as close as the row's reconstruction."""
         above = row.get("above_public")
         return above is not None and above <= 0
 
     def part(self, rows: Sequence[Row]) -> Part | None:
-        """Return what the rows of one arm and batch size give away of samples in part; None where chance may."""
+        """Return the parts of samples that rows of one arm and batch size recover by more than chance, or None."""
         return beyond_chance(rows)
 
     def lacking(self, row: Row) -> str:
-        """Return why a row of an attack that finished is no answer."""
-        return "found nothing finite" if self.nearness(row) is None else f"without {' and '.join(self.needs)}"
+        """Return why the row of a finished attack has no usable result."""
+        return (
+            "returned no finite reconstruction" if self.nearness(row) is None else f"without {' and '.join(self.needs)}"
+        )
 
     def called(self, row: Row) -> str:
-        """Return what a row's result is called: `reconstructed` if it is a leak, otherwise why it is not."""
+        """Return `reconstructed` if a row is a leak, otherwise why it is not."""
         value = self.nearness(row)
         if self.leaks(row):
             return "reconstructed"
         if value is None or row["above_guessing"] is None or row["told_apart"] is None:
-            return "not compared with a guess"
+            return "not compared with the baseline"
         if row["above_guessing"] <= 0:
-            return "no nearer than a guess"
+            return "does not beat the baseline"
         if self.like_public(row):
-            return f"no nearer than a public {self.noun}"
+            return f"not closer than a public {self.noun}"
         if row["told_apart"] != 1:
-            return f"no nearer than to another {self.noun}"
+            return f"closer to another {self.noun}"
         return f"below {self.written(self.threshold)}"
 
     def written(self, value: float) -> str:
@@ -354,13 +358,13 @@ class Criterion:
 
 
 def modality_of(attacks: Sequence[Row]) -> Modality:
-    """Return the form of the samples of some rows of attacks, by what was measured of them."""
+    """Return the modality of the samples in rows of attacks, inferred from the metrics that were measured."""
     others = (form for form in NOUNS if form != "pixels")
     return next((form for form in others if any(measured(row.get(leading(form).name)) for row in attacks)), "pixels")
 
 
 def noun_of(rows: Sequence[Row]) -> str:
-    """Return what the samples of some rows of attacks or outcomes are called: `sample` where nothing was measured."""
+    """Return the noun for the samples in rows of attacks or outcomes: `sample` if no metric was measured."""
     form = modality_of(rows)
     return NOUNS[form] if any(measured(row.get(leading(form).name)) for row in rows) else "sample"
 
@@ -374,12 +378,12 @@ def findings(
     closed: Collection[str] = CLOSED_FORMS,
     changed: bool = False,
 ) -> list[Finding]:
-    """Return what was found, arm by arm and batch size by batch size, in the order of the rows.
+    """Return the findings of all arms and batch sizes, in the order of the rows.
 
-    `untimed` are the titles (`title`) of searches that had `FEWEST` evaluations because their speed was not known;
-    `undefended` the arms on which attacks show that they work; `closed` the titles of closed forms. If a run
-    has not `finished`, only leaks are reported. With `changed`, a defence may have changed what those arms send, so
-    that the samples themselves need not explain it.
+    `untimed` are the titles (`title`) of searches that ran `FEWEST` evaluations because their speed was not known.
+    `undefended` are the arms that show whether an attack works. `closed` are the titles of closed forms. If a run has
+    not `finished`, only leaks are reported. With `changed`, a defence may have changed the update of those arms, so the
+    original samples need not explain it.
     """
     cells: dict[tuple[str, int], list[Row]] = {}
     for row in attacks:
@@ -403,7 +407,7 @@ def findings(
         if one.state == "inconclusive" and not compared:
             one = replace(one, lacking=one.lacking or ALONE)
         if one.state != "leaks" and not finished:
-            one = replace(one, state="not measured", reasons=("the run did not come to its end", *one.reasons))
+            one = replace(one, state="not measured", reasons=("the run is not finished", *one.reasons))
         found.append(one)
     leaks = [one for one in found if one.state == "leaks" and one.arm not in undefended]
     nearest = {one.batch: one for one in sorted(leaks, key=lambda one: one.best or 0.0)}
@@ -416,18 +420,16 @@ def findings(
 
 
 def _behind(leak: Finding, rows: Sequence[Row], criterion: Criterion, closed: Collection[str]) -> str:
-    """Return which attack succeeded behind a defence, and its outcome in these rows of an undefended arm."""
+    """Return the attack that succeeded against a defence, and its result in these rows of an undefended arm."""
     same = [row for row in rows if played_by(row) == leak.by]
     if not same:
-        here = "here it was not played"
+        here = "was not run here"
     elif any(row["status"] == UNPLAYED for row in same):
-        here = "here there was no time for it"
+        here = "was not run here for lack of time"
     else:
-        here = "here it did not" + " answer" * (not all(_answers(row, criterion, closed) for row in same))
-    return (
-        f"“{leak.by}” succeeded behind {leak.arm} at batch {leak.batch}, and {here}: "
-        f"this does not show that less leaks without a defence"
-    )
+        failed = not all(_answers(row, criterion, closed) for row in same)
+        here = "returned no result here" if failed else "did not succeed here"
+    return f"{leak.by} succeeds against {leak.arm} at batch size {leak.batch} and {here}, so this arm may leak as well"
 
 
 def _finding(
@@ -440,10 +442,10 @@ def _finding(
     closed: Collection[str],
     changed: bool,
 ) -> Finding:
-    """Return what was found in one cell.
+    """Return the finding of one arm and batch size.
 
-    `leaking` are attacks and the samples that leak to them without a defence, `untried` those for which there was no
-    time there: as these might leak as well, they have to answer here, too.
+    `leaking` are attacks and the samples that leak to them without a defence. `untried` are those that were not run
+    there for lack of time: they might leak as well, so they need a result here, too.
     """
     finite = [(value, row) for row in rows if (value := criterion.nearness(row)) is not None]
     leaks = [(value, row) for value, row in finite if criterion.leaks(row)]
@@ -455,9 +457,8 @@ def _finding(
     lacking = next((said for said in messages if any(one in said for one in (UNREHEARSED, UNUSED, UNSOLVED))), "")
     if not leaks and any(criterion.near(row) for _, row in finite):
         alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
-        than = "a public sample is" if alike else "to another sample"
-        near = f"{NEAR}, though no nearer than {than}"
-        lacking = lacking or f"{near}: compare it with the true sample (output.images: all)"
+        but = "a public sample is as close" if alike else "it is closer to another sample"
+        lacking = lacking or f"{NEAR}, but {but}: compare it with the original (output.images: all)"
     if not leaks and any(row.get(BAG) is not None and row[BAG] >= criterion.threshold for _, row in finite):
         lacking = lacking or IN_ANOTHER_ORDER
     part = criterion.part([row for _, row in finite])
@@ -507,8 +508,8 @@ def _finding(
         awaited=tuple(
             f"{name} ({why})"
             for group, why in (
-                (leaking, "which succeeds without a defence"),
-                (untried, "for which there was no time without one"),
+                (leaking, "it succeeds without a defence"),
+                (untried, "it was not run without a defence"),
             )
             for name in sorted({attack.partition(" batch ")[0] for attack, *_ in group - told})
         ),
@@ -540,12 +541,11 @@ def _gains(rows: Sequence[Row]) -> tuple[float, ...]:
 
 
 def _unexplained(rows: Sequence[Row], bare: bool) -> str:
-    """Return why answers do not explain a gradient; empty if each sample has an answer that does.
+    """Return why reconstructions do not explain a gradient; empty if each sample has one that does.
 
-    The sample itself has this gradient, so an attack whose answer does not have it has not finished its search. Tables
-    of earlier versions, and updates of several local steps, have no `fit`. Behind a defence those count who know from
-    its code which values it leaves as they are and what noise it adds, and samples where that is known; where it is
-    known of none, nothing shows that these attacks could have found anything.
+    The original has this gradient, so an attack whose reconstruction does not have it has not converged. Tables of
+    earlier versions, and updates of several local steps, have no `fit`. With a defence only adaptive attackers count:
+    they know which values the defence leaves unchanged and what noise it adds.
     """
     told = [row for row in rows if bare or code_given(row)]
     if not told:
@@ -560,7 +560,7 @@ def _unexplained(rows: Sequence[Row], bare: bool) -> str:
 
 
 def explains(told: Sequence[Row], rows: Sequence[Row]) -> bool:
-    """Return whether for each sample of some rows an answer among `told` explains what was sent (`fit`)."""
+    """Return whether each sample of `rows` has a row in the first argument that explains the update (`fit`)."""
     explained = {_sample(row) for row in told if row.get("fit") is not None and row["fit"] <= EXPLAINS}
     return explained >= {_sample(row) for row in rows}
 
@@ -568,10 +568,10 @@ def explains(told: Sequence[Row], rows: Sequence[Row]) -> bool:
 def unread(
     rows: Sequence[Row], criterion: Criterion, undefended: Collection[str], closed: Collection[str] = CLOSED_FORMS
 ) -> dict[tuple[str, int], str]:
-    """Return the arms and batch sizes that attackers with the code did not read, with the reason (`UNREAD`).
+    """Return arms and batch sizes without a valid adaptive attack, with the reason (one of `UNREAD`).
 
-    They have to answer for every attacked sample. One of them has to be an attack that succeeds on a sample without a
-    defence, and answered for that sample here.
+    Adaptive attacks need a result for every attacked sample. One of them has to succeed on a sample without a defence
+    and to have a result for this sample here.
     """
     cells: dict[tuple[str, int], list[Row]] = {}
     working: dict[int, set[tuple[Any, ...]]] = {}
@@ -591,14 +591,14 @@ def unread(
 
 
 def _read(rows: Sequence[Row], criterion: Criterion) -> set[tuple[Any, ...]]:
-    """Return the attacks and samples of which the rows of one arm and batch size are leaks, whole or in part."""
+    """Return the attacks and samples of one arm and batch size that leak, whole or in part."""
     part = criterion.part(rows)
     read = [row for row in rows if criterion.leaks(row)] + list(part.rows if part else ())
     return {(row["attack"], *_sample(row)) for row in read}
 
 
 def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:
-    """Return the attacks for which there was no time, with the twins if others were played."""
+    """Return the attacks that were not run for lack of time, with the attackers if others were run."""
     missing: dict[str, dict[str, None]] = {}
     for row in unplayed:
         missing.setdefault(short_title(row), {})[_twin(row)] = None
@@ -612,7 +612,7 @@ def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _answers(row: Row, criterion: Criterion, closed: Collection[str]) -> bool:
-    """Return whether an attack finished; a closed form that found that no sample fits has finished."""
+    """Return whether an attack finished; a closed form that finds no fitting sample has finished."""
     fits_nothing = row["status"] == "diverged" and row["attack"] in closed
     ended = row["status"] == "ok" or fits_nothing
     return ended and criterion.nearness(row) is not None and all(row[name] is not None for name in criterion.needs)
@@ -634,7 +634,7 @@ def _targets_guessed(rows: Sequence[Row]) -> float | None:
 
 
 def short_title(row: Row) -> str:
-    """Return the name of a row's attack, without the batch size and the twin that the audit's titles have."""
+    """Return the name of a row's attack, without the batch size and the attacker in the audit's titles."""
     named: str = row["attack"]
     return named.partition(" batch ")[0]
 
@@ -646,7 +646,7 @@ def _twin(row: Row) -> str:
 
 
 def played_by(row: Row) -> str:
-    """Return the name of a row's attack, with that of the attacker who played it."""
+    """Return the name of a row's attack and of its attacker."""
     return f"{short_title(row)}, {_twin(row)}"
 
 
@@ -662,7 +662,7 @@ def _reason(row: Row, criterion: Criterion) -> str:
 def sentence(found: Sequence[Finding], criterion: Criterion, earlier: Sequence[Finding] = ()) -> str:
     """Return one sentence on an arm, from its findings of all batch sizes.
 
-    What the sentences on `earlier` arms report of labels is not repeated.
+    Labels that are recovered alike on `earlier` arms are not repeated.
     """
     clauses = [_clause(state, group, criterion, earlier) for state, group in _grouped(found)]
     return f"{found[0].arm}: " + "; ".join([*clauses, *(finding.behind for finding in found if finding.behind)])
@@ -678,57 +678,71 @@ def _grouped(found: Sequence[Finding]) -> list[tuple[State, list[Finding]]]:
 
 
 def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlier: Sequence[Finding]) -> str:
-    batches = f"batch {', '.join(str(finding.batch) for finding in group)}"
+    sizes = f"batch size {', '.join(str(finding.batch) for finding in group)}"
     reasons = dict.fromkeys(reason for finding in group for reason in finding.reasons)
     if state == "nothing to attack":
-        return f"nothing to attack at {batches}: {'; '.join(reasons)}"
-    silent = (f" (no answer: {'; '.join(reasons)})" if reasons else "") + _labels(group, earlier)
-    short = _no_time(group)
+        return f"nothing to attack at {sizes}: {'; '.join(reasons)}"
+    rest = (f"; no result: {'; '.join(reasons)}" if reasons else "") + _labels(group, earlier)
     if state == "leaks":
-        noun = criterion.noun
-        told = [
-            f"batch {f.batch}, {_whole(f, noun)}the closest at {_beside_guess(f, criterion)} ({f.by})"
-            + _slight(f, criterion)
-            + (f"; {told}" if f.leaked < f.samples and (told := in_part(f, criterion)) else "")
-            + (f", {f.alike} more near, though no nearer than a public {noun} is: look at them" if f.alike else "")
-            + (f"; {IN_ANOTHER_ORDER}" if f.lacking == IN_ANOTHER_ORDER else "")
-            for f in group
-        ]
-        late = f"not all attackers had time at batch {', '.join(str(f.batch) for f in group if f.unplayed)}"
-        return f"LEAKS at {'; '.join(told)}{silent}" + (f"; {late}" if short else "")
+        return f"LEAKS: {'; '.join(_leak_clause(finding, criterion) for finding in group)}{rest}"
+    best = max((f for f in group if f.best is not None), key=lambda f: f.best or 0.0, default=None)
+    figure = f", {_with_baseline(best, criterion)}" if best else ""
     near = "".join(f"; {said}" for said in dict.fromkeys(f.lacking for f in group) if said.startswith(NEAR))
-    nearest = max((f for f in group if f.best is not None), key=lambda f: f.best or 0.0, default=None)
-    if short:
-        beside = f" (the closest here at {_beside_guess(nearest, criterion)})" if nearest else ""
-        return f"NOT MEASURED {WANT_OF_TIME}: {short}{beside}{silent}{near}"
-    if nearest is None:
-        return f"NOT MEASURED at {batches}: no attack answered{silent}"
-    closest = _beside_guess(nearest, criterion)
+    if short := _no_time(group):
+        return f"NOT MEASURED {WANT_OF_TIME}: {short}{figure}{rest}{near}"
+    if best is None:
+        return f"NOT MEASURED at {sizes}: no attack returned a result{rest}"
     if state == "not measured":
-        awaited = [f"{name} at batch {f.batch}" if len(group) > 1 else name for f in group for name in f.awaited]
-        why = f"{', '.join(awaited)} would tell, and did not answer" if awaited else "not all attacks answered"
-        return f"NOT MEASURED at {batches}: {why}{silent}, the closest at {closest}{near}"
+        awaited = [f"{name} at batch size {f.batch}" if len(group) > 1 else name for f in group for name in f.awaited]
+        why = f"no result from {', '.join(awaited)}" if awaited else "not all attacks returned a result"
+        return f"NOT MEASURED at {sizes}: {why}{figure}{rest}{near}"
     if state == "inconclusive":
         lacking = dict.fromkeys(f.lacking or FOUND_NOTHING for f in group)
-        return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(lacking)} (the closest here at {closest}){silent}"
-    untimed = sorted({name for finding in group for name in finding.untimed})
-    budget = f" ({', '.join(untimed)}: at most {FEWEST} evaluations)" if untimed else " within this budget"
+        return f"INCONCLUSIVE at {sizes}: {'; '.join(lacking)}{figure}{rest}"
+    return f"not reconstructed by these attacks{_budget(group)} at {sizes}{figure}{_shown(group, criterion)}{rest}"
+
+
+def _leak_clause(finding: Finding, criterion: Criterion) -> str:
+    """Return how much leaks at one batch size, by which attack, with what limits the claim."""
     noun = criterion.noun
-    few = [f"{f.shown} of {f.samples} {noun}s at batch {f.batch}" for f in group if f.shown not in (None, f.samples)]
-    shown = f"; without a defence they find {', '.join(few)}, and say nothing about the others" if few else ""
-    caveats = "".join(f"; {caveat}" for caveat in dict.fromkeys(f.caveat for f in group if f.caveat))
-    return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}{shown}){silent}{caveats}"
+    parts = [f"{_whole(finding, noun)} at batch size {finding.batch}, {_with_baseline(finding, criterion)}"]
+    parts[0] += f", attack: {finding.by}{_slight(finding, criterion)}"
+    if finding.leaked < finding.samples and (told := in_part(finding, criterion)):
+        parts.append(told)
+    if finding.alike:
+        parts.append(f"{finding.alike} more reach the threshold, but a public {noun} is as close")
+    if finding.lacking == IN_ANOTHER_ORDER:
+        parts.append(IN_ANOTHER_ORDER)
+    if finding.unplayed:
+        parts.append(f"at batch size {finding.batch} not all attacks were run, for lack of time")
+    return "; ".join(parts)
+
+
+def _budget(group: Sequence[Finding]) -> str:
+    untimed = sorted({name for finding in group for name in finding.untimed})
+    return f" ({', '.join(untimed)}: at most {FEWEST} evaluations)" if untimed else ""
+
+
+def _shown(group: Sequence[Finding], criterion: Criterion) -> str:
+    """Return on how many samples the attacks are known to work, if not on all, and limits of the analysis."""
+    few = [
+        f"{f.shown} of {f.samples} {criterion.noun}s at batch size {f.batch}"
+        for f in group
+        if f.shown not in (None, f.samples)
+    ]
+    shown = f"; without a defence only {', '.join(few)} leak, so nothing is known about the others" if few else ""
+    return shown + "".join(f"; {caveat}" for caveat in dict.fromkeys(f.caveat for f in group if f.caveat))
 
 
 def _whole(finding: Finding, noun: str) -> str:
-    """Return how many samples leaked whole, before the closest."""
+    """Return how many samples were reconstructed."""
     if finding.leaked:
-        return f"{finding.leaked} of {finding.samples} {noun}s, "
-    return f"in part and no {noun} whole, "
+        return f"{finding.leaked} of {finding.samples} {noun}s reconstructed"
+    return f"{noun}s reconstructed in part"
 
 
 def in_part(finding: Finding, criterion: Criterion) -> str:
-    """Return what share of the samples' parts is found, and which columns; empty where chance may find as much."""
+    """Return the share of the samples' parts that is recovered, and the columns; empty if chance may explain it."""
     part = finding.part
     if part is None:
         return ""
@@ -737,69 +751,65 @@ def in_part(finding: Finding, criterion: Criterion) -> str:
         for name, share, guess in part.columns[:COLUMNS]
     ]
     more = f" and {len(part.columns) - COLUMNS} more" if len(part.columns) > COLUMNS else ""
-    constant = ", in brackets the best constant" if any(guess is not None for *_, guess in part.columns) else ""
+    constant = ", in brackets the baseline" if any(guess is not None for *_, guess in part.columns) else ""
     which = f": {', '.join(names)}{more}{constant}" if names else ""
     by, noun = "" if part.attack == finding.by else f" by {part.attack}", criterion.noun
-    found = f"of {part.samples} {noun}{'s' * (part.samples != 1)} {part.found:.0%} of the {PARTS[criterion.modality]}"
-    return f"{found} are found{by}, where guesses or chance find {part.guessed:.0%}{which}"
+    parts = f"{part.found:.0%} of the {PARTS[criterion.modality]} of {part.samples} {noun}{'s' * (part.samples != 1)}"
+    return f"{parts} recovered{by} (baseline {part.guessed:.0%}){which}"
 
 
 def _no_time(group: Sequence[Finding]) -> str:
-    """Return the attacks for which there was no time, with their batch sizes; empty if all were played."""
+    """Return the attacks that were not run for lack of time, with their batch sizes; empty if all were run."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for f in group:
         if f.unplayed:
             alike.setdefault(f.unplayed if f.closest or f.reasons else ("all attacks",), []).append(str(f.batch))
-    return "; ".join(f"{', '.join(names)} at batch {', '.join(batches)}" for names, batches in alike.items())
+    return "; ".join(f"{', '.join(names)} at batch size {', '.join(batches)}" for names, batches in alike.items())
 
 
-def _beside_guess(finding: Finding, criterion: Criterion) -> str:
-    """Return how near the closest reconstruction is, and how near a guess is."""
+def _with_baseline(finding: Finding, criterion: Criterion) -> str:
+    """Return the maximum of the leading metric, with the baseline."""
     best = finding.best or 0.0
-    unit = "" if criterion.modality == "pixels" else f" of its {PARTS[criterion.modality]}"
-    said = criterion.written(best) + unit
+    images = criterion.modality == "pixels"
+    of = "" if images else f" of its {PARTS[criterion.modality]}"
+    value = f"max {'PSNR ' * images}{criterion.written(best)}{of}"
     if finding.gain is None:
-        return said
-    guess = criterion.written(best - finding.gain if criterion.modality == "pixels" else max(best - finding.gain, 0.0))
-    if finding.gain <= 0:
-        told = f"{said}, no nearer than a guess: {guess}"
-    elif guess == criterion.written(best):
-        told = f"{said}, a little nearer than a guess"
-    else:
-        told = f"{said}, where a guess gets {guess}"
-    if finding.above_public is None:
-        return told
-    return f"{told}, the nearest public {criterion.noun} {criterion.written(best - finding.above_public)}"
+        return value
+    baseline = criterion.written(best - finding.gain if images else max(best - finding.gain, 0.0))
+    below = ", not beaten" if finding.gain <= 0 else ", slightly beaten" if baseline == criterion.written(best) else ""
+    public = ""
+    if finding.above_public is not None:
+        public = f", closest public {criterion.noun} {criterion.written(best - finding.above_public)}"
+    return f"{value} (baseline {baseline}{below}{public})"
 
 
 def _slight(finding: Finding, criterion: Criterion) -> str:
-    """Return how far a leak is above guessing, where all are little, and what that is on average over the samples.
+    """Return the difference of leaks to the baseline if all differences are small, and their mean over the samples.
 
-    The average is of the best attacker on each sample, chosen by the truth: of many attackers that guess, the best is
-    above a guess by chance alone. Words say so, and the figure is not corrected, for a smaller one would read low. What
-    leaks is a leak whatever the average.
+    The mean is over the best attacker on each sample, chosen with knowledge of the original, so it exceeds 0 by chance.
+    The figure is not corrected. A leak is a leak whatever the mean.
     """
     if criterion.modality != "pixels" or finding.most is None or finding.most >= SLIGHT:
         return ""
-    told, found = f", at most {finding.most:.1f} dB above guessing", estimate(finding.gains)
+    slight, found = f", at most {finding.most:.1f} dB above the baseline", estimate(finding.gains)
     if found is None or found.spread is None:
-        return f"{told}: look at it"
+        return slight
     low, high = found.spread
-    within = ", which guessing is within" * (low <= 0 <= high)
-    interval = f"{found.mean:+.1f} dB on average ({low:+.1f} to {high:+.1f} at 95 %{within})"
-    best = f", the best of {finding.attackers} attackers on each, chosen by the truth" if finding.attackers > 1 else ""
-    return f"{told}, and over all {found.n} {criterion.noun}s, read or not{best}, {interval}: look at them"
+    chance = ", chance included" * (low <= 0 <= high)
+    interval = f"{found.mean:+.1f} dB, 95 % interval {low:+.1f} to {high:+.1f}{chance}"
+    best = f" for the best of {finding.attackers} attackers" if finding.attackers > 1 else ""
+    return f"{slight} (mean of {found.n} {criterion.noun}s{best} {interval})"
 
 
 def _labels(group: Sequence[Finding], earlier: Sequence[Finding]) -> str:
-    """Return the labels or targets found at each batch size, with what a guess finds; empty if none was found."""
+    """Return the labels or targets recovered at each batch size, with the baseline; empty if there are none."""
     labels, targets = (_unsaid(group, earlier, told) for told in (_labels_of, _targets_of))
-    found = f", labels found: {labels}" if labels else ""
-    return found + (f", targets found with a mean error of {targets}, on the model's own scale" if targets else "")
+    recovered = f"; labels recovered: {labels}" if labels else ""
+    return recovered + (f"; targets recovered with a mean error of {targets} (scale of the model)" if targets else "")
 
 
 def _unsaid(group: Sequence[Finding], earlier: Sequence[Finding], told: Callable[[Finding], str]) -> str:
-    """Return the text of each finding by `told`; the name of an `earlier` arm replaces a text that it has too."""
+    """Return the text of each finding, or the name of an `earlier` arm with the same text."""
     said = {told(finding): finding.arm for finding in reversed(earlier)}
     some = [finding for finding in group if told(finding)]
     parts = [told(finding) for finding in some if told(finding) not in said]
@@ -807,13 +817,15 @@ def _unsaid(group: Sequence[Finding], earlier: Sequence[Finding], told: Callable
     for finding in some:
         if arm := said.get(told(finding)):
             as_on.setdefault(arm, []).append(str(finding.batch))
-    return ", ".join([*parts, *(f"as on arm “{arm}” at batch {', '.join(batches)}" for arm, batches in as_on.items())])
+    return ", ".join(
+        [*parts, *(f"as on arm {arm} at batch size {', '.join(batches)}" for arm, batches in as_on.items())]
+    )
 
 
 def labels_beyond(found: Sequence[Finding]) -> str:
-    """Return the labels or targets that attackers read off better than by guessing, with figures; empty if none.
+    """Return the labels or targets that attackers recover beyond the baseline, with figures; empty if there are none.
 
-    Where no true label is known, nothing is known of a guess. Of what may be luck it says so.
+    A result that may be due to chance says so.
     """
     labels = [_labels_of(one) + _by_how_many(one.labels) for one in found if one.labels and _beyond(one.labels)]
     targets = [_targets_of(one) for one in found if _nearer(one)]
@@ -822,13 +834,13 @@ def labels_beyond(found: Sequence[Finding]) -> str:
 
 
 def by_luck(found: Sequence[Finding]) -> bool:
-    """Return whether all that `labels_beyond` tells may be luck."""
+    """Return whether everything in `labels_beyond` may be due to chance."""
     labels = [one.labels for one in found if one.labels and _beyond(one.labels)]
     return bool(labels) and all(map(_lucky, labels)) and not any(map(_nearer, found))
 
 
 def _beyond(labels: Named) -> bool:
-    """Return whether more labels were named than the best guess names."""
+    """Return whether more labels were recovered than the best guess gets."""
     return labels.guesses.commonest > 0 and (labels.guesses.best < labels.share or labels.whole > 0)
 
 
@@ -837,68 +849,38 @@ def _lucky(labels: Named) -> bool:
 
 
 def _nearer(finding: Finding) -> bool:
-    """Return whether targets were found with a smaller error than a guess has."""
+    """Return whether targets were recovered with a smaller error than that of the median."""
     return finding.targets is not None and finding.guessed is not None and finding.targets < finding.guessed
 
 
 def _by_how_many(labels: Named) -> str:
-    wholly = f", of {labels.whole} of {len(labels.updates)} updates all" if labels.whole else ""
+    whole = f", all labels of {labels.whole} of {len(labels.updates)} updates" if labels.whole else ""
     best = f", by the best of {labels.attempts} attackers" if labels.attempts > 1 else ""
-    return wholly + best + ", which may be luck" * _lucky(labels)
+    return whole + best + ", may be due to chance" * _lucky(labels)
 
 
 def _labels_of(finding: Finding) -> str:
     if finding.labels is None:
         return ""
-    return f"{finding.labels.share:.0%} at batch {finding.batch} ({_beside_guess_of_labels(finding.labels)})"
+    return f"{100 * finding.labels.share:.0f} % at batch size {finding.batch} ({_baseline_of_labels(finding.labels)})"
 
 
 def _targets_of(finding: Finding) -> str:
     if finding.targets is None:
         return ""
-    guessed = "" if finding.guessed is None else f" (naming the median each time: {finding.guessed:.2g})"
-    return f"{finding.targets:.2g} at batch {finding.batch}{guessed}"
+    guessed = "" if finding.guessed is None else f" (median: {finding.guessed:.2g})"
+    return f"{finding.targets:.2g} at batch size {finding.batch}{guessed}"
 
 
-def _beside_guess_of_labels(labels: Named) -> str:
-    """Return what the best guess of labels finds; if all labels are alike, that this proves nothing."""
+def _baseline_of_labels(labels: Named) -> str:
+    """Return the best guess of labels with its share."""
     guesses = labels.guesses
     if guesses.in_proportion > max(guesses.evenly, guesses.commonest):
-        return f"naming labels as often as others have them: {guesses.in_proportion:.0%}"
+        return f"labels in the proportions of other clients: {100 * guesses.in_proportion:.0f} %"
     if guesses.evenly > guesses.commonest:
-        return f"naming every label equally often: {guesses.evenly:.0%}"
-    told = f"naming the commonest label each time: {guesses.commonest:.0%}"
-    return f"{told}; all samples have one label, so this proves nothing" if guesses.commonest == 1 else told
-
-
-@dataclass(frozen=True)
-class WorstCase:
-    """Best attack on one sample of one batch size, without a defence, and its result."""
-
-    batch: int
-    victim: int
-    sample: int
-    row: Row
-    """Row of the attacks' table."""
-    named: bool
-    """Whether it is what the verdict names: the closest of its batch size, among leaks if there are any."""
-
-
-def worst_cases(attacks: Sequence[Row], criterion: Criterion) -> list[WorstCase]:
-    """Return the worst case of every sample attacked without a defence, by batch size: leaks first, the closest first.
-
-    Of a sample that leaks it is the closest of the leaks.
-    """
-    closest: dict[tuple[int, int, int], tuple[bool, float, Row]] = {}
-    for row in attacks:
-        value = criterion.nearness(row)
-        if row["arm"] == UNDEFENDED and value is not None:
-            key, leaks = (row["batch_size"], row["victim"], row["sample"]), criterion.leaks(row)
-            if key not in closest or (leaks, value) > closest[key][:2]:
-                closest[key] = leaks, value, row
-    ordered = sorted(closest.items(), key=lambda item: (item[0][0], not item[1][0], -item[1][1]))
-    before = [None, *(key[0] for key, _ in ordered)]
-    return [WorstCase(*key, row, key[0] != last) for (key, (*_, row)), last in zip(ordered, before, strict=False)]
+        return f"all labels equally often: {100 * guesses.evenly:.0f} %"
+    only = ", the only class" if guesses.commonest == 1 else ""
+    return f"majority class{only}: {100 * guesses.commonest:.0f} %"
 
 
 def distortions(attacks: Sequence[Row]) -> dict[str, float]:

@@ -1,7 +1,4 @@
-"""Verdicts on a run: the result of the attacks on each arm, in the sentences that report and terminal share.
-
-Read are the scenario and the tables of attacks and inferences alone.
-"""
+"""Verdicts on a run: what the attacks show of each arm, computed from the scenario and the tables of results."""
 
 from __future__ import annotations
 
@@ -45,9 +42,9 @@ if TYPE_CHECKING:
     from rayfed.samples import Modality
 
 MOST = 10
-"""Most arms that a line of the headline names."""
+"""Maximum number of arms that a line names."""
 WEIGHT: tuple[State, ...] = ("leaks", "not measured", "inconclusive", "not reconstructed", "nothing to attack")
-"""States of an arm, that one first which says least good of it: it counts where batch sizes differ."""
+"""States from worst to best. The worst state over all batch sizes counts for an arm."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +56,23 @@ class Verdict:
     """The state among those of its batch sizes that comes first in `WEIGHT`."""
     sentence: str
     closest: Row | None = None
-    """Row of the reconstruction that came closest: of those that are leaks, or of all where none is."""
+    """Row of the best reconstruction among leaks, or among all if nothing leaks."""
     labels: str = ""
-    """Labels of which attackers named more than a guess does, with figures; empty if none did."""
+    """Labels that attackers recover beyond the baseline, with figures; empty if there are none."""
     by_luck: bool = False
-    """Whether that may all be the luck of the best of so many attackers."""
+    """Whether this may be due to chance, as the best of many attackers."""
     inferred: bool = False
-    """Whether no attack rebuilds samples here, and others inferred something."""
+    """Whether only attacks without reconstructions, such as membership inference, were run."""
     figure: str = ""
-    """The most that those inferred, in short: `AUC 0.648`."""
+    """Maximum of their results, such as `AUC 0.648`."""
     lacking: tuple[str, ...] = ()
     """Reasons of its findings (`Finding.lacking`)."""
     untold: tuple[str, ...] = ()
-    """Rates of membership attacks that too few non-members tell nothing of, with the reason."""
+    """Rates of membership attacks that too few non-members leave unknown, with the reason."""
 
     @property
     def badge(self) -> str:
-        """The verdict in a word or a figure."""
+        """The verdict as a word or a figure."""
         return self.figure if self.inferred and self.figure else self.state
 
     @property
@@ -85,21 +82,18 @@ class Verdict:
 
 
 def weightiest(found: Sequence[Finding]) -> State:
-    """Return the first state in `WEIGHT` that some findings have; "not measured" without findings."""
+    """Return the worst state of some findings (`WEIGHT`); "not measured" without findings."""
     return next((state for state in WEIGHT if any(finding.state == state for finding in found)), "not measured")
 
 
 def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
-    """Return the row of the reconstruction nearest to its sample, among leaks if there are any.
-
-    None where nothing finite was reconstructed.
-    """
+    """Return the row of the best reconstruction, among leaks if there are any; None without a finite one."""
     found = [(criterion.leaks(row), value, row) for row in attacks if (value := criterion.nearness(row)) is not None]
     return max(found, key=lambda one: one[:2], default=(False, 0.0, None))[2]
 
 
 def _form(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Modality:
-    """Return the form of a run's samples: by what was measured, or where nothing was by what the scenario measures."""
+    """Return the modality of a run's samples, from the results or else from the scenario's metrics."""
     names = (scenario.get("metrics") or {}).get("names") or ()
     found = modality_of(attacks)
     return modality_by(names) if found == "pixels" else found
@@ -146,20 +140,17 @@ def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
     return not all(known.get(name, name).startswith("rayfed.") for name in names)
 
 
-UNTOLD = "no attacker of a replay knows how what was sent is defended"
-TRIED = "the defence's code was run on the attacker's own gradients, and may do otherwise on others"
-NOTHING_REBUILT = "no attack that rebuilds samples was played here"
-UNFINISHED = "the run is not finished, and no attack that rebuilds samples is over here"
-"""Why an arm without rows of attacks is not measured: in a finished run, and in one that goes on or broke off."""
+UNTOLD = "the attackers of a replay do not know the defences of the federation"
+TRIED = "the attacker ran the defence's code on its own gradients only, and it may act differently on others"
+NOTHING_REBUILT = "no attack that reconstructs samples was run"
+UNFINISHED = "the run is not finished, and no attack that reconstructs samples is done"
+"""Why an arm without rows of attacks is not measured, in a finished and in an unfinished run."""
 
 
 def verdicts(
     scenario: Mapping[str, Any], attacks: Sequence[Row], inferences: Sequence[Row], finished: bool = True
 ) -> list[Verdict]:
-    """Return a verdict on every arm; for an unfinished run, leaks only.
-
-    Labels that attacks find alike on several arms are told of the first, to which the others' sentences point.
-    """
+    """Return a verdict on every arm; for an unfinished run, leaks only."""
     arms = arm_names(scenario, attacks, inferences)
     found, criterion = run_findings(scenario, attacks, finished), criterion_of(scenario, attacks)
     inferred = claims(inferences, arm_names(scenario, inferences))
@@ -216,10 +207,7 @@ def verdicts_table(
     finished: bool,
     inferences: Sequence[Row] = (),
 ) -> pa.Table:
-    """Return the verdicts on these arms in figures (`COLUMNS`), the findings that their sentences are made of.
-
-    Where nothing was rebuilt, the reason says what was inferred.
-    """
+    """Return the verdicts on these arms as a table (`COLUMNS`), a row for each arm and batch size."""
     metric = leading(_form(scenario, attacks)).name
     found = run_findings(scenario, attacks, finished)
     rows = [
@@ -252,7 +240,7 @@ def verdicts_table(
 
 
 def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
-    """Return sentences that sum up: how many arms leak, which, how many are not known, and whose labels leak alone."""
+    """Return a summary: how many arms leak, which ones, how many are not known, and which leak only labels."""
     lines = []
     for states, one, many in _ANSWERS:
         arms = [
@@ -265,12 +253,12 @@ def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
             more = f" and {len(arms) - MOST} more" if len(arms) > MOST else ""
             lines.append(f"{of}: {', '.join(arms[:MOST])}{more}.")
     if alone := [verdict.arm for verdict in told if verdict.inferred]:
-        lines.append(f"{len(alone)} of {len(told)} arms: {NOTHING_REBUILT}; what was inferred stands beside each.")
+        lines.append(f"{len(alone)} of {len(told)} arms: {NOTHING_REBUILT}; see the inferences of each arm.")
     return [*lines, *labels_alone(told)]
 
 
 def labels_alone(told: Sequence[Verdict]) -> list[str]:
-    """Return a sentence on the arms of which labels leak, and no sample is known to; none if there are none."""
+    """Return a sentence on the arms that leak labels but no samples; none if there are none."""
     alike: dict[str, list[str]] = {}
     for verdict in told:
         if verdict.labels and verdict.state != "leaks":
@@ -280,7 +268,7 @@ def labels_alone(told: Sequence[Verdict]) -> list[str]:
     read = [f"{', '.join(arms)}, {'each ' if len(arms) > 1 else ''}{found}" for found, arms in alike.items()]
     shown = "; ".join(read[:MOST])
     more = f"; and {sum(map(len, list(alike.values())[MOST:]))} more" if len(read) > MOST else ""
-    return [f"More labels were named than a guess names, though no sample is known to be rebuilt: {shown}{more}."]
+    return [f"Labels were recovered beyond the baseline, but no samples: {shown}{more}."]
 
 
 _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
@@ -288,13 +276,13 @@ _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
     (("not measured",), "was not measured", "were not measured"),
     (
         ("inconclusive",),
-        "was not measured, for what the attacks found is inconclusive",
-        "were not measured, for what the attacks found is inconclusive",
+        "is inconclusive",
+        "are inconclusive",
     ),
     (
         ("not reconstructed",),
-        "had no sample rebuilt by these attacks within this budget",
-        "had no sample rebuilt by these attacks within this budget",
+        "was not reconstructed by these attacks",
+        "were not reconstructed by these attacks",
     ),
     (("nothing to attack",), "sends nothing to attack", "send nothing to attack"),
 )
@@ -399,40 +387,39 @@ def _command(scenario: Mapping[str, Any], run: str | None) -> str:
 
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
-    """Return a description of the guesses shown beside the closest reconstructions."""
+    """Return the description of the baseline."""
     noun = NOUNS[_form(scenario, attacks)]
     public = (scenario.get("data") or {}).get("public")
     typical = {
         "image": "the mean image or the best constant",
-        "text": "the commonest token at each place",
+        "text": "the most common token at each place",
         "record": "the mean record or the best constant of each column",
     }[noun]
-    nearest = f", and the nearest public {noun} (data.public), chosen by looking at the truth" if public else ""
-    return f"Guesses need no update: {typical}{nearest}. What is no nearer is not called a reconstruction."
+    closest = f" The closest public {noun} (data.public) is chosen with knowledge of the original." if public else ""
+    return f"Baseline: the best guess without the update ({typical}). A leak has to beat it.{closest}"
 
 
 def attackers(told: Sequence[Verdict]) -> str:
-    """Return what the names of attackers in some verdicts mean; empty if none has one."""
-    met = [name for name in GIVEN if any(f", {name})" in verdict.sentence for verdict in told)]
+    """Return the knowledge of the attackers that some verdicts name; empty if they name none."""
+    met = [name for name in GIVEN if any(f", {name}" in verdict.sentence for verdict in told)]
     given = "; ".join(f"{name}: {GIVEN[name]}" for name in met)
-    return f"In brackets: the attack, and what it has beside model and update ({given})." if met else ""
+    return f"Attackers know: {given}." if met else ""
 
 
 def rates(told: Sequence[Verdict]) -> str:
-    """Return what the figures of a membership attack mean; empty if none is told."""
+    """Return the legend of membership attacks; empty if none was run."""
     if not any("AUC" in verdict.sentence for verdict in told):
         return ""
     few = "".join(f" {said}." for said in dict.fromkeys(said for verdict in told for said in verdict.untold))
     return (
-        "AUC: how often a member scores above a non-member, 0.5 by chance and 1 where all are told; pooled: of all "
-        "clients together, each client's scores at mean 0 and deviation 1. TPR at 1 % FPR: "
-        "the share of members found where one non-member in a hundred is taken for one, 1 % by chance. Control: the "
-        "AUC with an update behind which nobody is, 0.5 where members differ in nothing else." + few
+        "AUC: probability that a member scores above a non-member, 0.5 by chance; pooled over clients, whose scores are "
+        "standardised. TPR at 1 % FPR: share of members found if one non-member in a hundred is taken for a member, 1 % "
+        "by chance. Control: AUC of the same candidates with an update that none of them is in, 0.5 by chance." + few
     )
 
 
 def claimed(claim: Claim) -> str:
-    """Return an attack's inferences other than reconstructions, beside chance, in words."""
+    """Return the result of an attack without reconstructions in words, with chance."""
     failures = "".join(f"; {status}: {message}" for status, message in claim.failures)
     if claim.roc:
         control = f"control without the update {area(claim.roc.control)}" if claim.roc.control else "no control"
@@ -446,7 +433,7 @@ def claimed(claim: Claim) -> str:
 
 
 def _most(mine: Sequence[Claim]) -> str:
-    """Return the largest figure of each kind that attacks on an arm inferred, in short."""
+    """Return the maximum result of each kind of inference on an arm, in short."""
     found: dict[str, str] = {}
     for claim in sorted(mine, key=_shown):
         if claim.roc:
@@ -457,7 +444,7 @@ def _most(mine: Sequence[Claim]) -> str:
 
 
 def _shown(claim: Claim) -> float:
-    """Return the figure that is shown of a claim: of scores the area over all rounds, which is no mean of theirs."""
+    """Return the figure that represents a claim: the pooled AUC of scores, otherwise the mean."""
     return claim.roc.auc.value if claim.roc else claim.value.mean if claim.value else 0.0
 
 

@@ -162,7 +162,7 @@ def test_what_is_no_nearer_than_a_public_image_is_no_reconstruction_and_no_acqui
     rows.append(row("x", 1, 18.0, above_public=2.0, sample=1))
     [found] = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
     assert (found.state, found.leaked, found.best, found.alike) == ("leaks", 1, 18.0, 1)
-    assert "(a, blind), 1 more near, though no nearer than a public image is: look at them" in audit.sentence(
+    assert "(a, non-adaptive), 1 more near, though no nearer than a public image is: look at them" in audit.sentence(
         [found], IMAGES
     )
 
@@ -190,7 +190,7 @@ def test_an_undefended_arm_says_what_leaked_behind_a_defence_and_what_that_attac
     bare: list[dict[str, Any]], here: str
 ) -> None:
     none, x = audit.findings([*bare, row("x", 1, 20.0)], IMAGES)
-    assert f"“a, blind” succeeded behind x at batch 1, and {here}" in audit.sentence([none], IMAGES)
+    assert f"“a, non-adaptive” succeeded behind x at batch 1, and {here}" in audit.sentence([none], IMAGES)
     assert none.state != "leaks", "what was not measured is not claimed"
     assert x.behind == ""
     for defended in (row("x", 1, 9.0), row("x", 4, 20.0)):
@@ -200,9 +200,9 @@ def test_an_undefended_arm_says_what_leaked_behind_a_defence_and_what_that_attac
 
 
 def test_an_attack_that_works_undefended_and_failed_here_leaves_the_arm_unmeasured() -> None:
-    bare = [row("none", 1, 40.0, "idlg batch 1, blind"), row("none", 1, 6.0, "analytic batch 1, blind")]
-    closed = row("x", 1, 6.0, "analytic batch 1, blind")
-    stopped = row("x", 1, None, "idlg batch 1, blind", status="failed", message="raised")
+    bare = [row("none", 1, 40.0, "idlg batch 1, non-adaptive"), row("none", 1, 6.0, "analytic batch 1, non-adaptive")]
+    closed = row("x", 1, 6.0, "analytic batch 1, non-adaptive")
+    stopped = row("x", 1, None, "idlg batch 1, non-adaptive", status="failed", message="raised")
     [found] = [f for f in audit.findings([*bare, closed, stopped], IMAGES) if f.arm == "x"]
     assert found.state == "not measured"
     told = audit.sentence([found], IMAGES)
@@ -210,7 +210,7 @@ def test_an_attack_that_works_undefended_and_failed_here_leaves_the_arm_unmeasur
     assert "idlg failed: raised" in told
     assert "not reconstructed" not in told
     assert states(*bare, closed)["x", 1] == "not measured", "an attack without a row has not answered"
-    other = row("x", 1, 7.0, "idlg batch 1, blind", victim=1)
+    other = row("x", 1, 7.0, "idlg batch 1, non-adaptive", victim=1)
     assert states(*bare, closed, stopped, other)["x", 1] == "not measured", "nor has one that failed on a victim"
     assert states(*bare, closed, stopped | {"status": "ok", "psnr": 7.0, "message": ""})["x", 1] == "not reconstructed"
     diverged = stopped | {"status": "diverged", "psnr": 7.0}
@@ -218,17 +218,17 @@ def test_an_attack_that_works_undefended_and_failed_here_leaves_the_arm_unmeasur
 
 
 def test_a_search_that_failed_leaves_an_arm_unmeasured_though_another_attack_works() -> None:
-    bare = [row("none", 1, 40.0, "analytic batch 1, blind"), row("none", 1, 8.0, "idlg batch 1, blind")]
-    closed = row("x", 1, 6.0, "analytic batch 1, blind")
+    bare = [row("none", 1, 40.0, "analytic batch 1, non-adaptive"), row("none", 1, 8.0, "idlg batch 1, non-adaptive")]
+    closed = row("x", 1, 6.0, "analytic batch 1, non-adaptive")
     for status in ("failed", "diverged"):
-        stopped = row("x", 1, 7.0, "idlg batch 1, blind", status=status, message="raised")
+        stopped = row("x", 1, 7.0, "idlg batch 1, non-adaptive", status=status, message="raised")
         assert states(*bare, closed, stopped)["x", 1] == "not measured"
 
 
 def test_a_closed_form_is_known_by_its_label() -> None:
-    found_nothing = row("none", 1, 6.0, "blind", status="diverged", message="nothing fits")
+    found_nothing = row("none", 1, 6.0, "non-adaptive", status="diverged", message="nothing fits")
     [unknown] = audit.findings([found_nothing], IMAGES)
-    [known] = audit.findings([found_nothing], IMAGES, closed=["blind"])
+    [known] = audit.findings([found_nothing], IMAGES, closed=["non-adaptive"])
     assert (unknown.state, known.state) == ("not measured", "not reconstructed")
 
 
@@ -261,7 +261,7 @@ def test_a_search_that_was_not_timed_had_no_budget() -> None:
     assert fitting.untimed(planned, timed) == []
     assert fitting.untimed(planned, trials) == [first]
     assert fitting.untimed(planned, [Trial(t.title, "broke", raised=True) for t in trials]) == []
-    rows = [row(arm, 1, psnr, f"{first}, blind") for arm, psnr in {"none": 30.0, "x": 8.0}.items()]
+    rows = [row(arm, 1, psnr, f"{first}, non-adaptive") for arm, psnr in {"none": 30.0, "x": 8.0}.items()]
     [found] = [f for f in audit.findings(rows, IMAGES, [first]) if f.arm == "x"]
     told = audit.sentence([found], IMAGES)
     assert f"at most {audit.FEWEST} evaluations" in told
@@ -339,7 +339,7 @@ def test_a_search_that_took_long_is_supposed_to_take_as_long_for_each_sample_of_
     assert {name for name, trial in trials.items() if trial.supposed} == {
         f"inverting_gradients batch 8, {twin}" for twin in audit.TWINS if slow
     }, "closed forms are tried at each batch size"
-    small, large = (trials[f"inverting_gradients batch {batch}, blind"] for batch in (1, 8))
+    small, large = (trials[f"inverting_gradients batch {batch}, non-adaptive"] for batch in (1, 8))
     assert (large.each == 4 * small.each) == slow, "a client's batch of 8 beside two clients' batches of one"
 
 
@@ -526,8 +526,8 @@ def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch
     late = rehearsal.pace(until=0.0)
     assert set(observed) == {"none", "gaussian 0.01"}, "an arm with a defence shows what its code takes"
     assert {arm for arm, _ in late.observing} == {audit.UNDEFENDED, *planned.defences}
-    slowest = max(late.observing[arm, "informed"] for arm in ("none", "gaussian 0.01"))
-    assert late.observing["prune 0.9", "informed"] == slowest
+    slowest = max(late.observing[arm, "adaptive"] for arm in ("none", "gaussian 0.01"))
+    assert late.observing["prune 0.9", "adaptive"] == slowest
 
 
 def test_an_attacker_that_could_not_do_what_its_name_says_shows_nothing() -> None:
@@ -552,13 +552,13 @@ def test_batches_do_not_lend_each_other_their_leaks() -> None:
 def test_one_sentence_names_states_batches_and_the_attack() -> None:
     rows = [
         row("none", 1, 30.0), row("none", 4, 40.0), row("none", 16, None, message="no head"),
-        row("x", 1, 36.0, "dlg batch 1, informed", knowledge="defence,code"), row("x", 1, 20.0, sample=1),
+        row("x", 1, 36.0, "dlg batch 1, adaptive", knowledge="defence,code"), row("x", 1, 20.0, sample=1),
         row("x", 4, 8.0), row("x", 16, None, message="no head"),
     ]  # fmt: skip
     found = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
     told = audit.sentence(found, IMAGES)
     assert told.startswith(
-        "x: LEAKS at batch 1, 2 of 2 images, the closest at 36.0 dB, where a guess gets 31.0 dB (dlg, informed); "
+        "x: LEAKS at batch 1, 2 of 2 images, the closest at 36.0 dB, where a guess gets 31.0 dB (dlg, adaptive); "
     )
     assert (
         "not reconstructed by these attacks within this budget at batch 4 "
@@ -586,7 +586,7 @@ def test_the_table_of_worst_cases_has_the_row_that_the_verdict_names() -> None:
     cases = audit.worst_cases(rows, IMAGES)
     assert [(c.victim, c.row["psnr"], c.named) for c in cases] == [(0, 18.0, True), (1, 40.0, False)]
     [found] = audit.findings(rows, IMAGES)
-    assert (found.best, found.by) == (18.0, "a, blind")
+    assert (found.best, found.by) == (18.0, "a, non-adaptive")
     said = StringIO()
     view = RunView(Console(file=said, width=200))
     view._attacks = [one | {"true_label": None, "above_public": None} for one in rows]
@@ -600,7 +600,7 @@ def test_a_leak_hardly_above_guessing_says_how_far() -> None:
     rows = [row("x", 1, 16.0, victim=i, above_guessing=gain) for i, gain in enumerate((0.4, -0.5, 0.2, -0.5))]
     assert states(*rows) == {("x", 1): "leaks"}
     assert (
-        "at 16.0 dB, where a guess gets 15.6 dB (a, blind), at most 0.4 dB above guessing, and over all 4 images, "
+        "at 16.0 dB, where a guess gets 15.6 dB (a, non-adaptive), at most 0.4 dB above guessing, and over all 4 images, "
         "read or not, -0.1 dB on average (-0.8 to +0.6 at 95 %, which guessing is within): look at them"
         in said_of("x", *rows)
     )
@@ -611,7 +611,7 @@ def test_a_leak_hardly_above_guessing_says_how_far() -> None:
         "over all 4 images, read or not, the best of 2 attackers on each, chosen by the truth, +1.1 dB on average"
         in several
     )
-    assert "(a, blind), at most 0.4 dB above guessing: look at it" in said_of("x", rows[0])
+    assert "(a, non-adaptive), at most 0.4 dB above guessing: look at it" in said_of("x", rows[0])
     assert "above guessing" not in said_of("x", *rows[1:], row("x", 1, 16.0, above_guessing=3.0))
     far = row("x", 1, 12.0, victim=4, above_guessing=8.0)
     assert "at most 0.4 dB above guessing" in said_of("x", *rows, far), "which is no leak"
@@ -624,13 +624,13 @@ def test_a_finding_keeps_the_closest_of_each_twin() -> None:
         row("x", 1, 14.0, knowledge="defence,code,labels"),
     ]
     [found] = audit.findings(rows, IMAGES)
-    assert found.closest == {"blind": 12.0, "informed": 16.0, "informed, with labels": 14.0}
+    assert found.closest == {"non-adaptive": 12.0, "adaptive": 16.0, "adaptive, with labels": 14.0}
     assert found.best == 16.0
 
 
 def test_the_closest_of_what_leaked_stands_beside_a_leak() -> None:
     [found] = audit.findings([row("x", 1, 16.0), row("x", 1, 40.0, "b", above_guessing=-1.0)], IMAGES)
-    assert (found.state, found.best, found.by) == ("leaks", 16.0, "a, blind")
+    assert (found.state, found.best, found.by) == ("leaks", 16.0, "a, non-adaptive")
 
 
 @pytest.mark.engine
@@ -744,16 +744,16 @@ def test_what_trials_measured_is_written_down_where_nothing_is_played(
     folder = runs.attack(found.scenario, None, str(tmp_path), local, Progress(), None, found.allowance)
     rows = folder.read_table("attacks").to_pylist()
     assert len(rows) == len(found.scenario.attacks) * 2
-    forms = [row for row in rows if row["attack"] == "analytic batch 1, blind"]
+    forms = [row for row in rows if row["attack"] == "analytic batch 1, non-adaptive"]
     assert [(row["status"], row["psnr"] > 100) for row in forms] == [("ok", True)] * 2
-    cut = [row for row in rows if row["attack"] == "inverting_gradients batch 1, blind"]
+    cut = [row for row in rows if row["attack"] == "inverting_gradients batch 1, non-adaptive"]
     assert {(row["status"], row["psnr"], row["fit"], row["label_accuracy"]) for row in cut} == {
         (UNPLAYED, None, None, 1.0)
     }
     assert all(row["message"].startswith(WANT_OF_TIME) for row in cut)
     alone = found.scenario.model_copy(update={"attacks": found.scenario.attacks[:1]})
     again = runs.attack(alone, None, str(tmp_path / "again"), local, Progress())
-    same = [row for row in again.read_table("attacks").to_pylist() if row["attack"] == "analytic batch 1, blind"]
+    same = [row for row in again.read_table("attacks").to_pylist() if row["attack"] == "analytic batch 1, non-adaptive"]
     assert [row["psnr"] for row in same] == [row["psnr"] for row in forms], "a trial's answer is the attack's"
 
 
@@ -792,7 +792,7 @@ def test_twins_of_a_timed_search_need_no_trial_where_time_is_up(monkeypatch: pyt
 def test_a_search_is_as_slow_as_the_slowest_of_its_twins() -> None:
     planned = plan(batches=[1])
     trials = trials_of(planned, each=0.01)
-    slow = [replace(t, each=0.1) if t.title == "idlg batch 1, informed, with labels" else t for t in trials]
+    slow = [replace(t, each=0.1) if t.title == "idlg batch 1, adaptive, with labels" else t for t in trials]
     few, many = (fitted(planned, each, 250.0).iterations["idlg batch 1"] for each in (slow, trials))
     assert few <= many / 7
 
@@ -836,7 +836,10 @@ def test_a_near_reconstruction_that_is_no_leak_is_told_whatever_is_missing_besid
 
 def test_nothing_more_is_tried_where_no_two_arms_can_be_compared() -> None:
     """A long search alone: then what is left of the time goes to the undefended model."""
-    search, form = Trial("tag batch 1, blind", each=1.0, evaluation=1.0), Trial("analytic batch 1, blind", "no layer")
+    search, form = (
+        Trial("tag batch 1, non-adaptive", each=1.0, evaluation=1.0),
+        Trial("analytic batch 1, non-adaptive", "no layer"),
+    )
     asked = plan(batches=[1, 4], samples=2)
     alone = 4 * audit.FEWEST * 0.5  # of one of two samples, without a defence and by three attackers
     assert fitting.too_slow_to_compare(asked, [form, search], alone - 1)
@@ -1081,7 +1084,7 @@ def test_time_goes_to_the_defences_before_what_is_answered_already() -> None:
     unknown = fitting.fit(planned, trials, Pace(), ARMS, 1.7 * first)
     searched = [(u.arm, u.titles) for u in unknown.played if u.method.name == "inverting_gradients"]
     assert [arm for arm, _ in searched] == ["none", "a"], "without a leak each search is played without a defence, too"
-    assert searched[0][1] == ("inverting_gradients batch 1, blind",)
+    assert searched[0][1] == ("inverting_gradients batch 1, non-adaptive",)
 
 
 def test_no_time_goes_to_longer_searches_while_a_defence_waits_for_it() -> None:
@@ -1201,8 +1204,8 @@ def test_a_leak_may_be_found_where_a_search_is_played_or_what_leaked() -> None:
     searches = [u for u in some.played if u.arm == "b" and u.batch == 1 and u.method.evaluations]
     without = replace(some, played=[u for u in some.played if u not in searches], left_out=searches)
     assert fitting.answerable(without, arms, []) == {"a"}, "closed forms that found nothing bare, and larger batches"
-    assert fitting.answerable(without, arms, ["analytic batch 1, blind"]) == {"a", "b"}
-    assert fitting.answerable(without, arms, ["analytic batch 2, blind"]) == {"a"}
+    assert fitting.answerable(without, arms, ["analytic batch 1, non-adaptive"]) == {"a", "b"}
+    assert fitting.answerable(without, arms, ["analytic batch 2, non-adaptive"]) == {"a"}
     assert fitting.answerable(replace(some, played=[], left_out=some.played), arms, []) == {"a"}
 
 
@@ -1335,7 +1338,7 @@ def test_where_something_leaked_the_first_defence_is_attacked_by_all_before_othe
 ) -> None:
     """If that takes half of the time at most: one defence measured to its end says more than several begun."""
     monkeypatch.setattr(fitting, "_CHEAP", 0.0)
-    planned, leaking = plan(batches=[1]), ["analytic batch 1, blind"]
+    planned, leaking = plan(batches=[1]), ["analytic batch 1, non-adaptive"]
     tried = trials_of(planned, each=0.01, start=0.1)
     whole = fitting.fit(planned, tried, Pace(), ARMS, 1e6, given=40).played
     needed = sum(unit.seconds or 0.0 for unit in whole if unit.arm == "a")
@@ -1354,7 +1357,7 @@ def test_where_something_leaked_the_first_defence_is_attacked_by_all_before_othe
 def test_what_takes_next_to_nothing_is_played_small_batches_first() -> None:
     planned = plan(batches=[1, 4])
     trials = trials_of(planned, each=0.01, start=1e-6)
-    leaking = ["analytic batch 4, blind"]
+    leaking = ["analytic batch 4, non-adaptive"]
     units = fitting.fit(planned, trials, Pace(), ARMS, 600.0, leaking=leaking).played
     quick = [unit.batch for unit in units if unit.method.name == "analytic"]
     assert quick == sorted(quick)
@@ -1388,14 +1391,16 @@ def test_what_was_refused_in_its_trial_is_no_gap_on_the_arm_that_it_was_tried_on
     assert not any(left_out(plan(batches=[1], samples=100), trials).values())
     broken = [replace(t, raised=True) if t.obstacle else t for t in trials]
     assert not any(left_out(planned, broken).values()), "an error is a gap"
-    late = [replace(t, tried=False) if t.title == "april batch 1, informed" else t for t in trials]
+    late = [replace(t, tried=False) if t.title == "april batch 1, adaptive" else t for t in trials]
     assert not any(left_out(planned, late).values()), "of one of its attackers nothing is known"
 
 
 def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
-    bare = [row("none", 1, 30.0, "idlg batch 1, blind"), row("none", 1, 9.0, "analytic batch 1, blind")]
-    here = row("x", 1, 7.0, "idlg batch 1, blind")
-    late = row("x", 1, None, "analytic batch 1, blind", status="not played", message="for want of time (about 4.0 s)")
+    bare = [row("none", 1, 30.0, "idlg batch 1, non-adaptive"), row("none", 1, 9.0, "analytic batch 1, non-adaptive")]
+    here = row("x", 1, 7.0, "idlg batch 1, non-adaptive")
+    late = row(
+        "x", 1, None, "analytic batch 1, non-adaptive", status="not played", message="for want of time (about 4.0 s)"
+    )
     late |= {"true_label": None, "distortion": None}
     found = [f for f in audit.findings([*bare, here, late], IMAGES) if f.arm == "x"]
     assert found[0].state == "not measured", "even where it does not leak without the defence"
@@ -1404,7 +1409,7 @@ def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
     leaking = [f for f in audit.findings([*bare, here | {"psnr": 20.0}, late], IMAGES) if f.arm == "x"]
     assert leaking[0].state == "leaks"
     assert audit.sentence(leaking, IMAGES).endswith("not all attackers had time at batch 1")
-    told = here | {"attack": "analytic batch 1, informed", "knowledge": "defence,code"}
+    told = here | {"attack": "analytic batch 1, adaptive", "knowledge": "defence,code"}
     some = [f for f in audit.findings([*bare, here, told, late], IMAGES) if f.arm == "x"]
     assert "analytic (“blind”) at batch 1" in audit.sentence(some, IMAGES), "the other twin was played"
     [nothing] = [f for f in audit.findings([*bare, late], IMAGES) if f.arm == "x"]

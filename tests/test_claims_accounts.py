@@ -416,7 +416,7 @@ def in_grid(epsilon: float, repeats: int) -> str:
 
 
 PRINTED: dict[str, Callable[[float, float], tuple[str, str, str]]] = {
-    "terminal": lambda e, d: (guarantee_lines([row(e, d)])[0], "epsilon ", "delta "),
+    "terminal": lambda e, d: (guarantee_lines([row(e, d)])[1], "epsilon ", "delta "),
     "report": lambda e, d: (words.guarantees([row(e, d)]).lines[0], "ε = ", "δ = "),
     "sweep report": lambda e, d: (swept(e, d), "ε = ", "δ = "),
     "advice": lambda e, d: (advised(e, d), "epsilon ", "delta "),

@@ -74,7 +74,7 @@ def test_an_arm_passes_where_what_leaks_without_a_defence_does_not_leak_there() 
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("names", [("dp", "dp vs strong"), ("a", "a vs "), ("x batch 4", "x, informed"), ("", " vs ")])
+@pytest.mark.parametrize("names", [("dp", "dp vs strong"), ("a", "a vs "), ("x batch 4", "x, adaptive"), ("", " vs ")])
 def test_no_name_of_an_arm_hides_another_arm(names: tuple[str, str]) -> None:
     arms = {"none": [], names[0]: [{"name": "dp_sgd"}], names[1]: [{"name": "gaussian"}]}
     rows = [row("none", 40.0), row(names[0], 100.0), row(names[1], 9.0)]
@@ -87,9 +87,9 @@ def test_no_name_of_an_arm_hides_another_arm(names: tuple[str, str]) -> None:
 
 def test_no_label_makes_a_search_a_closed_form() -> None:
     """A closed form that finds that no sample fits has finished; a search that diverged has not."""
-    attacks = [{"name": "analytic"}, {"name": "idlg", "label": "analytic batch 1, informed"}]
-    rows = [row("none", 40.0, attack="analytic batch 1, informed"), row("x", 3.0, status="diverged")]
-    rows[1]["attack"] = "analytic batch 1, informed"
+    attacks = [{"name": "analytic"}, {"name": "idlg", "label": "analytic batch 1, adaptive"}]
+    rows = [row("none", 40.0, attack="analytic batch 1, adaptive"), row("x", 3.0, status="diverged")]
+    rows[1]["attack"] = "analytic batch 1, adaptive"
     [check] = Played(SCENARIO | {"attacks": attacks}, rows, []).checks([PSNR], ["x"])
     assert check.state == "not measured"
 
@@ -98,7 +98,7 @@ def test_a_passed_check_says_on_how_many_samples_it_is_shown() -> None:
     rows = [row("none", 40.0), row("none", 9.0, sample=1), row("x", 9.0), row("x", 9.0, sample=1)]
     [check] = Played(SCENARIO, rows, [], True).checks([PSNR], ["x"])
     assert check.state == "passed"
-    assert "PASSED: 9.0 dB (a, informed); shown on 1 of 2 samples" in check.sentence
+    assert "PASSED: 9.0 dB (a, adaptive); shown on 1 of 2 samples" in check.sentence
     guessed = [row("none", 40.0), row("none", 30.0, sample=1, above_guessing=-1.0), *rows[2:]]
     [near] = Played(SCENARIO, guessed, [], True).checks([PSNR], ["x"])
     assert "shown on 1 of 2 samples: the others do not leak without a defence" in near.sentence
@@ -170,14 +170,14 @@ def test_the_line_of_a_figure_past_the_bound_that_passes_begins_with_why() -> No
     [check] = Played(SCENARIO, rows, []).checks([PSNR], ["x"])
     why = "past the bound, though no nearer than a guess gets without the update"
     assert (check.state, check.reason) == ("passed", why)
-    assert check.sentence == f"{why}: x, batch 1, PSNR below 15.0 dB: PASSED: 16.0 dB (a, informed)"
+    assert check.sentence == f"{why}: x, batch 1, PSNR below 15.0 dB: PASSED: 16.0 dB (a, adaptive)"
 
 
 def test_an_undefended_arm_that_was_not_measured_says_what_passed_the_bound_behind_a_defence() -> None:
     unplayed = row("none", attack="b", status="not played", message="for want of time")
     none, x = Played(SCENARIO, [row("none", 9.0), unplayed, row("x", 20.0)], []).checks([PSNR], ["none", "x"])
     assert (none.state, x.state, x.reason) == ("not measured", "failed", "")
-    assert "“a, informed” succeeded behind x at batch 1, and here it did not" in none.sentence
+    assert "“a, adaptive” succeeded behind x at batch 1, and here it did not" in none.sentence
 
 
 def test_an_arm_with_opponents_is_looked_at() -> None:
@@ -226,7 +226,7 @@ def test_a_distance_is_passed_from_below() -> None:
     assert found == of
     nearest = [row("x", 20.0, lpips_alex=0.9), row("x", 20.0, "b", lpips_alex=0.4)]
     [check] = Played(SCENARIO, nearest, []).checks([LPIPS], ["x"])
-    assert (check.value, check.by) == (0.4, "b, informed")
+    assert (check.value, check.by) == (0.4, "b, adaptive")
     assert "LPIPS (AlexNet) above 0.3" in check.sentence
     assert states(LPIPS, *(row(arm, 20.0, lpips_alex=None) for arm in of))["x"] == "not measured"
 
@@ -270,7 +270,7 @@ def test_labels_that_luck_may_name_pass_nothing() -> None:
     [check] = Played(SCENARIO, few, []).checks([LABELS], ["x"])
     assert (check.state, check.value) == ("inconclusive", 1.0)
     assert (
-        "INCONCLUSIVE: 100.0% (a, informed); a guess names 50% of 2 labels; as many may be named by luck"
+        "INCONCLUSIVE: 100.0% (a, adaptive); a guess names 50% of 2 labels; as many may be named by luck"
         in check.sentence
     )
     assert states(LABELS, *labels_of("none", [1]), *labels_of("x", [0]))["x"] == "inconclusive", (
@@ -364,7 +364,7 @@ def test_what_has_no_label_to_compare_is_no_answer() -> None:
 def test_the_budget_stands_beside_a_passed_check() -> None:
     """0 % after next to no search says next to nothing."""
     bare = labels_of("none", [1] * 8, batch=2)
-    rows = labels_of("x", [0] * 8, "idlg batch 2, informed", 2, iterations=2, seconds=0.5)
+    rows = labels_of("x", [0] * 8, "idlg batch 2, adaptive", 2, iterations=2, seconds=0.5)
     rows[0]["iterations"] = 1
     same = [one | {"attack": "a", "iterations": 0, "seconds": 1.0} for one in rows]
 
@@ -493,7 +493,7 @@ def test_no_membership_passes_for_attackers_who_do_not_know_the_defence() -> Non
         assert (check.state, check.reason) == ("inconclusive", NOT_INFORMED)
     unused = scored("x", 0.01, message=f"{UNUSED}: noise takes few values")
     assert of_members(bound, bare, unused)["x"].reason == unused["message"]
-    blind = [scored(arm, apart, attack="blind") for arm, apart in (("none", 0.3), ("x", 0.01))]
+    blind = [scored(arm, apart, attack="non-adaptive") for arm, apart in (("none", 0.3), ("x", 0.01))]
     weak = [scored(arm, 0.0) for arm in ("none", "x")]
     assert of_members(bound, *blind, *weak)["x"].reason == NOT_INFORMED
     assert of_members(bound, *blind, bare, scored("x", 0.01))["x"].state == "passed"
@@ -864,8 +864,8 @@ def test_the_script_of_the_documentation_stops_a_build_that_leaks_and_no_other(t
 
 
 def test_checks_are_told_on_a_line_each() -> None:
-    check = Check("x", 4, PSNR, "failed", 31.25, "dlg, blind", 3, 8)
-    assert check.sentence == "x, batch 4, PSNR below 15.0 dB: FAILED: 31.2 dB (dlg, blind), 3 of 8 samples"
+    check = Check("x", 4, PSNR, "failed", 31.25, "dlg, non-adaptive", 3, 8)
+    assert check.sentence == "x, batch 4, PSNR below 15.0 dB: FAILED: 31.2 dB (dlg, non-adaptive), 3 of 8 samples"
     assert replace(check, state="not measured", value=None, reason="why").sentence.endswith("NOT MEASURED: why")
 
 

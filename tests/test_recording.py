@@ -281,7 +281,7 @@ def test_what_seems_wrong_with_updates_is_said_also_to_the_quiet(
     options = ("--model", MODEL, "--minutes", "0", "--out", str(tmp_path / "o"), *LOCAL, *quiet)
     for truth in (False, True):
         with monkeypatch.context() as stopped:
-            stopped.setattr(commands, "_scored", lambda *_: 1 / 0)  # the attacks are another test's
+            stopped.setattr(commands, "_scored", divmod)  # the attacks are another test's
             folder = recorded(tmp_path / f"updates-{truth}", net, truth=truth)
             result = CliRunner().invoke(app, ["replay", str(folder), *options])
         assert (result.exit_code, result.stderr.count(f"note: {wrong}"), wrong in result.stdout) == (truth, 1, False)

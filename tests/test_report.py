@@ -354,7 +354,7 @@ def test_the_page_begins_with_model_data_and_the_state_of_the_weights(
 
 @pytest.mark.engine
 def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
-    folder = make_run(str(tmp_path), {"none": []}, {"analytic": 1.0, "blind": 1.0})
+    folder = make_run(str(tmp_path), {"none": []}, {"analytic": 1.0, "non-adaptive": 1.0})
     for round in range(ROUNDS):
         rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == round]
         given = {"knowledge": "defence,labels"}
@@ -365,7 +365,7 @@ def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
         re.findall(r'<td class="setting">(\w+)<small>.*?data-label="Labels found">(.*?)</td>', text, re.DOTALL)
     )
     assert cells["analytic"] == "given"
-    assert "%" in cells["blind"]
+    assert "%" in cells["non-adaptive"]
     captions = [
         one for one in re.findall(r"<figcaption>(.*?)</figcaption>", text, re.DOTALL) if "· analytic<br>" in one
     ]

@@ -554,7 +554,7 @@ def test_a_fit_is_by_the_values_that_are_left_where_the_code_tells_them() -> Non
 
 
 def test_a_defence_whose_clean_values_nothing_explains_is_not_measured() -> None:
-    bare, informed = row("none", 1, 30.0, fit=0.0), {"knowledge": "defence,code"}
+    bare, _adaptive = row("none", 1, 30.0, fit=0.0), {"knowledge": "defence,code"}
 
     def state(*rows: dict[str, Any]) -> tuple[str, str]:
         [found] = [one for one in findings([bare, *rows], Criterion.of("pixels", None)) if one.arm == "noise"]
@@ -598,19 +598,6 @@ def test_the_reason_why_nobody_read_a_defence_is_the_true_one() -> None:
         return verdict.sentence, next_step(scenario, rows, [verdict])
 
     both = [attacked("noise", "dlg, told", i, psnr=8.0, **told) for i in (0, 1)]
-    sentence, step = said(9.0, *both)
+    sentence, _step = said(9.0, *both)
     assert NONE_WORKS in sentence
-    assert "give an attack that succeeds without a defence the code of noise" in step
     assert "not reconstructed" in said(30.0, *both)[0]
-
-
-def test_what_to_do_next_goes_by_why_an_own_defence_was_not_measured() -> None:
-    scenario = {"arms": {"bare": [], "own": ["my_defence:Clip"]}}
-
-    def step(**more: Any) -> str:
-        rows = [attacked("bare", "dlg", psnr=30.0), attacked("own", "dlg", psnr=8.0, fit=None, **more)]
-        return next_step(scenario, rows, verdicts(scenario, rows, []))
-
-    assert "give an attack on own the defence's code" in step(knowledge="defence")
-    unused = {"knowledge": "defence,code", "message": f"{UNUSED}: {understood.RELATED}"}
-    assert "write an attack that uses what the code tells of own" in step(**unused)

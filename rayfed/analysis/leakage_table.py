@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from rayfed.analysis.audit import Criterion, Finding, State
-from rayfed.analysis.summary import Row
+from rayfed.analysis.summary import Row, arm_names
 from rayfed.analysis.verdicts import criterion_of, run_findings
 
 
@@ -17,7 +17,8 @@ class LeakageRow:
     """Leakage of one arm at one batch size, by the best attack on each sample."""
 
     arm: str
-    batch_size: int
+    batch_size: int | None
+    """None for an arm that no attack was run against."""
     state: State
     leaked: int
     """Samples that leaked, of `samples`."""
@@ -32,14 +33,22 @@ class LeakageRow:
     """Share of labels recovered; None if no attack recovered labels, or all were given them."""
     majority: float | None
     """Share of labels that the best guess without the update gets; None without labels."""
-    finding: Finding
-    """The finding that the figures are of."""
+    finding: Finding | None
+    """The finding that the figures are of; None for an arm that no attack was run against."""
 
 
 def leakage_rows(scenario: Mapping[str, Any], attacks: Sequence[Row], finished: bool = True) -> list[LeakageRow]:
     """Return the rows of the table, in the order of the arms and then by batch size."""
-    criterion = criterion_of(scenario, attacks)
-    return [_row(finding, attacks, criterion) for finding in run_findings(scenario, attacks, finished)]
+    criterion, arms = criterion_of(scenario, attacks), arm_names(scenario, attacks)
+    found = {arm: [_unattacked(arm)] for arm in arms}
+    for finding in run_findings(scenario, attacks, finished):
+        found[finding.arm] = [row for row in found[finding.arm] if row.finding]
+        found[finding.arm].append(_row(finding, attacks, criterion))
+    return [row for rows in found.values() for row in rows]
+
+
+def _unattacked(arm: str) -> LeakageRow:
+    return LeakageRow(arm, None, "not measured", 0, 0, None, None, None, None, None, None)
 
 
 def _row(finding: Finding, attacks: Sequence[Row], criterion: Criterion) -> LeakageRow:

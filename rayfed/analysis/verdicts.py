@@ -412,9 +412,9 @@ def rates(told: Sequence[Verdict]) -> str:
         return ""
     few = "".join(f" {said}." for said in dict.fromkeys(said for verdict in told for said in verdict.untold))
     return (
-        "AUC: probability that a member scores above a non-member, 0.5 by chance; pooled over clients, whose scores are "
-        "standardised. TPR at 1 % FPR: share of members found if one non-member in a hundred is taken for a member, 1 % "
-        "by chance. Control: AUC of the same candidates with an update that none of them is in, 0.5 by chance." + few
+        "AUC: probability that a member scores above a non-member, 0.5 by chance; pooled over clients, whose scores "
+        "are standardised. TPR at 1 % FPR: share of members found if one non-member in a hundred is taken for a "
+        "member, 1 % by chance. Control: AUC of the same candidates with an update that none of them is in." + few
     )
 
 

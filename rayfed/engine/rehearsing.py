@@ -318,7 +318,7 @@ class Rehearsal:
                     guessed[arm, twin] = max(seconds for (_, other), seconds in found.items() if other == twin)
                     continue
                 if "labels" in granted:  # which are no work
-                    found[arm, twin] = found[arm, "informed"]
+                    found[arm, twin] = found[arm, "adaptive"]
                     continue
                 attack = first.model_copy(update={"knowledge": list(granted)})
                 taken = inf

@@ -8,6 +8,7 @@ from typing import Any
 from rayfed.analysis.audit import FEWEST, Criterion, Finding, in_part, short_title
 from rayfed.analysis.leakage_table import LeakageRow
 from rayfed.analysis.summary import Row, code_given, labels_given
+from rayfed.analysis.verdicts import NOTHING_REBUILT
 from rayfed.report.words import weights_of
 
 STATES = {
@@ -85,7 +86,7 @@ def reasons(rows: Iterable[LeakageRow], criterion: Criterion) -> list[str]:
     """Return why arms are inconclusive or not measured, or leak only in part; arms with one reason share a line."""
     arms: dict[str, list[str]] = {}
     for row in rows:
-        for reason in reasons_of(row.finding, criterion):
+        for reason in reasons_of(row.finding, criterion) if row.finding else [NOTHING_REBUILT]:
             names = arms.setdefault(reason, [])
             names += [row.arm] * (row.arm not in names)
     return [f"{', '.join(names)}: {reason}" for reason, names in arms.items()]

@@ -33,7 +33,7 @@ def table(*columns: str, left: int = 1) -> Table:
 
 def leakage_table(rows: Sequence[LeakageRow], criterion: Criterion) -> Table:
     """Return the table of leakage: a verdict and figures for each arm and batch size."""
-    batches = len({row.batch_size for row in rows}) > 1
+    batches = len({row.batch_size for row in rows} - {None}) > 1
     unit = "PSNR" if criterion.modality == "pixels" else "share"
     labels = any(row.labels is not None for row in rows)
     columns = ["arm", "verdict", *["batch"] * batches, f"{criterion.noun}s", f"{unit} mean", "max", "baseline"]
@@ -42,8 +42,10 @@ def leakage_table(rows: Sequence[LeakageRow], criterion: Criterion) -> Table:
         verdict = Text(STATES[row.state], STYLES.get(row.state, ""))
         figures = (_value(value, criterion) for value in (row.mean, row.best, row.baseline))
         recovered = NONE if row.labels is None else f"{100 * row.labels:.0f} %"
-        leaked = f"{row.leaked}/{row.samples}"
-        made.add_row(Text(row.arm), verdict, *[str(row.batch_size)] * batches, leaked, *figures, *[recovered] * labels)
+        leaked = f"{row.leaked}/{row.samples}" if row.samples else NONE
+        made.add_row(
+            Text(row.arm), verdict, *[str(row.batch_size or NONE)] * batches, leaked, *figures, *[recovered] * labels
+        )
     return made
 
 

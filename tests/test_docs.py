@@ -1,4 +1,4 @@
-"""Documents that can be checked: the generated reference, the schema against the scenarios, README's code."""
+"""Documents that can be checked: the generated reference, the schema against the scenarios, README's commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -16,6 +16,7 @@ import typer
 import yaml
 
 from rayfed import registry
+from rayfed.analysis.audit import State
 from rayfed.cli import app
 from rayfed.scenario import json_schema
 from tests.conftest import REPOSITORY
@@ -53,37 +54,36 @@ def test_links_of_the_documents_lead_somewhere() -> None:
 
 
 @pytest.mark.engine
-def test_readmes_defence_works_as_written(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    [defence] = [b for b in blocks if "class SignOnly" in b]
-    (tmp_path / "my_defences.py").write_text(defence)
-    [yaml_block] = [b for b in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL) if "my_defences" in b]
-    (tmp_path / "s.yaml").write_text("name: s\nfederation: {rounds: 1, clients: 2}\n" + yaml_block)
-    done = subprocess.run(
-        [sys.executable, "-m", "rayfed", "validate", "s.yaml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "my_defences:SignOnly" in done.stdout
+def test_readmes_sweep_is_valid_in_a_new_scenario(tmp_path: Path) -> None:
+    [addition] = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    rayfed = [sys.executable, "-m", "rayfed"]
+    subprocess.run([*rayfed, "new", "mine"], cwd=tmp_path, capture_output=True, check=True)
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | yaml.safe_load(addition)))
+    subprocess.run([*rayfed, "validate", "mine.yaml"], cwd=tmp_path, capture_output=True, check=True)
 
 
-def test_readme_fits_on_two_screens_and_counts_right() -> None:
-    assert len(README.splitlines()) < 150
-    [attacks] = re.findall(r"\| (\d+): images", README)
-    [(defences, protections)] = re.findall(r"\| (\d+), and (\d+) protected channels", README)
-    counts = {"attacks": attacks, "defences": defences, "protections": protections}
-    assert counts == {kind: str(len(registry.table(kind))) for kind in counts}
+def test_readme_is_short_and_counts_right() -> None:
+    assert len(README.splitlines()) < 170
+    assert len(README.split()) < 1100
+    counts = {kind: str(len(registry.table(kind))) for kind in ("attacks", "defences", "protections")}
+    for kind in ("attacks", "defences"):
+        assert re.findall(rf"\*\*(\d+) {kind}\*\*", README) == [counts[kind]]
+    comparison = (REPOSITORY / "docs" / "comparison.md").read_text()
+    [attacks] = re.findall(r"\| (\d+): images", comparison)
+    [(defences, protections)] = re.findall(r"\| (\d+), and (\d+) protected channels", comparison)
+    assert counts == {"attacks": attacks, "defences": defences, "protections": protections}
+    for row, kind in (("Attacks on updates", "attacks"), ("Defences attacked", "defences")):
+        assert f"| {row} | {counts[kind]} |" in README
 
 
 def test_readmes_commands_are_commands() -> None:
     """By typer's own parser: commands, options and, of scenarios, the file."""
     group = typer.main.get_command(app)
-    text = README.replace("<time>", "TIME")
-    lines = re.findall(r"(?:^|&& |`)(rayfed [a-z][^#`\n]*)", text, re.MULTILINE)
-    assert len(lines) >= 8
+    blocks = re.findall(r"```(?:bash|text)\n(.*?)```", README, re.DOTALL)
+    code = "\n".join(blocks).replace("<time>", "TIME")
+    lines = re.findall(r"(?:^ *|&& )(rayfed [a-z][^#\n]*)", code, re.MULTILINE)
+    assert len(lines) >= 12
     for line in lines:
         _, name, *arguments = shlex.split(line)
         command = group.get_command(group.make_context("rayfed", [name]), name)
@@ -91,6 +91,22 @@ def test_readmes_commands_are_commands() -> None:
         command.make_context(name, arguments)
         for path in re.findall(r"scenarios/\S+", line):
             assert (REPOSITORY / path).exists()
+
+
+def test_entries_of_the_changelog_are_short() -> None:
+    text = (REPOSITORY / "CHANGELOG.md").read_text()
+    assert len(text.split()) < 2000
+    sections = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
+    assert sections <= {"Breaking", "Security", "Added", "Changed", "Deprecated", "Fixed"}
+    entries = re.findall(r"^- (.+)$", text, re.MULTILINE)
+    assert len(entries) > 100
+    assert not [entry for entry in entries if len(entry.split()) > 15]
+
+
+def test_the_glossary_has_every_verdict() -> None:
+    page = (REPOSITORY / "docs" / "glossary.md").read_text()
+    terms = {term.lower() for term in re.findall(r"^\*\*([^*]+?)\.?\*\*", page, re.MULTILINE)}
+    assert terms >= set(get_args(State))
 
 
 def test_every_scenario_has_a_question() -> None:

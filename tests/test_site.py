@@ -146,7 +146,7 @@ def test_links_that_leave_docs_lead_to_pages_of_the_site(site: Path) -> None:
     assert "Round" in shown
     assert 'href="existing-federations.html"' in (site / "readme.html").read_text()
     assert 'href="../contributing.html"' not in page
-    assert 'id="two-commands"' in (site / "readme.html").read_text()
+    assert 'id="quick-start"' in (site / "readme.html").read_text()
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -49,6 +49,8 @@ def attacked(psnr: float, arm: str = "none", attack: str = "dlg") -> dict[str, A
     found = {
         "batch_size": 1,
         "victim": 0,
+        "round": 0,
+        "observes": "gradient",
         "sample": 0,
         "knowledge": "",
         "above_guessing": 5.0,
@@ -115,7 +117,7 @@ def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:
         [{**trained(0.5, arm), "train_loss": None} for arm in arms], [attacked(20, arm) for arm in arms], []
     )
     view.finished("report.html")
-    cost = printed(view).rpartition("\nCost")[2].splitlines()
+    cost = printed(view).rpartition("Cost, compared")[2].splitlines()
     words = [line.split() for line in cost]
     assert [w[-1] for w in words if w and w[0] in arms] == ["sample", "withdrawn", "none", "–"]
 
@@ -125,7 +127,7 @@ def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
     view.round_done([trained()], [attacked(float("inf")), attacked(20)], [])
     view.finished("report.html")
     assert "100.0 dB" not in printed(view)
-    assert next(line.split().count(">100") for line in printed(view).splitlines() if line.startswith("none ")) == 1
+    assert any(">100" in line.split() for line in printed(view).splitlines() if line.startswith("none "))
 
 
 def test_arms_with_opponents_end_in_a_table_of_who_stands_whom(view: RunView) -> None:

@@ -554,7 +554,7 @@ def test_a_fit_is_by_the_values_that_are_left_where_the_code_tells_them() -> Non
 
 
 def test_a_defence_whose_clean_values_nothing_explains_is_not_measured() -> None:
-    bare, _adaptive = row("none", 1, 30.0, fit=0.0), {"knowledge": "defence,code"}
+    bare, informed = row("none", 1, 30.0, fit=0.0), {"knowledge": "defence,code"}
 
     def state(*rows: dict[str, Any]) -> tuple[str, str]:
         [found] = [one for one in findings([bare, *rows], Criterion.of("pixels", None)) if one.arm == "noise"]

@@ -12,11 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.analysis.audit import TWINS, Criterion, Finding
-from rayfed.analysis.formats import NONE, decibel, duration, points, share
+from rayfed.analysis.formats import NONE, decibel_mean, duration, points, share
 from rayfed.analysis.leakage_table import LeakageRow
 from rayfed.analysis.robustness import Matrix, Outcome
 from rayfed.analysis.summary import ArmSummary, Claim, labels_given, measured
-from rayfed.metrics.known import leading
 from rayfed.report.results_text import STATES
 
 STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
@@ -50,9 +49,10 @@ def leakage_table(rows: Sequence[LeakageRow], criterion: Criterion) -> Table:
 
 
 def _value(value: float | None, criterion: Criterion) -> str:
+    """Return a value of the leading metric; `>100` for a PSNR at its ceiling."""
     if value is None:
         return NONE
-    return decibel(min(value, leading(criterion.modality).ceiling)) if criterion.modality == "pixels" else share(value)
+    return decibel_mean(value).replace("≥", ">") if criterion.modality == "pixels" else share(value)
 
 
 def attacks_table(attacks: Sequence[Mapping[str, Any]], criterion: Criterion) -> Table | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from rayfed import losses
+from rayfed.number_types import check_types
 from rayfed.update import Named
 
 Result = TypeVar("Result")
@@ -176,6 +177,7 @@ def unflatten(vector: Tensor, like: Named) -> Named:
 
 def norm(tensors: Named) -> Tensor:
     """Return the Euclidean norm over all tensors together, a scalar."""
+    check_types(tensors, "a norm", half=True)
     total: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in tensors.values()]))
     return total
 
@@ -185,7 +187,8 @@ def clipped(tensors: Named, bound: float, leading: int = 0) -> Named:
 
     With `leading` dimensions there is a gradient at each of their places.
     """
+    check_types(tensors, "a clip bound", half=True)
     squares = torch.stack([t.reshape(*t.shape[:leading], -1).square().sum(-1) for t in tensors.values()]).sum(0)
     norms = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()  # a root has no slope at 0
     share = (bound / (norms + 1e-6)).clamp(max=1)
-    return {name: t * share.view(*share.shape, *[1] * (t.dim() - leading)) for name, t in tensors.items()}
+    return {name: t * share.view((*share.shape, *[1] * (t.dim() - leading))) for name, t in tensors.items()}

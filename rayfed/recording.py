@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from rayfed.attacks.given import observe
 from rayfed.errors import DataError, UserError
+from rayfed.number_types import check_model
 from rayfed.samples import Pixels
 from rayfed.update import LocalTraining, Named, digest_of
 
@@ -109,6 +110,7 @@ class Recorder:
         """Start or continue a recording in a folder; see `rayfed.record`."""
         if (mean is None) != (std is None):
             raise UserError("record: give both mean and std of the normalisation, or neither")
+        check_model(model, type(model).__name__)
         self._model, self._folder, self._local, self._truth = model, Path(folder), local, truth
         self._mean, self._std = (None if v is None else tuple(map(float, v)) for v in (mean, std))
         self._classes, self._shape = classes, None if shape is None else tuple(shape)
@@ -373,7 +375,7 @@ def _packed(tensors: Mapping[str, Tensor]) -> bytes:
 def _outputs(model: nn.Module, inputs: Tensor) -> int:
     """Return the model's number of outputs, from a forward pass in evaluation mode that changes nothing."""
     modes = {module: module.training for module in model.modules()}
-    place = next(model.parameters())
+    place = next(p for p in model.parameters() if p.requires_grad)  # frozen ones may be of whole numbers
     try:
         with torch.no_grad():
             logits = model.eval()(inputs.to(place.device, place.dtype))

@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
+from rayfed.number_types import check_model, type_name
 from rayfed.samples import SampleSpec
 from rayfed.update import LocalTraining, Named, Observation
 
@@ -65,6 +66,7 @@ def observe(
     >>> given.observation.update["1.weight"].shape
     torch.Size([10, 64])
     """
+    check_model(model, type(model).__name__)
     if (returned is None) == (gradient is None):
         raise UserError("give either the state that the client `returned`, or its `gradient`")
     if returned is not None and local is None:
@@ -119,6 +121,10 @@ def _named(what: str, given: Mapping[str, Tensor], needed: Named, known: Named, 
         if tensor.shape != known[name].shape:
             shapes = f"{tuple(tensor.shape)}, the model's {tuple(known[name].shape)}"
             raise UserError(f"{what}: {name} has shape {shapes}: is it this model's, with as many classes?")
+        if tensor.is_complex() and not known[name].is_complex():
+            raise UserError(
+                f"{what}: {name} is {type_name(tensor.dtype)}, and the model's is real: give the state of this model"
+            )
         if not tensor.isfinite().all():
             raise UserError(f"{what}: {name} has values that are not finite: there is nothing to match")
     return {name: tensor.to(known[name].dtype) for name, tensor in taken.items()}

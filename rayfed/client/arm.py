@@ -21,6 +21,7 @@ from rayfed.models.lora import add_lora
 from rayfed.models.private import common_names, key_names, only, private_names, without
 from rayfed.models.prompt import add_prompt
 from rayfed.models.trained import Adapt, choose, frozen_names, hold_still
+from rayfed.number_types import check_model
 from rayfed.samples import SampleSpec
 from rayfed.scenario import DefenceSpec, ProtectionSpec, ResolvedArm, Train
 from rayfed.update import Named
@@ -129,6 +130,7 @@ def build_arm(
     with seeds.global_stream(seed, "adapted model"):
         for defence in defences:
             net = defence.adapt_model(net)
+    check_model(net, f"'{model.name}'")
     trained = {name for name, p in net.named_parameters() if p.requires_grad}
     if not trained:
         raise UserError(f"model '{model.name}' has nothing to train: let one of its parameters have requires_grad=True")

@@ -22,6 +22,7 @@ from rayfed.client.local import gradient_method, wrap_updates
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.order import broken_by
 from rayfed.errors import UserError
+from rayfed.number_types import check_model
 from rayfed.privacy.accountant import Guarantee, guarantee
 from rayfed.privacy.printing import at_most
 from rayfed.privacy.sampling import generator
@@ -103,6 +104,7 @@ class Defended:
         Noise is from the operating system's randomness; with a `seed` it is repeatable, which measures and does not
         protect. Raises `UserError` for a defence that a loop cannot have.
         """
+        check_model(model, type(model).__name__)
         self.loop, self._seed, pipeline = loop, seed, _built(defences)
         for place, (name, defence) in enumerate(pipeline):
             _check(name, defence, model, [later for _, later in pipeline[place + 1 :]])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rayfed.number_types import check_types
 from rayfed.update import Named, Shapes, Update
 
 
@@ -38,7 +39,8 @@ class Layout:
 
 
 def flat(update: Update) -> np.ndarray:
-    """Return the values of an update, (D,) float64."""
+    """Return the values of an update, (D,) float64; raises `UserError` for other types than float32 and float64."""
+    check_types(update.tensors | update.buffers, "encryption")
     parts = [*update.tensors.values(), *update.buffers.values()]
     return np.concatenate([t.detach().cpu().numpy().ravel() for t in parts]).astype(np.float64)
 

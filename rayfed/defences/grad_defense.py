@@ -30,6 +30,7 @@ from torch.nn import functional as F
 from rayfed import seeds
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.gradients import batch_loss, flatten, unflatten
+from rayfed.number_types import check_types
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Named
@@ -73,6 +74,7 @@ class GradDefense(Defence):
         return gradient
 
     def _defended(self, exact: Named, sensitivity: Named, generator: torch.Generator) -> Named:
+        check_types(exact, "grad_defense")
         unit = flatten({name: sensitivity[name].expand(t.shape) for name, t in exact.items()})
         unit = unit / unit.square().mean().sqrt()
         values = flatten(exact)

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.number_types import check_types
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least
 from rayfed.privacy.sampling import Draw, gaussian, laplace, noised
@@ -99,6 +100,7 @@ class LocalNoise(Defence):
 
 def clipped(tensors: Named, bound: float, order: float) -> Named:
     """Scale all tensors together to a joint norm of at most `bound`, of the given order."""
+    check_types(tensors, "a clip bound")
     norms = torch.stack([torch.linalg.vector_norm(t, ord=order, dtype=torch.float64) for t in tensors.values()])
     factor = clip_factors(torch.linalg.vector_norm(norms, ord=order), bound)
     return {name: finite(t) * factor.to(t.dtype) for name, t in tensors.items()}
@@ -106,7 +108,8 @@ def clipped(tensors: Named, bound: float, order: float) -> Named:
 
 def sample_norms(gradients: Tensor) -> Tensor:
     """Return the L2 norms (N,), float64, of N gradients (N, ...) of one tensor."""
-    flat = gradients.flatten(1)
+    check_types({"the gradient": gradients}, "a clip bound")
+    flat = gradients.reshape(len(gradients), -1)
     whole = flat.shape[1] - flat.shape[1] % _BLOCK
     blocks, rest = flat[:, :whole].unflatten(1, (-1, _BLOCK)), flat[:, whole:]
     parts = [torch.linalg.vector_norm(blocks, dim=2), torch.linalg.vector_norm(rest, dim=1, keepdim=True)]

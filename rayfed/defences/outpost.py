@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.gradients import flatten
+from rayfed.number_types import check_types
 from rayfed.registry import component
 from rayfed.update import Named, Update
 
@@ -46,6 +47,7 @@ class Outpost(Defence):
             found, loss = next(task, weights, batch)
             if torch.rand((), generator=task.generator) >= 1 / (1 + self.beta * task.step):
                 return found, loss
+            check_types(found, "outpost")
             values = flatten(found).abs().sort(descending=True).values
             least = values[ceil(self.noised * len(values)) - 1]
             return {name: self._perturbed(g, weights[name], least, task.generator) for name, g in found.items()}, loss

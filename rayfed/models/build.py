@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from rayfed import registry, seeds
 from rayfed.errors import UserError
+from rayfed.models.precision import check_complex_buffers, check_default_type, use_float32
 from rayfed.models.state import load_state
+from rayfed.number_types import type_name
 from rayfed.samples import Pixels, SampleSpec
 
 Shape = tuple[int, ...]
@@ -85,6 +87,7 @@ def build_model(
             model = _from_component(name, parameters, sample.shape, classes)
         else:
             model = _from_callable(name, target, parameters, sample.shape, classes)
+        use_float32(name, model, sample)
         if state is not None:
             load_state(model, state)
         if normalise is not None:
@@ -99,6 +102,8 @@ def build_model(
             )
         if _draws_random_numbers(name, model, sample, training=True):
             model.stochastic = True
+        check_complex_buffers(name, model, sample)
+        check_default_type(name)
     built: nn.Module = model
     return built
 
@@ -200,6 +205,10 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
         module.training = training
     if not isinstance(logits, Tensor):
         raise UserError(f"model '{name}' answers with a {type(logits).__name__}, not with one tensor of logits")
+    if not logits.is_floating_point():
+        raise UserError(
+            f"model '{name}' returns {type_name(logits.dtype)} outputs: return real logits, such as float32"
+        )
     if logits.shape == (2,) and classes == 1:
         model.register_forward_hook(_as_column)
         return

@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from rayfed.number_types import check_types
 from rayfed.poisoning.base import Insight, Poisoning
 from rayfed.registry import component
 from rayfed.update import Update
@@ -25,5 +26,6 @@ class GaussianUpdate(Poisoning):
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
         """Return noise in the update's shapes."""
+        check_types(update.tensors, "gaussian_update")
         noise = {name: torch.randn(t.shape, generator=insight.generator).to(t) for name, t in update.tensors.items()}
         return replace(update, tensors={name: self.deviation * tensor for name, tensor in noise.items()}, bits=32)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rayfed import seeds
 from rayfed.crypto.keys import Stream
+from rayfed.number_types import check_types
 from rayfed.update import Named
 
 _AT_ONCE = 1 << 13
@@ -81,7 +82,11 @@ def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def noised(values: Named, width: float, draw: Draw, generator: torch.Generator) -> Named:
-    """Return values plus noise of a width, added in the noise's precision and rounded once."""
+    """Return values plus noise of a width, added in the noise's precision and rounded once.
+
+    Raises `UserError` for values that are neither float32 nor float64.
+    """
+    check_types(values, "noise")
     return {name: (v + width * draw(v.shape, generator).to(v.device)).to(v.dtype) for name, v in values.items()}
 
 

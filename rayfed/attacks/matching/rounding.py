@@ -42,9 +42,8 @@ def _is_fast(problem: Matching) -> bool:
         return False
     from torch.utils.flop_counter import FlopCounterMode  # it imports Triton
 
-    parameter = next(problem.model.parameters())
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        problem.model(torch.zeros(problem.images_shape, dtype=parameter.dtype))
+        problem.model(torch.zeros(problem.images_shape, dtype=problem.model_dtype))
     return bool(counter.get_total_flops() >= _OPERATIONS)
 
 

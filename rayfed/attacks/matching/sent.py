@@ -251,7 +251,7 @@ def _denied(gradient: Named) -> list[str]:
     found = []
     for name, tensor in gradient.items():
         bias = gradient.get(f"{name.removesuffix('weight')}bias") if name.endswith("weight") else None
-        if bias is None or tensor.ndim < 2 or len(bias) != len(tensor):
+        if bias is None or tensor.ndim < 2 or bias.shape != tensor.shape[:1]:
             continue
         silent = (tensor.flatten(1) == 0).all(1)
         if not silent.all() and bool((bias[silent] != 0).any()):

@@ -156,7 +156,7 @@ def _hand_over(
 
 def _distance(alpha: float, gradients: Named, targets: Named) -> Tensor:
     """Return TAG's equation 5 over all layers, (Q,)."""
-    apart = [(g - targets[name]).abs().flatten(1).sum(1) for name, g in gradients.items()]
+    apart = [(g - targets[name]).abs().reshape(len(g), -1).sum(1) for name, g in gradients.items()]
     return squared_l2(gradients, targets) + alpha * torch.stack(apart).sum(0)
 
 

@@ -19,6 +19,7 @@ from torch.func import grad, vmap
 from rayfed import losses
 from rayfed.number_types import check_types
 from rayfed.update import Named
+from rayfed.vectorised import in_turn, refusal
 
 Result = TypeVar("Result")
 
@@ -148,20 +149,49 @@ def gradient(
 def many_gradients(
     model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor, own: Named | None = None
 ) -> Named:
-    """Return the gradients of P batches at the same weights, in one vectorised call that can be differentiated again.
+    """Return the gradients of P batches at the same weights, which can be differentiated again.
 
     `inputs` is (P, N, *shape), `labels` (P, N) int64 or (P, N, K) probabilities; the result has a leading dimension P,
-    as the tensors of `own` have: buffers of each batch's own.
+    as the tensors of `own` have: buffers of each batch's own. They are computed in one vmap call, or in a loop for a
+    model that vmap refuses.
     """
-    one = grad(lambda w, b, x, y: batch_loss(model, w, buffers | b, x, y))
-    leaves = {name: w.detach() for name, w in weights.items()}
-    gradients: Named = vmap(one, in_dims=(None, 0, 0, 0))(leaves, own or {}, inputs, labels)
-    return gradients
+    leaves, own = {name: w.detach() for name, w in weights.items()}, own or {}
+    if not vmap_refusal(model, leaves, buffers | {n: b[0] for n, b in own.items()}, inputs[0], labels[0]):
+        one = grad(lambda w, b, x, y: batch_loss(model, w, buffers | b, x, y))
+        gradients: Named = vmap(one, in_dims=(None, 0, 0, 0))(leaves, own, inputs, labels)
+        return gradients
+    again = inputs.requires_grad or labels.requires_grad
+    one_by_one = in_turn(lambda b, x, y: gradient(model, leaves, buffers | b, x, y, create_graph=again)[0])
+    found: Named = one_by_one(own, inputs, labels)
+    return found
 
 
 def per_sample_gradients(model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor) -> Named:
     """Return the gradient of every sample's own loss: each tensor has a leading dimension N."""
     return many_gradients(model, weights, buffers, inputs.unsqueeze(1), labels.unsqueeze(1))
+
+
+def vmap_refusal(model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor) -> str:
+    """Return why vmap does not compute gradients of several batches like this one, in one line; "" if it does.
+
+    It is tried once for a model, at inputs and labels of zeros, so that no batch decides how the next is computed.
+    """
+
+    def trial() -> None:
+        own = {name: b.detach().clone() for name, b in buffers.items()}
+        fixed = {name: w.detach() for name, w in weights.items()}
+        one = grad(lambda x, y, w: batch_loss(model, w, own, x, y), argnums=2)
+        pair = (torch.zeros_like(t.detach()).expand(2, *t.shape) for t in (inputs, labels))
+        vmap(one, in_dims=(0, 0, None), randomness="different")(*pair, fixed)
+
+    first = next(iter(weights.values()))
+    case = "gradient", tuple(weights), first.dtype, first.device, labels.dtype, repr(losses.of(model))
+    return refusal(model, case, trial)
+
+
+def sample_rows(tensors: Named) -> Tensor:
+    """Return the tensors (N, ...) of N samples as one matrix with a row for each, in the order of the dictionary."""
+    return torch.cat([t.reshape(len(t), -1) for t in tensors.values()], 1)
 
 
 def flatten(tensors: Named) -> Tensor:

@@ -24,7 +24,7 @@ from tests.conftest import REPOSITORY
 FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
     " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped rayfed.losses"
-    " rayfed.version rayfed.memory rayfed.hidden rayfed.user_exits rayfed.number_types",
+    " rayfed.version rayfed.memory rayfed.hidden rayfed.user_exits rayfed.number_types rayfed.vectorised",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
@@ -51,7 +51,8 @@ ARROWS = {
     "rayfed.memory": {"rayfed.errors"},
     "rayfed.losses": {"rayfed.errors", "rayfed.objective", "rayfed.registry", "rayfed.samples"},
     "rayfed.number_types": {"rayfed.errors"},
-    "rayfed.gradients": {"rayfed.losses", "rayfed.number_types", "rayfed.update"},
+    "rayfed.vectorised": {"rayfed.errors", "rayfed.seeds"},
+    "rayfed.gradients": {"rayfed.losses", "rayfed.number_types", "rayfed.update", "rayfed.vectorised"},
     # secure noise is made of a cipher's key stream
     "rayfed.privacy": {"rayfed.crypto.keys"},
     "rayfed.metrics": {"rayfed.models.pretrained"},

@@ -252,15 +252,18 @@ class NaiveUpdate(Defence):
         return update
 
 
-class OnGpu:
+class OnGpu(torch.Tensor):
+    """A tensor on the CPU that says that it is on a GPU."""
+
     is_cuda = True
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
 
 @pytest.mark.parametrize("naive", [Naive(), NaiveUpdate()])
 def test_a_defence_that_promises_nothing_is_played_client_by_client(digits, naive: Defence) -> None:  # type: ignore[no-untyped-def]
     """Even where cohorts are one call by default, on a GPU; and who demands that is told what stands in its way."""
     tasks = [task(digits, mlp(), c) for c in range(2)]
-    on_gpu = tasks[0].replace(weights={"w": OnGpu()})
+    on_gpu = tasks[0].replace(weights={name: w.as_subclass(OnGpu) for name, w in tasks[0].weights.items()})
     assert works_together(on_gpu, Training(), [Gaussian(sigma=0.1)])
     assert not works_together(on_gpu, Training(), [naive])
     alone = [update_method(Training(), [naive])(task(digits, mlp(), c)).tensors for c in range(2)]

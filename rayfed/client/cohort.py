@@ -42,6 +42,7 @@ from rayfed.models.build import is_stochastic, uses_batch_statistics
 from rayfed.objective import are_words
 from rayfed.scenario import Failures, Training
 from rayfed.update import Named, Update
+from rayfed.vectorised import refusal
 
 _FITTING: WeakKeyDictionary[nn.Module, Fitting] = WeakKeyDictionary()
 """How many clients go into one call, by the model that they train."""
@@ -96,13 +97,13 @@ class CohortRecord:
 def works_together(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
     """Return whether a cohort of such tasks is trained together (`training.vectorise`)."""
     if training.vectorise == "auto":
-        return next(iter(task.weights.values())).is_cuda and _obstacle(task, defences) is None
-    if training.trains_together and (obstacle := _obstacle(task, defences)):
+        return next(iter(task.weights.values())).is_cuda and _obstacle(task, training, defences) is None
+    if training.trains_together and (obstacle := _obstacle(task, training, defences)):
         raise UserError(f"training.vectorise: {training.vectorise} is not possible: {obstacle}; use auto or loop")
     return training.trains_together
 
 
-def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
+def _obstacle(task: Task, training: Training, defences: Sequence[Defence]) -> str | None:
     """Return why a cohort cannot be trained together; None if it can."""
     for defence in defences:
         if not defence.vectorises and defence.overrides("wrap_gradient", "wrap_update"):
@@ -115,7 +116,25 @@ def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
         return "batch norm in training mode would see the padding of smaller clients (model.batch_norm: eval would do)"
     if is_stochastic(task.model):
         return "what draws random numbers in the model, such as dropout, has one stream for all clients"
+    if refused := _refusal(task, training, defences):
+        return f"the model cannot be vectorised over clients ({refused})"
     return None
+
+
+def _refusal(task: Task, training: Training, defences: Sequence[Defence]) -> str:
+    """Return what the gradient of two clients in one call raises, tried once for a model; "" if it works."""
+
+    def blank(tensor: Tensor) -> Tensor:
+        return tensor.new_zeros(2, 2, *tensor.shape[1:])
+
+    def trial() -> None:
+        own = task.replace(buffers={name: b.clone() for name, b in task.buffers.items()})
+        weights = {name: w.expand(2, *w.shape).clone() for name, w in task.weights.items()}
+        inputs, labels = blank(task.data.inputs), blank(task.data.labels)
+        with mixed_precision(task.model, training):
+            _stepper(own, training, defences)(weights, inputs, labels, torch.ones(2, 2, device=inputs.device))
+
+    return refusal(task.model, ("cohort", training.vectorise, training.precision, repr(defences)), trial)
 
 
 def _together(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:

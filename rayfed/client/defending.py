@@ -126,6 +126,7 @@ class Defended:
         self._tied = {name: first[id(p)] for name, p in aliases if p.requires_grad}
         self._model, self._state = model, dict[str, object]()
         self._answers = self._steps = 0
+        self._tried = False
         self._given = Counter[int]()
 
     @property
@@ -153,6 +154,8 @@ class Defended:
         self._steps += 1
         if self.guaranteed and self.on_gradients:
             self._check_step(len(labels))
+        if not self._tried and len(labels):
+            self._check_gradients(model, inputs, labels)
         task = self._task(gradients.weights_of(model), gradients.buffers_of(model), model, Batch(inputs, labels))
         mask = None if len(labels) else torch.zeros(0, device=inputs.device)
         found, loss = self._gradient(task, task.weights, Batch(inputs, labels, mask))
@@ -254,6 +257,15 @@ class Defended:
             raise UserError(f"step {self._steps} of a round, and the account is of {loop.steps}: say more `steps`")
         if not loop.poisson and count > loop.batch_size:
             raise UserError(f"a batch of {count} samples, and the account is of {loop.batch_size} (`batch_size`)")
+
+    def _check_gradients(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
+        """Raise `UserError` if a defence cannot compute what it needs from the model's gradient, on two samples."""
+        data = Batch(inputs[:2], labels[:2])
+        with seeds.global_stream("check", "gradients", cuda=inputs.is_cuda):
+            for defence in self._defences:
+                task = self._task(gradients.weights_of(model), gradients.buffers_of(model), model, data)
+                defence.check_gradient(task.replace(generator=torch.Generator()))
+        self._tried = True
 
     def _check_answer(
         self, number: int, client: int, sent: Mapping[str, Tensor], returned: Mapping[str, Tensor]

@@ -9,6 +9,7 @@ from functools import reduce
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import grad_and_value
 
 from rayfed import gradients, seeds
@@ -50,7 +51,7 @@ def data_method(defences: Sequence[Defence]) -> DataMethod:
 def gradient_method(defences: Sequence[Defence], inner: GradientMethod | None = None) -> GradientMethod:
     """Return a batch's gradient (by default the plain one) inside the defences' `wrap_gradient`."""
     if inner is None:
-        inner = functional_gradient if any(defence.samplewise for defence in defences) else _plain_gradient
+        inner = _sample_gradient if any(defence.samplewise for defence in defences) else _plain_gradient
     return reduce(lambda next, defence: defence.wrap_gradient(next), defences, inner)
 
 
@@ -60,6 +61,12 @@ def _own_data(task: Task) -> Batch:
 
 def _plain_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
     return gradients.gradient(task.model, weights, task.buffers, batch.inputs, batch.labels, batch.mask)
+
+
+def _sample_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+    """Compute the plain gradient for a defence that asks for it sample by sample, under vmap or in a loop."""
+    inside = is_functorch_wrapped_tensor(batch.inputs)
+    return (functional_gradient if inside else _plain_gradient)(task, weights, batch)
 
 
 def functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:

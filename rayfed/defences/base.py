@@ -160,6 +160,12 @@ class Defence:
     def check(self, model: nn.Module) -> None:
         """Raise `UserError` if the defence is incompatible with the model in the clients' mode."""
 
+    def check_gradient(self, task: Task) -> None:
+        """Raise `UserError` if the defence cannot compute what it needs from the model's gradient.
+
+        `task` has a few samples of a client. Called before the first round, after `check`.
+        """
+
     def refuses(self, later: Sequence[Defence]) -> str | None:
         """Return why these defences are meaningless after this one, in words; None if they are not."""
         return None

@@ -7,6 +7,7 @@ Source: Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import ceil
 from typing import Annotated, ClassVar, Literal
 
@@ -19,11 +20,14 @@ from torch.nn import functional as F
 
 from rayfed import losses
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
+from rayfed.defences.sample_gradients import check_sample_gradients, needing_from_model
 from rayfed.errors import UserError
+from rayfed.gradients import sample_rows
 from rayfed.models.build import uses_batch_statistics
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Named
+from rayfed.vectorised import in_turn, refusal
 
 _NUMBERS_AT_ONCE = 16_000_000
 """Number of values in the per-sample gradients of one vectorised call: more only costs memory."""
@@ -82,6 +86,16 @@ class Dcs2(Defence):
                 "too"
             )
 
+    def check_gradient(self, task: Task) -> None:
+        """Raise `UserError` if the model has no gradient of a single sample that can be differentiated again."""
+        check_sample_gradients("dcs2", task)
+        images = task.data.inputs.clone().requires_grad_()
+        with needing_from_model(
+            "dcs2", "gradients that can be differentiated", "use operations that PyTorch differentiates twice"
+        ):
+            gradients, logits = _sample_gradients(task, task.weights, images, task.data.labels)
+            torch.autograd.grad(gradients.sum() + logits.sum(), images)
+
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Add the concealed samples to the batch, then project the step so that it does not undo the batch's own."""
 
@@ -134,7 +148,8 @@ class Dcs2(Defence):
 
     def _concealed(self, task: Task, weights: Named, chosen: Batch, start: Batch) -> Tensor:
         """Return the images that minimise equation 9, (N, C, H, W), each independently."""
-        slopes, logits = _sample_gradients(task, weights, chosen.inputs, chosen.labels)
+        gradients = _sample_gradients(task, weights, chosen.inputs, chosen.labels)
+        slopes, logits = (part.detach() for part in gradients)
         images = start.inputs.clone().requires_grad_()
         optimiser = torch.optim.Adam([images], lr=self.lr)
         milestones = [ceil(share * self.iterations) for share in _MILESTONES]
@@ -161,15 +176,48 @@ def projected(step: Named, own: Named) -> Named:
 
 
 def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return every sample's gradient as a row, (N, P), and its logits (N, K), in one forward pass."""
+    """Return every sample's gradient as a row, (N, P), and its logits (N, K), in one forward pass or in a loop.
+
+    Both can be differentiated in the images.
+    """
+    if _vmap_refused(task, weights, images, labels):
+        gradients, logits = in_turn(partial(_by_autograd, task, weights))(images, labels)
+    else:
+        gradients, logits = _together(task, weights, images, labels)
+    return sample_rows(gradients), logits
+
+
+def _vmap_refused(task: Task, weights: Named, images: Tensor, labels: Tensor) -> bool:
+    """Return whether vmap does not compute per-sample gradients with their slopes; tried once for a model."""
+
+    def trial() -> None:
+        own = task.replace(buffers={name: b.clone() for name, b in task.buffers.items()})
+        blank = torch.zeros_like(images[:1]).expand(2, *images.shape[1:]).clone().requires_grad_()
+        gradients, logits = _together(own, weights, blank, torch.zeros_like(labels[:1]).expand(2, *labels.shape[1:]))
+        torch.autograd.grad(sample_rows(gradients).sum() + logits.sum(), blank)
+
+    return bool(refusal(task.model, "dcs2", trial))
+
+
+def _together(task: Task, weights: Named, images: Tensor, labels: Tensor) -> tuple[Named, Tensor]:
+    """Return every sample's gradient (N, ...) by name, and its logits (N, K), in one vmap call."""
 
     def loss(w: Named, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         logits = functional_call(task.model, {**w, **task.buffers}, (image[None],))
         return losses.of(task.model)(logits, label[None]), logits[0]
 
     each = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different")
-    gradients, logits = each(weights, images, labels)
-    return torch.cat([g.flatten(1) for g in gradients.values()], 1), logits
+    found: tuple[Named, Tensor] = each(weights, images, labels)
+    return found
+
+
+def _by_autograd(task: Task, weights: Named, image: Tensor, label: Tensor) -> tuple[Named, Tensor]:
+    """Return one sample's gradient by name, and its logits (K,), with their graph to the image."""
+    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    logits = functional_call(task.model, {**leaves, **task.buffers}, (image[None],))
+    loss = losses.of(task.model)(logits, label[None])
+    slopes = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
+    return dict(zip(leaves, slopes, strict=True)), logits[0]
 
 
 def _parts(chosen: Batch, start: Batch, weights: Named) -> Iterator[tuple[Batch, Batch]]:

@@ -11,12 +11,13 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from rayfed.defences.base import Batch, GradientMethod, Task
 from rayfed.defences.noise import clip_factors, sample_norms, scaled_sum
 from rayfed.defences.private import Private
+from rayfed.defences.sample_gradients import check_sample_gradients
 from rayfed.errors import UserError
+from rayfed.gradients import vmap_refusal
 from rayfed.models.build import uses_batch_statistics
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least
@@ -24,6 +25,7 @@ from rayfed.privacy.sampling import gaussian, noised
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.registry import component
 from rayfed.update import Named
+from rayfed.vectorised import over_samples
 
 _NUMBERS_AT_ONCE = 16_000_000
 """Number of values in the per-sample gradients of one vectorised call: more only costs memory."""
@@ -39,6 +41,7 @@ class DpSgd(Private):
     """
 
     samplewise: ClassVar[bool] = True
+    title: ClassVar[str] = "dp_sgd"
     bounded: ClassVar[str] = "the clip bound"
 
     def check(self, model: nn.Module) -> None:
@@ -50,6 +53,10 @@ class DpSgd(Private):
                 "your own), or fix its statistics with `model.batch_norm: eval`, which changes the model of all arms, "
                 "the undefended one too"
             )
+
+    def check_gradient(self, task: Task) -> None:
+        """Raise `UserError` if the model has no gradient of a single sample."""
+        check_sample_gradients(self.title, task)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Clip gradients sample by sample, add them up, add noise."""
@@ -119,5 +126,6 @@ def _each(next: GradientMethod, task: Task, weights: Named, batch: Batch) -> tup
     def one(image: Tensor, label: Tensor) -> tuple[Named, Tensor]:
         return next(task, weights, Batch(image[None], label[None]))
 
-    gradients, losses = vmap(one, randomness="different")(batch.inputs, batch.labels)
-    return gradients, losses
+    refused = vmap_refusal(task.model, weights, task.buffers, batch.inputs[:1], batch.labels[:1])
+    found: tuple[Named, Tensor] = over_samples(one, together=not refused)(batch.inputs, batch.labels)
+    return found

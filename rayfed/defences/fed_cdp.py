@@ -29,6 +29,7 @@ class FedCdp(DpSgd):
     The paper's own values are a clip of 4, or one that falls from 6 to 2, with a noise multiplier of 6.
     """
 
+    title: ClassVar[str] = "fed_cdp"
     bounded: ClassVar[str] = "each layer's clip bound"
 
     last_clip: Annotated[float, Field(gt=0)] | None = None

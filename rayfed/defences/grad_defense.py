@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -26,14 +27,17 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed import seeds
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
-from rayfed.gradients import batch_loss, flatten, unflatten
+from rayfed.defences.sample_gradients import needing_from_model
+from rayfed.gradients import batch_loss, flatten, loss_of, unflatten, within
 from rayfed.number_types import check_types
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Named
+from rayfed.vectorised import in_turn, refusal
 
 _ROOT = 5
 """Number of samples a class of the root set."""
@@ -62,6 +66,14 @@ class GradDefense(Defence):
     def least_public(self) -> int:
         """Fewest public samples: one, for the sensitivities."""
         return 1
+
+    def check_gradient(self, task: Task) -> None:
+        """Raise `UserError` if the model's loss cannot be differentiated in a sample and then in the weights."""
+        if task.public is not None:
+            with needing_from_model(
+                "grad_defense", "second derivatives of the loss", "use operations that PyTorch differentiates twice"
+            ):
+                root_sensitivity(task)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Perturb and compensate every batch's gradient."""
@@ -124,22 +136,47 @@ def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, g
     E[|J v|^2] is that norm's square for v of random signs; one v a sample serves all tensors. J v is the gradient, in
     the weights, of the loss's slope along v.
     """
-    model = copy.deepcopy(model).eval()
     signs = 2.0 * torch.randint(0, 2, root.inputs.shape, generator=generator).to(root.inputs) - 1
-
-    def squares(image: Tensor, label: Tensor, direction: Tensor) -> Named:
-        def slope(w: Named) -> Tensor:
-            def loss(x: Tensor) -> Tensor:
-                return batch_loss(model, w, buffers, x[None], label[None])
-
-            derivative: Tensor = jvp(loss, (image,), (direction,))[1]
-            return derivative
-
-        return {name: g.square().sum() for name, g in grad(slope)(weights).items()}
-
-    chunk = max(1, _SLOPES_AT_ONCE // sum(w.numel() for w in weights.values()))
-    found = vmap(squares, chunk_size=chunk)(root.inputs, root.labels, signs)
+    own, chunk = copy.deepcopy(model).eval(), max(1, _SLOPES_AT_ONCE // sum(w.numel() for w in weights.values()))
+    together = vmap(partial(_squares, own, weights, buffers), chunk_size=chunk)
+    blank = tuple(torch.zeros_like(t[:1]).expand(2, *t.shape[1:]) for t in (root.inputs, root.labels, signs))
+    if refusal(model, "sensitivity", lambda: together(*blank)):
+        found = in_turn(partial(_squares_by_autograd, own, weights, buffers))(root.inputs, root.labels, signs)
+    else:
+        found = together(root.inputs, root.labels, signs)
     return {name: square.mean().sqrt() for name, square in found.items()}
+
+
+def _squares(
+    model: nn.Module, weights: Named, buffers: Named, image: Tensor, label: Tensor, direction: Tensor
+) -> Named:
+    """Return the square of J v for one image and direction, a scalar a tensor, by a derivative forward in the image."""
+
+    def slope(w: Named) -> Tensor:
+        def loss(x: Tensor) -> Tensor:
+            return batch_loss(model, w, buffers, x[None], label[None])
+
+        derivative: Tensor = jvp(loss, (image,), (direction,))[1]
+        return derivative
+
+    return {name: g.square().sum() for name, g in grad(slope)(weights).items()}
+
+
+def _squares_by_autograd(
+    model: nn.Module, weights: Named, buffers: Named, image: Tensor, label: Tensor, direction: Tensor
+) -> Named:
+    """Return the same as `_squares` by two backward passes, for models without forward derivatives or vmap."""
+    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    inputs = image[None].detach().requires_grad_()
+
+    def backward(module: nn.Module) -> Named:
+        (slope,) = torch.autograd.grad(loss_of(module, inputs, label[None]), inputs, create_graph=True)
+        along = (slope * direction).sum()
+        slopes = torch.autograd.grad(along, list(leaves.values()), materialize_grads=True)
+        return {name: g.square().sum() for name, g in zip(leaves, slopes, strict=True)}
+
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention has first derivatives only
+        return within(model, {**leaves, **buffers}, backward)
 
 
 def _once_a_round(compute: Callable[[Task], Named]) -> Callable[[Task], Named]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rayfed import gradients
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
+from rayfed.defences.sample_gradients import needing_from_model
 from rayfed.models.pretrained import load_evaluator
 from rayfed.registry import component
 from rayfed.samples import Modality
@@ -51,6 +52,17 @@ class Refiner(Defence):
     def check(self, model: nn.Module) -> None:
         """Raise `UserError` unless the evaluation network can be loaded."""
         load_evaluator(self.evaluator, torch.device("cpu"))
+
+    def check_gradient(self, task: Task) -> None:
+        """Raise `UserError` if the model's gradient cannot be differentiated in its inputs."""
+        inputs = task.data.inputs.clone().requires_grad_()
+        with needing_from_model(
+            "refiner", "gradients that can be differentiated", "use operations that PyTorch differentiates twice"
+        ):
+            slopes, _ = gradients.gradient(
+                task.model, task.weights, task.buffers, inputs, task.data.labels, create_graph=True
+            )
+            torch.autograd.grad(gradients.flatten(slopes).square().sum(), inputs)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Return the gradient of robust data, near the true one.

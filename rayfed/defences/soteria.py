@@ -16,22 +16,25 @@ rebuilds the input as if nothing had been done.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
+from rayfed.defences.sample_gradients import needing_from_model
 from rayfed.errors import UserError, nearest
 from rayfed.models.build import uses_batch_statistics
 from rayfed.models.front import Front
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Named, Update
+from rayfed.vectorised import refusal
 
 Features = Callable[[Tensor], Tensor]
 """Images (N, C, H, W) -> features (N, F), each sample on its own."""
@@ -69,6 +72,11 @@ class Soteria(Defence):
                 "set `model.batch_norm: eval`"
             )
 
+    def check_gradient(self, task: Task) -> None:
+        """Raise `UserError` if the features cannot be differentiated in the input."""
+        with needing_from_model("soteria", "derivatives of features in the input", "let PyTorch differentiate them"):
+            self._kept_of(self._front(task.model), task, task.weights, task.data)
+
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Prune columns of every batch's gradient."""
         front_of = cache(self._front)
@@ -76,9 +84,8 @@ class Soteria(Defence):
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             sent, loss = next(task, weights, batch)
             front = front_of(task.model)
-            state, name = {**weights, **task.buffers}, f"{front.cut}.weight"
-            kept = self._kept(lambda images: front(state, images), batch.inputs, task.generator)
-            return sent | {name: sent[name] * kept}, loss
+            name = f"{front.cut}.weight"
+            return sent | {name: sent[name] * self._kept_of(front, task, weights, batch)}, loss
 
         return gradient
 
@@ -89,19 +96,34 @@ class Soteria(Defence):
         weight = update.tensors[name]
         return {name: (weight != 0).any(dim=0).expand_as(weight)}
 
-    def _kept(self, features: Features, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _kept_of(self, front: Front, task: Task, weights: Named, batch: Batch) -> Tensor:
+        """Return which of the layer's columns a batch keeps, (F,) bool, in a loop over features if vmap refuses."""
+        state = {**weights, **task.buffers}
+
+        def features(images: Tensor) -> Tensor:
+            return front(state, images)
+
+        blank = torch.zeros_like(batch.inputs[:1])
+        trial = partial(self._norms, features, blank, torch.Generator(), in_turn=False)
+        in_turn = bool(refusal(task.model, f"soteria {self.jacobian}", trial))
+        return self._kept(features, batch.inputs, task.generator, in_turn)
+
+    def _kept(self, features: Features, images: Tensor, generator: torch.Generator, in_turn: bool) -> Tensor:
         """Return which of the layer's columns a batch keeps, (F,) bool."""
         with torch.no_grad():
             values = features(images)
         if values.dim() != 2:
             raise UserError(f"soteria: features of shape {tuple(values.shape)} enter the layer, not one row a sample")
-        if self.jacobian == "exact":
-            norms = jacobian_norms(features, images)
-        else:
-            norms = estimated_norms(features, images, self.probes, generator)
+        norms = self._norms(features, images, generator, in_turn)
         kept = torch.ones(values.shape[1], dtype=torch.bool, device=values.device)
         kept[displacement(values, norms).topk(int(self.ratio * len(kept))).indices] = False
         return kept
+
+    def _norms(self, features: Features, images: Tensor, generator: torch.Generator, in_turn: bool) -> Tensor:
+        """Return norm(dr_i/dx) of every sample and feature, (N, F), as `jacobian` says."""
+        if self.jacobian == "exact":
+            return jacobian_norms(features, images, in_turn)
+        return estimated_norms(features, images, self.probes, generator, in_turn)
 
     def _front(self, model: nn.Module) -> Front:
         return Front(copy.deepcopy(model).eval(), self._layer_of(model), before=True)
@@ -125,8 +147,16 @@ def displacement(features: Tensor, norms: Tensor) -> Tensor:
     return torch.where(features == 0, 0.0, features.abs() / norms).sum(0)
 
 
-def jacobian_norms(features: Features, images: Tensor) -> Tensor:
-    """Return norm(dr_i/dx) of every sample and feature, (N, F), from the full Jacobian."""
+def jacobian_norms(features: Features, images: Tensor, in_turn: bool = False) -> Tensor:
+    """Return norm(dr_i/dx) of every sample and feature, (N, F), from the full Jacobian.
+
+    With `in_turn` row by row, for models that vmap refuses.
+    """
+    if in_turn:
+        values, inputs = _with_graph(features, images)
+        sums = values.sum(0)
+        slopes = [torch.autograd.grad(one, inputs, retain_graph=True, materialize_grads=True)[0] for one in sums]
+        return torch.stack([slope.flatten(1).norm(dim=1) for slope in slopes], 1)
     values, pull = vjp(features, images)  # type: ignore[misc]
 
     def norm(row: Tensor) -> Tensor:
@@ -138,16 +168,38 @@ def jacobian_norms(features: Features, images: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def estimated_norms(features: Features, images: Tensor, probes: int, generator: torch.Generator) -> Tensor:
+def estimated_norms(
+    features: Features, images: Tensor, probes: int, generator: torch.Generator, in_turn: bool = False
+) -> Tensor:
     """Estimate the norms of `jacobian_norms`, (N, F), by random probes.
 
     Their squares have no bias: E[(J v)_i^2] = norm(dr_i/dx)^2 for v of random signs. One forward-mode probe gives all
-    features for about one forward pass, whatever F is: Hutchinson's estimator of the diagonal of J J^T.
+    features for about one forward pass, whatever F is: Hutchinson's estimator of the diagonal of J J^T. With `in_turn`
+    J v is the slope of the backward pass in what it starts with, for models without forward mode or vmap.
     """
     signs = 2.0 * torch.randint(0, 2, (probes, *images.shape), generator=generator).to(images) - 1
+    if in_turn:
+        return torch.stack(list(_squares_in_turn(features, images, signs))).mean(0).sqrt()
 
     def squares(direction: Tensor) -> Tensor:
         slopes: Tensor = jvp(features, (images,), (direction,))[1].square()
         return slopes
 
     return vmap(squares, chunk_size=max(1, _IMAGES_AT_ONCE // len(images)))(signs).mean(0).sqrt()
+
+
+def _squares_in_turn(features: Features, images: Tensor, directions: Tensor) -> Iterator[Tensor]:
+    """Yield the squares of J v, (N, F), for each direction v."""
+    values, inputs = _with_graph(features, images)
+    with torch.enable_grad():
+        weights = torch.zeros_like(values).requires_grad_()
+        (slope,) = torch.autograd.grad(values, inputs, weights, create_graph=True)
+        for direction in directions:
+            yield torch.autograd.grad(slope, weights, direction, retain_graph=True)[0].square()
+
+
+def _with_graph(features: Features, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return features, and the images as a leaf of their graph."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has first derivatives only
+        inputs = images.detach().requires_grad_()
+        return features(inputs), inputs

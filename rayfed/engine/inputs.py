@@ -17,16 +17,18 @@ from rayfed.analysis.audit import Criterion
 from rayfed.attacks.base import Checked
 from rayfed.client import plan
 from rayfed.client.arm import Arm, aggregation_of, build_arm, protected_aggregation
+from rayfed.client.cohort import works_together
 from rayfed.client.devices import check_devices
 from rayfed.client.failures import check_asynchronous, check_droppable
 from rayfed.client.local import trained_samples
 from rayfed.client.malicious import Malicious
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts, hold_out
-from rayfed.defences.base import NEEDS_PUBLIC, Defence
+from rayfed.defences.base import NEEDS_PUBLIC, Batch, Defence, Task
 from rayfed.engine.account import Account
 from rayfed.engine.machine import check_arithmetic
 from rayfed.errors import UserError
+from rayfed.gradients import buffers_of, weights_of
 from rayfed.losses import DEFAULT, BinaryCrossEntropy, Loss, MaskedLM, OwnLoss
 from rayfed.metrics.guessing import Others
 from rayfed.metrics.score import Scorer
@@ -309,10 +311,47 @@ def _account(
         _check_labels(arm, data)
     for written, defence in zip(spec.defences, arm.defences, strict=True):
         _check_samples(f"arm '{spec.name}': {written.name}", defence, samples, data)
+    _check_gradients(arm, data)
     for method in (attack.build() for attack in scenario.attacks):
         if isinstance(method, Checked):
             method.check(arm.model, data.sample, len(data.classes))
     return Account(scenario, arm, samples, data.sample).calibrated(rounds or scenario.federation.rounds)
+
+
+def _check_gradients(arm: Arm, data: Dataset) -> None:
+    """Raise `UserError` if an arm's defences or `training.vectorise` cannot have the gradients that they need.
+
+    They are tried on two samples.
+    """
+    with seeds.global_stream("check", "gradients"):
+        for defence in arm.defences:
+            if defence.overrides("check_gradient"):
+                defence.check_gradient(_small_task(arm, data))
+        if arm.spec.training.trains_together:
+            works_together(_small_task(arm, data), arm.spec.training, arm.defences)
+
+
+def _small_task(arm: Arm, data: Dataset) -> Task:
+    """Return a task with two training samples and two public ones, if there are any, at an arm's initial weights."""
+    rows, model, generator = np.arange(2), arm.model, torch.Generator()
+    inputs, labels = data.sample.tensor(data.train_images[rows]), torch.from_numpy(data.train_labels[rows])
+    inputs, labels = losses.of(model).presented(inputs, labels, data.sample, generator)
+    public = None
+    if data.public_images is not None and data.public_labels is not None:
+        public = Batch(data.sample.tensor(data.public_images[rows]), torch.from_numpy(data.public_labels[rows]))
+    return Task(
+        client=0,
+        round=0,
+        model=model,
+        weights=weights_of(model),
+        buffers=buffers_of(model),
+        data=Batch(inputs, labels),
+        generator=generator,
+        order=0,
+        public=public,
+        classes=len(data.classes),
+        private=arm.private,
+    )
 
 
 def _check_loss(arm: Arm, data: Dataset) -> None:

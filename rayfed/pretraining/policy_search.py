@@ -32,7 +32,7 @@ from rayfed.defences.base import Batch, Task
 from rayfed.defences.transformations import NAMES
 from rayfed.documents import dump_yaml
 from rayfed.errors import UserError
-from rayfed.gradients import buffers_of, many_gradients, weights_of
+from rayfed.gradients import buffers_of, many_gradients, sample_rows, weights_of
 from rayfed.scenario import Scenario, Training, resolve
 from rayfed.update import Named
 
@@ -96,7 +96,7 @@ class Examiner:
             noise = torch.rand(image.shape, generator=generator)
             way = torch.stack([noise.lerp(image, float(step)) for step in steps])[:, None]
             gradients = many_gradients(self.model, self.trained, self.buffers, way, label.expand(len(way), 1))
-            rows = torch.cat([g.flatten(1) for g in gradients.values()], 1)
+            rows = sample_rows(gradients)
             cosines = torch.cosine_similarity(rows, rows[-1:])
             found.append(torch.trapezoid(cosines, steps))
         return float(torch.stack(found).mean())

@@ -35,7 +35,7 @@ from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.inference.shadows import shadow_updates
-from rayfed.gradients import flatten, gradient, per_sample_gradients, unflatten
+from rayfed.gradients import flatten, gradient, per_sample_gradients, sample_rows, unflatten
 from rayfed.registry import component
 from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Named, Observation
@@ -191,7 +191,7 @@ class _Candidates:
         buffers = self.observation.buffers
         for inputs, labels in zip(self.inputs.split(_AT_ONCE), self.labels.split(_AT_ONCE), strict=True):
             found = [per_sample_gradients(self.model, weights, buffers, inputs, labels) for weights in at]
-            rows = [torch.cat([one[name].flatten(1) for name in self.observation.weights], 1) for one in found]
+            rows = [sample_rows({name: one[name] for name in self.observation.weights}) for one in found]
             yield torch.stack(rows).sum(0)
 
 

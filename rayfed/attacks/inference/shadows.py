@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from rayfed.attacks.forward_probe import buffers_for
 from rayfed.attacks.matching.local_steps import many_local_updates
-from rayfed.gradients import flatten
+from rayfed.attacks.matching.second_derivatives import IN_TURN, TOGETHER
+from rayfed.gradients import flatten, vmap_refusal
 from rayfed.update import Named, Observation
 
 _SAMPLES_AT_ONCE = 256
@@ -43,8 +44,12 @@ def shadow_updates(
 
 def _undefended(observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     buffers, local = buffers_for(model, observation), observation.local
-    made: Named = many_local_updates(model, observation.weights, buffers, inputs, labels, local)
-    return torch.cat([spread_as(made[name].flatten(1), sent.flatten()) for name, sent in observation.update.items()], 1)
+    refused = vmap_refusal(model, observation.weights, buffers, inputs[0], labels[0])
+    way = IN_TURN if refused else TOGETHER
+    made: Named = many_local_updates(model, observation.weights, buffers, inputs, labels, local, way=way)
+    return torch.cat(
+        [spread_as(made[name].reshape(len(inputs), -1), sent.flatten()) for name, sent in observation.update.items()], 1
+    )
 
 
 def spread_as(values: Tensor, sent: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.remembered import once_for
 from rayfed.gradients import batch_loss, flatten, gradient, loss_of, within
 from rayfed.update import Named
+from rayfed.vectorised import in_turn
 
 _Result = TypeVar("_Result")
 OneGradient = Callable[[nn.Module, Named, Named, Tensor, Tensor], Named]
@@ -59,7 +60,7 @@ class Way:
 
     def each(self, one: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that maps tensors, or dictionaries of them, with a leading dimension Q through `one`."""
-        return vmap(one) if self.together else _in_turn(one)
+        return vmap(one) if self.together else in_turn(one)
 
     def differentiate(self, value: Tensor, point: Tensor) -> None:
         """Add the slope of a value made of `gradients` in a leaf, `point`, to its `grad`.
@@ -80,26 +81,6 @@ class Way:
         way = self if len(images) > 1 or not self.together else IN_TURN
         found: Named = way.each(lambda b, x, y: way.gradient(model, weights, buffers | b, x, y))(own, images, labels)
         return found
-
-
-def _in_turn(one: Callable[..., Any]) -> Callable[..., Any]:
-    def many(*arguments: Any) -> Any:
-        count = len(next(a for a in arguments if isinstance(a, Tensor)))
-        return _stacked([one(*(_row(a, i) for a in arguments)) for i in range(count)])
-
-    return many
-
-
-def _row(argument: Any, index: int) -> Any:
-    return {name: t[index] for name, t in argument.items()} if isinstance(argument, dict) else argument[index]
-
-
-def _stacked(results: Sequence[Any]) -> Any:
-    if isinstance(results[0], dict):
-        return {name: _stacked([result[name] for result in results]) for name in results[0]}
-    if isinstance(results[0], tuple):
-        return tuple(_stacked(parts) for parts in zip(*results, strict=True))
-    return torch.stack(list(results)) if len(results) > 1 else results[0][None]
 
 
 def _functional(model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor) -> Named:

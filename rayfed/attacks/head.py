@@ -73,8 +73,7 @@ class Head:
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Return the logits (n, K) of inputs (n, *shape), with their graph."""
-        logits: Tensor = functional_call(self.model, self.state, (inputs,))
-        return logits
+        return _forward(self.model, self.state, None, inputs)[1]
 
     @torch.no_grad()
     def forward(self, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -137,15 +136,20 @@ def _candidates(observation: Observation) -> Iterator[str]:
 
 
 def _forward(model: nn.Module, state: Named, layer: str | None, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Return the layer's input, where there is one, and the logits, both in the type of the weights.
+
+    A model may compute in another type within, as under `torch.autocast`.
+    """
+    own = next(iter(state.values())).dtype
     if layer is None:
-        return None, functional_call(model, state, (inputs,))
+        return None, functional_call(model, state, (inputs,)).to(own)
     seen: list[Tensor] = []
     hook = model.get_submodule(layer).register_forward_pre_hook(lambda _, entered: seen.append(entered[0]))
     try:
         logits = functional_call(model, state, (inputs,))
     finally:
         hook.remove()
-    return (seen[0] if len(seen) == 1 else None), logits
+    return (seen[0].to(own) if len(seen) == 1 else None), logits.to(own)
 
 
 def _scale(model: nn.Module, state: Named, layer: str, inputs: Tensor) -> float | None:

@@ -153,7 +153,7 @@ class Matching:
         """Return the problem of observations that `in_groups` puts together, and of what was seen in earlier rounds.
 
         `alone` is False for one of several rounds. It is solved in the precision `dtype`; that of the model's gradients
-        is `model_dtype`, where it is another.
+        is `model_dtype` if it is another one, and float32 if the model does not run in float64.
         Raises `UserError` for a pattern in `layers` that no parameter fits, and `NotApplicable` for a model whose
         gradient no way can follow.
         """
@@ -161,10 +161,12 @@ class Matching:
         alone = alone and not first.earlier
         names = matched_layers(first.update, layers)
         device = first.update[names[0]].device
-        inner = model_dtype or dtype
+        inner, shape = model_dtype or dtype, (first.batch_size, *first.sample.shape)
         network = without_tracking(model).to(device, inner)
+        if inner == torch.float64 and not _runs_in(network, inner, shape, device):
+            inner = torch.float32
+            network = network.to(inner)
         weights, buffers = _cast(first.weights, dtype), _cast(buffers_for(network, first), inner)
-        shape = (first.batch_size, *first.sample.shape)
         known = [o.labels for o in observations if o.labels is not None]
         given = torch.stack(known).to(device) if known else None
         soft = given is None or (given.is_floating_point() and not first.has_numbers)
@@ -174,7 +176,8 @@ class Matching:
         )
         if labels is None:
             tried[:, 0] = 1
-        way = way_of(model, network, weights, shape, tried)
+        precise = dtype if inner == dtype else torch.float32
+        way = way_of(model, network, _cast(weights, precise), shape, _cast({"": tried}, precise)[""])
         through = _through(observations, names)
         sent = Sent.of(observations, names, dtype, model, alone) if through is None else None
         gradients = [observation.gradient if sent is None else observation.step for observation in observations]
@@ -412,6 +415,18 @@ class Matching:
         if local.clip_norm is not None:
             gradients = clipped(gradients, local.clip_norm, leading=1)
         return {name: gradients[name] for name in self.targets}
+
+
+def _runs_in(model: nn.Module, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Return whether a model takes inputs of a type: in double precision a layer that makes float32 tensors fails."""
+    try:
+        with torch.no_grad():
+            model(torch.zeros(shape, dtype=dtype, device=device))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever a user's own model raises
+        return False
+    return True
 
 
 def _through(observations: Sequence[Observation], names: Sequence[str]) -> tuple[Callable[[Named], Named], ...] | None:

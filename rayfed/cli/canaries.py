@@ -1,4 +1,4 @@
-"""The command `canaries`: an audit of the (epsilon, delta) of a scenario's arms."""
+"""The command `canaries`, which measures the epsilon of a scenario's arms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rayfed.cli.common import Debug, ScenarioFile, Set, errors_for_people, load
+from rayfed.cli.common import CHECKING, Debug, ScenarioFile, Set, errors_for_people, load
 from rayfed.cli.tables import table
 from rayfed.report.terminal import console
 
@@ -14,21 +14,26 @@ commands = typer.Typer()
 HEADINGS = "arm", "defence", "unit", "delta", "claimed", "shown", "told at false alarms", "canaries", "runs", "time"
 
 
-@commands.command()
+@commands.command(rich_help_panel=CHECKING)
 def canaries(
     scenario: ScenarioFile,
     changes: Set = None,
     count: Annotated[
         int,
         typer.Option(
-            "--canaries", min=100, help="Canaries of each mechanism, at least: more show more, and take longer."
+            "--canaries", min=100, help="Minimum number of canaries per mechanism. More give a tighter bound."
         ),
     ] = 2000,
     debug: Debug = False,
 ) -> None:
-    """Audit the (epsilon, delta) of a scenario's arms: play them on canaries, and say what epsilon these show.
+    """Compare the claimed epsilon of each arm with a measured lower bound.
 
-    What is shown is a lower bound with 95 % confidence. Exit code 1 where one is above what is claimed.
+    The bound is measured with canaries: samples or clients whose presence is easy to detect. It holds with 95 %
+    confidence. Exit with 1 if it exceeds a claimed epsilon.
+
+    ```
+    rayfed canaries noniid --canaries 5000
+    ```
     """
     with errors_for_people(debug):
         from rayfed.analysis.proved import BoundPassed

@@ -1,4 +1,4 @@
-"""Commands on federations that exist: `replay` a recording, `attack-update` on one update of two state dicts."""
+"""Commands on existing federations: `replay` for recordings, `attack-update` for two state dicts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayfed.cli.common import (
+    RECORDED,
     Address,
     Debug,
     Executor,
     ExecutorName,
-    Out,
+    OutInRuns,
     Quiet,
     errors_for_people,
     watched,
@@ -36,28 +37,33 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 Model = Annotated[
-    str, typer.Option(help="The model that was trained: `my_module:Net`, `FILE.py:Net` or a name of `list models`.")
+    str,
+    typer.Option(help="Model: `FILE.py:Net`, `my_module:Net` or a built-in name (`rayfed list models`)."),
 ]
 LossOption = Annotated[
     str | None,
-    typer.Option("--loss", metavar="YAML", help="Its loss, as `rayfed audit` takes it.", show_default="cross_entropy"),
+    typer.Option(
+        "--loss",
+        metavar="YAML",
+        help="Loss of the clients: built-in name, `FILE.py:fn` or `{name: ..., ARG: ...}`. [default: cross_entropy]",
+    ),
 ]
-Iterations = Annotated[int, typer.Option(min=1, help="Evaluations of each search's objective.")]
+Iterations = Annotated[int, typer.Option(min=1, help="Iterations per attack.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 
 
-@commands.command()
+@commands.command(rich_help_panel=RECORDED)
 def replay(
-    updates: Annotated[Path, typer.Argument(metavar="FOLDER", help="What rayfed.record wrote.", show_default=False)],
+    updates: Annotated[Path, typer.Argument(metavar="FOLDER", help="Output of rayfed.record.", show_default=False)],
     model: Model,
     loss: LossOption = None,
     round: Annotated[
-        list[int] | None, typer.Option(help="Round to attack; the first and the last when not given. May be repeated.")
+        list[int] | None, typer.Option(help="Round to attack. Repeatable. [default: the first and the last]")
     ] = None,
     iterations: Iterations = 1000,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="Minutes that attacks may take in all; what does not fit is named as not measured."),
+        typer.Option(min=0, help="Time budget in minutes. Attacks that do not fit are reported as not measured."),
     ] = None,
     seed: Seed = 0,
     fail_above: FailAbove = None,
@@ -65,13 +71,21 @@ def replay(
     json: Json = None,
     junit: Junit = None,
     baseline: Baseline = None,
-    out: Out = None,
+    out: OutInRuns = None,
     executor: Executor = ExecutorName.RAY,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Attack the updates of a recorded federation; they are scored if the truth was recorded too."""
+    """Attack the updates of a recorded federation.
+
+    Results are scored if the recording has the true samples.
+
+    ```
+    rayfed replay recording/ --model my_module.py:Net
+    rayfed replay recording/ --model my_module.py:Net --round 0 --iterations 2000 --fail-above 15
+    ```
+    """
     with errors_for_people(debug):
         from rayfed.engine.replaying import Replay
         from rayfed.recording import Recording
@@ -86,31 +100,42 @@ def replay(
         _replayed(replays, gate, out, (executor, address, quiet), seconds)
 
 
-@commands.command("attack-update")
+@commands.command("attack-update", rich_help_panel=RECORDED)
 def attack_update(
-    before: Annotated[Path, typer.Option(help="State dict that the client was sent: .pt or .safetensors.")],
-    after: Annotated[Path, typer.Option(help="State dict that the client returned.")],
+    before: Annotated[Path, typer.Option(metavar="FILE", help="State dict sent to the client (.pt or .safetensors).")],
+    after: Annotated[Path, typer.Option(metavar="FILE", help="State dict returned by the client.")],
     model: Model,
-    lr: Annotated[float, typer.Option(min=0, help="Learning rate of the local steps (SGD).")],
+    lr: Annotated[float, typer.Option(min=0, help="Learning rate of the client (SGD).")],
     shape: Annotated[str, typer.Option(metavar="C,H,W", help="Shape of an image, such as 3,32,32.")],
     classes: Annotated[int, typer.Option(min=1, help="Number of classes.")],
-    steps: Annotated[int, typer.Option(min=1, help="Local steps between the two.")] = 1,
-    samples: Annotated[int, typer.Option(min=1, help="Samples behind the update.")] = 1,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples of one step; all of them when not given.")] = None,
-    momentum: Annotated[float, typer.Option(min=0, help="Momentum of the steps.")] = 0.0,
-    weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of the steps.")] = 0.0,
-    mean: Annotated[str | None, typer.Option(help="Means by which images are normalised, comma-separated.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of local steps.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples in the update.")] = 1,
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch size of a step. [default: all samples]")] = None,
+    momentum: Annotated[float, typer.Option(min=0, help="Momentum of SGD.")] = 0.0,
+    weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of SGD.")] = 0.0,
+    mean: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Mean per channel of the normalisation, comma-separated.")
+    ] = None,
     std: Annotated[
-        str | None, typer.Option(help="Standard deviations by which images are normalised, comma-separated.")
+        str | None,
+        typer.Option(metavar="LIST", help="Standard deviation per channel of the normalisation, comma-separated."),
     ] = None,
     loss: LossOption = None,
     iterations: Iterations = 1000,
     seed: Seed = 0,
-    out: Out = None,
+    out: OutInRuns = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Attack one update, from the states before and after it; nothing is scored, because the truth is not given."""
+    """Attack one update, given the weights before and after it.
+
+    Results are not scored, because the true samples are not known.
+
+    ```
+    rayfed attack-update --before sent.pt --after returned.pt --model my_module.py:Net \\
+        --lr 0.1 --shape 3,32,32 --classes 10
+    ```
+    """
     with errors_for_people(debug):
         from rayfed import seeds
         from rayfed.attacks.given import observe

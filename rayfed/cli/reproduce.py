@@ -1,4 +1,4 @@
-"""The command `reproduce`, which plays papers' tables and figures again."""
+"""The command `reproduce`, which reproduces tables and figures of papers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from rayfed.cli import sweeps
 from rayfed.cli.common import (
+    REPRODUCING,
     Address,
     Debug,
     Executor,
@@ -31,30 +32,36 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 Player = Callable[["Scenario"], Any]
-"""Plays a sweep and returns its folder."""
+"""Function that runs a sweep and returns its folder."""
 
 
-@commands.command()
+@commands.command(rich_help_panel=REPRODUCING)
 def reproduce(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="list|NAME|FILE|all", help="`list` names them.", show_default=False)],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="list|NAME|FILE|all",
+            help="Reproduction to run. `list` shows all.",
+            show_default=False,
+        ),
+    ],
     reduced: Annotated[
-        bool, typer.Option("--reduced", help="The size for two cores and a quarter of an hour, not the paper's.")
+        bool, typer.Option("--reduced", help="Run a reduced size: about 15 minutes on two cores.")
     ] = False,
     changes: Set = None,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder for the record and its page; a summary of all is made there anew."),
+        typer.Option(metavar="DIR", help="Write the record, its page and a summary of all records here."),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(metavar="SWEEP", help="Play nothing: compare what this sweep of it came to.")
+        str | None, typer.Option(metavar="SWEEP", help="Compare this finished sweep instead of running one.")
     ] = None,
     folder: Annotated[
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of reproductions. Default: `reproductions` in the current folder, else those that come with "
-            "rayfed.",
+            help="Folder of reproductions. [default: `reproductions` in the current folder, or the built-in ones]",
         ),
     ] = None,
     out: Out = None,
@@ -63,7 +70,13 @@ def reproduce(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Play a paper's table or figure again, and compare the results with it."""
+    """Reproduce a table or figure of a paper, and compare the results with it.
+
+    ```
+    rayfed reproduce list
+    rayfed reproduce idlg --reduced
+    ```
+    """
     with errors_for_people(debug, resumable=True):
         from rayfed.reproductions.reading import find, names
         from rayfed.shipped import shipped
@@ -73,7 +86,7 @@ def reproduce(
             _list([find(name, folder) for name in names(folder)])
             return
         if what == "all" and run is not None:
-            raise UserError("--run compares one reproduction with one sweep: name it")
+            raise UserError("--run compares one reproduction with one sweep: give its name instead of all")
         files = [find(name, folder) for name in (names(folder) if what == "all" else [what])]
         scale: Scale = "reduced" if reduced else "full"
         failed = []

@@ -18,10 +18,10 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     help="Measure how much federated learning leaks, which defence helps, and what it costs.\n\n"
-    "Start with `rayfed launch noniid`, or with `rayfed audit --help` for your own model.",
+    "Start with rayfed launch noniid, or with rayfed audit --help for your own model.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     add_completion=False,
 )
 for part in (runs, audit, results, gate, canaries, lookup, replay, reproduce, makers):

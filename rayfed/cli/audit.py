@@ -43,22 +43,24 @@ def audit(
     model: Annotated[
         str | None,
         typer.Option(
-            help="`FILE.py:Net`, `my_module:Net`, `hf:FOLDER`, `timm:NAME`, `torchvision:NAME`, or a built-in name "
-            "(`rayfed list models`). Set constructor arguments with `--set model.ARG=VALUE`, weights with `--set "
-            "model.state=FILE`.",
+            metavar="MODEL",
+            help="FILE.py:Net, my_module:Net, hf:FOLDER, timm:NAME, torchvision:NAME, or a built-in name "
+            "(rayfed list models). Set constructor arguments with --set model.ARG=VALUE, weights with --set "
+            "model.state=FILE.",
             rich_help_panel=DATA_PANEL,
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
+            metavar="DATA",
             help="Image folder (one subfolder per class, or a label table), Hugging Face folder, Parquet or CSV file, "
-            "or a built-in name (`rayfed list datasets`).",
+            "or a built-in name (rayfed list datasets).",
             rich_help_panel=DATA_PANEL,
         ),
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Resize images to SIZE x SIZE.", rich_help_panel=DATA_PANEL)
+        int | None, typer.Option(metavar="INT", min=1, help="Resize images to SIZE x SIZE.", rich_help_panel=DATA_PANEL)
     ] = None,
     label: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Label column of a table.", rich_help_panel=DATA_PANEL)
@@ -78,8 +80,8 @@ def audit(
         str | None,
         typer.Option(
             metavar="YAML",
-            help="Loss: built-in name, `FILE.py:fn`, or `{name: cross_entropy, label_smoothing: 0.1}`. [default: "
-            "cross_entropy, or the loss of --run]",
+            help="Loss: built-in name, FILE.py:fn, or {name: cross_entropy, label_smoothing: 0.1}. Default: "
+            "cross_entropy, or the loss of --run.",
             rich_help_panel=DATA_PANEL,
         ),
     ] = None,
@@ -96,8 +98,8 @@ def audit(
         list[str] | None,
         typer.Option(
             metavar="YAML",
-            help="Defence to attack: name, `FILE.py:Class`, `{name: gaussian, sigma: 0.01}`, or a list to chain "
-            "several. Repeatable. [default: nine common defences, as time permits]",
+            help="Defence to attack: name, FILE.py:Class, {name: gaussian, sigma: 0.01}, or a list to chain "
+            "several. Repeatable. Default: nine common defences, as time permits.",
             rich_help_panel=ATTACK_PANEL,
         ),
     ] = None,
@@ -105,13 +107,14 @@ def audit(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Batch sizes, comma-separated. [default: 1,4,16, or fewer if data are small]",
+            help="Batch sizes, comma-separated. Default: 1,4,16, or fewer if data are small.",
             rich_help_panel=ATTACK_PANEL,
         ),
     ] = None,
     images: Annotated[
         int,
         typer.Option(
+            metavar="INT",
             min=1,
             help="Samples attacked per batch size, rounded up to full batches.",
             rich_help_panel=ATTACK_PANEL,
@@ -120,6 +123,7 @@ def audit(
     minutes: Annotated[
         float,
         typer.Option(
+            metavar="FLOAT",
             min=0,
             help="Time budget in minutes. Attacks that do not fit are reported as not measured.",
             rich_help_panel=ATTACK_PANEL,
@@ -127,16 +131,19 @@ def audit(
     ] = 10,
     iterations: Annotated[
         int | None,
-        typer.Option(min=1, help="Iterations per attack, instead of --minutes.", rich_help_panel=ATTACK_PANEL),
+        typer.Option(
+            metavar="INT", min=1, help="Iterations per attack, instead of --minutes.", rich_help_panel=ATTACK_PANEL
+        ),
     ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="Minimum similarity of a leak: PSNR in dB, or a share for texts and tables. [default: 15, or 0.9]",
+            metavar="FLOAT",
+            help="Minimum similarity of a leak: PSNR in dB, or a share for texts and tables. Default: 15, or 0.9.",
             rich_help_panel=ATTACK_PANEL,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.", rich_help_panel=ATTACK_PANEL)] = 0,
+    seed: Annotated[int, typer.Option(metavar="INT", min=0, help="Random seed.", rich_help_panel=ATTACK_PANEL)] = 0,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help=SET_HELP, rich_help_panel=ATTACK_PANEL),
@@ -154,13 +161,13 @@ def audit(
 ) -> None:
     """Measure how much one gradient of your model leaks.
 
-    Attacks it with and without defences. Needs no scenario.
+    Attacks are run with and without defences. No scenario is needed.
 
-    ```
-    rayfed audit --model my_module.py:Net --data my_images/ --batch 8
-    rayfed audit --model lenet --data digits --defence '{name: gaussian, sigma: 0.01}'
-    rayfed audit --model my_module.py:Net --data my_images/ --defence dp.py:Mine --fail-above 15
-    ```
+    Examples:
+
+        rayfed audit --model net.py:Net --data my_images/ --batch 8
+        rayfed audit --model lenet --data digits --defence gaussian --images 8
+        rayfed audit --model net.py:Net --data my_images/ --fail-above 15
     """
     began = monotonic()  # before the import of PyTorch, which takes seconds
     with errors_for_people(debug), in_options([model, loss, *(defence or [])]):

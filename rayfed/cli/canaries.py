@@ -21,7 +21,10 @@ def canaries(
     count: Annotated[
         int,
         typer.Option(
-            "--canaries", min=100, help="Minimum number of canaries per mechanism. More give a tighter bound."
+            "--canaries",
+            metavar="INT",
+            min=100,
+            help="Minimum number of canaries per mechanism. More give a tighter bound.",
         ),
     ] = 2000,
     debug: Debug = False,
@@ -31,9 +34,9 @@ def canaries(
     The bound is measured with canaries: samples or clients whose presence is easy to detect. It holds with 95 %
     confidence. Exit with 1 if it exceeds a claimed epsilon.
 
-    ```
-    rayfed canaries noniid --canaries 5000
-    ```
+    Examples:
+
+        rayfed canaries noniid --canaries 5000
     """
     with errors_for_people(debug):
         from rayfed.analysis.proved import BoundPassed

@@ -54,18 +54,20 @@ Quiet = Annotated[
 Address = Annotated[
     str | None,
     typer.Option(
-        help="Ray cluster (`auto`, `ray://HOST:10001`). [default: local Ray]", rich_help_panel=EXECUTION_PANEL
+        metavar="ADDRESS",
+        help="Ray cluster (auto, ray://HOST:10001). Default: local Ray.",
+        rich_help_panel=EXECUTION_PANEL,
     ),
 ]
 Executor = Annotated[
     ExecutorName,
     typer.Option(
         "--executor",
-        help="`ray`: parallel actors. `local`: one process, easy to debug. Same results.",
+        help="ray: parallel actors. local: one process, easy to debug. Same results.",
         rich_help_panel=EXECUTION_PANEL,
     ),
 ]
-SET_HELP = "Override a scenario field, e.g. `training.lr=0.05`. Repeatable."
+SET_HELP = "Override a scenario field, e.g. training.lr=0.05. Repeatable."
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help=SET_HELP)]
 
 
@@ -92,14 +94,14 @@ Out = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Output folder or fsspec URL. [default: the scenario's `output.folder`, or runs]",
+        help="Output folder or fsspec URL. Default: the scenario's output.folder, or runs.",
         rich_help_panel=EXECUTION_PANEL,
     ),
 ]
 OutInRuns = Annotated[
     str | None,
     typer.Option(
-        "--out", metavar="DIR", help="Output folder or fsspec URL. [default: runs]", rich_help_panel=EXECUTION_PANEL
+        "--out", metavar="DIR", help="Output folder or fsspec URL. Default: runs.", rich_help_panel=EXECUTION_PANEL
     ),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder or its URL.", show_default=False)]

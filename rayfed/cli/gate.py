@@ -30,7 +30,7 @@ FailAbove = Annotated[
         "--fail-above",
         metavar="[METRIC=]X",
         help="Exit with 3 if an attack reaches X, or if the result is inconclusive. X is a PSNR in dB (texts, tables: "
-        "a share), or `METRIC=X` such as `ssim=0.5`. Repeatable.",
+        "a share), or METRIC=X such as ssim=0.5. Repeatable.",
         rich_help_panel=GATE_PANEL,
     ),
 ]
@@ -172,7 +172,7 @@ def gate(
     fail_above: FailAbove = None,
     arm: Annotated[
         list[str] | None,
-        typer.Option(metavar="ARM", help="Arm to check. Repeatable. [default: all arms with a defence]"),
+        typer.Option(metavar="ARM", help="Arm to check. Repeatable. Default: all arms with a defence."),
     ] = None,
     allow_unmeasured: AllowUnmeasured = False,
     json: Json = None,
@@ -185,11 +185,11 @@ def gate(
 
     Exit with 3 if a bound is exceeded or not measured.
 
-    ```
-    rayfed gate runs/NAME --fail-above 15 --fail-above labels=0.9
-    rayfed gate runs/NAME --arm dp_sgd --fail-above ssim=0.5 --junit gate.xml
-    rayfed gate runs/NAME --fail-above 15 --baseline accepted.json --json gate.json
-    ```
+    Examples:
+
+        rayfed gate runs/NAME --fail-above 15 --fail-above labels=0.9
+        rayfed gate runs/NAME --arm dp_sgd --fail-above ssim=0.5 --junit gate.xml
+        rayfed gate runs/NAME --fail-above 15 --baseline old.json --json new.json
     """
     with errors_for_people(debug):
         from rayfed.analysis.sweep_folder import TRIALS, is_sweep

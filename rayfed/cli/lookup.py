@@ -39,10 +39,10 @@ Kind = Annotated[
 def list_(kind: Kind, debug: Debug = False) -> None:
     """List all components of a kind, with a description of each.
 
-    ```
-    rayfed list attacks
-    rayfed list defences
-    ```
+    Examples:
+
+        rayfed list attacks
+        rayfed list defences
     """
     with errors_for_people(debug):
         from rayfed import registry
@@ -58,16 +58,16 @@ def describe(
     kind: Kind,
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Component name, or `FILE.py:Class`.", show_default=False),
+        typer.Argument(metavar="NAME", help="Component name, or FILE.py:Class.", show_default=False),
     ],
     debug: Debug = False,
 ) -> None:
     """Describe one component: purpose, fields, types, defaults and source.
 
-    ```
-    rayfed describe defence dp_sgd
-    rayfed describe attack inverting_gradients
-    ```
+    Examples:
+
+        rayfed describe defence dp_sgd
+        rayfed describe attack inverting_gradients
     """
     with errors_for_people(debug):
         import inspect
@@ -92,9 +92,9 @@ def describe(
 def schema(debug: Debug = False) -> None:
     """Print the JSON schema of scenarios, for completion in an editor.
 
-    ```
-    rayfed schema > scenario.schema.json
-    ```
+    Examples:
+
+        rayfed schema > scenario.schema.json
     """
     with errors_for_people(debug):
         from rayfed.scenario import json_schema
@@ -113,10 +113,10 @@ def new(
 ) -> None:
     """Write a new scenario with comments.
 
-    ```
-    rayfed new mine
-    rayfed new mine --from noniid
-    ```
+    Examples:
+
+        rayfed new mine
+        rayfed new mine --from noniid
     """
     with errors_for_people(debug):
         from rayfed.scenario import NAME

@@ -10,8 +10,8 @@ import typer
 from rayfed.cli.common import MAKING, Debug, Quiet, ScenarioFile, Set, errors_for_people, load
 
 commands = typer.Typer()
-NetworkFile = Annotated[Path, typer.Option(help="File to write. Also writes `FILE.sha256`.", metavar="FILE")]
-TrainingSeed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+NetworkFile = Annotated[Path, typer.Option(help="File to write. Also writes FILE.sha256.", metavar="FILE")]
+TrainingSeed = Annotated[int, typer.Option(metavar="INT", min=0, help="Random seed.")]
 
 
 @commands.command(rich_help_panel=MAKING)
@@ -19,7 +19,7 @@ def train_generator(
     scenario: ScenarioFile,
     out: NetworkFile,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs on the public images. [default: about 3,000 steps]")
+        int | None, typer.Option(metavar="INT", min=1, help="Epochs on the public images. Default: about 3,000 steps.")
     ] = None,
     seed: TrainingSeed = 0,
     changes: Set = None,
@@ -28,9 +28,9 @@ def train_generator(
 ) -> None:
     """Train the generator of the attack `ggl` on the scenario's public data.
 
-    ```
-    rayfed train-generator my.yaml --out generator.safetensors
-    ```
+    Examples:
+
+        rayfed train-generator my.yaml --out generator.safetensors
     """
     with errors_for_people(debug):
         loaded = load(scenario, changes)
@@ -47,13 +47,17 @@ def train_generator(
 @commands.command(rich_help_panel=MAKING)
 def search_policy(
     scenario: ScenarioFile,
-    out: Annotated[Path, typer.Option(help="YAML file to write. Copy its `defences` into a scenario.", metavar="FILE")],
-    candidates: Annotated[int, typer.Option(min=1, help="Number of random policies to score.")] = 300,
-    sequences: Annotated[int, typer.Option(min=1, help="Number of best policies that are combined in the result.")] = 2,
-    images: Annotated[int, typer.Option(min=1, help="Public images per privacy score.")] = 20,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of the short training on the public images.")] = 10,
+    out: Annotated[Path, typer.Option(help="YAML file to write. Copy its defences into a scenario.", metavar="FILE")],
+    candidates: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of random policies to score.")] = 300,
+    sequences: Annotated[
+        int, typer.Option(metavar="INT", min=1, help="Number of best policies that are combined in the result.")
+    ] = 2,
+    images: Annotated[int, typer.Option(metavar="INT", min=1, help="Public images per privacy score.")] = 20,
+    epochs: Annotated[
+        int, typer.Option(metavar="INT", min=1, help="Epochs of the short training on the public images.")
+    ] = 10,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="Maximum relative loss of the accuracy score, as a share.")
+        float, typer.Option(metavar="FLOAT", min=0, help="Maximum relative loss of the accuracy score, as a share.")
     ] = 0.1,
     seed: TrainingSeed = 0,
     changes: Set = None,
@@ -64,9 +68,9 @@ def search_policy(
 
     Uses the model and the public data of the scenario.
 
-    ```
-    rayfed search-policy my.yaml --out policy.yaml --candidates 300
-    ```
+    Examples:
+
+        rayfed search-policy my.yaml --out policy.yaml --candidates 300
     """
     with errors_for_people(debug):
         loaded = load(scenario, changes)
@@ -97,13 +101,14 @@ def train_evaluator(
         typer.Argument(
             metavar="[DATA...]",
             help="Scenarios (their public images), Parquet files, image folders (one subfolder per class) or built-in "
-            "names. [default: free photographs of scikit-image and scikit-learn]",
+            "names. Default: free photographs of scikit-image and scikit-learn.",
             show_default=False,
         ),
     ] = None,
-    size: Annotated[int | None, typer.Option(min=1, help="Resize images to SIZE x SIZE.")] = None,
+    size: Annotated[int | None, typer.Option(metavar="INT", min=1, help="Resize images to SIZE x SIZE.")] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs on all images (paper: 20). [default: about 500 steps]")
+        int | None,
+        typer.Option(metavar="INT", min=1, help="Epochs on all images (paper: 20). Default: about 500 steps."),
     ] = None,
     seed: TrainingSeed = 0,
     quiet: Quiet = False,
@@ -111,10 +116,10 @@ def train_evaluator(
 ) -> None:
     """Train the noise estimator of the defence `refiner` and the metric `noise_ratio`.
 
-    ```
-    rayfed train-evaluator --out evaluator.safetensors
-    rayfed train-evaluator my_images/ --size 32 --out evaluator.safetensors
-    ```
+    Examples:
+
+        rayfed train-evaluator --out evaluator.safetensors
+        rayfed train-evaluator my_images/ --size 32 --out evaluator.safetensors
     """
     with errors_for_people(debug):
         from rayfed.pretraining.evaluator import FREE_PHOTOGRAPHS, make
@@ -132,7 +137,9 @@ def train_evaluator(
 def train_recogniser(
     scenario: ScenarioFile,
     out: NetworkFile,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs on the images. [default: about 500 steps]")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(metavar="INT", min=1, help="Epochs on the images. Default: about 500 steps.")
+    ] = None,
     seed: TrainingSeed = 0,
     changes: Set = None,
     quiet: Quiet = False,
@@ -142,9 +149,9 @@ def train_recogniser(
 
     Each class of the data is one person.
 
-    ```
-    rayfed train-recogniser my.yaml --out recogniser.safetensors
-    ```
+    Examples:
+
+        rayfed train-recogniser my.yaml --out recogniser.safetensors
     """
     with errors_for_people(debug):
         loaded = load(scenario, changes)
@@ -179,7 +186,7 @@ def pack(
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT.arrow", help="File to write.", show_default=False)],
-    size: Annotated[int | None, typer.Option(min=1, help="Resize images to SIZE x SIZE.")] = None,
+    size: Annotated[int | None, typer.Option(metavar="INT", min=1, help="Resize images to SIZE x SIZE.")] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -187,9 +194,9 @@ def pack(
 
     Use the file in a scenario with `data: {name: arrow, path: OUT.arrow}`.
 
-    ```
-    rayfed pack my_images/ my_images.arrow --size 64
-    ```
+    Examples:
+
+        rayfed pack my_images/ my_images.arrow --size 64
     """
     with errors_for_people(debug):
         from rayfed.data import packing

@@ -38,18 +38,18 @@ commands = typer.Typer()
 
 Model = Annotated[
     str,
-    typer.Option(help="Model: `FILE.py:Net`, `my_module:Net` or a built-in name (`rayfed list models`)."),
+    typer.Option(metavar="MODEL", help="Model: FILE.py:Net, my_module:Net or a built-in name (rayfed list models)."),
 ]
 LossOption = Annotated[
     str | None,
     typer.Option(
         "--loss",
         metavar="YAML",
-        help="Loss of the clients: built-in name, `FILE.py:fn` or `{name: ..., ARG: ...}`. [default: cross_entropy]",
+        help="Loss of the clients: built-in name, FILE.py:fn or {name: ..., ARG: ...}. Default: cross_entropy.",
     ),
 ]
-Iterations = Annotated[int, typer.Option(min=1, help="Iterations per attack.")]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+Iterations = Annotated[int, typer.Option(metavar="INT", min=1, help="Iterations per attack.")]
+Seed = Annotated[int, typer.Option(metavar="INT", min=0, help="Random seed.")]
 
 
 @commands.command(rich_help_panel=RECORDED)
@@ -58,12 +58,15 @@ def replay(
     model: Model,
     loss: LossOption = None,
     round: Annotated[
-        list[int] | None, typer.Option(help="Round to attack. Repeatable. [default: the first and the last]")
+        list[int] | None,
+        typer.Option(metavar="INT", help="Round to attack. Repeatable. Default: the first and the last."),
     ] = None,
     iterations: Iterations = 1000,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="Time budget in minutes. Attacks that do not fit are reported as not measured."),
+        typer.Option(
+            metavar="FLOAT", min=0, help="Time budget in minutes. Attacks that do not fit are reported as not measured."
+        ),
     ] = None,
     seed: Seed = 0,
     fail_above: FailAbove = None,
@@ -81,10 +84,10 @@ def replay(
 
     Results are scored if the recording has the true samples.
 
-    ```
-    rayfed replay recording/ --model my_module.py:Net
-    rayfed replay recording/ --model my_module.py:Net --round 0 --iterations 2000 --fail-above 15
-    ```
+    Examples:
+
+        rayfed replay recording/ --model net.py:Net
+        rayfed replay recording/ --model net.py:Net --round 0 --fail-above 15
     """
     with errors_for_people(debug):
         from rayfed.engine.replaying import Replay
@@ -105,14 +108,16 @@ def attack_update(
     before: Annotated[Path, typer.Option(metavar="FILE", help="State dict sent to the client (.pt or .safetensors).")],
     after: Annotated[Path, typer.Option(metavar="FILE", help="State dict returned by the client.")],
     model: Model,
-    lr: Annotated[float, typer.Option(min=0, help="Learning rate of the client (SGD).")],
+    lr: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Learning rate of the client (SGD).")],
     shape: Annotated[str, typer.Option(metavar="C,H,W", help="Shape of an image, such as 3,32,32.")],
-    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")],
-    steps: Annotated[int, typer.Option(min=1, help="Number of local steps.")] = 1,
-    samples: Annotated[int, typer.Option(min=1, help="Number of samples in the update.")] = 1,
-    batch: Annotated[int | None, typer.Option(min=1, help="Batch size of a step. [default: all samples]")] = None,
-    momentum: Annotated[float, typer.Option(min=0, help="Momentum of SGD.")] = 0.0,
-    weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of SGD.")] = 0.0,
+    classes: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of classes.")],
+    steps: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of local steps.")] = 1,
+    samples: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of samples in the update.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option(metavar="INT", min=1, help="Batch size of a step. Default: all samples.")
+    ] = None,
+    momentum: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Momentum of SGD.")] = 0.0,
+    weight_decay: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Weight decay of SGD.")] = 0.0,
     mean: Annotated[
         str | None, typer.Option(metavar="LIST", help="Mean per channel of the normalisation, comma-separated.")
     ] = None,
@@ -131,10 +136,10 @@ def attack_update(
 
     Results are not scored, because the true samples are not known.
 
-    ```
-    rayfed attack-update --before sent.pt --after returned.pt --model my_module.py:Net \\
-        --lr 0.1 --shape 3,32,32 --classes 10
-    ```
+    Examples:
+
+        rayfed attack-update --before sent.pt --after returned.pt --model net.py:Net \\
+            --lr 0.1 --shape 3,32,32 --classes 10
     """
     with errors_for_people(debug):
         from rayfed import seeds

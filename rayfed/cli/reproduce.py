@@ -42,7 +42,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="list|NAME|FILE|all",
-            help="Reproduction to run. `list` shows all.",
+            help="Reproduction to run. list shows all.",
             show_default=False,
         ),
     ],
@@ -61,7 +61,7 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of reproductions. [default: `reproductions` in the current folder, or the built-in ones]",
+            help="Folder of reproductions. Default: reproductions in the current folder, or the built-in ones.",
         ),
     ] = None,
     out: Out = None,
@@ -72,10 +72,10 @@ def reproduce(
 ) -> None:
     """Reproduce a table or figure of a paper, and compare the results with it.
 
-    ```
-    rayfed reproduce list
-    rayfed reproduce idlg --reduced
-    ```
+    Examples:
+
+        rayfed reproduce list
+        rayfed reproduce dcs2-table-1 --reduced
     """
     with errors_for_people(debug, resumable=True):
         from rayfed.reproductions.reading import find, names

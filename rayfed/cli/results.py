@@ -26,7 +26,7 @@ RunOrSweep = Annotated[str, typer.Argument(metavar="RUN", help="Run or sweep fol
 
 Against = Annotated[
     str | None,
-    typer.Option(metavar="ARM", help="Reference arm of differences. [default: the first arm]"),
+    typer.Option(metavar="ARM", help="Reference arm of differences. Default: the first arm."),
 ]
 
 
@@ -38,15 +38,20 @@ def recommend(
         typer.Option(metavar="DB", help="Maximum mean PSNR of reconstructions (dB).", rich_help_panel=LEAKAGE_PANEL),
     ] = None,
     max_ssim: Annotated[
-        float | None, typer.Option(help="Maximum mean SSIM of reconstructions.", rich_help_panel=LEAKAGE_PANEL)
+        float | None,
+        typer.Option(metavar="FLOAT", help="Maximum mean SSIM of reconstructions.", rich_help_panel=LEAKAGE_PANEL),
     ] = None,
     min_lpips: Annotated[
         float | None,
-        typer.Option(help="Minimum mean LPIPS (AlexNet) of reconstructions.", rich_help_panel=LEAKAGE_PANEL),
+        typer.Option(
+            metavar="FLOAT", help="Minimum mean LPIPS (AlexNet) of reconstructions.", rich_help_panel=LEAKAGE_PANEL
+        ),
     ] = None,
     min_mse: Annotated[
         float | None,
-        typer.Option(help="Minimum mean squared error of reconstructions.", rich_help_panel=LEAKAGE_PANEL),
+        typer.Option(
+            metavar="FLOAT", help="Minimum mean squared error of reconstructions.", rich_help_panel=LEAKAGE_PANEL
+        ),
     ] = None,
     worst: Annotated[
         bool,
@@ -58,11 +63,14 @@ def recommend(
     ] = False,
     max_epsilon: Annotated[
         float | None,
-        typer.Option(min=0, help="Maximum epsilon of the privacy guarantee.", rich_help_panel=LEAKAGE_PANEL),
+        typer.Option(
+            metavar="FLOAT", min=0, help="Maximum epsilon of the privacy guarantee.", rich_help_panel=LEAKAGE_PANEL
+        ),
     ] = None,
     max_rero: Annotated[
         float | None,
         typer.Option(
+            metavar="FLOAT",
             min=0,
             max=1,
             help="Maximum proved reconstruction success at prior probability 1/100, a share (reconstruction "
@@ -72,28 +80,30 @@ def recommend(
     ] = None,
     min_accuracy: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Minimum test accuracy, a share.", rich_help_panel=COST_PANEL),
+        typer.Option(metavar="FLOAT", min=0, max=1, help="Minimum test accuracy, a share.", rich_help_panel=COST_PANEL),
     ] = None,
     min_pmm: Annotated[
         float | None,
         typer.Option(
+            metavar="FLOAT",
             min=0,
             help="Minimum accuracy relative to the arm without a defence, a share (PMM).",
             rich_help_panel=COST_PANEL,
         ),
     ] = None,
     max_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Maximum training time (s).", rich_help_panel=COST_PANEL)
+        float | None,
+        typer.Option(metavar="FLOAT", min=0, help="Maximum training time (s).", rich_help_panel=COST_PANEL),
     ] = None,
     max_bytes: Annotated[
         float | None,
-        typer.Option(min=0, help="Maximum upload of all clients (bytes).", rich_help_panel=COST_PANEL),
+        typer.Option(metavar="FLOAT", min=0, help="Maximum upload of all clients (bytes).", rich_help_panel=COST_PANEL),
     ] = None,
     cheapest: Annotated[
         str | None,
         typer.Option(
             metavar="COST",
-            help="Cost to minimise. [default: train_seconds, or simulated_seconds of devices; then bytes_up]",
+            help="Cost to minimise. Default: train_seconds, or simulated_seconds of devices; then bytes_up.",
             show_default=False,
             rich_help_panel=COST_PANEL,
         ),
@@ -108,10 +118,10 @@ def recommend(
 
     If no setting does, show the one with the smallest excess and exit with 3.
 
-    ```
-    rayfed recommend runs/NAME --max-psnr 15 --min-accuracy 0.9
-    rayfed recommend runs/SWEEP --max-psnr 15 --worst --where 'label_accuracy<=0.5'
-    ```
+    Examples:
+
+        rayfed recommend runs/NAME --max-psnr 15 --min-accuracy 0.9
+        rayfed recommend runs/SWEEP --max-psnr 15 --worst --where 'label_accuracy<=0.5'
     """
     with errors_for_people(debug):
         from rayfed.analysis import recommend as choice
@@ -171,9 +181,9 @@ def compare(
 
     Also lists paired differences, and the fields in which the scenarios differ.
 
-    ```
-    rayfed compare runs/A runs/B --against none
-    ```
+    Examples:
+
+        rayfed compare runs/A runs/B --against none
     """
     with errors_for_people(debug):
         from rayfed.analysis import compare as comparison
@@ -219,7 +229,7 @@ def export(
     columns: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME[=HEADING],...", help="Columns of a latex or markdown table. [default: all common measures]"
+            metavar="NAME[=HEADING],...", help="Columns of a latex or markdown table. Default: all common measures."
         ),
     ] = None,
     against: Against = None,
@@ -228,18 +238,18 @@ def export(
         typer.Option(metavar="FOLDER", help="Write the charts as PDF, SVG and CSV. No table without --out."),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="File or folder to write. [default: print the table]")
+        str | None, typer.Option(metavar="FILE", help="File or folder to write. Default: print the table.")
     ] = None,
     debug: Debug = False,
 ) -> None:
     """Export tables and figures of a run or sweep, or a copy to share.
 
-    ```
-    rayfed export runs/SWEEP --format latex --columns arm=Defence,psnr,test_accuracy
-    rayfed export runs/NAME --table attacks --out attacks.csv
-    rayfed export runs/NAME --figures figures/
-    rayfed export runs/NAME --format folder --out to_share/
-    ```
+    Examples:
+
+        rayfed export runs/SWEEP --format latex --columns arm=Defence,psnr,test_accuracy
+        rayfed export runs/NAME --table attacks --out attacks.csv
+        rayfed export runs/NAME --figures figures/
+        rayfed export runs/NAME --format folder --out to_share/
     """
     with errors_for_people(debug):
         from rayfed.analysis.loading import load

@@ -45,10 +45,10 @@ def launch(
 
     A scenario with a `sweep` runs all trials of the sweep.
 
-    ```
-    rayfed launch noniid
-    rayfed launch my.yaml --set training.lr=0.05 --set federation.rounds=20 --out results
-    ```
+    Examples:
+
+        rayfed launch noniid
+        rayfed launch my.yaml --set training.lr=0.05 --out results
     """
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
@@ -75,9 +75,9 @@ def sweep(
 ) -> None:
     """Run all trials of a scenario's `sweep` in parallel, as `rayfed launch` does.
 
-    ```
-    rayfed sweep my_sweep.yaml --set sweep.repeats=5
-    ```
+    Examples:
+
+        rayfed sweep my_sweep.yaml --set sweep.repeats=5
     """
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
@@ -92,7 +92,7 @@ def attack(
     changes: Set = None,
     run: Annotated[
         str | None,
-        typer.Option("--run", metavar="RUN", help="Attack the weights of this run. [default: untrained weights]"),
+        typer.Option("--run", metavar="RUN", help="Attack the weights of this run. Default: untrained weights."),
     ] = None,
     arm: Annotated[
         str | None,
@@ -106,10 +106,10 @@ def attack(
 ) -> None:
     """Run the attacks of a scenario on one update, without training.
 
-    ```
-    rayfed attack my.yaml
-    rayfed attack my.yaml --run runs/NAME --arm none
-    ```
+    Examples:
+
+        rayfed attack my.yaml
+        rayfed attack my.yaml --run runs/NAME --arm none
     """
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug):
         from rayfed.engine.finding import search_where
@@ -149,10 +149,10 @@ def resume(
 
     The results are the same as without the interruption.
 
-    ```
-    rayfed resume runs/NAME
-    rayfed resume runs/SWEEP --failed
-    ```
+    Examples:
+
+        rayfed resume runs/NAME
+        rayfed resume runs/SWEEP --failed
     """
     with errors_for_people(debug, resumable=True):
         from rayfed.analysis.sweep_folder import is_sweep
@@ -181,16 +181,16 @@ def report(
     run: Run,
     redact: Annotated[
         bool,
-        typer.Option("--redact", help="Write `report-redacted.html`, without clients' samples, labels and file names."),
+        typer.Option("--redact", help="Write report-redacted.html, without clients' samples, labels and file names."),
     ] = False,
     debug: Debug = False,
 ) -> None:
     """Rewrite the `report.html` of a run or sweep from its tables.
 
-    ```
-    rayfed report runs/NAME
-    rayfed report runs/NAME --redact
-    ```
+    Examples:
+
+        rayfed report runs/NAME
+        rayfed report runs/NAME --redact
     """
     with errors_for_people(debug):
         from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
@@ -235,9 +235,9 @@ def statement(
 
     It lists attacks, success rates, proved bounds and file hashes.
 
-    ```
-    rayfed statement runs/NAME --about about.yaml
-    ```
+    Examples:
+
+        rayfed statement runs/NAME --about about.yaml
     """
     with errors_for_people(debug):
         from rayfed.report.statement_page import check_scored, write_statement
@@ -254,9 +254,9 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
 
     Lists every error with its line and a fix.
 
-    ```
-    rayfed validate my.yaml
-    ```
+    Examples:
+
+        rayfed validate my.yaml
     """
     with errors_for_people(debug):
         from rayfed.scenario import dotted_paths, read_text

@@ -106,11 +106,10 @@ class Gate:
         if not self.asked:
             return
         ruling = Ruling(runs, bounds, self.allow_unmeasured, self._earlier)
-        for line in ruling.lines:
+        *lines, verdict = ruling.lines
+        steps = dict.fromkeys(run.next_step for run in runs) if advise and ruling.verdict == "not measured" else {}
+        for line in [*lines, *filter(None, steps), verdict]:
             say(line)
-        if advise and ruling.verdict == "not measured":
-            for step in filter(None, dict.fromkeys(run.next_step for run in runs)):
-                say(step)
         if self.json is not None:
             _write(self.json, json.dumps(ruling.document(), indent=2) + "\n")
         if self.junit is not None:

@@ -90,7 +90,7 @@ def reproduce(
         files = [find(name, folder) for name in (names(folder) if what == "all" else [what])]
         scale: Scale = "reduced" if reduced else "full"
         failed = []
-        player = partial(sweeps.play, out=out, executor=executor, address=address, quiet=quiet)
+        player = partial(sweeps.run, out=out, executor=executor, address=address, quiet=quiet)
         for path in files:
             try:
                 _show(_played(context, path, scale, changes or [], run, player), keep, folder)

@@ -149,8 +149,8 @@ def recommend(
         found = choice.recommend(results.settings(), bounds, costs)
         _print(found, choice.rerun(results, found.chosen))
         if not exits.over(results.status):
-            state = results.status.get("state") or "never began"
-            print(f"note: {run} is not finished ({state}): what was not played is not among the settings")
+            state = results.status.get("state") or "not started"
+            print(f"note: {run} is not finished ({state}); only its finished trials are compared")
         if not found.meeting:
             raise typer.Exit(BOUND_EXCEEDED)
 
@@ -165,7 +165,7 @@ def _print(found: Recommendation, commands: dict[str, str]) -> None:
     for line in recommendation.remarks(found):
         page.print(Text(line), soft_wrap=True)
     for what, command in commands.items():
-        page.print(Text(f"\nTo play {what}:\n  {command}"), soft_wrap=True)
+        page.print(Text(f"\nNext: rerun {what}:\n  {command}"), soft_wrap=True)
 
 
 @commands.command(rich_help_panel=INSPECTING)
@@ -204,7 +204,7 @@ def compare(
             page.print(Text(pairs.note))
         if found.differences:
             rows = [[each.path, *(value or "-" for value in each.values)] for each in found.differences]
-            page.print(table("what the scenarios have different", ["field", *found.names], rows))
+            page.print(table("scenario differences", ["field", *found.names], rows))
         for warning in filter(None, [*found.warnings, found.unpaired]):
             page.print(Text.assemble(("note:", "yellow"), f" {warning}"))
 
@@ -260,7 +260,9 @@ def export(
         results = load(run)
         if format == "folder":
             if figures or columns or against:
-                raise UserError("--format folder makes a copy to share: export figures by a command of their own")
+                raise UserError(
+                    "--format folder writes a copy to share: export tables and figures with a separate command"
+                )
             _share(results, out)
             return
         if figures is not None:
@@ -274,11 +276,11 @@ def export(
         if results.unfinished:
             typer.echo(f"note: {results.unfinished}", err=True)
         if table in SAMPLES and not shown([results.scenario]).public:
-            typer.echo(f"warning: the table {table} has clients' samples, which are not known to be public", err=True)
+            typer.echo(f"warning: the table {table} contains clients' samples, which may not be public", err=True)
         if has_private_states(results):
             typer.echo(
-                f"note: {run} holds in clear what clients keep to themselves (checkpoint/clients): do not share the "
-                f"folder, but a copy of it, which --format folder --out COPY makes",
+                f"note: {run} contains private states of clients in clear (checkpoint/clients). Do not share it; share "
+                f"a copy made with --format folder --out COPY",
                 err=True,
             )
         if out is None:
@@ -292,7 +294,7 @@ def export(
 
 
 def _headings(columns: str | None) -> dict[str, str | None] | None:
-    """Return headings by the columns' names, from `arm=Defence,psnr`; None as a heading for the usual one."""
+    """Return column name -> heading from `arm=Defence,psnr`; None stands for the default heading."""
     if columns is None:
         return None
     parts = (part.partition("=") for part in columns.split(","))
@@ -306,12 +308,14 @@ def _share(results: Results, out: str | None) -> None:
     from rayfed.report.sweep import write_sweep_report
 
     if out is None:
-        raise UserError("export --format folder needs a place for the copy: name a new folder with --out")
+        raise UserError("export --format folder needs a new folder for the copy: add --out")
     with sharing(results, out) as copy:
         if is_sweep(copy):
             write_sweep_report(SweepFolder(copy))
         else:
             write_report(copy)
-    print(f"wrote {copy.url}, without the checkpoint, {', '.join(SAMPLES)}; scenario.yaml has the seed and your paths")
-    print("labels, names of classes and how many of each a client has are in it: a page without is `report --redact`")
-    print("a table `private` holds figures about clients' private layers, not the layers")
+    print(f"wrote {copy.url}")
+    print(f"Left out: checkpoint, {', '.join(SAMPLES)}")
+    print("Included: seed and paths (scenario.yaml); labels, class names and class counts per client; statistics of")
+    print("private layers (table `private`)")
+    print("Next: for a report without labels and class names, run rayfed report RUN --redact")

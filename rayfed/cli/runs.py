@@ -53,7 +53,7 @@ def launch(
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
         if loaded.sweep is not None:
-            sweeps.play(loaded, out, executor, address, quiet)
+            sweeps.run(loaded, out, executor, address, quiet)
             return
         from rayfed.engine import runs
         from rayfed.engine.executions import execution
@@ -83,7 +83,7 @@ def sweep(
         loaded = load(scenario, changes)
         if loaded.sweep is None:
             raise UserError(f"{scenario} has no `sweep`: add one (docs/sweeps.md), or use rayfed launch")
-        sweeps.play(loaded, out, executor, address, quiet)
+        sweeps.run(loaded, out, executor, address, quiet)
 
 
 @commands.command(rich_help_panel=RUNNING)

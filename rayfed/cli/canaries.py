@@ -11,7 +11,7 @@ from rayfed.cli.tables import table
 from rayfed.report.terminal import console
 
 commands = typer.Typer()
-HEADINGS = "arm", "defence", "unit", "delta", "claimed", "shown", "told at false alarms", "canaries", "runs", "time"
+HEADINGS = "arm", "defence", "unit", "claimed", "measured", "verdict", "delta", "TPR", "FPR", "canaries", "runs", "time"
 
 
 @commands.command(rich_help_panel=CHECKING)
@@ -39,6 +39,7 @@ def canaries(
         rayfed canaries noniid --canaries 5000
     """
     with errors_for_people(debug):
+        from rayfed.analysis.formats import share
         from rayfed.analysis.proved import BoundPassed
         from rayfed.engine.canaries import audited
         from rayfed.engine.inputs import prepare
@@ -48,18 +49,26 @@ def canaries(
         inputs = prepare(load(scenario, changes))
         for one in audited(inputs, count):
             found = one.found
-            rates = f"{found.true_positives.value:.1%} at {found.false_positives.value:.1%}"
-            epsilons = at_most(found.claimed), at_least(found.epsilon)
-            made = f"{one.canaries:,}", f"{one.runs}", f"{one.seconds:.0f} s"
-            rows.append([one.arm, one.defence, one.unit, at_most(one.delta), *epsilons, rates, *made])
+            rates = share(found.true_positives.value), share(found.false_positives.value)
+            claimed, measured = at_most(found.claimed), at_least(found.epsilon)
+            effort = f"{one.canaries:,}", f"{one.runs}", f"{one.seconds:.0f} s"
+            verdict = "EXCEEDED" if found.refuted else "not exceeded"
+            rows.append(
+                [one.arm, one.defence, one.unit, claimed, measured, verdict, at_most(one.delta), *rates, *effort]
+            )
             if found.refuted:
                 above.append(
-                    f"{one.defence} of arm {one.arm} claims an epsilon of {epsilons[0]} and spends {epsilons[1]} at "
-                    f"least: no more than {at_most(found.noise)} times the noise that is accounted"
+                    f"{one.defence} of arm {one.arm}: epsilon is at least {measured}, but {claimed} is claimed "
+                    f"(at most {at_most(found.noise)} times the accounted noise)"
                 )
-        console().print(table("epsilon: claimed, and at least spent (95 % confidence)", HEADINGS, rows))
-        told = {row[0] for row in rows}
-        if bare := [account.name for account in inputs.accounts if account.name not in told]:
-            console().print(f"not audited, as nothing is claimed of them: {', '.join(bare)}")
+        page = console()
+        page.print(table("Epsilon: claimed, and measured lower bound", HEADINGS, rows))
+        page.print(
+            "Measured: lower bound with 95 % confidence, from the true positive rate (TPR) at the false positive"
+        )
+        page.print("rate (FPR) with which canaries are detected. A value below the claim does not prove the claim.")
+        audited_arms = {row[0] for row in rows}
+        if bare := [account.name for account in inputs.accounts if account.name not in audited_arms]:
+            page.print(f"Not audited, because they claim no epsilon: {', '.join(bare)}")
         if above:
             raise BoundPassed("; ".join(above))

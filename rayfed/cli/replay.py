@@ -98,7 +98,7 @@ def replay(
         written = _model(model), _loss(loss), iterations, seed
         replays = [Replay(recording, number, *written) for number in rounds]
         count, attacked = len(recording.rounds), ", ".join(map(str, rounds))
-        _sayer(quiet)(f"{updates}: {count} round{'s' * (count != 1)} recorded, attacked: {attacked} (--round)")
+        _sayer(quiet)(f"{updates}: {count} recorded round{'s' * (count != 1)}; attacked (--round): {attacked}")
         seconds = inf if minutes is None else 60 * minutes
         _replayed(replays, gate, out, (executor, address, quiet), seconds)
 
@@ -151,7 +151,7 @@ def attack_update(
         if len(sizes := _numbers("--shape", shape, int)) != 3 or min(sizes) < 1:
             raise UserError(f"--shape: found '{shape}'; give channels, height and width, such as 3,32,32")
         if (mean is None) != (std is None):
-            raise UserError("give both --mean and --std, or neither")
+            raise UserError("--mean and --std belong together: add the missing one")
         statistics = [tuple(_numbers("--mean and --std", text, float)) if text else None for text in (mean, std)]
         header = Header("", (sizes[0], sizes[1], sizes[2]), classes, *statistics)
         net = built({**_model(model), **normalisation(header)}, _loss(loss), header, seed)
@@ -167,11 +167,11 @@ def attack_update(
 def _replayed(
     replays: Sequence[Replay], gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool], seconds: float
 ) -> None:
-    """Attack some rounds of a recording, and hold what came of it against the gate."""
+    """Attack rounds of a recording, and apply the gate to the results."""
     say, bounds = _sayer(where[2]), gate.bounds("pixels")
     if len({one.scored for one in replays}) > 1:
         with_truth = ", ".join(str(one.round) for one in replays if one.scored)
-        raise UserError(f"the truth of some rounds was recorded and of others not: take --round of {with_truth} alone")
+        raise UserError(f"some of these rounds were recorded without true samples: use --round with {with_truth} only")
     gated, ends = [], monotonic() + seconds
     with gate.undecided(say):
         for place, one in enumerate(replays):
@@ -192,7 +192,7 @@ def _replayed(
 def _scored(
     one: Replay, sent: Sent, gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool], seconds: float
 ) -> Gated:
-    """Play a round whose truth was recorded, as a run, in so many seconds."""
+    """Attack a round with recorded samples in the given time, and return its run."""
     from rayfed import scenario
     from rayfed.engine import runs
     from rayfed.engine.attacking import Allowance
@@ -220,19 +220,22 @@ def _show(
     out: str | None,
     say: Callable[[str], None],
 ) -> None:
-    """Print reconstructions from updates without a recorded truth as attacks make them."""
+    """Print one line per attack as results arrive, and write the reconstructions, which are not scored."""
+    from rayfed.analysis.formats import NONE
     from rayfed.report.unscored import NOT_MEASURED, rows_of, write_unscored
     from rayfed.store.folder import RunFolder
 
     rows = []
+    say(f" round  client  {'attack':<22}  {'status':<14}  loss")
     for round, client, attack, guess in found:
-        loss = "" if isnan(guess.loss) else f", its own loss {guess.loss:.4g}"
-        said = f"{guess.status}{loss}" + (f": {guess.message}" if guess.message else "")
-        say(f"round {round}, client {client}, {attack}: {said}")
+        loss = NONE if isnan(guess.loss) else f"{guess.loss:.4g}"
+        say(f" {round:>5}  {client:>6}  {attack:<22}  {guess.status:<14}  {loss}")
+        if guess.message:
+            say(f"   {guess.message}")
         rows += rows_of(round, client, attack, guess)
     page = write_unscored(RunFolder.create(out or "runs", "replay"), f"Attacks on {what}", rows, remarks)
     say(NOT_MEASURED)
-    say(f"reconstructions: {page}")
+    say(f"Reconstructions: {page}")
 
 
 def _sayer(quiet: bool) -> Callable[[str], None]:
@@ -240,7 +243,7 @@ def _sayer(quiet: bool) -> Callable[[str], None]:
 
 
 def _warn(remarks: Iterable[str]) -> None:
-    """Print what seems wrong with updates, such as their sign: then attacks get little, with or without a defence."""
+    """Print notes on suspicious updates, such as a wrong sign, which make attacks fail."""
     for remark in remarks:
         print(f"note: {remark}", file=sys.stderr)
 
@@ -267,7 +270,7 @@ def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]
 
 
 def _state(path: Path) -> Named:
-    """Return the state dict in a file, which is read as data only; raises `UserError` for any other file."""
+    """Return the state dict in a file, without running code. Raises `UserError` for any other file."""
     import torch
     from safetensors.torch import load_file
 
@@ -276,9 +279,9 @@ def _state(path: Path) -> Named:
             found: Any = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file makes these raise
+    except Exception as error:  # damaged files raise many types
         said = str(error).partition("\n")[0]
         raise UserError(f"{path} cannot be read as a state dict: {type(error).__name__}: {said}") from error
     if not isinstance(found, dict) or not found:
-        raise UserError(f"{path} has no state dict, but a {type(found).__name__}: save model.state_dict() itself")
+        raise UserError(f"{path} contains a {type(found).__name__}, not a state dict: save model.state_dict()")
     return dict(found)

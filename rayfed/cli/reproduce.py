@@ -93,13 +93,13 @@ def reproduce(
         player = partial(sweeps.run, out=out, executor=executor, address=address, quiet=quiet)
         for path in files:
             try:
-                _show(_played(context, path, scale, changes or [], run, player), keep, folder)
+                _show(_reproduced(context, path, scale, changes or [], run, player), keep, folder)
             except UserError as error:
                 if len(files) == 1:
                     raise
                 failed.append(f"  {path.stem}: {error}")
         if failed:
-            raise UserError("\n".join([f"{len(failed)} of {len(files)} could not be played:", *failed]))
+            raise UserError("\n".join([f"{len(failed)} of {len(files)} reproductions failed:", *failed]))
 
 
 def _list(files: Sequence[Path]) -> None:
@@ -113,10 +113,10 @@ def _list(files: Sequence[Path]) -> None:
     console().print(table("", ("name", "paper", "title", "figures"), rows))
 
 
-def _played(
+def _reproduced(
     context: typer.Context, path: Path, scale: Scale, changes: Sequence[str], run: str | None, player: Player
 ) -> Record:
-    """Play a reproduction, unless that was done, and compare; one without a scenario has nothing but its reasons."""
+    """Run a reproduction, or load its finished sweep, and compare the results with the paper."""
     from datetime import date
     from time import monotonic
 
@@ -144,7 +144,9 @@ def _played(
         folder = SweepFolder.open(run)
         files = folder.files
         if folder.scenario != load_yaml(scenario.dump()):
-            raise UserError(f"{run} played another scenario than {path} ({scale}): give what it was played with")
+            raise UserError(
+                f"{run} is a sweep of another scenario than {path} ({scale}): use the same size and --set options"
+            )
     found = Sweep(files)
     judgements = [judge(group, measured(group, found)) for group in own.compared(scale)]
     text = dump_yaml(document, width=110)
@@ -153,21 +155,21 @@ def _played(
 
 
 def _check_data(scenario: Scenario) -> None:
-    """Raise `DataError` for data that are missing, before every trial finds it out for itself."""
+    """Raise `DataError` for missing data before the first trial."""
     if scenario.sweep and not any(path.partition(".")[0] == "data" for path in scenario.sweep.fields):
         scenario.data.load()
 
 
 def _prepare(commands: dict[str, str], context: typer.Context) -> None:
-    """Run the commands whose files are missing; `context` is of any command of `rayfed`."""
+    """Run the commands whose output files are missing."""
     from shlex import split
 
     for file, command in commands.items():
         if not Path(file).exists():
-            print(f"{file} is missing: rayfed {command}")
+            print(f"{file} is missing, so running: rayfed {command}")
             failed = context.find_root().command.main(split(command), standalone_mode=False)
             if failed or not Path(file).exists():
-                raise UserError(f"`prepare`: `rayfed {command}` did not make {file}")
+                raise UserError(f"`prepare`: `rayfed {command}` did not write {file}")
 
 
 def _show(record: Record, keep: Path | None, folder: str) -> None:
@@ -176,15 +178,15 @@ def _show(record: Record, keep: Path | None, folder: str) -> None:
     from rayfed.reproductions import pages
 
     own, to = record.reproduction, console()
-    to.print(Text(f"\n{own.title} ({own.paper.name}, {own.paper.place}; {record.scale})", style="bold"))
+    to.print(Text(f"\n{own.title} ({own.paper.name}, {own.paper.place}; {record.scale} size)", style="bold"))
+    to.print(Text(f"Verdict: {record.verdict}", style="bold"))
     for each in record.judgements:
         to.print(table(each.group.title, pages.HEADINGS, pages.rows(each.findings), words=1))
         because = f": {each.because}" if each.because else ""
         because += f" ({pages.RANKED})" if each.group.ranked else ""
         to.print(Text(f"{each.verdict}{because}"))
     for absent in own.not_compared(record.scale):
-        to.print(Text(f"not played: {absent.what}: {absent.why}"))
-    to.print(Text(f"verdict: {record.verdict}", style="bold"))
+        to.print(Text(f"Not reproduced: {absent.what}. Reason: {absent.why}"))
     if keep is not None:
         pages.write(keep, record.document(), sorted(path.stem for path in Path(folder).glob("*.yaml")))
-        print(f"page: {keep / record.name}.md")
+        print(f"Page: {keep / record.name}.md")

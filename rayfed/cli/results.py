@@ -294,7 +294,7 @@ def export(
 
 
 def _headings(columns: str | None) -> dict[str, str | None] | None:
-    """Return column name -> heading from `arm=Defence,psnr`; None stands for the default heading."""
+    """Return column name -> heading from `arm=Defence,psnr`, None for the default heading."""
     if columns is None:
         return None
     parts = (part.partition("=") for part in columns.split(","))

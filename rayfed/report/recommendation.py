@@ -141,7 +141,7 @@ def _guarantee(chosen: Setting) -> str:
     row = max((row for row in chosen.rows if row["epsilon"] is not None), key=lambda row: row["epsilon"])
     return (
         f"Guarantee: epsilon {at_most(row['epsilon'])} at delta {at_most(row['delta'])} per "
-        f"{row['epsilon_unit']}{caution(row['epsilon'])}, for the training of this setting only, without the search "
+        f"{row['epsilon_unit']}{caution(row['epsilon'])}. It covers the training of this setting, but not the search "
         "over settings."
     )
 

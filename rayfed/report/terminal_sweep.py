@@ -113,10 +113,6 @@ class SweepView:
         self.close()
         with noting_errors(self._note_unprinted):
             self._say_settings(rows, fields)
-        if self._folder is not None:
-            self._say(
-                f"Next: rayfed recommend {quote(self._folder.url)} --max-psnr 15 --min-accuracy 0.9", markup=False
-            )
         if report is not None:
             self._say(f"Report: {report}", markup=False)
         with noting_errors(self._note_unprinted):

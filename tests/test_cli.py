@@ -210,7 +210,7 @@ def test_what_had_not_begun_is_not_said_to_go_on(
 
     monkeypatch.setattr(runs, command, interrupted)
     code, output = run(command, file(), "--set", "attacks=[idlg]")
-    assert (code, "before anything was written" in output) == (130, resumable)
+    assert (code, "before any result was written" in output) == (130, resumable)
     assert "rayfed resume" not in output
 
 

@@ -386,7 +386,7 @@ def test_one_update_of_two_state_dicts_is_attacked(tmp_path: Path, net: Net) -> 
     for wrong, said in {
         ("--shape", "8,8"): "give channels, height and width",
         ("--shape", "1,8,x"): "numbers, comma-separated",
-        ("--mean", "0.5"): "both --mean and --std",
+        ("--mean", "0.5"): "--mean and --std",
         ("--before", str(tmp_path / "no.pt")): "cannot be read as a state dict",
         ("--before", str(tmp_path / "none.pt")): "cannot be read as a state dict",
         ("--classes", "5"): "is it this model's, with as many classes?",

@@ -46,7 +46,7 @@ def test_odd_names_are_written_so_that_they_are_read(name: str, origin: tuple[st
 def test_blanks_in_a_name_are_hyphens(origin: tuple[str, ...]) -> None:
     code, output = run("new", "a b c", *origin)
     assert code == 0, output
-    assert "note: 'a b c' is called a-b-c, for its runs are folders of that name" in output
+    assert "note: 'a b c' is renamed to a-b-c" in output
     assert scenario.load("a-b-c.yaml").name == "a-b-c"
 
 
@@ -74,7 +74,7 @@ def test_a_name_is_a_scenario_that_comes_with_rayfed_unless_a_file_has_it() -> N
     run("new", "toy")
     code, output = run("validate", "toy")
     assert shipped_one in output
-    assert "note: toy is the scenario that comes with rayfed; yours is toy.yaml" in output
+    assert "note: using the built-in scenario toy; to use your file, write toy.yaml" in output
     Path("toy").rmdir()
     Path("toy.yaml").rename("toy")
     assert "toy: valid data: digits" in run("validate", "toy")[1]

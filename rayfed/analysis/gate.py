@@ -353,7 +353,7 @@ class Played:
                 searches.setdefault(short_title(row), []).append(row["iterations"])
             if measured(row.get("seconds")):  # of the whole batch, repeated in the row of each sample
                 seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
-        counts = {name: f"{min(of):,}" + f" to {max(of):,} each" * (min(of) < max(of)) for name, of in searches.items()}
+        counts = {name: f"{min(of):,}" + f" to {max(of):,}" * (min(of) < max(of)) for name, of in searches.items()}
         if not seconds:
             return ""
         spent = [f"{name} {count} iterations" for name, count in counts.items()]

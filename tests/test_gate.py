@@ -732,7 +732,7 @@ class Stored:
 
 def ruling(*rows: dict[str, Any], allow: bool = False, baseline: Any = None, bound: bool = True) -> Ruling:
     gated = Gated(Stored(), "w")  # type: ignore[arg-type]
-    gated.__dict__.update(played=Played(SCENARIO, rows, []), samples="s")
+    gated.__dict__.update(played=Played(SCENARIO, rows, []), samples="s", _status={})
     return Ruling([gated], [PSNR] if bound else [], allow, baseline)
 
 

@@ -123,16 +123,16 @@ def test_the_whole_is_as_good_as_its_worst_part() -> None:
         ({"groups": [{**PSNR, "figures": PSNR["figures"] * 2}]}, "same label"),  # type: ignore[operator]
         (
             {"groups": [{**PSNR, "relative_to": "plain", "figures": [{"label": "plain", "paper": 0}]}]},
-            "nothing can be divided by it",
+            "'plain' is 0 in the paper",
         ),
         ({"groups": [{**PSNR, "at_least": 1, "at_most": 2}]}, "not both"),
-        ({"groups": [{**PSNR, "ranked": True, "relative_to": "plain"}]}, "have no `relative_to`"),
+        ({"groups": [{**PSNR, "ranked": True, "relative_to": "plain"}]}, "`ranked` excludes `relative_to`"),
         (
             {"groups": [{**PSNR, "relative_to": "x", "figures": [{"label": "x", "paper": 1, "full_only": True}]}]},
             "'x' is not",
         ),
-        ({"groups": []}, "nothing to compare"),
-        ({"scenario": None}, "without a scenario"),
+        ({"groups": []}, "there are no `groups`"),
+        ({"scenario": None}, "there is no `scenario`"),
         ({"scenario": {**SCENARIO, "sweep": None}}, "intervals are over seeds"),
         ({"tilte": 1}, "tilte"),
     ],
@@ -197,7 +197,7 @@ def test_figures_are_means_over_seeds_of_the_rows_they_name(tmp_path: Path) -> N
     assert (relative.paper, relative.ours.mean) == (0.5, 0.5)
     assert noisy.ours_printed is None
     zero = measured(group(figures=figures, relative_to="lost"), sweep)[0]
-    assert "nothing to divide by" in zero.why
+    assert "'lost'" in zero.why
     with pytest.raises(UserError, match=r"no column or swept field 'atack': did you mean 'attack'"):
         measured(group(figures=[{"label": "x", "paper": 1, "where": {"atack": "idlg"}}]), sweep)
     with pytest.raises(UserError, match=r"no row has arm 'nois': did you mean 'noise'"):

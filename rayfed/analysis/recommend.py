@@ -172,7 +172,7 @@ def recommend(
     unknown for all settings, or if proved bounds of different guarantees would be compared.
     """
     if not bounds:
-        raise UserError("no bound was given: add at least one, e.g. --max-psnr 12 --min-accuracy 0.97")
+        raise UserError("no bound was given: add at least one bound, e.g. --max-psnr 12 --min-accuracy 0.97")
     if not settings:
         raise UserError("no trial has finished, so there is no setting to recommend")
     costs = costs or usual_costs(settings)

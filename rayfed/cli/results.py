@@ -164,8 +164,8 @@ def _print(found: Recommendation, commands: dict[str, str]) -> None:
     page.print(table("", recommendation.headings(found), [recommendation.judged(each) for each in found.chosen.checks]))
     for line in recommendation.remarks(found):
         page.print(Text(line), soft_wrap=True)
-    for what, command in commands.items():
-        page.print(Text(f"\nNext: rerun {what}:\n  {command}"), soft_wrap=True)
+    for place, (what, command) in enumerate(commands.items()):
+        page.print(Text(f"\n{'Or' if place else 'Next:'} rerun {what}:\n  {command}"), soft_wrap=True)
 
 
 @commands.command(rich_help_panel=INSPECTING)

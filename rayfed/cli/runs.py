@@ -284,7 +284,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             print(f"  {line}")
         if loaded.sweep:
             settings = loaded.sweep.samples or len(trials) // loaded.sweep.repeats
-            print(f"  sweep: {settings} settings ({loaded.sweep.search}), {loaded.sweep.repeats} repeats of each")
+            print(f"  sweep: {settings} settings ({loaded.sweep.search}), {loaded.sweep.repeats} repeats per setting")
             from rayfed.analysis.paired import out_of_reach
 
             if loaded.sweep.repeats > 1 and (said := out_of_reach(loaded.sweep.repeats, 1)):
@@ -292,4 +292,4 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
         for line in [] if loaded.sweep and loaded.sweep.fields else unreachable(inputs.scenario, unused_code(inputs)):
             print(f"  note: {line}")
-        print(f"  results: {loaded.output.folder}, unless --out says otherwise")
+        print(f"  results: {loaded.output.folder} (change with --out)")

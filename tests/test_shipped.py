@@ -52,7 +52,7 @@ def test_blanks_in_a_name_are_hyphens(origin: tuple[str, ...]) -> None:
 
 def test_a_folder_that_is_not_there() -> None:
     code, output = run("new", "nowhere/mine")
-    assert (code, "cannot write nowhere/mine.yaml: there is no folder nowhere" in output) == (2, True), output
+    assert (code, "cannot write nowhere/mine.yaml" in output) == (2, True), output
     assert "Errno" not in output
 
 

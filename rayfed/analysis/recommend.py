@@ -139,7 +139,7 @@ def bound(text: str) -> Bound:
     except ValueError:
         limit = inf
     if match is None or not isfinite(limit):
-        raise UserError(f"'{text}' is not a bound: write MEASURE<=VALUE or MEASURE>=VALUE, e.g. 'psnr<=12'")
+        raise UserError(f"'{text}' is not a bound: write MEASURE<=VALUE or MEASURE>=VALUE, such as 'psnr<=12'")
     measure_of(match[1])
     return Bound(match[1], limit, match[2] == "<=")
 
@@ -172,7 +172,7 @@ def recommend(
     unknown for all settings, or if proved bounds of different guarantees would be compared.
     """
     if not bounds:
-        raise UserError("no bound was given: add at least one bound, e.g. --max-psnr 12 --min-accuracy 0.97")
+        raise UserError("no bound was given: add at least one bound, such as --max-psnr 12 --min-accuracy 0.97")
     if not settings:
         raise UserError("no trial has finished, so there is no setting to recommend")
     costs = costs or usual_costs(settings)

@@ -67,7 +67,7 @@ Executor = Annotated[
         rich_help_panel=EXECUTION_PANEL,
     ),
 ]
-SET_HELP = "Override a scenario field, e.g. training.lr=0.05. Repeatable."
+SET_HELP = "Override a scenario field, such as training.lr=0.05. Repeatable."
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help=SET_HELP)]
 
 

@@ -276,7 +276,9 @@ def export(
         if results.unfinished:
             typer.echo(f"note: {results.unfinished}", err=True)
         if table in SAMPLES and not shown([results.scenario]).public:
-            typer.echo(f"warning: the table {table} contains clients' samples, which are not known to be public", err=True)
+            typer.echo(
+                f"warning: the table {table} contains clients' samples, which are not known to be public", err=True
+            )
         if has_private_states(results):
             typer.echo(
                 f"note: {run} contains private states of clients in clear (checkpoint/clients). Do not share it; share "
@@ -317,5 +319,5 @@ def _share(results: Results, out: str | None) -> None:
     print(f"wrote {copy.url}")
     print(f"Left out: checkpoint, {', '.join(SAMPLES)}")
     print("Included: seed and paths (scenario.yaml); labels, class names and class counts per client; statistics of")
-    print("private layers (table `private`)")
+    print("private layers, without their weights (table `private`)")
     print("Next: for a report without labels and class names, run rayfed report RUN --redact")

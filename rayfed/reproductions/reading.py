@@ -53,7 +53,7 @@ class Group(Section):
     at_most: float | None = None
     """Compare the share (0 to 1) of rows with at most this value, instead of the value."""
     scale: float = 1.0
-    """Factor of our values, e.g. 100 if the paper gives percent."""
+    """Factor of our values: 100 if the paper gives percent."""
     tolerance: Annotated[float, Field(gt=0)]
     """Maximum difference that counts as agreement, in the compared unit: the true measure, or the ratio. Pairs that
     differ by more in the paper must have the same order here."""

@@ -277,7 +277,7 @@ def export(
             typer.echo(f"note: {results.unfinished}", err=True)
         if table in SAMPLES and not shown([results.scenario]).public:
             typer.echo(
-                f"warning: the table {table} contains clients' samples, which are not known to be public", err=True
+                f"warning: table {table} contains clients' samples, which are not known to be public", err=True
             )
         if has_private_states(results):
             typer.echo(

@@ -191,7 +191,7 @@ def _table(found: Sequence[Setting], shown: Sequence[str]) -> Table:
 
 def _states(found: Sequence[Setting]) -> dict[str, str]:
     """Return title -> verdict of each attacked setting: the first in `WEIGHT` over all attacks and repeats."""
-    states = {}
+    states: dict[str, str] = {}
     for group in by_values(found):
         own = {row.get("verdict") for one in group if one.attack for row in one.rows}
         if state := next((state for state in WEIGHT if state in own), None):

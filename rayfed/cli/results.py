@@ -276,9 +276,7 @@ def export(
         if results.unfinished:
             typer.echo(f"note: {results.unfinished}", err=True)
         if table in SAMPLES and not shown([results.scenario]).public:
-            typer.echo(
-                f"warning: table {table} contains clients' samples, which are not known to be public", err=True
-            )
+            typer.echo(f"warning: table {table} contains clients' samples, which are not known to be public", err=True)
         if has_private_states(results):
             typer.echo(
                 f"note: {run} contains private states of clients in clear (checkpoint/clients). Do not share it; share "

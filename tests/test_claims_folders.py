@@ -207,4 +207,4 @@ def test_a_copy_that_fails_leaves_nothing_and_can_be_made_again(
 def test_an_exported_folder_says_what_the_table_private_is(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": []}, {"dlg": 1.0})
     code, output = run("export", folder.url, "--format", "folder", "--out", str(tmp_path / "copy"))
-    assert (code, "figures about clients' private layers, not the layers" in output) == (0, True), output
+    assert (code, "private layers, without their weights" in output) == (0, True), output

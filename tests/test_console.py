@@ -189,7 +189,7 @@ def test_a_sweep_says_after_its_first_trial_how_long_the_others_take(
     now = [100.0]
     monkeypatch.setattr(terminal_sweep, "monotonic", lambda: now[0])
     row = {"status": "finished", "attack": "dlg", "psnr": 20.0, "test_accuracy": 0.5}
-    for begun, told in ((1, "the other 9 take about 4 min 30 s, if they are like this one"), (3, "about 1 min 30 s,")):
+    for begun, told in ((1, "about 4 min 30 s left"), (3, "about 1 min 30 s left")):
         files, said = RunFolder.at(str(tmp_path / str(begun))), StringIO()
         for name in range(begun):
             files.write_text(f"{TRIALS}/{name}-0/scenario.yaml", "")
@@ -199,5 +199,5 @@ def test_a_sweep_says_after_its_first_trial_how_long_the_others_take(
         for _ in range(2):
             now[0] += 30.0
             view.trial_done(SimpleNamespace(arm="none", values={}, repeat=0), [row])
-        assert said.getvalue().count(" take about ") == 1
+        assert said.getvalue().count(" left for ") == 1
         assert told in said.getvalue()

@@ -412,7 +412,7 @@ def test_mistakes_in_ones_own_code_are_ones_own(tmp_path: Path, monkeypatch: pyt
     assert found.exit_code == 2
     said = " ".join(found.output.split())
     assert "AttributeError: 'Update' object has no attribute 'los' (raised by own_grants.py, line 10;" in said
-    assert "defect of rayfed" not in said
+    assert "internal error" not in said
     twice = "attacks.0.knowledge=['own_grants:Loss', 'own_grants:Other']"
     found = CliRunner().invoke(app, ["validate", "s.yaml", "--set", twice])
     assert found.exit_code == 2

@@ -27,9 +27,20 @@ from typer.main import get_command
 from rayfed import scenario as scenarios
 from rayfed.analysis import named_labels
 from rayfed.analysis.baseline import Change, changes, updates
-from rayfed.analysis.gate import MEMBERSHIP, NOT_INFORMED, Bound, Check, Played, boundable, parsed
+from rayfed.analysis.gate import (
+    BY_LUCK,
+    GUESSED,
+    MEMBERSHIP,
+    NOT_ADAPTIVE,
+    NOT_EXCEEDED,
+    Bound,
+    Check,
+    Played,
+    boundable,
+    parsed,
+)
 from rayfed.analysis.named_labels import LUCK
-from rayfed.analysis.verdicts import UNTOLD
+from rayfed.analysis.verdicts import NOTHING_REBUILT, UNTOLD
 from rayfed.cli import app
 from rayfed.cli.gate import _arm as named_arm
 from rayfed.engine import runs
@@ -97,13 +108,13 @@ def test_no_label_makes_a_search_a_closed_form() -> None:
 def test_a_passed_check_says_on_how_many_samples_it_is_shown() -> None:
     rows = [row("none", 40.0), row("none", 9.0, sample=1), row("x", 9.0), row("x", 9.0, sample=1)]
     [check] = Played(SCENARIO, rows, [], True).checks([PSNR], ["x"])
-    assert check.state == "passed"
-    assert "PASSED: 9.0 dB (a, adaptive); shown on 1 of 2 samples" in check.sentence
+    assert (check.state, check.value) == ("passed", 9.0)
+    assert "1 of 2" in check.details
     guessed = [row("none", 40.0), row("none", 30.0, sample=1, above_guessing=-1.0), *rows[2:]]
     [near] = Played(SCENARIO, guessed, [], True).checks([PSNR], ["x"])
-    assert "shown on 1 of 2 samples: the others do not leak without a defence" in near.sentence
+    assert "1 of 2" in near.details
     [whole] = Played(SCENARIO, [row("none", 40.0), row("x", 9.0)], [], True).checks([PSNR], ["x"])
-    assert "shown" not in whole.sentence
+    assert "1 of" not in whole.details
 
 
 def test_nothing_passes_where_another_attack_raised() -> None:
@@ -112,14 +123,13 @@ def test_nothing_passes_where_another_attack_raised() -> None:
     assert states(PSNR, *rows) == {"none": "failed", "x": "not measured", "y": "passed"}
 
 
-def test_what_is_past_the_bound_by_a_guess_is_told_as_such() -> None:
+def test_a_value_that_exceeds_the_bound_but_not_the_baseline_is_marked() -> None:
     guessed = [row("none", 19.1, above_guessing=-1.7), row("x", 19.3, above_guessing=-1.5)]
     [check] = Played(SCENARIO, guessed, []).checks([PSNR], ["x"])
     assert (check.state, check.value) == ("inconclusive", 19.3)
-    assert "past the bound, though no nearer than a guess" in check.reason
-    assert "by more than a guess without a defence either" in check.reason
+    assert GUESSED in check.reason
     [far] = Played(SCENARIO, [row("none", 9.0), row("x", 9.0)], []).checks([PSNR], ["x"])
-    assert far.reason == "no attack passed the bound without a defence either"
+    assert far.reason == NOT_EXCEEDED
 
 
 def test_a_bare_number_bounds_what_samples_of_a_table_are_ranked_by() -> None:
@@ -146,11 +156,8 @@ def test_a_passed_check_says_what_else_was_read() -> None:
     bound = Bound("feature_accuracy", 0.9)
     [check] = Played(scenario, rows, []).checks([bound], ["x"])
     assert check.state == "passed"
-    assert (
-        "in part, of 2 records 80% of the columns are found, where guesses or chance find 20%: age 100% (20%)"
-        in check.reason
-    )
-    assert "labels were read off: 100% at batch 2" in check.reason
+    assert re.search(r"2 records 80 ?%.* 20 ?%.*age 100 ?% \(20 ?%\)", check.reason)
+    assert re.search(r"labels.*100 ?% at batch 2", check.reason)
     [failed] = Played(scenario, rows, []).checks([Bound("feature_accuracy", 0.5)], ["x"])
     assert failed.state == "failed"
 
@@ -160,24 +167,22 @@ def test_no_bound_on_whole_images_is_passed_where_pixels_were_read() -> None:
     rows = [row("none", 40.0), row("x", 9.0, **parts)]
     [check] = Played(SCENARIO, rows, []).checks([PSNR], ["x"])
     assert check.state == "inconclusive"
-    assert "of 1 image 30% of the pixels are found, where guesses or chance find 5%" in check.reason
+    assert re.search(r"30 ?%.* 5 ?%", check.reason)
     rows[1]["parts_evidence"] = 1.0
     assert Played(SCENARIO, rows, []).checks([PSNR], ["x"])[0].state == "passed"
 
 
-def test_the_line_of_a_figure_past_the_bound_that_passes_begins_with_why() -> None:
+def test_the_reason_of_a_passed_value_that_exceeds_the_bound_begins_with_the_baseline() -> None:
     rows = [row("none", 40.0), row("x", 16.0, above_guessing=-1.0)]
     [check] = Played(SCENARIO, rows, []).checks([PSNR], ["x"])
-    why = "past the bound, though no nearer than a guess gets without the update"
-    assert (check.state, check.reason) == ("passed", why)
-    assert check.sentence == f"{why}: x, batch 1, PSNR below 15.0 dB: PASSED: 16.0 dB (a, adaptive)"
+    assert (check.state, check.value, check.reason) == ("passed", 16.0, GUESSED)
 
 
 def test_an_undefended_arm_that_was_not_measured_says_what_passed_the_bound_behind_a_defence() -> None:
     unplayed = row("none", attack="b", status="not played", message="for want of time")
     none, x = Played(SCENARIO, [row("none", 9.0), unplayed, row("x", 20.0)], []).checks([PSNR], ["none", "x"])
     assert (none.state, x.state, x.reason) == ("not measured", "failed", "")
-    assert "“a, adaptive” succeeded behind x at batch 1, and here it did not" in none.sentence
+    assert re.search(r"a, adaptive .*against x", none.reason)
 
 
 def test_an_arm_with_opponents_is_looked_at() -> None:
@@ -206,7 +211,7 @@ def test_nothing_passes_that_nothing_shows() -> None:
     assert states(PSNR, row("none", 40.0), row("x", 40.0, above_guessing=0.0))["x"] == "passed"
     assert states(PSNR, row("none", 40.0), row("x", 40.0, above_guessing=None))["x"] == "not measured"
     [check] = Played(SCENARIO, [row("none", 40.0)], []).checks([PSNR], ["x"])
-    assert (check.state, check.reason) == ("not measured", "no attack that rebuilds samples was played here")
+    assert (check.state, check.reason) == ("not measured", NOTHING_REBUILT)
 
 
 def test_what_was_recorded_never_passes_and_a_distance_that_may_be_a_mistake_is_told() -> None:
@@ -214,7 +219,7 @@ def test_what_was_recorded_never_passes_and_a_distance_that_may_be_a_mistake_is_
     for far, told in ((0.6, True), (0.4, False)):
         rows = [row("none", 40.0, distortion=0.0), row("x", 9.0, knowledge="labels", distortion=far)]
         [check] = Played(SCENARIO | {"arms": arms}, rows, []).checks([PSNR], ["x"])
-        assert (check.state, "of its norm away" in check.reason) == ("inconclusive", told)
+        assert (check.state, f"{far:g} of their norm" in check.reason) == ("inconclusive", told)
         assert UNTOLD in check.reason
 
 
@@ -226,7 +231,7 @@ def test_a_distance_is_passed_from_below() -> None:
     assert found == of
     nearest = [row("x", 20.0, lpips_alex=0.9), row("x", 20.0, "b", lpips_alex=0.4)]
     [check] = Played(SCENARIO, nearest, []).checks([LPIPS], ["x"])
-    assert (check.value, check.by) == (0.4, "b, adaptive")
+    assert (check.value, check.by.partition(",")[0]) == (0.4, "b")
     assert "LPIPS (AlexNet) above 0.3" in check.sentence
     assert states(LPIPS, *(row(arm, 20.0, lpips_alex=None) for arm in of))["x"] == "not measured"
 
@@ -269,10 +274,9 @@ def test_labels_that_luck_may_name_pass_nothing() -> None:
     few = [*labels_of("none", [1] * 2), *labels_of("x", [1] * 2)]
     [check] = Played(SCENARIO, few, []).checks([LABELS], ["x"])
     assert (check.state, check.value) == ("inconclusive", 1.0)
-    assert (
-        "INCONCLUSIVE: 100.0% (a, adaptive); a guess names 50% of 2 labels; as many may be named by luck"
-        in check.sentence
-    )
+    assert check.written == "100.0 %"
+    assert "50 % of 2 labels" in check.reason
+    assert BY_LUCK in check.reason
     assert states(LABELS, *labels_of("none", [1]), *labels_of("x", [0]))["x"] == "inconclusive", (
         "without a defence, luck too"
     )
@@ -376,18 +380,16 @@ def test_the_budget_stands_beside_a_passed_check() -> None:
         assert check.state == "passed"
         return check.sentence.partition("budget: ")[2]
 
-    assert said(*rows, *same, *given, *absent) == "iterations of idlg 1 to 2 each; 12 s of all attacks together"
-    assert said(*same) == "8 s of all attacks together"
-    assert (
-        said(*same, attacks=[{"name": "analytic", "label": "a"}]) == "closed forms alone, 8 s of all attacks together"
-    )
+    assert re.fullmatch(r"idlg 1 to 2 .*, 12 s .*", said(*rows, *same, *given, *absent))
+    assert said(*same).startswith("8 s")
+    assert re.fullmatch(r"closed forms .*, 8 s .*", said(*same, attacks=[{"name": "analytic", "label": "a"}]))
 
 
 def test_a_share_of_labels_that_is_no_number_is_not_measured() -> None:
     nan = float("nan")
     rows = [*labels_of("none", [1] * 8), *labels_of("x", [nan] * 8, label_guess_accuracy=nan)]
     [check] = Played(SCENARIO, rows, []).checks([LABELS], ["x"])
-    assert check.sentence.endswith("NOT MEASURED: a has no share of labels that is a number")
+    assert check.state == "not measured"
     assert named_labels.named(rows[8:]) == []
 
 
@@ -454,8 +456,8 @@ def test_membership_passes_where_its_interval_is_below_the_bound() -> None:
     assert found["none"].value == pytest.approx(0.3, abs=2e-3)
     assert {arm: check.state for arm, check in found.items()} == {"none": "failed", "x": "passed"}
     for check in found.values():
-        assert "(m; 95 % interval " in check.sentence
-    assert found["x"].sentence.endswith("budget: updates of m 1")
+        assert (check.by, "95 % interval" in check.interval) == ("m", True)
+    assert found["x"].reason.endswith("by m 1")
     near = of_members(Bound("membership.auc", 0.52), *rows)["x"]
     assert near.state == "inconclusive"
     assert "95 % interval" in near.reason
@@ -473,10 +475,10 @@ def test_no_share_passes_that_an_attack_did_not_answer_for() -> None:
     raised = of_members(bound, *bare, scored("x", 0.01), scored("x", 0.0, victim=1, **silent))["x"]
     assert (raised.state, raised.reason) == ("not measured", "m failed: out of memory")
     unmet = of_members(bound, *bare, scored("x", 0.01))["x"]
-    assert (unmet.state, "m was not played here on 1 of 2 victims" in unmet.reason) == ("not measured", True)
+    assert (unmet.state, unmet.reason.count("1 of the 2")) == ("not measured", True)
     weak = [scored(arm, 0.01, attack="weak", victim=i) for arm in ("none", "x") for i in (0, 1)]
     missing = of_members(bound, *bare, *weak)["x"]
-    assert (missing.state, "m was not played here on 2 of 2 victims" in missing.reason) == ("not measured", True)
+    assert (missing.state, missing.reason.count("2 of the 2")) == ("not measured", True)
     whole = scored("x", 0.01), scored("x", 0.01, victim=1)
     for name, limit in (("membership.auc", 0.6), ("membership.tpr", 0.1)):
         assert of_members(Bound(name, limit), *bare, *whole)["x"].state == "passed"
@@ -490,12 +492,12 @@ def test_no_membership_passes_for_attackers_who_do_not_know_the_defence() -> Non
     for more in ([], ["defence"], ["code"]):
         spec = {"name": "membership", "label": "m", "knowledge": ["candidates", *more]}
         [check] = Played(SCENARIO | {"attacks": [spec]}, [], [bare, scored("x", 0.01)]).checks([bound], ["x"])
-        assert (check.state, check.reason) == ("inconclusive", NOT_INFORMED)
+        assert (check.state, check.reason) == ("inconclusive", NOT_ADAPTIVE)
     unused = scored("x", 0.01, message=f"{UNUSED}: noise takes few values")
     assert of_members(bound, bare, unused)["x"].reason == unused["message"]
     blind = [scored(arm, apart, attack="non-adaptive") for arm, apart in (("none", 0.3), ("x", 0.01))]
     weak = [scored(arm, 0.0) for arm in ("none", "x")]
-    assert of_members(bound, *blind, *weak)["x"].reason == NOT_INFORMED
+    assert of_members(bound, *blind, *weak)["x"].reason == NOT_ADAPTIVE
     assert of_members(bound, *blind, bare, scored("x", 0.01))["x"].state == "passed"
 
 
@@ -563,13 +565,13 @@ def test_identity_is_of_what_all_attacks_name_together() -> None:
 
 def test_no_share_passes_a_bound_that_nothing_reached_without_a_defence() -> None:
     """Scores uniform, members' higher by 0.06: an AUC of 0.558, well above chance, and 6 % found."""
-    rows, told = [scored("none", 0.06), scored("x", 0.0)], "no attack passed the bound without a defence either"
+    rows = [scored("none", 0.06), scored("x", 0.0)]
     for name, reached, beyond in (("membership.auc", 0.55, 0.65), ("membership.tpr", 0.05, 0.5)):
         assert of_members(Bound(name, reached), *rows)["x"].state == "passed"
         check = of_members(Bound(name, beyond), *rows)["x"]
-        assert (check.state, check.reason) == ("inconclusive", told)
+        assert (check.state, check.reason) == ("inconclusive", NOT_EXCEEDED)
     [check] = Played(SCENARIO, [*named("none", 20), *named("x", 0)], []).checks([Bound("identity", 0.3)], ["x"])
-    assert (check.state, check.reason) == ("inconclusive", told)
+    assert (check.state, check.reason) == ("inconclusive", NOT_EXCEEDED)
     others = [{**one, "top1": 1 - one["top1"]} for one in named("none", 80, attack="b")]
     both = [*named("none", 20), *others, *named("x", 0), *named("x", 0, attack="b")]
     assert states(Bound("identity", 0.3), *both)["x"] == "passed", "they reach it together"
@@ -589,8 +591,8 @@ def test_bounds_have_names_of_what_is_measured() -> None:
         "told_apart=1": "not measured here",
         "bp_ki=1": "not measured here",
         "tokens=0.1": "not measured here",
-        "psnr=much": "'much' is no number",
-        "nan": "no number",
+        "psnr=much": "'much'",
+        "nan": "'nan'",
         "labels=15": "is a share",
     }.items():
         with pytest.raises(UserError, match=re.escape(said)):
@@ -635,7 +637,7 @@ def test_one_client_that_newly_leaks_fails_and_is_named() -> None:
     found = change(then | {7: 40.0}, then)
     assert found.p == pytest.approx(float(t.sf(1, 19)))
     assert (found.state, found.newly) == ("failed", ((0, 1, 7),))
-    assert "leaks now, and did not then: client 7 (round 1, batch 1)" in found.sentence
+    assert "client 7 (round 1, batch 1)" in found.details
     assert change(then | {7: 29.9}, then).state == "passed"
     leaking = then | {7: 30.0}
     assert change(leaking | {7: 35.0}, leaking).newly == (), "it leaked then, too"
@@ -669,7 +671,7 @@ def test_what_cannot_be_compared_is_not_taken_for_unchanged() -> None:
     both = {"metrics": ["psnr"], "runs": [{"arms": ["x", "y"], "samples": "s", "finished": True, "updates": []}]}
     assert [one.state for one in changes(both, document({0: 1.0}))] == ["not measured"] * 2
     [renamed] = changes(document({0: 9.0}, arm="new"), document({0: 9.0}))
-    assert (renamed.state, renamed.reason) == ("passed", "the baseline's arm is x")
+    assert (renamed.state, "arm x" in renamed.reason) == ("passed", True)
 
 
 def test_what_a_baseline_has_and_this_run_lacks_is_named() -> None:
@@ -689,7 +691,7 @@ def test_weaker_attacks_and_unfinished_runs_acquit_of_nothing(samples: str) -> N
     for made in ({}, {"b": 100}, {"a": 49}):
         one["attacks"] = made
         [found] = changes(now, then)
-        assert (found.state, found.sentence.endswith("half of their iterations: a")) == ("not measured", True)
+        assert (found.state, found.reason.endswith(": a")) == ("not measured", True)
     one["attacks"] = {"a": 50, "b": 1}
     assert changes(now, then)[0].state == "passed"
     now["runs"][0]["finished"] = False
@@ -730,7 +732,7 @@ class Stored:
 
 def ruling(*rows: dict[str, Any], allow: bool = False, baseline: Any = None, bound: bool = True) -> Ruling:
     gated = Gated(Stored(), "w")  # type: ignore[arg-type]
-    gated.__dict__.update(played=Played(SCENARIO, rows, []), samples="s")
+    gated.__dict__.update(played=Played(SCENARIO, rows, []), samples="s", _status={})
     return Ruling([gated], [PSNR] if bound else [], allow, baseline)
 
 
@@ -762,7 +764,7 @@ def test_a_ruling_is_as_strict_as_its_worst_check(tmp_path: Path) -> None:
     assert {one.arm: one.state for one in worse.changes} == {"x": "passed", "y": "inconclusive"}
     jsonschema.validate(worse.document(), schema())
     file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
-    with pytest.raises(UserError, match="is no file that --json of this version wrote"):
+    with pytest.raises(UserError, match="not a --json file"):
         read_document(file)
     with pytest.raises(UserError, match="cannot be read"):
         read_document(tmp_path / "none.json")
@@ -780,7 +782,7 @@ def test_mistakes_are_named_before_anything_is_played(tmp_path: Path) -> None:
         (*small, "--fail-above", "tpr=1"): "'tpr' is not measured here",
         (*small, "--baseline", str(tmp_path / "no.json")): "cannot be read",
         ("gate", str(tmp_path), "--fail-above", "1"): "no run folder",
-        ("gate", str(tmp_path)): "give a bound by --fail-above",
+        ("gate", str(tmp_path)): "--fail-above",
     }.items():
         code, output = run(*arguments)
         assert (code, expected in output) == (2, True), output
@@ -850,10 +852,10 @@ def test_the_script_of_the_documentation_stops_a_build_that_leaks_and_no_other(t
             [last] = tmp_path.glob("runs/audit-*")
     assert {name: done.returncode for name, done in found.items()} == {"harmless": 0, "leaking": 3}, found
     assert all(("build goes on" in done.stdout) == (done.returncode == 0) for done in found.values())
-    assert "since the baseline: FAILED" in found["leaking"].stdout
+    assert re.search(r"^ gaussian .* FAILED$", found["leaking"].stdout.partition("since the baseline")[2], re.MULTILINE)
     since = ("--baseline", str(tmp_path / "baseline.json"))
     code, output = run("gate", str(last), "--fail-above", "15", *since)
-    assert (code, "since the baseline: PASSED: +0 over 2 pairs" in output) == (0, True), output
+    assert (code, "PSNR +0 2 1 PASSED" in output) == (0, True), output
     assert run("gate", str(last), "--arm", "none", "--fail-above", "15")[0] == 3
     assert run("gate", str(last), "--arm", "nobody", "--fail-above", "15")[0] == 2
     whole, short = (
@@ -864,9 +866,23 @@ def test_the_script_of_the_documentation_stops_a_build_that_leaks_and_no_other(t
 
 
 def test_checks_are_told_on_a_line_each() -> None:
-    check = Check("x", 4, PSNR, "failed", 31.25, "dlg, non-adaptive", 3, 8)
-    assert check.sentence == "x, batch 4, PSNR below 15.0 dB: FAILED: 31.2 dB (dlg, non-adaptive), 3 of 8 samples"
-    assert replace(check, state="not measured", value=None, reason="why").sentence.endswith("NOT MEASURED: why")
+    check = Check("x", 4, PSNR, "failed", 31.25, "dlg, blind", 3, 8)
+    head = "x, batch 4, PSNR below 15.0 dB:"
+    assert check.sentence == f"{head} FAILED: 31.2 dB (dlg, blind); 3 of 8 samples exceed the bound"
+    unmeasured = replace(check, state="not measured", value=None, reason="why")
+    assert unmeasured.sentence == f"{head} NOT MEASURED: why"
+
+
+def test_a_ruling_has_a_line_in_columns_per_check_and_its_verdict_last() -> None:
+    found = ruling(row("none", 40.0), row("x", 9.0), row("y", 16.0))
+    _title, headings, *lines, last = found.lines
+    checks = [line for line in lines if not line.startswith("   ")]
+    assert [line.split()[0] for line in checks] == ["x", "y"]
+    place = headings.index("verdict")
+    assert [line[place:].split()[0] for line in checks] == ["PASSED", "FAILED"]
+    end = headings.index("value") + len("value")
+    assert [line[:end].split()[-2:] for line in checks] == [["9.0", "dB"], ["16.0", "dB"]]
+    assert last == "gate: FAILED"
 
 
 def test_a_gate_that_is_not_measured_says_what_to_do(tmp_path: Path) -> None:
@@ -882,9 +898,9 @@ attacks: [{name: inverting_gradients, observes: gradient, iterations: 1, victims
     folder = runs.attack(scenarios.parse(asked), None, str(tmp_path), local, Progress())
     code, output = run("gate", folder.url, "--fail-above", "30")
     assert code == 3
-    before, _, step = output.partition("gate: NOT MEASURED Next: ")
-    assert "INCONCLUSIVE" in before
-    assert "Give the searches more iterations" in step
+    checks, _, step = output.partition("Next: ")
+    assert "INCONCLUSIVE" in checks
+    assert step.endswith("gate: NOT MEASURED")
 
 
 def test_a_sweep_is_no_run(tmp_path: Path) -> None:

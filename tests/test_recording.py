@@ -233,14 +233,14 @@ def test_a_replay_scores_and_gates_what_was_recorded(tmp_path: Path, net: Net, m
     assert min(single) > 60
     for key, value in found.items():
         assert min(value, 90) == pytest.approx(min(control[key], 90), abs=0.5), key
-    assert "recorded, batch 1, PSNR below 15.0 dB: FAILED" in output
+    assert re.search(r"recorded 1 PSNR below 15.0 dB \S+ dB FAILED", output)
     assert "recorded: LEAKS at batch 1, 2 of 2 images" in output
     assert (folder.scenario()["training"]["steps"], folder.scenario()["training"]["lr"]) == (3, 0.1)
     noisy = recorded(tmp_path / "noisy", net, noise=1.0, truth=True, rounds=2)
     gated = ("--model", MODEL, "--round", "0", "--fail-above", "15")
     code, output, _ = replayed(noisy, tmp_path, *gated)
-    assert (code, "of its norm away from what these clients would have sent" in output) == (3, True), output
-    assert "recorded, batch 1, PSNR below 15.0 dB: INCONCLUSIVE" in output
+    assert (code, "of their norm" in output) == (3, True), output
+    assert re.search(r"recorded 1 PSNR below 15.0 dB \S+ dB INCONCLUSIVE", output)
     assert f"inconclusive: {UNTOLD}" in output
 
 
@@ -386,7 +386,7 @@ def test_one_update_of_two_state_dicts_is_attacked(tmp_path: Path, net: Net) -> 
     for wrong, said in {
         ("--shape", "8,8"): "give channels, height and width",
         ("--shape", "1,8,x"): "numbers, comma-separated",
-        ("--mean", "0.5"): "both --mean and --std",
+        ("--mean", "0.5"): "--mean and --std",
         ("--before", str(tmp_path / "no.pt")): "cannot be read as a state dict",
         ("--before", str(tmp_path / "none.pt")): "cannot be read as a state dict",
         ("--classes", "5"): "is it this model's, with as many classes?",

@@ -1,15 +1,14 @@
-"""Comparison of a gate's result with an earlier one: whether attacks get more than before, beyond chance.
+"""Comparison of a gate's result with an earlier one: whether significantly more leaks.
 
-One value is an attacked update's: the mean over its samples of what the best attack on each got. Where the same samples
-were attacked, updates are paired, and the test is the paired t test (Student 1908); where others were, Welch's (1947).
-Both are one-sided, at 5 % over all that is compared (Holm 1979).
+Each attacked update has one value: the mean over its samples of the best result of any attack. Values of the same
+samples are compared by the paired t test (Student 1908), values of other samples by Welch's test (1947). Both are
+one-sided, at a level of 5 % over all comparisons (Holm 1979).
 
-One update among many moves no mean by more than chance, however far it goes: of n differences of which one is not 0, t
-is 1. No test of one value against itself tells chance from a cause, so there is a rule beside the tests. On the same
-samples, an update of which nothing leaked then and something leaks now is a failure, and is named.
+One changed update among many is never significant: if one of n differences is not 0, t is 1. Therefore a rule is
+added. If the same samples were attacked, an update that did not leak then and leaks now is a failure, and is listed.
 
-Where attacks of the baseline had no answer here, or less than half of their iterations over all repeats, and where the
-run did not come to its end, that no more was found is not measured.
+If an attack of the baseline has no result here, or less than half of its iterations over all repeats, or if the run did
+not finish, a missing increase is not measured.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Key = tuple[int, int, int]
 
 
 def attacked(images: Iterable[Row], texts: Iterable[Row]) -> str:
-    """Return the SHA-256 of the set of attacked samples, equal for equal sets."""
+    """Return the SHA-256 of the set of attacked samples."""
     every = {(row["round"], row["victim"], row["sample"], repr(row["true"])) for row in [*images, *texts]}
     return sha256(repr(sorted(every)).encode()).hexdigest()
 
@@ -47,10 +46,9 @@ def attacked(images: Iterable[Row], texts: Iterable[Row]) -> str:
 def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list[dict[str, Any]]:
     """Return the results of attacks on every attacked update, by arm: round, batch size, client, values by metric.
 
-    `attacks` are those that answered, with the iterations that they may make, over all repeats.
-
-    A value is the mean over the update's samples of the nearest that any attack got to each, to four digits; `leaked`
-    is of how many of them a reconstruction is a leak, by the run's own criterion.
+    `attacks` are those with a result, with their maximum iterations over all repeats. A value is the mean over the
+    update's samples of the best result of any attack, to four digits. `leaked` is the number of samples that leak by
+    the run's own criterion.
     """
     criterion, closed = criterion_of(played.scenario, played.attacks), closed_forms(played.scenario)
     leaked: dict[tuple[str, Key], set[int]] = {}
@@ -63,7 +61,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
         key = row["arm"], (row["round"], row["batch_size"], row["victim"])
         lacks = any(uncomputed(row, METRICS[name]) for name in metrics)
         if row["status"] not in (INAPPLICABLE, UNPLAYED) and not unanswered(row, closed) and not lacks:
-            most = allowed.get(row["attack"]) or row.get("iterations") or 0  # some end where nothing improves
+            most = allowed.get(row["attack"]) or row.get("iterations") or 0  # some attacks stop early
             repeats = answered.setdefault(key, {}).setdefault(row["attack"], {})
             repeats[row["repeat"]] = max(most, repeats.get(row["repeat"], 0))
         if criterion.leaks(row):
@@ -90,37 +88,45 @@ class Change:
     """Change of one metric on one arm since the baseline."""
 
     run: int
-    """Place of the run among those of the gate."""
+    """Index of the run in the gate."""
     arm: str
     metric: str
     state: State
-    """`failed`: nearer to the truth by more than chance; `inconclusive`: nearer, of too few updates to test."""
+    """`failed`: significantly closer to the true samples; `inconclusive`: closer, but too few updates to test."""
     test: Test | None = None
     updates: int = 0
-    """Pairs; without pairs, updates of the smaller of both sides."""
+    """Number of pairs; without pairs, number of updates of the smaller side."""
     difference: float | None = None
-    """Mean now less the mean then."""
+    """Mean now minus mean of the baseline."""
     p: float | None = None
-    """One-sided p value, corrected; None where there are too few to test."""
+    """One-sided p value, corrected; None for too few updates."""
     reason: str = ""
     newly: tuple[Key, ...] = ()
-    """Updates of the same samples of which something leaks now and nothing did then; of the leading metric alone."""
+    """Updates of the same samples that leak now and did not in the baseline; for the leading metric only."""
+
+    @property
+    def details(self) -> str:
+        """The compared samples, the updates that leak now only, and the reason, as text."""
+        kinds: dict[Test | None, str] = {"paired t": "same samples", "Welch t": "other samples"}
+        compared = (
+            f"{kinds[self.test]}, {self.test} test" if self.test and self.p is not None else kinds.get(self.test, "")
+        )
+        leaking = [f"client {victim} (round {round + 1}, batch {batch})" for round, batch, victim in self.newly]
+        new = f"leaks now, but not in the baseline: {', '.join(leaking)}" if leaking else ""
+        return "; ".join(filter(None, (compared, new, self.reason)))
 
     @property
     def sentence(self) -> str:
         """One-line description of the change."""
-        told = f"{self.arm}, {METRICS[self.metric].title} since the baseline: {self.state.upper()}"
-        if self.difference is not None:
-            kind = "pairs of the same samples" if self.test == "paired t" else "updates of other samples"
-            told += f": {self.difference:+.3g} over {self.updates} {kind}"
-            told += "" if self.p is None else f" ({self.test} test, p {self.p:.2g})"
-        leaking = [f"client {victim} (round {round + 1}, batch {batch})" for round, batch, victim in self.newly]
-        told += f"; leaks now, and did not then: {', '.join(leaking)}" if leaking else ""
-        return told + (f"; {self.reason}" if self.reason else "")
+        title = f"{self.arm}, {METRICS[self.metric].title} since the baseline: {self.state.upper()}"
+        difference = "" if self.difference is None else f"{self.difference:+.3g} over {self.updates} updates"
+        p = "" if self.p is None else f"p {self.p:.2g}"
+        found = "; ".join(filter(None, (difference, p, self.details)))
+        return title + (f": {found}" if found else "")
 
 
 def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
-    """Return the change of every arm and metric between two documents of a gate (`rayfed.report.gate`)."""
+    """Return the changes of all arms and metrics between two documents of `rayfed.report.gate`."""
     found = []
     for run, mine in enumerate(now["runs"]):
         nothing: dict[str, Any] = {"samples": "", "arms": [], "updates": [], "finished": True}
@@ -130,31 +136,31 @@ def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
             other = _counterpart(arm, mine["arms"], theirs["arms"])
             for name in now["metrics"]:
                 values, before = _values(mine["updates"], arm, name), _values(theirs["updates"], other, name)
-                reason = f"the baseline's arm is {other}" if other != arm else ""
+                reason = f"compared with arm {other} of the baseline" if other != arm else ""
                 newly = _newly(mine["updates"], arm, theirs["updates"], other) if alike and METRICS[name].leads else ()
                 short = _short(mine["updates"], arm, theirs["updates"], other, alike)
-                short = short if mine["finished"] else "the run did not come to its end"
+                short = short if mine["finished"] else "the run did not finish"
                 state: State = "not measured" if short else "passed"
                 reason = "; ".join(filter(None, [reason, short]))
                 change = Change(run, arm, name, state, reason=reason, newly=newly)
                 found.append(_change(change, values, before, alike))
         for arm in theirs["arms"]:
             if arm not in {_counterpart(one, mine["arms"], theirs["arms"]) for one in mine["arms"]}:
-                gone = "it is in the baseline, and not here"
+                gone = "this arm of the baseline is missing here"
                 found += [Change(run, arm, name, "not measured", reason=gone) for name in now["metrics"]]
     corrected = holm([one.p for one in found])
     return [_judged(replace(one, p=p)) for one, p in zip(found, corrected, strict=True)]
 
 
 def _counterpart(arm: str, mine: Sequence[str], theirs: Sequence[str]) -> str:
-    """Return the baseline's arm to compare an arm with: that of its name, or the only arm if both have one."""
+    """Return the arm of the baseline that an arm is compared with: its namesake, or the only arm if both have one."""
     return theirs[0] if len(mine) == len(theirs) == 1 else arm
 
 
 def _newly(
     mine: Sequence[Mapping[str, Any]], arm: str, theirs: Sequence[Mapping[str, Any]], other: str
 ) -> tuple[Key, ...]:
-    """Return the updates of an arm that leak now and did not leak in the baseline."""
+    """Return the updates of an arm that leak now but not in the baseline."""
     now, then = (
         {(one["round"], one["batch"], one["victim"]): one["leaked"] for one in updates if one["arm"] == name}
         for updates, name in ((mine, arm), (theirs, other))
@@ -165,9 +171,9 @@ def _newly(
 def _short(
     mine: Sequence[Mapping[str, Any]], arm: str, theirs: Sequence[Mapping[str, Any]], other: str, alike: bool
 ) -> str:
-    """Return which attacks of the baseline had no answer here, or less than half of their iterations.
+    """Return the attacks of the baseline that have no result here, or less than half of their iterations.
 
-    Of the same samples they are those on each update, of others those on any update of a batch size.
+    For the same samples they are compared per update, for other samples per batch size.
     """
     then: dict[Any, dict[str, int]] = {}
     for one in theirs:
@@ -181,7 +187,7 @@ def _short(
             asked = then.get((one["round"], one["batch"], one["victim"]) if alike else one["batch"], {})
             short |= dict.fromkeys(name for name, made in asked.items() if 2 * one["attacks"].get(name, -1) < made)
     return (
-        f"attacks of the baseline had no answer here, or less than half of their iterations: {', '.join(short)}"
+        f"attacks of the baseline with no result here, or less than half of their iterations: {', '.join(short)}"
         if short
         else ""
     )
@@ -195,7 +201,8 @@ def _values(updates: Sequence[Mapping[str, Any]], arm: str, name: str) -> dict[K
 def _change(of: Change, mine: Mapping[Key, float], theirs: Mapping[Key, float], alike: bool) -> Change:
     """Return a change with its measurements and its uncorrected p value.
 
-    Updates of other batch sizes are not compared, and what the baseline has and this run lacks is not measured.
+    Batch sizes that only one side has are not compared. If only the baseline has an update, the change is not
+    measured.
     """
     both = {batch for _, batch, _ in mine} & {batch for _, batch, _ in theirs}
     gone = theirs.keys() - mine.keys() if alike else {key for key in theirs if key[1] not in both}
@@ -205,7 +212,7 @@ def _change(of: Change, mine: Mapping[Key, float], theirs: Mapping[Key, float], 
         of = replace(of, state="not measured", reason="; ".join(filter(None, [of.reason, gaps])))
     mine, theirs = ({key: v for key, v in one.items() if key[1] in both} for one in (mine, theirs))
     if not mine or not theirs:
-        lacking = "nothing was measured of it" if not mine else "the baseline has nothing of it"
+        lacking = "no values here" if not mine else "no values in the baseline"
         return replace(of, state="not measured", reason=of.reason or lacking)
     pairs = sorted(mine.keys() & theirs.keys()) if alike else []
     if pairs:
@@ -224,7 +231,7 @@ def _change(of: Change, mine: Mapping[Key, float], theirs: Mapping[Key, float], 
 
 
 def _paired(differences: np.ndarray, side: str) -> float:
-    if not np.ptp(differences):  # all alike: no spread that a t would be measured by
+    if not np.ptp(differences):  # all equal, so t is undefined
         return 0.0 if (differences[0] > 0) == (side == "greater") and differences[0] else 1.0
     from scipy import stats  # an import of a second
 
@@ -247,6 +254,6 @@ def _judged(one: Change) -> Change:
         return one
     nearer = one.difference > 0 if METRICS[one.metric].higher_is_closer else one.difference < 0
     if one.p is None:
-        few = "; ".join(filter(None, [one.reason, "one update is too few to tell it from chance"]))
+        few = "; ".join(filter(None, [one.reason, "one update is too few for a test"]))
         return replace(one, state="inconclusive", reason=few) if nearer else one
     return replace(one, state="failed") if nearer and one.p <= LEVEL else one

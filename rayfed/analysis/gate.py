@@ -1,8 +1,8 @@
-"""Gate on a run: checks the results of attacks against the user's bounds, by arm and batch size.
+"""Gate on a run: check the results of attacks against the user's bounds, by arm and batch size.
 
-An arm passes where attacks that passed the bound without a defence, on the same samples, did not pass it here. Where
-none did, nothing shows that they could have: that is inconclusive, and so is an arm without a defence on which nothing
-was found.
+A check passes if attacks exceed the bound without a defence, and do not exceed it on the same samples with the defence.
+If no attack exceeds the bound without a defence, the check is inconclusive, because the attacks may be too weak. An arm
+without a defence never passes.
 """
 
 from __future__ import annotations
@@ -34,44 +34,39 @@ if TYPE_CHECKING:
     from rayfed.samples import Modality
 
 MISTAKEN = 0.5
-"""Relative distance of a recorded update from its control from which on it is no undefended one: less may come of the
-order in which the samples were taken."""
+"""Relative distance between a recorded update and its control at which the recorded one counts as defended. Smaller
+distances can come from the order of the samples."""
 State = Literal["failed", "passed", "inconclusive", "not measured"]
 MEMBERSHIP = {
     "membership.auc": "AUC of the membership attack",
-    "membership.tpr": f"members found at {100 * RATES[-1]:g} % false positives",
+    "membership.tpr": f"members identified at {100 * RATES[-1]:g} % FPR",
 }
-"""What a membership attack is bounded by, with its title."""
+"""Bounded measures of membership attacks, with their titles."""
 IDENTITY = "identity"
-"""The share of samples whose person a recogniser names in their reconstruction."""
-SHARES = MEMBERSHIP | {IDENTITY: "people re-identified, top 1"}
+"""Share of samples whose person a recogniser identifies in the reconstruction."""
+SHARES = MEMBERSHIP | {IDENTITY: "people identified, top 1"}
 """Bounds on estimated shares, with their titles."""
 
-
-NOT_PASSED = "no attack passed the bound without a defence either"
-"""Why a check is inconclusive where nothing shows that an attack could have passed its bound."""
+NOT_EXCEEDED = "no attack exceeds the bound without a defence, so the attacks may be too weak"
+"""Reason of an inconclusive check: no attack is known to work."""
 NOT_BEYOND_LUCK = (
-    "no attack passed the bound without a defence either, or none beyond luck: attack more samples, of more clients "
-    "(--images)"
+    "no attack significantly exceeds the bound without a defence: attack more samples of more clients (--images)"
 )
-"""The same of a check on labels."""
-NOT_INFORMED = (
-    "no membership attack that passed the bound without a defence knows this one and its code (knowledge: [candidates, "
-    "defence, code])"
+"""Reason of an inconclusive check on labels: no attack is known to work."""
+NOT_ADAPTIVE = (
+    "no membership attack that exceeds the bound without a defence was also run against this defence with its code: "
+    "add `knowledge: [candidates, defence, code]`"
 )
-"""Why a check on membership is inconclusive where no attacker that works knows the arm's defences."""
-BY_LUCK = (
-    "as many may be named by luck, of so few samples and by so many attackers: attack more samples, of more clients "
-    "(--images)"
-)
-"""Why a check on labels is inconclusive whose value is past the bound."""
-GUESSED = "past the bound, though no nearer than a guess gets without the update"
-"""What the line of a passed check begins with whose value is past the bound."""
+"""Reason of an inconclusive check on membership: no working attack is adaptive."""
+BY_LUCK = "not significant for so few samples and so many attacks: attack more samples of more clients (--images)"
+"""Reason of an inconclusive check on labels whose value exceeds the bound."""
+GUESSED = "the value exceeds the bound, but not the baseline, the best guess without the update"
+"""Beginning of the reason of a passed check whose value exceeds the bound."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Bound on one measure of leakage; a gate fails at it or nearer to the truth."""
+    """Bound on one measure of leakage. A value at the bound exceeds it."""
 
     name: str
     """Metric of reconstructions, or one of `SHARES`."""
@@ -84,7 +79,7 @@ class Bound:
 
     @property
     def of_labels(self) -> bool:
-        """Whether the labels found are bounded, and not reconstructions."""
+        """Whether the bound is on recovered labels instead of reconstructions."""
         return self.metric is not None and self.metric.compares == "labels"
 
     def written(self, value: float) -> str:
@@ -93,12 +88,12 @@ class Bound:
         if self.name == "membership.auc":
             return f"{value:.3f}"
         if metric is None or metric.format == "share":
-            return f"{value:.1%}"
+            return f"{100 * value:.1f} %"
         return f"{value:.1f} {metric.unit}" if metric.unit else f"{value:.3g}"
 
     @property
     def sentence(self) -> str:
-        """The requirement in words."""
+        """The requirement, such as "PSNR below 15.0 dB"."""
         metric = self.metric
         title = SHARES[self.name] if metric is None else metric.title
         side = "below" if metric is None or metric.higher_is_closer else "above"
@@ -107,30 +102,30 @@ class Bound:
 
 @dataclass(frozen=True)
 class Reached(Criterion):
-    """Criterion for a reconstruction to violate a bound: that near, nearer than any guess, and its own sample's.
+    """Criterion of a reconstruction that exceeds a bound, beats the baseline and identifies its sample.
 
-    `threshold` is the bound, and values are compared by how near they are: those of distances change their sign.
+    `threshold` is the bound. Distances are compared with their sign changed, so that larger is always closer.
     """
 
     metric: Metric
 
     def nearness(self, row: Row) -> float | None:
-        """Return a row's nearness to the truth; None if the metric was not measured."""
+        """Return a row's similarity to the true sample, or None if the metric was not measured."""
         value: float | None = row.get(self.metric.name)
         if value is None or value != value:
             return None
         return min(value, self.metric.ceiling) if self.metric.higher_is_closer else -value
 
     def lacking(self, row: Row) -> str:
-        """Return why a row of an attack that finished is no answer."""
+        """Return why a row of a finished attack has no result."""
         return f"without a value of {self.metric.title}" if uncomputed(row, self.metric) else super().lacking(row)
 
     def near(self, row: Row) -> bool:
-        """Return whether a row's reconstruction reaches the bound and beats every guess."""
+        """Return whether a row's reconstruction exceeds the bound and beats the baseline."""
         return self._at_bound(row) and (row["above_guessing"] or 0.0) > 0
 
     def part(self, rows: Sequence[Row]) -> None:
-        """Return None: a bound is on samples one by one."""
+        """Return None, because a bound applies to each sample separately."""
 
     def _at_bound(self, row: Row) -> bool:
         return self.nearness(row) is not None and self.metric.passes(row[self.metric.name], self.threshold)
@@ -138,16 +133,16 @@ class Reached(Criterion):
 
 @dataclass(frozen=True)
 class Found(Reached):
-    """Criterion for inferred labels to violate a bound: the share that an attack found, beyond luck.
+    """Criterion of recovered labels that exceed a bound significantly.
 
-    The share is that of all labels of a batch size, or of those of single updates of several samples.
+    The bounded value is the share of all labels of a batch size, or of the labels of single updates.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
     named: Mapping[tuple[str, int, str], tuple[bool, float]]
-    """Of each attack on each arm and batch size, whether it violates the bound beyond luck, and its share.
+    """For each arm, batch size and attack: whether it significantly exceeds the bound, and its share of labels.
 
-    It is that of its nearest update where single updates alone violate the bound, or may."""
+    The share is that of its best update if only single updates exceed the bound, or may exceed it."""
 
     @classmethod
     def among(cls, attacks: Sequence[Row], modality: Modality, bound: Bound) -> Found:
@@ -168,17 +163,17 @@ class Found(Reached):
         return cls(modality, bound.limit, bound.metric, found)
 
     def nearness(self, row: Row) -> float | None:
-        """Return the share of labels that the row's attack found; None of a row without labels, or given them."""
+        """Return the share of labels that the row's attack recovered; None if it recovered none or was given them."""
         if labels_given(row) or not measured(row.get("label_accuracy")):
             return None
         return self.named[row["arm"], row["batch_size"], row["attack"]][1]
 
     def lacking(self, row: Row) -> str:
-        """Return why a row of an attack that finished is no answer."""
-        return "was given the labels" if labels_given(row) else "has no share of labels that is a number"
+        """Return why a row of a finished attack has no result."""
+        return "was given the labels" if labels_given(row) else "has no valid share of labels"
 
     def near(self, row: Row) -> bool:
-        """Return whether a row's update reaches the bound, by an attack that violates it beyond luck."""
+        """Return whether a row's update exceeds the bound, by an attack that exceeds it significantly."""
         found = self.named.get((row["arm"], row["batch_size"], row["attack"]), (False, 0.0))
         return self.nearness(row) is not None and found[0] and self.metric.passes(row["label_accuracy"], self.threshold)
 
@@ -191,37 +186,44 @@ class Check:
 
     arm: str
     batch: int | None
-    """Samples behind the attacked updates; None of estimated shares, and where nothing was attacked."""
+    """Batch size of the attacked updates; None for estimated shares, and if nothing was attacked."""
     bound: Bound
     state: State
     value: float | None = None
-    """The value nearest to the truth; of shares the estimate. None where nothing was measured."""
+    """The best value of any attack; for shares, the estimate. None if nothing was measured."""
     by: str = ""
-    """The attack that got it."""
+    """The attack with this value."""
     reached: int = 0
-    """Samples of which a reconstruction passes the bound."""
+    """Number of samples whose reconstruction exceeds the bound."""
     samples: int = 0
     reason: str = ""
-    """Why the state is neither passed nor failed; of a passed check, what it does not say, and the budget."""
+    """Reason of an inconclusive or unmeasured check; for a passed check, its limits and the budget."""
     interval: str = ""
-    """The 95 % interval of an estimated share, in words; empty of others."""
+    """The 95 % interval of an estimated share as text; empty for other bounds."""
+
+    @property
+    def written(self) -> str:
+        """The value with its unit; empty if nothing was measured."""
+        return "" if self.value is None else self.bound.written(self.value)
+
+    @property
+    def details(self) -> str:
+        """The samples that exceed the bound, the interval and the reason, as text; empty if there are none."""
+        failed = self.state == "failed" and self.samples
+        over = f"{self.reached} of {self.samples} samples exceed the bound" if failed else ""
+        return "; ".join(filter(None, (over, self.interval, self.reason)))
 
     @property
     def sentence(self) -> str:
         """One-line description of the check."""
         where = f"{self.arm}, batch {self.batch}" if self.batch else self.arm
-        by = "; ".join(filter(None, (self.by, self.interval)))
-        value = "" if self.value is None else self.bound.written(self.value) + (f" ({by})" if by else "")
-        over = f", {self.reached} of {self.samples} samples" if self.state == "failed" and self.samples else ""
-        guessed = self.state == "passed" and self.reason.startswith(GUESSED)
-        reason = self.reason.removeprefix(GUESSED).removeprefix("; ") if guessed else self.reason
-        told = "; ".join(filter(None, (f"{value}{over}", reason)))
-        first = f"{GUESSED}: " * guessed
-        return f"{first}{where}, {self.bound.sentence}: {self.state.upper()}" + (f": {told}" if told else "")
+        value = f"{self.written} ({self.by})" if self.written and self.by else self.written
+        found = "; ".join(filter(None, (value, self.details)))
+        return f"{where}, {self.bound.sentence}: {self.state.upper()}" + (f": {found}" if found else "")
 
 
 def uncomputed(row: Row, metric: Metric) -> bool:
-    """Return whether a metric has no value although the attack of the row found something to compute it of."""
+    """Return whether a metric has no value although the attack of the row has a result."""
     if row["status"] != "ok" or measured(row.get(metric.name)):
         return False
     if metric.of_labels:
@@ -233,8 +235,8 @@ def uncomputed(row: Row, metric: Metric) -> bool:
 def parsed(texts: Iterable[str], modality: Modality, measured: Collection[str]) -> list[Bound]:
     """Return the bounds in texts such as `ssim=0.5`, or `15` for the leading metric.
 
-    Names are those of metrics or their short ones in tables. Raises `UserError` for others, listing those measured, and
-    for values that the metric never has.
+    A name is that of a metric, or its short name in tables. Raises `UserError` for metrics that are not measured, and
+    for values outside the range of the metric.
     """
     short = {METRICS[name].short.lower(): name for name in measured if name in METRICS and METRICS[name].short}
     return list(dict.fromkeys(_parsed(t, modality, measured, short) for t in texts))
@@ -250,21 +252,21 @@ def _parsed(text: str, modality: Modality, measured: Collection[str], short: Map
     except ValueError:
         limit = float("nan")
     if not isfinite(limit):
-        raise UserError(f"--fail-above {text}: '{number}' is no number; give NAME=NUMBER, or a number for {name}")
+        raise UserError(f"--fail-above {text}: '{number}' is not a number; give METRIC=X, or a number for {name}")
     if (name in SHARES or METRICS[name].format == "share") and not 0 < limit <= 1:
         raise UserError(f"--fail-above {text}: {name} is a share, so give a bound above 0 and at most 1")
     return Bound(name, limit)
 
 
 def boundable(modality: Modality) -> list[str]:
-    """Return the metrics of reconstructions that were measured and can be bounded."""
+    """Return the metrics of this form of samples that can be bounded."""
     judged = [metric.name for metric in JUDGED if metric.format != "hit" and metric.success]
     return [name for name in metrics_of(modality) if name in judged or name == "label_accuracy"]
 
 
 @dataclass(frozen=True)
 class Played:
-    """Data that a gate reads of a run with attacks."""
+    """Results of a run that a gate reads."""
 
     scenario: Mapping[str, Any]
     attacks: Sequence[Row]
@@ -273,7 +275,7 @@ class Played:
 
     @cached_property
     def modality(self) -> Modality:
-        """Modality of the samples, by the scenario's metrics: of attacks without an answer the rows measure nothing."""
+        """Modality of the samples, by the scenario's metrics, because rows without a result have no metric values."""
         return modality_by(self.scenario["metrics"]["names"])
 
     @property
@@ -285,7 +287,7 @@ class Played:
 
     @property
     def gated(self) -> list[str]:
-        """Arms that a gate checks by default: all with a defence, or all if there are none."""
+        """Arms that a gate checks by default: all with a defence, or all arms if none has one."""
         arms = arm_names(self.scenario, self.attacks, self.inferences)
         return [arm for arm in arms if not undefended(self.scenario, arm)] or arms
 
@@ -322,9 +324,9 @@ class Played:
                 yield Check(arm, None, bound, "not measured", reason=NOTHING_REBUILT if self.finished else UNFINISHED)
 
     def _with_what_else(self, check: Check) -> Check:
-        """Return a check with what else attacks read where it passed, which its bound is not on, and their budget.
+        """Return a passed check with other leakage that its bound does not cover, and the budget of the attacks.
 
-        Images that were read in part pass no bound on whole ones: of their parts there is none.
+        A bound on whole images does not cover parts of images, so a check with recovered parts is inconclusive.
         """
         if check.state != "passed":
             return check
@@ -332,29 +334,32 @@ class Played:
         part, labels = in_part(one, criterion_of(self.scenario, self.attacks)), labels_beyond([one])
         if check.bound.of_labels:
             part, labels = "", "" if one.labels and one.labels.lucky and not one.labels.whole else labels
-        told = [f"in part, {part}" if part else "", f"labels were read off: {labels}" if labels else ""]
+        told = [f"recovered in part: {part}" if part else "", f"labels recovered: {labels}" if labels else ""]
         reason = "; ".join(filter(None, (check.reason, *told, self._budget(check))))
         state: State = "inconclusive" if part and self.modality == "pixels" else "passed"
         return replace(check, state=state, reason=reason)
 
     def _budget(self, check: Check) -> str:
-        """Return the iterations of each search that answered a check, and the time of all; empty if unknown."""
+        """Return the iterations of each search with a result, and the time of all attacks; empty if unknown."""
         searches: dict[str, list[int]] = {}
         seconds: dict[tuple[Any, ...], float] = {}
-        closed, alone = closed_forms(self.scenario), True
+        closed, only_closed = closed_forms(self.scenario), True
         for row in self.attacks:
             given = check.bound.of_labels and labels_given(row)
             if (row["arm"], row["batch_size"]) != (check.arm, check.batch) or row["status"] not in ANSWERED or given:
                 continue
-            alone &= row["attack"] in closed
+            only_closed &= row["attack"] in closed
             if row.get("iterations"):
                 searches.setdefault(short_title(row), []).append(row["iterations"])
-            if measured(row.get("seconds")):  # of the whole batch, in the row of each of its samples
+            if measured(row.get("seconds")):  # of the whole batch, repeated in the row of each sample
                 seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
-        counts = {name: f"{min(of):,}" + f" to {max(of):,} each" * (min(of) < max(of)) for name, of in searches.items()}
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        within = f"iterations of {told}; " if told else "closed forms alone, " if alone else ""
-        return f"budget: {within}{duration(sum(seconds.values()))} of all attacks together" if seconds else ""
+        counts = {name: f"{min(of):,}" + f" to {max(of):,}" * (min(of) < max(of)) for name, of in searches.items()}
+        if not seconds:
+            return ""
+        spent = [f"{name} {count} iterations" for name, count in counts.items()]
+        if only_closed:
+            spent = ["closed forms only"]
+        return f"budget: {', '.join([*spent, duration(sum(seconds.values()))])} in all"
 
     @cached_property
     def _own(self) -> list[Finding]:
@@ -362,19 +367,19 @@ class Played:
         return run_findings(self.scenario, self.attacks, self.finished)
 
     def doubt(self, arm: str) -> str:
-        """Return what figures of a replay may come from instead of a defence; empty for other runs."""
+        """Return a doubt about the settings of a replay; empty if there is none, and for other runs."""
         if not recorded(self.scenario, arm):
             return ""
         far = max((row["distortion"] or 0.0 for row in self.attacks if row["arm"] == arm), default=0.0)
         if far < MISTAKEN:
             return ""
         return (
-            f"what was recorded is {far:.2g} of its norm away from what these clients would have sent without a "
-            f"defence: they have one, or the model, its loss, the steps or the normalisation are others"
+            f"the recorded updates differ by {far:.2g} of their norm from the undefended updates of these clients: "
+            f"the clients have a defence, or the model, loss, local steps or normalisation differ"
         )
 
     def _of_share(self, bound: Bound, arm: str) -> Check:
-        """Return the check of an estimated share: of people what all attacks name together, else the best attack's."""
+        """Return the check of an estimated share: for people, of all attacks together; else, of the best attack."""
         found = self._found(bound, arm)
         known = [(by, one) for by, one in found if one]
         by, best = max(known, key=lambda pair: pair[1].value, default=("", None))
@@ -382,60 +387,60 @@ class Played:
         if best and best.value >= bound.limit:
             return replace(check, state="failed")
         if not self.finished:
-            return replace(check, state="not measured", reason="the run did not come to its end")
+            return replace(check, state="not measured", reason="the run did not finish")
         if gaps := self._gaps(bound, arm):
             return replace(check, state="not measured", reason="; ".join(gaps))
         unread = [one.lacking for one in self._own if one.arm == arm and one.lacking in (*UNREAD, UNTOLD)]
-        if bound.name == IDENTITY and unread:  # it is read off reconstructions
+        if bound.name == IDENTITY and unread:  # it is measured on reconstructions
             return replace(check, state="inconclusive", reason=unread[0])
         if not best or len(known) < len(found):
             few = "no attack applies" if bound.name == IDENTITY else self._few(bound, arm)
             return replace(check, state="not measured", reason=few)
         if (high := max(one.high for _, one in known)) >= bound.limit:
-            return replace(check, state="inconclusive", reason=f"a 95 % interval reaches {bound.written(high)}")
+            return replace(check, state="inconclusive", reason=f"the 95 % interval reaches {bound.written(high)}")
         shown = [each for bare in self._bare(arm) for each in self._found(bound, bare, self._working(bound, arm))]
-        passing = {title for title, one in shown if one and one.value >= bound.limit}
-        if not passing:
-            return replace(check, state="inconclusive", reason=NOT_PASSED)
-        if bound.name in MEMBERSHIP and (why := self._unread(bound, arm, passing)):
+        exceeding = {title for title, one in shown if one and one.value >= bound.limit}
+        if not exceeding:
+            return replace(check, state="inconclusive", reason=NOT_EXCEEDED)
+        if bound.name in MEMBERSHIP and (why := self._not_adaptive(bound, arm, exceeding)):
             return replace(check, state="inconclusive", reason=why)
         return replace(check, reason=self._spent(bound, arm))
 
     def _spent(self, bound: Bound, arm: str) -> str:
-        """Return the budget of a share's attacks on an arm: the answers, and the time of all where it was kept."""
+        """Return the budget of the attacks on a share: their numbers of results, and the total time if recorded."""
         asked = self._asked(bound, arm)
         counts = ", ".join(f"{title} {len({*map(_place, rows)})}" for title, rows in asked.items())
         of = "samples" if bound.name == IDENTITY else "updates"
         taken: dict[tuple[Any, ...], float] = {}
         for row in (row for rows in asked.values() for row in rows if measured(row.get("seconds"))):
             taken[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
-        spent = f"; {duration(sum(taken.values()))} of all attacks together" if taken else ""
-        return f"budget: {of} of {counts}{spent}"
+        spent = f", {duration(sum(taken.values()))} in all" if taken else ""
+        return f"budget: {of} attacked by {counts}{spent}"
 
-    def _unread(self, bound: Bound, arm: str, passing: Collection[str]) -> str:
-        """Return why no membership attack among those `passing` a bound without a defence knows this arm's.
+    def _not_adaptive(self, bound: Bound, arm: str, exceeding: Collection[str]) -> str:
+        """Return why no attack that exceeds the bound without a defence is adaptive here; empty if one is.
 
-        By the code an attacker takes off what the defences put on every update, and by `defence` its shadow clients are
-        defended: without either it may miss members whom the update gives away. Empty where one knows both.
+        With `code` an attacker undoes the deterministic part of the defences, and with `defence` it defends its shadow
+        clients. Without either it may miss members that the update reveals.
         """
         if not arm_spec(self.scenario, arm).get("defences"):
             return ""
         if recorded(self.scenario, arm):
             return UNTOLD
-        asked, reasons = self._asked(bound, arm), [NOT_INFORMED]
-        for title in sorted(passing):
+        asked, reasons = self._asked(bound, arm), [NOT_ADAPTIVE]
+        for title in sorted(exceeding):
             if knowledge_of(self.scenario, title) >= {"defence", "code"}:
                 said = (row["message"] or "" for row in asked[title])
                 reasons.append(next((one for one in said if UNREHEARSED in one or UNUSED in one), ""))
         return "" if "" in reasons else reasons[-1]
 
     def _found(self, bound: Bound, arm: str, among: Collection[str] | None = None) -> list[tuple[str, Estimate | None]]:
-        """Return the shares that a bound is on, and who got them: those `among` all attacks, if some are named."""
+        """Return the bounded shares with their attacks, only of the attacks in `among` if given."""
         shares = {title: one for title, one in self._shares(bound, arm).items() if among is None or title in among}
         return self._together(bound, arm, shares) if bound.name == IDENTITY else list(shares.items())
 
     def _shares(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
-        """Return the share that each attack on an arm got, of those that answered; None of too few candidates."""
+        """Return the share of each attack with a result on an arm; None if there are too few candidates."""
         return self._identified(bound, arm) if bound.name == IDENTITY else self._members(bound, arm)
 
     def _members(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
@@ -444,10 +449,10 @@ class Played:
 
     def _few(self, bound: Bound, arm: str) -> str:
         curves = map(roc, self._asked(bound, arm).values())
-        return next((stated(curve, RATES[-1]) for curve in curves if curve), "no membership attack answered")
+        return next((stated(curve, RATES[-1]) for curve in curves if curve), "no membership attack has a result")
 
     def _identified(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
-        """Return the share of samples whose person each attack reveals, in any repeat; no answer names nobody."""
+        """Return the share of samples whose person each attack reveals in any repeat; no result reveals nobody."""
         return {
             title: share(len({_place(row) for row in rows if row.get(TOP_1.name)}), len({_place(row) for row in rows}))
             for title, rows in self._asked(bound, arm).items()
@@ -455,9 +460,9 @@ class Played:
         }
 
     def _together(self, bound: Bound, arm: str, titles: Collection[str]) -> list[tuple[str, Estimate | None]]:
-        """Return which of some attacks reveal people, and the share on the samples of each that any of them reveals.
+        """Return, for the samples of each attack, which attacks reveal people and the share that any of them reveals.
 
-        So attacks that met fewer or other samples dilute no share.
+        Shares are over the samples of one attack, so attacks on other samples do not change them.
         """
         asked = {title: rows for title, rows in self._asked(bound, arm).items() if title in titles}
         named = {title: {_sample(row) for row in rows if row.get(TOP_1.name)} for title, rows in asked.items()}
@@ -465,13 +470,13 @@ class Played:
         for title, rows in asked.items():
             met = {_sample(row) for row in rows}
             hits = met.intersection(set().union(*named.values()))
-            alone = (one for one in (title, *named) if hits <= named[one])
+            single = (one for one in (title, *named) if hits <= named[one])
             together = " or ".join(one for one, own in named.items() if hits & own)
-            found.append((next(alone, together), share(len(hits), len(met))))
+            found.append((next(single, together), share(len(hits), len(met))))
         return found
 
     def _asked(self, bound: Bound, arm: str) -> dict[str, list[Row]]:
-        """Return the rows of the attacks on a share on an arm, by attack."""
+        """Return the rows of an arm that a bounded share is computed from, by attack."""
         every = self.attacks if bound.name == IDENTITY else [r for r in self.inferences if r["metric"] == "auc"]
         asked: dict[str, list[Row]] = {}
         for row in every:
@@ -479,7 +484,7 @@ class Played:
                 asked.setdefault(row["attack"], []).append(row)
         return asked
 
-    def _answers(self, bound: Bound, row: Row) -> bool:
+    def _has_result(self, bound: Bound, row: Row) -> bool:
         if bound.name == IDENTITY:
             return row.get(TOP_1.name) is not None and not unanswered(row, self._closed)
         return row["status"] == "ok" and bool(row["scores"])
@@ -489,9 +494,9 @@ class Played:
         return closed_forms(self.scenario)
 
     def _gaps(self, bound: Bound, arm: str) -> list[str]:
-        """Return where attacks have no answer on an arm, with the reasons.
+        """Return the attacks without a result on an arm, with the reasons.
 
-        An attack that rebuilds samples and does not apply to an arm is missed only if it works without a defence.
+        A reconstruction attack that does not apply to the arm counts only if it works without a defence.
         """
         asked, working = self._asked(bound, arm), self._working(bound, arm)
         gaps = []
@@ -499,16 +504,16 @@ class Played:
             rows = asked.get(title, [])
             if bound.name == IDENTITY and title not in working and all(r["status"] == "not applicable" for r in rows):
                 continue
-            gaps += [f"{title} {_ending(row)}" for row in rows if not self._answers(bound, row)]
+            gaps += [f"{title} {_ending(row)}" for row in rows if not self._has_result(bound, row)]
             shown = {
                 _place(row)
                 for one in self._bare(arm)
                 for row in self._asked(bound, one).get(title, [])
-                if (row.get(TOP_1.name) if bound.name == IDENTITY else self._answers(bound, row))
+                if (row.get(TOP_1.name) if bound.name == IDENTITY else self._has_result(bound, row))
             }
             if lost := len(shown - {_place(row) for row in rows}):
-                met = "samples whose person it named" if bound.name == IDENTITY else "victims that it answered on"
-                gaps.append(f"{title} was not played here on {lost} of {len(shown)} {met} without a defence")
+                what = "samples that it identified" if bound.name == IDENTITY else "clients with a result"
+                gaps.append(f"{title} was not run here on {lost} of the {len(shown)} {what} without a defence")
         return list(dict.fromkeys(gaps))
 
     def _bare(self, arm: str) -> list[str]:
@@ -528,7 +533,7 @@ class Played:
         }
 
     def _chance(self, bound: Bound, rows: Sequence[Row]) -> float:
-        """Return the most that guessing gets, of identity with a guess in each repeat."""
+        """Return the success rate of guessing, for identity with one guess per repeat."""
         if bound.name != IDENTITY:
             return 0.5 if bound.name == "membership.auc" else RATES[-1]
         people = max((row["people"] or 0 for row in self.attacks), default=0)
@@ -537,24 +542,24 @@ class Played:
 
 
 def _place(row: Row) -> tuple[Any, ...]:
-    """Return what identifies the victim, or the sample, of a row on every arm."""
+    """Return a key of the row's client, or sample, that is equal on all arms."""
     return row["round"], row["victim"], row.get("sample")
 
 
 def _sample(row: Row) -> tuple[Any, ...]:
-    """Return what identifies a row's sample among all attacks on an arm."""
+    """Return a key of the row's sample that is equal for all attacks on an arm."""
     return row["batch_size"], *_place(row)
 
 
 def _ending(row: Row) -> str:
-    """Return why a row of an attack on a share is no answer."""
+    """Return why a row of an attack on a share has no result."""
     if row["status"] == "ok":
-        return "has no answer that a recogniser could be asked about"
+        return "has no reconstruction for the recogniser"
     return ": ".join(filter(None, (row["status"], row["message"])))
 
 
 def _written(bound: Bound, found: Estimate | None) -> str:
-    """Return the interval of an estimate in words; empty without one."""
+    """Return the interval of an estimate as text; empty without an estimate."""
     return f"95 % interval {bound.written(found.low)} to {bound.written(found.high)}" if found else ""
 
 
@@ -563,7 +568,7 @@ def _estimate(bound: Bound, curve: Roc) -> Estimate | None:
 
 
 def _with_gaps(check: Check, metric: Metric, rows: Sequence[Row]) -> Check:
-    """Return a check as not measured if its metric could not be computed of some answers, unless it failed."""
+    """Return a check as not measured if its metric could not be computed for some results, unless it failed."""
     answers = [row for row in rows if (row["arm"], row["batch_size"]) == (check.arm, check.batch)]
     gaps = sum(uncomputed(row, metric) for row in answers)
     if not gaps or check.state == "failed":
@@ -573,49 +578,67 @@ def _with_gaps(check: Check, metric: Metric, rows: Sequence[Row]) -> Check:
 
 
 def _guessed(found: Finding, bound: Bound) -> str:
-    """Return what a guess finds of the labels, beside a share that is bounded; empty of other bounds."""
+    """Return the share of labels that the best guess recovers; empty for bounds on other metrics."""
     if not bound.of_labels or not found.labels:
         return ""
-    return f"a guess names {found.labels.guesses.best:.0%} of {found.samples} labels"
+    return f"best guess: {100 * found.labels.guesses.best:.0f} % of {found.samples} labels"
 
 
 def _check(found: Finding, bound: Bound, bare: bool) -> Check:
-    """Return the check that follows from a finding under the bound's criterion."""
-    short = (f"{WANT_OF_TIME}: {', '.join(found.unplayed)}",) if found.unplayed else ()
-    reasons, state = "; ".join((*short, *found.reasons)), found.state
+    """Return the check of a finding under the bound's criterion."""
     assert bound.metric is not None
-    best = found.best if found.best is None or bound.metric.higher_is_closer else -found.best
-    numbers = best, found.by, found.leaked, found.samples
-    past = best is not None and bound.metric.passes(best, bound.limit)
-    if state == "leaks":
-        return Check(found.arm, found.batch, bound, "failed", *numbers)
-    if state in ("not measured", "nothing to attack"):
-        reason = reasons or "an attack that passed the bound without a defence has no answer here"
-        return Check(found.arm, found.batch, bound, "not measured", *numbers, reason=reason)
-    if past and bound.of_labels:
-        known = found.labels is not None and found.labels.guesses.best >= bound.limit
-        reason = "guesses name as many" if known else BY_LUCK
-        return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
-    if state == "inconclusive":
-        reason = found.lacking or (NOT_BEYOND_LUCK if bound.of_labels else NOT_PASSED)
-        if past and not found.lacking:
-            reason = f"{GUESSED}; no attack passed the bound by more than a guess without a defence either"
-        return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
-    guessed = {leading(form).name for form in NOUNS}  # by which guesses are compared
-    if past and bound.name not in guessed:
-        reason = "at the bound, though no nearer than a guess by the leading metric: look at it"
-        return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
-    if bare:
-        reason = "nothing was attacked that shows that these attacks could have passed it"
-        return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
-    if found.failed:  # with or without the defence: nobody knows what they would have got
-        return Check(found.arm, found.batch, bound, "not measured", *numbers, reason=reasons)
-    said = [f"no answer: {reasons}"] if reasons else []
-    if past:
-        said.insert(0, GUESSED)
-    if found.shown not in (None, found.samples):
-        said.append(
-            f"shown on {found.shown} of {found.samples} samples: the others do not leak without a defence either, and "
-            f"say nothing about {found.arm}"
+    value = found.best if found.best is None or bound.metric.higher_is_closer else -found.best
+    exceeds = value is not None and bound.metric.passes(value, bound.limit)
+    state, reason = _judged(found, bound, bare, exceeds)
+    return Check(found.arm, found.batch, bound, state, value, found.by, found.leaked, found.samples, reason)
+
+
+def _judged(found: Finding, bound: Bound, bare: bool, exceeds: bool) -> tuple[State, str]:
+    """Return state and reason of a check; `exceeds` says whether the best value exceeds the bound."""
+    if found.state == "leaks":
+        return "failed", ""
+    if found.state in ("not measured", "nothing to attack"):
+        return "not measured", _gaps_of(
+            found
+        ) or "an attack that exceeds the bound without a defence has no result here"
+    if exceeds and bound.of_labels:
+        guessed = found.labels is not None and found.labels.guesses.best >= bound.limit
+        return "inconclusive", "a guess recovers as many labels" if guessed else BY_LUCK
+    if found.state == "inconclusive":
+        return "inconclusive", found.lacking or _too_weak(bound, exceeds)
+    if exceeds and bound.name not in {leading(form).name for form in NOUNS}:  # the baseline is known of these only
+        return (
+            "inconclusive",
+            "the value exceeds the bound, but not the baseline by the leading metric: check the images",
         )
-    return Check(found.arm, found.batch, bound, "passed", *numbers, reason="; ".join(said))
+    if bare:
+        return "inconclusive", "no other arm shows that these attacks can exceed the bound"
+    if found.failed:  # with or without the defence, so their values are unknown
+        return "not measured", _gaps_of(found)
+    return "passed", _limits(found, exceeds)
+
+
+def _gaps_of(found: Finding) -> str:
+    """Return why attacks of a finding have no result; empty if all have one."""
+    short = (f"{WANT_OF_TIME}: {', '.join(found.unplayed)}",) if found.unplayed else ()
+    return "; ".join((*short, *found.reasons))
+
+
+def _too_weak(bound: Bound, exceeds: bool) -> str:
+    """Return why a check is inconclusive if no attack is known to work."""
+    if exceeds:
+        return f"{GUESSED}; no attack exceeds both without a defence"
+    return NOT_BEYOND_LUCK if bound.of_labels else NOT_EXCEEDED
+
+
+def _limits(found: Finding, exceeds: bool) -> str:
+    """Return the limits of a passed check; empty if it covers all samples and attacks."""
+    limits = [GUESSED] if exceeds else []
+    if gaps := _gaps_of(found):
+        limits.append(f"no result: {gaps}")
+    if found.shown not in (None, found.samples):
+        limits.append(
+            f"shown on {found.shown} of {found.samples} samples: the other samples do not leak without a defence, so "
+            f"they are no evidence for {found.arm}"
+        )
+    return "; ".join(limits)

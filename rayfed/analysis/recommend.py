@@ -1,8 +1,8 @@
-"""Recommendation of a setting: the cheapest within all bounds, or else the one nearest to them.
+"""Recommendation of a setting: the cheapest that satisfies all bounds, else the one with the smallest excess.
 
-A bound on leakage holds where it holds for every attack on the setting. A setting that no attack has met has no leakage
-that is known, and meets no such bound; nor does one whose attacks have not shown in every repeat that they work, though
-what they got may be beyond it. Where updates are hidden, and no attack has opened them, there is nothing to bound.
+A bound on leakage must hold for every attack on the setting. A setting that was not attacked satisfies no such bound,
+and neither does one whose attacks did not work in every repeat. If updates are hidden and no attack opened them, bounds
+on reconstructions hold.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rayfed.analysis.loading import Results
 
 COSTS = ("train_seconds", "bytes_up")
-"""Costs by default: the less training time and, where that is equal, the fewer bytes sent by clients."""
+"""Default costs: training time, then bytes sent by clients."""
 SIMULATED = ("simulated_seconds", "bytes_up")
-"""Costs by default where all settings were played on devices in virtual time, which is what clients would wait."""
+"""Default costs if all settings were simulated in virtual time."""
 _BOUND = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(\S+)\s*")
 
 
@@ -47,15 +47,15 @@ class Bound:
 
     @property
     def on_attacks(self) -> bool:
-        """Return whether the bound is on an attack's result, not on a guarantee."""
+        """Whether the bound is on an attack's result, not on a guarantee."""
         return MEASURES[self.measure].kind == "leakage" and not MEASURES[self.measure].proved
 
     def excess(self, value: float) -> float:
-        """Return how far a value is beyond the bound; 0 or less if it keeps to it."""
+        """Return by how much a value exceeds the bound; 0 or less if it does not."""
         return value - self.limit if self.at_most else self.limit - value
 
     def holds_for(self, estimate: Estimate) -> bool:
-        """Return whether the whole 95 % interval keeps to the bound."""
+        """Return whether the whole 95 % interval satisfies the bound."""
         end = estimate.high if self.at_most else estimate.low
         return end is not None and self.excess(end) <= 0
 
@@ -66,17 +66,17 @@ class BoundCheck:
 
     bound: Bound
     setting: Setting | None
-    """Setting with the attack that is farthest towards the bound or beyond it; any where there was nothing to attack;
-    None where the measure is not known."""
+    """Setting with the attack that exceeds the bound most, or is closest to it; any setting if there was nothing to
+    attack; None if the measure is unknown."""
     sure: bool | None
-    """Whether the interval is within the bound, for every attack; None after a single repeat, which has none."""
+    """Whether the whole interval satisfies the bound, for every attack; None for a single repeat."""
     share: float
-    """Excess of the mean over the bound, in ranges: 1 is the span of all settings' values and the bound itself, so
-    that the bounds of several measures can be weighed; 0 where the bound is met, infinite where nothing is known."""
+    """Excess of the mean over the bound, relative to the range of all settings' values and the bound. 0 if the bound is
+    satisfied, infinite if the measure is unknown."""
 
     @property
     def estimate(self) -> Estimate | None:
-        """Figure that was compared with the bound."""
+        """Value compared with the bound."""
         return self.setting.evidence(self.bound.measure) if self.setting else None
 
 
@@ -85,18 +85,18 @@ class Candidate:
     """One arm with one set of values, over all attacks."""
 
     settings: list[Setting]
-    """Settings, one for every attack; one without an attack where none has met it."""
+    """One setting per attack, or one without an attack if it was not attacked."""
     checks: list[BoundCheck]
 
     @property
     def miss(self) -> tuple[int, float]:
-        """Number of bounds on unknown figures, and the Euclidean norm of the relative excesses of the others."""
+        """Number of bounds on unknown measures, and Euclidean norm of the relative excesses over the other bounds."""
         known = [check.share for check in self.checks if check.setting]
         return len(self.checks) - len(known), hypot(*known)
 
     @property
     def meets(self) -> bool:
-        """Whether the candidate keeps to all bounds."""
+        """Whether the candidate satisfies all bounds."""
         return self.miss == (0, 0.0)
 
     @property
@@ -105,7 +105,7 @@ class Candidate:
         return self.settings[0].title
 
     def cost(self, measure: str) -> tuple[float, float]:
-        """Return the ends of a cost's interval, or its mean twice without one; infinite if unknown."""
+        """Return the ends of a cost's interval, its mean twice if it has no interval, or infinity if unknown."""
         known = self.settings[0].measures.get(measure)
         if known is None:
             return inf, inf
@@ -119,39 +119,36 @@ class Recommendation:
     bounds: list[Bound]
     costs: tuple[str, ...]
     chosen: Candidate
-    """Cheapest candidate that meets all bounds; the nearest, where none does."""
+    """Cheapest candidate that satisfies all bounds; if none does, the one with the smallest excess."""
     meeting: int
-    """Number of settings that meet all bounds."""
+    """Number of settings that satisfy all bounds."""
     candidates: int
     unattacked: list[str]
-    """Titles of settings that no attack has met; told only where a bound is on leakage."""
+    """Titles of settings that were not attacked; empty if no bound is on leakage."""
     tied: list[str]
-    """Titles of settings that meet all bounds, too, and whose costs are the same within their intervals."""
+    """Titles of settings that also satisfy all bounds and cost the same within their intervals."""
     refused: dict[str, str]
-    """Why settings are not recommended whatever their figures, by title."""
+    """Title -> reason of settings that are never recommended."""
 
 
 def bound(text: str) -> Bound:
-    """Parse a bound from `MEASURE<=VALUE` or `MEASURE>=VALUE`; raises `UserError` for anything else."""
+    """Parse `MEASURE<=VALUE` or `MEASURE>=VALUE`. Raises `UserError` for anything else."""
     match = _BOUND.fullmatch(text)
     try:
         limit = float(match[3]) if match else inf
     except ValueError:
         limit = inf
     if match is None or not isfinite(limit):
-        raise UserError(f"'{text}' is no bound: write MEASURE<=VALUE or MEASURE>=VALUE, for example 'psnr<=12'")
+        raise UserError(f"'{text}' is not a bound: write MEASURE<=VALUE or MEASURE>=VALUE, such as 'psnr<=12'")
     measure_of(match[1])
     return Bound(match[1], limit, match[2] == "<=")
 
 
 def cost(name: str) -> str:
-    """Return the measure of a cost; raises `UserError` for a name that is no cost.
-
-    An attacker's time is none.
-    """
+    """Return the name of a cost. Raises `UserError` for other measures, and for the time of attacks."""
     costs = [measure for measure, what in MEASURES.items() if what.kind == "cost" and measure != "attack_seconds"]
     if name not in costs:
-        raise UserError(f"'{name}' is no cost: {nearest(name, costs)}")
+        raise UserError(f"'{name}' is not a cost: {nearest(name, costs)}")
     return name
 
 
@@ -161,7 +158,7 @@ def usual_costs(settings: Sequence[Setting]) -> tuple[str, ...]:
 
 
 def of_worst_image(given: Bound) -> Bound:
-    """Return the same bound on the worst image instead of the mean, if there is such a measure."""
+    """Return the bound on the best reconstruction instead of the mean, if there is such a measure."""
     worst = worst_of(given.measure)
     return Bound(worst, given.limit, given.at_most) if worst in MEASURES else given
 
@@ -169,27 +166,25 @@ def of_worst_image(given: Bound) -> Bound:
 def recommend(
     settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple[str, ...] | None = None
 ) -> Recommendation:
-    """Return the cheapest candidate whose means meet all bounds, or else the one with the least `miss`.
+    """Return the cheapest candidate whose means satisfy all bounds, or else the one with the smallest `miss`.
 
-    `costs` are by default `usual_costs`.
-
-    Raises `UserError` where there is no bound or no setting, where a bounded measure is known of no setting, or where
-    proved bounds of different guarantees would be compared.
+    `costs` default to `usual_costs`. Raises `UserError` if there are no bounds or no settings, if a bounded measure is
+    unknown for all settings, or if proved bounds of different guarantees would be compared.
     """
     if not bounds:
-        raise UserError("nothing is asked for: give at least one bound, for example --max-psnr 12 --min-accuracy 0.97")
+        raise UserError("no bound was given: add at least one bound, such as --max-psnr 12 --min-accuracy 0.97")
     if not settings:
-        raise UserError("there is nothing to choose from: no trial has finished")
+        raise UserError("no trial has finished, so there is no setting to recommend")
     costs = costs or usual_costs(settings)
     known = {name for each in settings for name in each.measures}
     for each in bounds:
         if each.measure not in known and MEASURES[each.measure].proved:
-            raise UserError(f"no setting here has an (epsilon, delta) guarantee: leave out the bound on {each.measure}")
+            raise UserError(f"no setting has an (epsilon, delta) guarantee: remove the bound on {each.measure}")
         if each.measure not in known:
-            raise UserError(f"'{each.measure}' was measured of no setting here: {nearest(each.measure, known)}")
+            raise UserError(f"'{each.measure}' was not measured for any setting: {nearest(each.measure, known)}")
     for each in bounds:
         if found := mixed(settings, each.measure):
-            raise UserError(f"{found}: leave out the bound on {each.measure}, or give the arms guarantees of one kind")
+            raise UserError(f"{found}: remove the bound on {each.measure}, or use one kind of guarantee in all arms")
     spans = [_span(settings, each) for each in bounds]
     groups, leaks = by_values(settings), any(each.on_attacks for each in bounds)
     refused = {group[0].title: group[0].useless for group in groups if group[0].useless}
@@ -199,7 +194,7 @@ def recommend(
         if group[0].title not in refused
     ]
     if not candidates:
-        raise UserError("every setting has the accuracy of guessing: train longer, or defend less")
+        raise UserError("the accuracy of every setting is at chance level: train longer, or use weaker defences")
     meeting = [each for each in candidates if each.meets]
     least = min(each.miss for each in candidates)
     cheapest = [each for each in candidates if each.miss == least]
@@ -214,14 +209,14 @@ def recommend(
 
 
 def _unproven(each: Candidate, chosen: Candidate, bounds: Sequence[Bound]) -> str:
-    """Return why low figures prove nothing of a candidate; of the chosen one, of which more is said, of all repeats."""
+    """Return why low leakage is no evidence for a candidate; for the chosen one, only if it holds in all repeats."""
     one, reasons = each.settings[0], []
     if any(of_rebuilt(bound.measure) for bound in bounds):
         reasons.append(one.unproven or one.unproven_in_part * (each is not chosen))
     if any(bound.measure == "inferred" for bound in bounds):
         asked = [met for met in each.settings if "inferred" in met.measures]
         names = " or ".join(str(met.attack) for met in asked if met.idle)
-        shown = f"nothing shows that {names} infers more than chance without a defence"
+        shown = f"{names} is not shown to exceed chance without a defence"
         reasons.append(shown * (bool(asked) and all(met.idle for met in asked)))
     return "; ".join(filter(None, reasons))
 
@@ -247,20 +242,20 @@ def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
 
 
 def _without_merit(known: Sequence[Setting], measure: str) -> bool:
-    """Return whether figures may be low because attacks failed: in some repeats, or without a defence as well."""
+    """Return whether leakage may be low because attacks failed, in some repeats or without a defence."""
     if of_rebuilt(measure):
         return any(each.inconclusive for each in known)
     return measure == "inferred" and all(each.idle for each in known)
 
 
 def rerun(results: Results, chosen: Candidate) -> dict[str, str]:
-    """Return the commands that play a candidate of these results again."""
+    """Return the commands that rerun a candidate, by what they run."""
     row, scenario = chosen.settings[0].rows[0], f"{results.url}/{SCENARIO}"
     arms = results.scenario.get("arms") or {}
     if row.get("run"):
         values = [f"{path}={yaml_line(value)}" for path, value in chosen.settings[0].fields.items()]
-        alone = {"this setting, with the seed of its first repeat": _launch(f"{results.url}/{row['run']}/{SCENARIO}")}
-        return alone | {"all arms, with these values": _launch(scenario, "sweep=null", *values)}
+        single = {"this setting, with the seed of its first repeat": _launch(f"{results.url}/{row['run']}/{SCENARIO}")}
+        return single | {"all arms, with these values": _launch(scenario, "sweep=null", *values)}
     if len(arms) < 2:
         return {"the run": _launch(scenario)}
     name = row["arm"] if row["arm"] in arms else arm_and_opponent(results.scenario, row["arm"])[0]

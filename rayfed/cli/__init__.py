@@ -1,4 +1,4 @@
-"""The command line: `rayfed launch scenarios/noniid.yaml` and its other commands."""
+"""Command line of rayfed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from rayfed.version import __version__
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Measure how much federated learning leaks, what each defence buys and what it costs.",
+    help="Measure how much federated learning leaks, which defence helps, and what it costs.\n\n"
+    "Start with rayfed launch noniid, or with rayfed audit --help for your own model.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     add_completion=False,
 )
-for part in (runs, audit, canaries, gate, replay, results, reproduce, lookup, makers):
+for part in (runs, audit, results, gate, canaries, lookup, replay, reproduce, makers):
     app.add_typer(part.commands)
 
 
@@ -36,7 +37,7 @@ def _version(show: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -51,12 +52,12 @@ def main() -> None:
         app()
     except SystemExit as error:
         sys.exit(unreturned.exit_code_of(error.code))  # type: ignore[arg-type]
-    except NotPortable:  # libraries choose their instructions as they are loaded: once more, from the beginning
+    except NotPortable:  # libraries choose their instructions when they are loaded, so start again
         from rayfed.engine.machine import PORTABLE
 
         sys.stdout.flush()
         os.execve(sys.executable, sys.orig_argv, os.environ | PORTABLE)
-    except Killed as error:  # before the command began, or behind its end
+    except Killed as error:  # before or after the command itself
         sys.exit(128 + error.signal)
     finally:
         end_at_once()

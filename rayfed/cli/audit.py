@@ -1,4 +1,4 @@
-"""The command `audit`: print which attacks apply to a model, play them within a budget, and print their results."""
+"""The command `audit`: run the attacks that apply to a model within a time budget, and print the results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayfed.cli.common import (
+    ATTACK_PANEL,
+    DATA_PANEL,
+    RUNNING,
+    SET_HELP,
     Address,
     Debug,
     Executor,
     ExecutorName,
-    Out,
+    OutInRuns,
     Quiet,
-    Set,
     errors_for_people,
     given_again,
     watched,
@@ -34,88 +37,139 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(rich_help_panel=RUNNING)
 def audit(
     context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(
-            help="A name of `rayfed list models`, `hf:FOLDER`, `timm:NAME`, `torchvision:NAME`, or your own "
-            "`my_module:Net` or `FILE.py:Net`; --set model.state=FILE and model.train.layers=[head] say the rest."
+            metavar="MODEL",
+            help="FILE.py:Net, my_module:Net, hf:FOLDER, timm:NAME, torchvision:NAME, or a built-in name "
+            "(rayfed list models). Set constructor arguments with --set model.ARG=VALUE, weights with --set "
+            "model.state=FILE.",
+            rich_help_panel=DATA_PANEL,
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="A folder of images, with a folder for each class, a table of names and classes, or files of "
-            "Hugging Face; a Parquet or CSV file; or a data set's name."
+            metavar="DATA",
+            help="Image folder (one subfolder per class, or a label table), Hugging Face folder, Parquet or CSV file, "
+            "or a built-in name (rayfed list datasets).",
+            rich_help_panel=DATA_PANEL,
         ),
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Column of the classes, where the data have a table.")] = None,
+    size: Annotated[
+        int | None, typer.Option(metavar="INT", min=1, help="Resize images to SIZE x SIZE.", rich_help_panel=DATA_PANEL)
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Label column of a table.", rich_help_panel=DATA_PANEL)
+    ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option(help="Column of numbers that the model predicts, in place of --label. May be repeated."),
+        typer.Option(
+            metavar="COLUMN",
+            help="Numeric target column, instead of --label. Repeatable.",
+            rich_help_panel=DATA_PANEL,
+        ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Column of the texts, where a table has them under a name of its own.")
+        str | None, typer.Option(metavar="COLUMN", help="Text column of a table.", rich_help_panel=DATA_PANEL)
     ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
             metavar="YAML",
-            help="A loss of `rayfed list losses`, your own `my_module:fn` or `FILE.py:fn` of outputs and targets, or "
-            "`{name: cross_entropy, label_smoothing: 0.1}`.  [default: the run's, or cross_entropy]",
+            help="Loss: built-in name, FILE.py:fn, or {name: cross_entropy, label_smoothing: 0.1}. Default: "
+            "cross_entropy, or the loss of --run.",
+            rich_help_panel=DATA_PANEL,
+        ),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="Also attack the trained weights of this run. Its model and data are used unless given.",
+            rich_help_panel=DATA_PANEL,
         ),
     ] = None,
     defence: Annotated[
         list[str] | None,
         typer.Option(
             metavar="YAML",
-            help="A defence, `my_module:Mine`, `FILE.py:Mine` or `{name: gaussian, sigma: 0.01}`, or a list of "
-            "several, one after the other. May be repeated; when not given, those of nine usual ones that there is "
-            "time for.",
+            help="Defence to attack: name, FILE.py:Class, {name: gaussian, sigma: 0.01}, or a list to chain "
+            "several. Repeatable. Default: nine common defences, as time permits.",
+            rich_help_panel=ATTACK_PANEL,
         ),
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", help="Attack the weights of this run, too; its model and data by default.")
     ] = None,
     batch: Annotated[
         str | None,
         typer.Option(
-            help="Batch sizes behind the gradient, comma-separated; 1,4,16 when not given, or what small data allow."
+            metavar="LIST",
+            help="Batch sizes, comma-separated. Default: 1,4,16, or fewer if data are small.",
+            rich_help_panel=ATTACK_PANEL,
         ),
     ] = None,
     images: Annotated[
-        int, typer.Option(min=1, help="Samples attacked for each batch size, rounded up to batches.")
+        int,
+        typer.Option(
+            metavar="INT",
+            min=1,
+            help="Samples attacked per batch size, rounded up to full batches.",
+            rich_help_panel=ATTACK_PANEL,
+        ),
     ] = 4,
-    size: Annotated[int | None, typer.Option(min=1, help="Resize images to this height and width.")] = None,
     minutes: Annotated[
         float,
         typer.Option(
-            min=0, help="Minutes of the whole command, up to a tenth more; what does not fit is named as not measured."
+            metavar="FLOAT",
+            min=0,
+            help="Time budget in minutes. Attacks that do not fit are reported as not measured.",
+            rich_help_panel=ATTACK_PANEL,
         ),
     ] = 10,
     iterations: Annotated[
-        int | None, typer.Option(min=1, help="Evaluations of each search's objective, in place of --minutes.")
+        int | None,
+        typer.Option(
+            metavar="INT", min=1, help="Iterations per attack, instead of --minutes.", rich_help_panel=ATTACK_PANEL
+        ),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="From where on a reconstruction may be a leak; 15 dB, or 0.9 of a row or text.")
+        float | None,
+        typer.Option(
+            metavar="FLOAT",
+            help="Minimum similarity of a leak: PSNR in dB, or a share for texts and tables. Default: 15, or 0.9.",
+            rich_help_panel=ATTACK_PANEL,
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="INT", min=0, help="Random seed.", rich_help_panel=ATTACK_PANEL)] = 0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help=SET_HELP, rich_help_panel=ATTACK_PANEL),
+    ] = None,
     fail_above: FailAbove = None,
     allow_unmeasured: AllowUnmeasured = False,
     json: Json = None,
     junit: Junit = None,
     baseline: Baseline = None,
-    changes: Set = None,
-    out: Out = None,
+    out: OutInRuns = None,
     executor: Executor = ExecutorName.RAY,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure, without a scenario, how much one gradient of your model leaks, bare and behind defences."""
-    began = monotonic()  # before PyTorch is imported, which takes a slow machine's user long
+    """Measure how much one gradient of your model leaks.
+
+    Attacks are run with and without defences. No scenario is needed.
+
+    Examples:
+
+        rayfed audit --model net.py:Net --data my_images/ --batch 8
+        rayfed audit --model lenet --data digits --defence gaussian --images 8
+        rayfed audit --model net.py:Net --data my_images/ --fail-above 15
+    """
+    began = monotonic()  # before the import of PyTorch, which takes seconds
     with errors_for_people(debug), in_options([model, loss, *(defence or [])]):
         gate = Gate(fail_above, allow_unmeasured, json, junit, baseline)
         say = (lambda line: None) if quiet else partial(print, flush=True)
@@ -126,7 +180,7 @@ def audit(
             _check_given(model, data, run, bool(target), loss is not None)
             from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
             from rayfed.engine.audit import Trained, data_of, loss_of, model_of
-            from rayfed.engine.audit import audit as played
+            from rayfed.engine.audit import audit as run_audit
             from rayfed.engine.auditing import BATCHES, Budget
             from rayfed.engine.executions import execution
             from rayfed.report.gate import Gated
@@ -143,7 +197,7 @@ def audit(
                 threshold=threshold,
             )
             bounds = gate.bounds(plan.modality)
-            audited = played(
+            audited = run_audit(
                 plan,
                 Budget(began, 60 * minutes, 1 if trained is None else 2, iterations),
                 execution(executor, address),
@@ -156,15 +210,15 @@ def audit(
                 arms=list(plan.defences) if defence and plan.defences else [UNDEFENDED],
             )
             if not audited:
-                print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
+                print("NOT MEASURED: no attack applies, so this audit says nothing about the leakage of the gradient")
             elif short := audited[0].short:
                 more = f":\n  {_smallest(context, short.options)}" if short.options else ""
-                print(f"Nothing was played: {short.message}{more}")
+                print(f"No attack was run: {short.message}{more}")
         gate.close([Gated(one.folder, one.weights, one.arms) for one in audited], bounds, say)
 
 
 def _smallest(context: typer.Context, options: Mapping[str, Any]) -> str:
-    """Return the user's command with these options changed; a defence that was typed is kept as it was."""
+    """Return the user's command with these options changed, and the first typed defence as it was typed."""
     changed = dict(options)
     if "defence" in changed:
         typed = context.params["defence"]
@@ -177,7 +231,7 @@ def _typed_as(pipeline: Sequence[Any]) -> str:
 
 
 def _check_given(model: str | None, data: str | None, run: str | None, target: bool, loss: bool) -> None:
-    """Raise `UserError` for what is missing, before PyTorch is imported, which takes seconds."""
+    """Raise `UserError` for missing options and files, before the slow import of PyTorch."""
     from rayfed.data.sets import check_given
     from rayfed.engine.finding import dotted
     from rayfed.store.folder import RunFolder
@@ -185,22 +239,22 @@ def _check_given(model: str | None, data: str | None, run: str | None, target: b
     if run is not None:
         RunFolder.open(run)
     elif model is None:
-        raise UserError("--model: name the model to audit, or a run by --run")
+        raise UserError("--model is missing: give the model to audit, or a run with --run")
     elif data is None:
-        raise UserError("--data: name a file, a folder or a data set, or a run by --run")
+        raise UserError("--data is missing: give a file, a folder or a data set, or a run with --run")
     if data is not None:
         check_given(data)
         if target and not loss and run is None and Path(data).is_file():
             raise UserError(
-                "--target: without --loss the loss is cross_entropy, which takes classes: add --loss "
-                "mean_squared_error, or --loss binary_cross_entropy where the numbers are 0 or 1"
+                "--target: the default loss, cross_entropy, needs classes. Add --loss mean_squared_error, or --loss "
+                "binary_cross_entropy if the numbers are 0 or 1"
             )
     if model is not None:
         dotted(model)
 
 
 def _defences(texts: Sequence[str]) -> Defences:
-    """Return pipelines by name, from what the command was given; raises `UserError` for what is none."""
+    """Return the defence pipelines of the --defence options by name. Raises `UserError` for an invalid one."""
     from rayfed.engine.audit import pipelines
 
     found: Defences = {}

@@ -1,4 +1,4 @@
-"""The command `canaries`: an audit of the (epsilon, delta) of a scenario's arms."""
+"""The command `canaries`, which measures the epsilon of a scenario's arms."""
 
 from __future__ import annotations
 
@@ -6,31 +6,40 @@ from typing import Annotated
 
 import typer
 
-from rayfed.cli.common import Debug, ScenarioFile, Set, errors_for_people, load
+from rayfed.cli.common import CHECKING, Debug, ScenarioFile, Set, errors_for_people, load
 from rayfed.cli.tables import table
 from rayfed.report.terminal import console
 
 commands = typer.Typer()
-HEADINGS = "arm", "defence", "unit", "delta", "claimed", "shown", "told at false alarms", "canaries", "runs", "time"
+HEADINGS = "arm", "defence", "unit", "claimed", "measured", "verdict", "delta", "TPR", "FPR", "canaries", "runs", "time"
 
 
-@commands.command()
+@commands.command(rich_help_panel=CHECKING)
 def canaries(
     scenario: ScenarioFile,
     changes: Set = None,
     count: Annotated[
         int,
         typer.Option(
-            "--canaries", min=100, help="Canaries of each mechanism, at least: more show more, and take longer."
+            "--canaries",
+            metavar="INT",
+            min=100,
+            help="Minimum number of canaries per mechanism. More give a tighter bound.",
         ),
     ] = 2000,
     debug: Debug = False,
 ) -> None:
-    """Audit the (epsilon, delta) of a scenario's arms: play them on canaries, and say what epsilon these show.
+    """Compare the claimed epsilon of each arm with a measured lower bound.
 
-    What is shown is a lower bound with 95 % confidence. Exit code 1 where one is above what is claimed.
+    The bound is measured with canaries: samples or clients whose presence is easy to detect. It holds with 95 %
+    confidence. Exit with 1 if it exceeds a claimed epsilon.
+
+    Examples:
+
+        rayfed canaries noniid --canaries 5000
     """
     with errors_for_people(debug):
+        from rayfed.analysis.formats import share
         from rayfed.analysis.proved import BoundPassed
         from rayfed.engine.canaries import audited
         from rayfed.engine.inputs import prepare
@@ -40,18 +49,26 @@ def canaries(
         inputs = prepare(load(scenario, changes))
         for one in audited(inputs, count):
             found = one.found
-            rates = f"{found.true_positives.value:.1%} at {found.false_positives.value:.1%}"
-            epsilons = at_most(found.claimed), at_least(found.epsilon)
-            made = f"{one.canaries:,}", f"{one.runs}", f"{one.seconds:.0f} s"
-            rows.append([one.arm, one.defence, one.unit, at_most(one.delta), *epsilons, rates, *made])
+            rates = share(found.true_positives.value), share(found.false_positives.value)
+            claimed, measured = at_most(found.claimed), at_least(found.epsilon)
+            effort = f"{one.canaries:,}", f"{one.runs}", f"{one.seconds:.0f} s"
+            verdict = "EXCEEDED" if found.refuted else "not exceeded"
+            rows.append(
+                [one.arm, one.defence, one.unit, claimed, measured, verdict, at_most(one.delta), *rates, *effort]
+            )
             if found.refuted:
                 above.append(
-                    f"{one.defence} of arm {one.arm} claims an epsilon of {epsilons[0]} and spends {epsilons[1]} at "
-                    f"least: no more than {at_most(found.noise)} times the noise that is accounted"
+                    f"{one.defence} of arm {one.arm}: epsilon is at least {measured}, but {claimed} is claimed "
+                    f"(at most {at_most(found.noise)} times the accounted noise)"
                 )
-        console().print(table("epsilon: claimed, and at least spent (95 % confidence)", HEADINGS, rows))
-        told = {row[0] for row in rows}
-        if bare := [account.name for account in inputs.accounts if account.name not in told]:
-            console().print(f"not audited, as nothing is claimed of them: {', '.join(bare)}")
+        page = console()
+        page.print(table("Epsilon: claimed, and measured lower bound", HEADINGS, rows))
+        page.print(
+            "Measured: lower bound with 95 % confidence, from the true positive rate (TPR) at the false positive"
+        )
+        page.print("rate (FPR) with which canaries are detected. A value below the claim does not prove the claim.")
+        audited_arms = {row[0] for row in rows}
+        if bare := [account.name for account in inputs.accounts if account.name not in audited_arms]:
+            page.print(f"Not audited, because they claim no epsilon: {', '.join(bare)}")
         if above:
             raise BoundPassed("; ".join(above))

@@ -35,26 +35,40 @@ class ExecutorName(StrEnum):
     LOCAL = "local"
 
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and notes.")]
+RUNNING = "Run"
+INSPECTING = "Inspect results"
+CHECKING = "Check"
+RECORDED = "Attack existing federations"
+LOOKING_UP = "Look up and start"
+REPRODUCING = "Reproduce papers"
+MAKING = "Prepare files for attacks, defences and metrics"
+"""Panels of commands in `rayfed --help`."""
+DATA_PANEL = "Model and data"
+ATTACK_PANEL = "Attack"
+EXECUTION_PANEL = "Execution and output"
+"""Panels of options in the help of a command."""
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=EXECUTION_PANEL)]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print errors and notes only.", rich_help_panel=EXECUTION_PANEL)
+]
 Address = Annotated[
     str | None,
-    typer.Option(help="Ray cluster to run on (`auto`, `ray://host:10001`); a local one is started when not given."),
+    typer.Option(
+        metavar="ADDRESS",
+        help="Ray cluster (auto, ray://HOST:10001). Default: local Ray.",
+        rich_help_panel=EXECUTION_PANEL,
+    ),
 ]
 Executor = Annotated[
     ExecutorName,
     typer.Option(
         "--executor",
-        help="`ray`: clients, attackers and server as actors. `local`: everything in this process, one call after "
-        "another, which a debugger can follow. The results are the same.",
+        help="ray: parallel actors. local: one process, easy to debug. Same results.",
+        rich_help_panel=EXECUTION_PANEL,
     ),
 ]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="PATH=VALUE", help="Change a field, for example `training.lr=0.05`. May be repeated."
-    ),
-]
+SET_HELP = "Override a scenario field, such as training.lr=0.05. Repeatable."
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help=SET_HELP)]
 
 
 def _scenario_file(source: Path) -> Path:
@@ -63,7 +77,7 @@ def _scenario_file(source: Path) -> Path:
 
     found, own = scenario_path(source), Path(f"{source}.yaml")
     if found != source and own.is_file() and not own.samefile(found):
-        print(f"note: {source} is the scenario that comes with rayfed; yours is {own}", file=sys.stderr)
+        print(f"note: using the built-in scenario {source}; to use your file, write {own}", file=sys.stderr)
     return found
 
 
@@ -71,30 +85,43 @@ ScenarioFile = Annotated[
     Path,
     typer.Argument(
         metavar="SCENARIO",
-        help="A scenario's YAML file, or the name of a scenario that comes with rayfed, such as noniid.",
+        help="Scenario file (YAML), or a built-in scenario such as noniid.",
         show_default=False,
         callback=_scenario_file,
     ),
 ]
-Out = Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
-BOUND_PASSED = 3
-"""Exit code of a command whose results do not meet the user's bounds."""
+Out = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Output folder or fsspec URL. Default: the scenario's output.folder, or runs.",
+        rich_help_panel=EXECUTION_PANEL,
+    ),
+]
+OutInRuns = Annotated[
+    str | None,
+    typer.Option(
+        "--out", metavar="DIR", help="Output folder or fsspec URL. Default: runs.", rich_help_panel=EXECUTION_PANEL
+    ),
+]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder or its URL.", show_default=False)]
+BOUND_EXCEEDED = 3
+"""Exit code of a command whose results exceed a bound, or do not show that the bound holds."""
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, by the shell's convention."""
 READER_GONE = 141
 """Exit code of a program that writes to a closed pipe, by the shell's convention."""
 EXIT_CODES = {
-    "0": "The command finished, and nothing passed a bound.",
-    "1": "A defect of rayfed. Or a measurement above what is proved: a run's above a bound, or that of `rayfed "
-    "canaries` above a claimed epsilon.",
-    "2": "A mistake that you can fix: an unknown name, a missing file, an error in your own code. Or another driver "
-    "has the run.",
-    f"{BOUND_PASSED}": "A bound of yours is not met, or nothing shows that it is: `rayfed audit --fail-above`, `rayfed "
-    "gate`, `rayfed replay`. Or no setting meets all bounds: `rayfed recommend`.",
-    f"{INTERRUPTED}": "Interrupted by Ctrl-C. `rayfed resume` continues a training or a sweep; start an attack or an "
-    "audit again.",
-    f"{READER_GONE}": "The program that read the output closed it, as `head` does.",
+    "0": "The command finished, and no bound is exceeded.",
+    "1": "A bug in rayfed. Or a measurement exceeds a proved bound: of a run, or of `rayfed canaries`, which measured "
+    "a larger epsilon than the claimed one.",
+    "2": "A mistake that you can fix: an unknown name, a missing file, or an error in your own code. Or another "
+    "process is using the run.",
+    f"{BOUND_EXCEEDED}": "A bound that you gave is exceeded, or the result is inconclusive: `rayfed audit "
+    "--fail-above`, `rayfed gate`, `rayfed replay`. Or no setting satisfies all bounds: `rayfed recommend`.",
+    f"{INTERRUPTED}": "Interrupted by Ctrl-C. `rayfed resume` continues training or a sweep. Start attacks and audits "
+    "again.",
+    f"{READER_GONE}": "The program that reads the output closed it, as `head` does.",
     "128 + N": "Killed by signal N, such as 143 for SIGTERM. Continue as after Ctrl-C.",
 }
 """Exit code -> when a command ends with it."""
@@ -104,8 +131,8 @@ EXIT_CODES = {
 def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     """Turn errors into one message and an exit code.
 
-    The code is 2 for the user's mistakes and for a run that another driver has, 1 for defects of rayfed, 130 for an
-    interruption, and 128 plus its number for a signal.
+    The code is 2 for mistakes of the user and for a run that another process uses, 1 for bugs in rayfed, 130 for an
+    interruption, and 128 plus the signal's number for a signal.
     """
     errors = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     unreturned.begin()
@@ -121,10 +148,10 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         errors.print(f"[red]error:[/red] {escape(plain(str(error)))}")
         raise typer.Exit(2) from None
     except (KeyboardInterrupt, BdbQuit) as error:
-        kept = ", before anything was written"
+        kept = ", before any result was written"
         if place := next(iter(getattr(error, "__notes__", ())), None):
-            kept = f"; complete rounds with their attacks, and trials, are kept: `rayfed resume {place}` continues, "
-            kept += f"`rayfed report {place}` makes the page of what is there"
+            kept = f"; complete rounds, attacks and trials are kept. Continue: `rayfed resume {place}`. Report of "
+            kept += f"the results so far: `rayfed report {place}`"
         errors.print(exits.said(error) + escape(kept) * resumable)
         raise typer.Exit(128 + error.signal if isinstance(error, Killed) else INTERRUPTED) from None
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe: the last flush must not fail
@@ -133,7 +160,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     except (typer.Exit, typer.Abort) as error:
         if getattr(error, "exit_code", 1):
             raise
-        # rayfed's own commands return instead: code of the user has raised it
+        # The commands of rayfed return instead, so the user's code raised this.
         errors.print(f"[red]error:[/red] {escape(describe_exit(error))}")
         raise typer.Exit(2) from None
     except Exception as error:
@@ -144,14 +171,14 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
             errors.print(f"[red]error:[/red] {said} (raised by {escape(place)}; `--debug` shows the traceback)")
             raise typer.Exit(2) from None
         errors.print(f"[red]internal error:[/red] {said}")
-        errors.print("This is a defect of rayfed. Please report it with what --debug prints.")
+        errors.print("This is a bug in rayfed. Please report it with the output of --debug.")
         raise typer.Exit(1) from None
 
 
 def _own_code(error: Exception) -> str | None:
-    """Return the place in the user's own modules that raised an error; None if other code raised it.
+    """Return the file and line of the user's code that raised an error; None if other code raised it.
 
-    An error of another process has the traceback of that process as a note.
+    An error from another process has the traceback of that process as a note.
     """
     from rayfed import registry
 
@@ -159,7 +186,7 @@ def _own_code(error: Exception) -> str | None:
     ours = Path(__file__).resolve().parents[1], Path(__file__).resolve().parents[2] / "actors"
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
     frames += re.findall(r'^ *File "(.+)", line (\d+)', "\n".join(getattr(error, "__notes__", ())), re.MULTILINE)
-    for file, line in reversed(frames):  # a library that it called may have raised
+    for file, line in reversed(frames):  # the user's code may have called a library that raised
         path = Path(file).resolve()
         if any(path.is_relative_to(folder) for folder in ours):
             return None
@@ -171,7 +198,7 @@ def _own_code(error: Exception) -> str | None:
 def ray_beside(
     executor: ExecutorName, address: str | None, path: Path, changes: list[str] | None
 ) -> AbstractContextManager[None]:
-    """Start a local Ray while the command imports and reads, unless the scenario is malformed."""
+    """Start a local Ray while the command imports modules and reads files, unless the scenario is malformed."""
     if executor is not ExecutorName.RAY:
         return nullcontext()
     from rayfed import scenario
@@ -180,12 +207,12 @@ def ray_beside(
     try:
         wanted = not address and scenario.has_form(scenario.read_text(path), changes or [])
     except UserError:
-        wanted = False  # `load` says why
+        wanted = False  # `load` reports the error
     return starting(executor) if wanted else nullcontext()
 
 
 def load(path: Path, changes: list[str] | None) -> Any:
-    """Load a scenario file, and print notes on where its inputs were found."""
+    """Load a scenario file, and print a note for each input that was found in another folder."""
     from rayfed.engine import finding
 
     notes: dict[str, None] = {}
@@ -196,7 +223,7 @@ def load(path: Path, changes: list[str] | None) -> Any:
 
 
 def yaml_option(option: str, text: str | None) -> Any:
-    """Return the value of an option in YAML, None if it is not given; raises `UserError` for invalid YAML."""
+    """Return the value of a YAML option, or None if it is not given. Raises `UserError` for invalid YAML."""
     try:
         return None if text is None else load_yaml(text)
     except yaml.YAMLError as error:
@@ -204,7 +231,7 @@ def yaml_option(option: str, text: str | None) -> Any:
 
 
 def given_again(context: typer.Context, changed: Mapping[str, Any]) -> str:
-    """Return the user's command for a shell, with the parameters in `changed` replaced by their values there."""
+    """Return the user's command as a shell command, with the parameters in `changed` replaced."""
     words = context.command_path.split()
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -223,21 +250,19 @@ def given_again(context: typer.Context, changed: Mapping[str, Any]) -> str:
 def watched(
     quiet: bool, executor: ExecutorName, kind: exits.RunKind = "training", brief: bool = False
 ) -> Iterator[Any]:
-    """Show the progress of one run; a run in this process has no progress bar, because debuggers prompt there."""
+    """Show the progress of one run. A run in this process has no progress bar, which would hide a debugger's prompt."""
     from rayfed.report.terminal_run import RunView
 
     view, over = RunView(console(), quiet, brief, bar=executor is ExecutorName.RAY), Event()
-    if (
-        executor is ExecutorName.RAY
-    ):  # otherwise this thread does the work and reports its progress, or a debugger has it
+    if executor is ExecutorName.RAY:  # otherwise this thread does the work and reports its progress
         Thread(target=_pulses, args=(view, over), daemon=True).start()
     try:
         yield view
     except KeyboardInterrupt as error:
-        with suppress(KeyboardInterrupt):  # pressed again, it ends what is said of the first one, and tells the same
+        with suppress(KeyboardInterrupt):  # a second Ctrl-C stops the message and has the same result
             view.interrupted(kind)
         if view.folder:
-            error.add_note(quote(view.folder.url))  # how `rayfed resume` names it
+            error.add_note(quote(view.folder.url))  # the argument of `rayfed resume`
         raise
     except Exception as error:
         view.stopped(exits.exit_of(error), kind)

@@ -1,4 +1,4 @@
-"""The gate of builds: options that commands share, and the command `gate` on a run that there is."""
+"""The command `gate`, and the gate options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rayfed.cli.common import BOUND_PASSED, Debug, Quiet, Run, errors_for_people
+from rayfed.cli.common import BOUND_EXCEEDED, CHECKING, Debug, Quiet, Run, errors_for_people
 from rayfed.errors import UserError
 from rayfed.store import exits
 
@@ -22,37 +22,48 @@ if TYPE_CHECKING:
     from rayfed.samples import Modality
 
 commands = typer.Typer()
+GATE_PANEL = "Gate (continuous integration)"
 
 FailAbove = Annotated[
     list[str] | None,
     typer.Option(
         "--fail-above",
-        metavar="[NAME=]NUMBER",
-        help="Exit with 3 where an attack came so near, or nothing shows that none could: a PSNR in dB (of texts and "
-        "rows a share), or `ssim=0.5`, `lpips=0.3`, `tokens=0.1`. May be repeated.",
+        metavar="[METRIC=]X",
+        help="Exit with 3 if an attack reaches X, or if the result is inconclusive. X is a PSNR in dB (texts, tables: "
+        "a share), or METRIC=X such as ssim=0.5. Repeatable.",
+        rich_help_panel=GATE_PANEL,
     ),
 ]
 AllowUnmeasured = Annotated[
     bool,
-    typer.Option("--allow-unmeasured", help="Exit with 0 where a bound was not measured, or inconclusively."),
+    typer.Option(
+        "--allow-unmeasured",
+        help="Exit with 0 if a result is inconclusive or not measured.",
+        rich_help_panel=GATE_PANEL,
+    ),
 ]
 Json = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write what the gate found, for programs, as JSON.")
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the gate result as JSON.", rich_help_panel=GATE_PANEL),
 ]
-Junit = Annotated[str | None, typer.Option("--junit", metavar="FILE", help="Write the same as JUnit's XML.")]
+Junit = Annotated[
+    str | None,
+    typer.Option("--junit", metavar="FILE", help="Write the gate result as JUnit XML.", rich_help_panel=GATE_PANEL),
+]
 Baseline = Annotated[
     str | None,
     typer.Option(
         "--baseline",
         metavar="FILE",
-        help="What --json wrote at an earlier time: exit with 3 where more leaks than then, by more than chance.",
+        help="Exit with 3 if significantly more leaks than in FILE, an earlier --json output.",
+        rich_help_panel=GATE_PANEL,
     ),
 ]
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What a command was asked to hold runs against."""
+    """Gate options of a command."""
 
     fail_above: Sequence[str] | None
     allow_unmeasured: bool
@@ -62,18 +73,21 @@ class Gate:
 
     @property
     def asked(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether a bound, a baseline or an output file was given."""
         return any((self.fail_above, self.json, self.junit, self.baseline))
 
     def bounds(self, modality: Modality, measured: Collection[str] | None = None) -> list[Bound]:
-        """Return the bounds, on what is `measured` or could be; raises `UserError`, for a bad baseline, too."""
+        """Return the bounds on the `measured` metrics, by default on all that can be measured.
+
+        Raises `UserError` for an invalid bound or baseline.
+        """
         from rayfed.analysis.gate import boundable, parsed
 
         _ = self._earlier
         return parsed(self.fail_above or (), modality, boundable(modality) if measured is None else measured)
 
     def changes(self, modality: Modality) -> list[str]:
-        """Return the changes of a scenario by which it measures what bounds are on."""
+        """Return the scenario changes that add the bounded metrics to the measured ones."""
         from rayfed.metrics.known import default_names
 
         usual = default_names(modality)
@@ -83,30 +97,29 @@ class Gate:
     def close(
         self, runs: Sequence[Gated], bounds: Sequence[Bound], say: Callable[[str], None], advise: bool = False
     ) -> None:
-        """Print the rulings on the runs, write the files, and exit with 3 if a build has to stop.
+        """Print the result of the gate, write the files, and exit with 3 if the build must stop.
 
-        `advise` says what to do where a bound is not measured; commands that play attacks have said it.
+        `advise` prints a next step if a bound is not measured. Commands that run attacks have printed it already.
         """
         from rayfed.report.gate import Ruling
 
         if not self.asked:
             return
         ruling = Ruling(runs, bounds, self.allow_unmeasured, self._earlier)
-        for line in ruling.lines:
+        *lines, verdict = ruling.lines
+        steps = dict.fromkeys(run.next_step for run in runs) if advise and ruling.verdict == "not measured" else {}
+        for line in [*lines, *filter(None, steps), verdict]:
             say(line)
-        if advise and ruling.verdict == "not measured":
-            for step in filter(None, dict.fromkeys(run.next_step for run in runs)):
-                say(step)
         if self.json is not None:
             _write(self.json, json.dumps(ruling.document(), indent=2) + "\n")
         if self.junit is not None:
             _write(self.junit, ruling.junit())
         if not ruling.passed:
-            raise typer.Exit(BOUND_PASSED)
+            raise typer.Exit(BOUND_EXCEEDED)
 
     @contextmanager
     def undecided(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Say that the gate is not decided where Ctrl-C or a signal ends what it waits for."""
+        """Print that the gate is not measured if Ctrl-C or a signal ends the attacks."""
         try:
             yield
         except KeyboardInterrupt as error:
@@ -131,7 +144,7 @@ def _write(path: str, text: str) -> None:
 def _arm(name: str, arms: Collection[str], scenario: Mapping[str, Any]) -> str:
     """Return the arm of this name, or the only arm whose one defence has it: `prune` for `prune (ratio 0.9)`.
 
-    An arm of several defences is never meant: it may hold where the first of them does not.
+    An arm with several defences never matches the name of one of them.
     """
     from rayfed.analysis.summary import arm_spec
     from rayfed.errors import nearest
@@ -147,18 +160,18 @@ def _arm(name: str, arms: Collection[str], scenario: Mapping[str, Any]) -> str:
 
 
 def _name_of(defence: Any) -> str:
-    """Return the name of a defence, of a dotted path the part after the colon."""
+    """Return the name of a defence; for a dotted path, the part after the colon."""
     name = defence["name"] if isinstance(defence, Mapping) else defence
     return str(name).rpartition(":")[2]
 
 
-@commands.command()
+@commands.command(rich_help_panel=CHECKING)
 def gate(
     run: Run,
     fail_above: FailAbove = None,
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="Arm that is looked at; all with a defence when not given. May be repeated."),
+        typer.Option(metavar="ARM", help="Arm to check. Repeatable. Default: all arms with a defence."),
     ] = None,
     allow_unmeasured: AllowUnmeasured = False,
     json: Json = None,
@@ -167,7 +180,16 @@ def gate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Hold what attacks got in a run against bounds: exit with 3 where one is passed, or was not measured."""
+    """Check the attacks of a run against bounds.
+
+    Exit with 3 if a bound is exceeded or not measured.
+
+    Examples:
+
+        rayfed gate runs/NAME --fail-above 15 --fail-above labels=0.9
+        rayfed gate runs/NAME --arm dp_sgd --fail-above ssim=0.5 --junit gate.xml
+        rayfed gate runs/NAME --fail-above 15 --baseline old.json --json new.json
+    """
     with errors_for_people(debug):
         from rayfed.analysis.sweep_folder import TRIALS, is_sweep
         from rayfed.report.gate import Gated
@@ -175,12 +197,12 @@ def gate(
 
         asked = Gate(fail_above, allow_unmeasured, json, junit, baseline)
         if not asked.asked:
-            raise UserError("gate: give a bound by --fail-above, a --baseline, or a file by --json or --junit")
+            raise UserError("gate: no check was given; add --fail-above, --baseline, --json or --junit")
         folder = RunFolder.open(run)
         if is_sweep(folder):
             raise UserError(
-                f"'{run}' is a sweep, and a gate looks at one run: name a trial ({folder.url}/{TRIALS}/NAME), or hold "
-                "all settings against bounds by rayfed recommend"
+                f"'{run}' is a sweep, but a gate checks one run. Give a trial ({folder.url}/{TRIALS}/NAME), or "
+                "compare all settings with bounds: rayfed recommend"
             )
         gated = Gated(folder, folder.url)
         played = gated.played

@@ -1,4 +1,4 @@
-"""Commands that look things up: `list`, `describe`, `schema`; and `new`, which writes a scenario."""
+"""Commands that list components and write new scenarios: `list`, `describe`, `schema`, `new`."""
 
 from __future__ import annotations
 
@@ -15,29 +15,35 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from rayfed.cli.common import Debug, errors_for_people
+from rayfed.cli.common import LOOKING_UP, Debug, errors_for_people
 from rayfed.documents import yaml_flow
 from rayfed.errors import UserError
 from rayfed.report.terminal import console
 
 commands = typer.Typer()
 _LONGEST = 200
-"""Letters of a scenario's name: a folder's has up to 255, and a run adds its time."""
+"""Maximum length of a scenario's name: a folder name has up to 255 bytes, and a run adds its start time."""
 
 Kind = Annotated[
     str,
     typer.Argument(
         metavar="KIND",
-        help="attacks, grants, views, defences, aggregations, protections, models, losses, datasets, partitions, "
-        "poisonings or metrics.",
+        help="Kind of component: attacks, grants, views, defences, aggregations, protections, models, losses, "
+        "datasets, partitions, poisonings or metrics.",
         show_default=False,
     ),
 ]
 
 
-@commands.command("list")
+@commands.command("list", rich_help_panel=LOOKING_UP)
 def list_(kind: Kind, debug: Debug = False) -> None:
-    """Name every component of a kind."""
+    """List all components of a kind, with a description of each.
+
+    Examples:
+
+        rayfed list attacks
+        rayfed list defences
+    """
     with errors_for_people(debug):
         from rayfed import registry
 
@@ -47,13 +53,22 @@ def list_(kind: Kind, debug: Debug = False) -> None:
         console().print(rows)
 
 
-@commands.command()
+@commands.command(rich_help_panel=LOOKING_UP)
 def describe(
     kind: Kind,
-    name: Annotated[str, typer.Argument(help="Its name, for example gaussian.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Component name, or FILE.py:Class.", show_default=False),
+    ],
     debug: Debug = False,
 ) -> None:
-    """Describe one component: what it does, its fields, types, defaults and source."""
+    """Describe one component: purpose, fields, types, defaults and source.
+
+    Examples:
+
+        rayfed describe defence dp_sgd
+        rayfed describe attack inverting_gradients
+    """
     with errors_for_people(debug):
         import inspect
 
@@ -73,25 +88,36 @@ def describe(
             page.print(table)
 
 
-@commands.command()
+@commands.command(rich_help_panel=LOOKING_UP)
 def schema(debug: Debug = False) -> None:
-    """Print the JSON schema of a scenario, for completion in an editor."""
+    """Print the JSON schema of scenarios, for completion in an editor.
+
+    Examples:
+
+        rayfed schema > scenario.schema.json
+    """
     with errors_for_people(debug):
         from rayfed.scenario import json_schema
 
         print(json.dumps(json_schema(), indent=2))
 
 
-@commands.command()
+@commands.command(rich_help_panel=LOOKING_UP)
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the scenario; NAME.yaml is written.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Scenario name. Writes NAME.yaml.", show_default=False)],
     origin: Annotated[
         str | None,
-        typer.Option("--from", metavar="SCENARIO", help="Copy this scenario that comes with rayfed, such as noniid."),
+        typer.Option("--from", metavar="SCENARIO", help="Copy this built-in scenario, such as noniid."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a commented scenario to start from."""
+    """Write a new scenario with comments.
+
+    Examples:
+
+        rayfed new mine
+        rayfed new mine --from noniid
+    """
     with errors_for_people(debug):
         from rayfed.scenario import NAME
 
@@ -99,34 +125,34 @@ def new(
         own = re.sub(" +", "-", given)
         if not re.fullmatch(NAME, own) or len(own) > _LONGEST:
             raise UserError(
-                f"'{given}' cannot name a scenario, for its runs are folders of that name: take up to {_LONGEST} "
-                f"letters without accents, digits, '-', '_' and '.', a letter or digit first"
+                f"'{given}' cannot name a scenario, because its runs are folders with that name. Use up to {_LONGEST} "
+                f"letters without accents, digits, '-', '_' and '.', and begin with a letter or digit"
             )
         if own != given:
-            print(f"note: '{given}' is called {own}, for its runs are folders of that name", file=sys.stderr)
+            print(f"note: '{given}' is renamed to {own}, because its runs are folders with that name", file=sys.stderr)
         path = folder / f"{own}.yaml"
         text, beside = _template(origin, path)
         try:
             with open(path, "x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            raise UserError(f"{path} is there already; choose another name or remove it") from None
+            raise UserError(f"{path} already exists; choose another name or remove the file") from None
         except FileNotFoundError:
-            raise UserError(f"cannot write {path}: there is no folder {folder}; make it, or name another") from None
+            raise UserError(f"cannot write {path}: folder {folder} does not exist; create it first") from None
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from error
         for needed in beside:
             if not (copy := folder / needed.name).exists():
                 (shutil.copytree if needed.is_dir() else shutil.copyfile)(needed, copy)
-                print(f"wrote {copy}, which it needs")
-        print(f"wrote {path}; run it with: rayfed launch {quote(str(path))}")
+                print(f"wrote {copy}, needed by the scenario")
+        print(f"wrote {path}\nNext: rayfed launch {quote(str(path))}")
 
 
 def _template(origin: str | None, path: Path) -> tuple[str, list[Path]]:
-    """Return the text of a new scenario, and the files that it needs beside it."""
+    """Return the text of a new scenario, and the files that it needs in its folder."""
     from rayfed.shipped import shipped_scenario
 
-    name = yaml_flow(path.stem)  # in quotes where it would be a number
+    name = yaml_flow(path.stem)  # quoted if YAML would read a number
     if origin is None:
         text = files("rayfed").joinpath("new_scenario.yaml").read_text(encoding="utf-8")
         return text.replace("name: NAME", f"name: {name}").replace("NAME.yaml", str(path)), []

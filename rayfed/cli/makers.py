@@ -1,4 +1,4 @@
-"""Commands that make files for scenarios: a generator, a policy, an evaluation network, a recogniser, packed data."""
+"""Commands that train networks, search policies and pack data for scenarios."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ from typing import Annotated, Any
 
 import typer
 
-from rayfed.cli.common import Debug, Quiet, ScenarioFile, Set, errors_for_people, load
+from rayfed.cli.common import MAKING, Debug, Quiet, ScenarioFile, Set, errors_for_people, load
 
 commands = typer.Typer()
-NetworkFile = Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")]
-TrainingSeed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+NetworkFile = Annotated[Path, typer.Option(help="File to write. Also writes FILE.sha256.", metavar="FILE")]
+TrainingSeed = Annotated[int, typer.Option(metavar="INT", min=0, help="Random seed.")]
 
 
-@commands.command()
+@commands.command(rich_help_panel=MAKING)
 def train_generator(
     scenario: ScenarioFile,
     out: NetworkFile,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the public images; as many as make 3,000 steps by default.")
+        int | None, typer.Option(metavar="INT", min=1, help="Epochs on the public images. Default: about 3,000 steps.")
     ] = None,
     seed: TrainingSeed = 0,
     changes: Set = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train the generator that the attack `ggl` searches, on the scenario's public data."""
+    """Train the generator of the attack `ggl` on the scenario's public data.
+
+    Examples:
+
+        rayfed train-generator my.yaml --out generator.safetensors
+    """
     with errors_for_people(debug):
         loaded = load(scenario, changes)
         from rayfed.pretraining.generator import make
@@ -39,23 +44,34 @@ def train_generator(
         print(_said(made, out))
 
 
-@commands.command()
+@commands.command(rich_help_panel=MAKING)
 def search_policy(
     scenario: ScenarioFile,
-    out: Annotated[Path, typer.Option(help="YAML file to write; its `defences` fit a scenario.", metavar="FILE")],
-    candidates: Annotated[int, typer.Option(min=1, help="Random policies that are scored.")] = 300,
-    sequences: Annotated[int, typer.Option(min=1, help="Best policies that the written one is a hybrid of.")] = 2,
-    images: Annotated[int, typer.Option(min=1, help="Public images behind the privacy score.")] = 20,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the public images of the half training.")] = 10,
+    out: Annotated[Path, typer.Option(help="YAML file to write. Copy its defences into a scenario.", metavar="FILE")],
+    candidates: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of random policies to score.")] = 300,
+    sequences: Annotated[
+        int, typer.Option(metavar="INT", min=1, help="Number of best policies that are combined in the result.")
+    ] = 2,
+    images: Annotated[int, typer.Option(metavar="INT", min=1, help="Public images per privacy score.")] = 20,
+    epochs: Annotated[
+        int, typer.Option(metavar="INT", min=1, help="Epochs of the short training on the public images.")
+    ] = 10,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="Share by which the accuracy score may fall below the untransformed images'.")
+        float, typer.Option(metavar="FLOAT", min=0, help="Maximum relative loss of the accuracy score, as a share.")
     ] = 0.1,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    seed: TrainingSeed = 0,
     changes: Set = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Search a policy of transformations for the defence `ats`, on the scenario's public data and for its model."""
+    """Search image transformations for the defence `ats`.
+
+    Uses the model and the public data of the scenario.
+
+    Examples:
+
+        rayfed search-policy my.yaml --out policy.yaml --candidates 300
+    """
     with errors_for_people(debug):
         loaded = load(scenario, changes)
         from rayfed.pretraining import policy_search
@@ -77,27 +93,34 @@ def search_policy(
         print(f"{len(found)} of {candidates} policies keep the accuracy score; wrote {out} with policy {policy}")
 
 
-@commands.command()
+@commands.command(rich_help_panel=MAKING)
 def train_evaluator(
     out: NetworkFile,
     data: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[DATA...]",
-            help="Scenarios (their public images), Parquet files, folders with one folder a class, names of data sets; "
-            "by default free photographs of scikit-image and scikit-learn.",
+            help="Scenarios (their public images), Parquet files, image folders (one subfolder per class) or built-in "
+            "names. Default: free photographs of scikit-image and scikit-learn.",
             show_default=False,
         ),
     ] = None,
-    size: Annotated[int | None, typer.Option(min=1, help="Height and width in which data sets are read.")] = None,
+    size: Annotated[int | None, typer.Option(metavar="INT", min=1, help="Resize images to SIZE x SIZE.")] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over all images (the paper: 20); by default about 500 steps.")
+        int | None,
+        typer.Option(metavar="INT", min=1, help="Epochs on all images (paper: 20). Default: about 500 steps."),
     ] = None,
     seed: TrainingSeed = 0,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train the network that estimates the share of noise in an image, for `refiner` and the metric `noise_ratio`."""
+    """Train the noise estimator of the defence `refiner` and the metric `noise_ratio`.
+
+    Examples:
+
+        rayfed train-evaluator --out evaluator.safetensors
+        rayfed train-evaluator my_images/ --size 32 --out evaluator.safetensors
+    """
     with errors_for_people(debug):
         from rayfed.pretraining.evaluator import FREE_PHOTOGRAPHS, make
 
@@ -110,21 +133,29 @@ def train_evaluator(
         print(_said(made, out))
 
 
-@commands.command()
+@commands.command(rich_help_panel=MAKING)
 def train_recogniser(
     scenario: ScenarioFile,
     out: NetworkFile,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the images; as many as make 500 steps by default.")
+        int | None, typer.Option(metavar="INT", min=1, help="Epochs on the images. Default: about 500 steps.")
     ] = None,
     seed: TrainingSeed = 0,
     changes: Set = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train the network that recognises people, for the metrics `top1`, `top3` and `top5`: a class is a person."""
+    """Train the face recogniser of the metrics `top1`, `top3` and `top5`.
+
+    Each class of the data is one person.
+
+    Examples:
+
+        rayfed train-recogniser my.yaml --out recogniser.safetensors
+    """
     with errors_for_people(debug):
         loaded = load(scenario, changes)
+        from rayfed.analysis.formats import share
         from rayfed.metrics.top import TOP, chance
         from rayfed.pretraining import recogniser
 
@@ -136,29 +167,37 @@ def train_recogniser(
         print(_said(made, out))
         if not quiet:
             images, people = recogniser.faces(data)[1], len(data.classes)
-            whose = "public images: no client owns one" if loaded.data.public else "images of the clients, all of them"
+            whose = "public images, not owned by any client" if loaded.data.public else "images: all of the clients'"
             print(f"{people} people; trained on {len(images)} {whose}")
             found = recogniser.held_out(out, data)
-            told = [f"top-{k} {found[name]:.1%} (chance {chance(name, people):.1%})" for name, k in TOP.items()]
-            print(f"{len(data.test_labels)} true images that it has not seen: {', '.join(told)}")
+            print(f"Accuracy on {len(data.test_labels)} original images that it was not trained on:")
+            for name, k in TOP.items():
+                print(f"  top-{k}  {share(found[name]):>7}  (chance {share(chance(name, people))})")
 
 
-@commands.command()
+@commands.command(rich_help_panel=MAKING)
 def pack(
     data: Annotated[
         str,
         typer.Argument(
             metavar="DATA",
-            help="A scenario (its data), a Parquet file, a folder with one folder a class, or a data set's name.",
+            help="Scenario (its data), Parquet file, image folder (one subfolder per class) or built-in name.",
             show_default=False,
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT.arrow", help="File to write.", show_default=False)],
-    size: Annotated[int | None, typer.Option(min=1, help="Height and width of the images.")] = None,
+    size: Annotated[int | None, typer.Option(metavar="INT", min=1, help="Resize images to SIZE x SIZE.")] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Write a data set into an Arrow file that `data: {name: arrow, path: OUT.arrow}` maps instead of loading it."""
+    """Write a data set to an Arrow file that is mapped into memory.
+
+    Use the file in a scenario with `data: {name: arrow, path: OUT.arrow}`.
+
+    Examples:
+
+        rayfed pack my_images/ my_images.arrow --size 64
+    """
     with errors_for_people(debug):
         from rayfed.data import packing
 
@@ -172,7 +211,7 @@ def pack(
 
 
 def _data(source: str, size: int | None) -> Any:
-    """Return the section `data` for one argument."""
+    """Return the section `data` of one argument."""
     from rayfed.data.section import data_section
     from rayfed.scenario import DataSpec
 
@@ -182,5 +221,5 @@ def _data(source: str, size: int | None) -> Any:
 
 
 def _said(made: bool, out: Path) -> str:
-    """Return the message on a network that was to be trained."""
-    return f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept"
+    """Return the message for a trained network."""
+    return f"wrote {out}" if made else f"{out} is up to date: same data, same settings"

@@ -1,4 +1,4 @@
-"""Options of `rayfed audit` for the fields of a scenario that messages name: who audits has written no scenario."""
+"""Replace scenario fields in error messages by options of `rayfed audit`, which has no scenario file."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ OPTIONS = {
     "metrics.success": "--threshold",
     "seed": "--seed",
 }
-"""Path of a field -> option of the audit; every other field is set by `--set`."""
+"""Path of a field -> option of the audit. All other fields are set by `--set`."""
 _SECTIONS = "data|defences|federation|loss|metrics|model|output|partition|resources|seed|training"
 _QUOTED = re.compile(rf"`((?:{_SECTIONS})(?:\.\w+)*)(?:: ([^`]+))?`")
-"""A field as messages name it, on its own or with a value: `data.size`, `loss: mean_squared_error`."""
+"""A field in a message, with or without a value: `data.size`, `loss: mean_squared_error`."""
 _BARE = re.compile(rf"(?<![\w./'`-])({'|'.join(path for path in OPTIONS if '.' in path)})(?![\w./(]|:\w)")
-"""A field that a message begins with, or names without quotes."""
+"""A field at the beginning of a message, or without quotes."""
 
 
 @contextmanager
 def in_options(typed: Sequence[str | None]) -> Iterator[None]:
-    """Turn the fields in messages of errors into options, and dotted paths into the `FILE.py:Name` that was `typed`."""
+    """Replace fields in error messages by options, and dotted paths by the `FILE.py:Name` that was `typed`."""
     try:
         yield
     except NotPortable:
-        raise  # nobody reads it
+        raise  # `main` handles it
     except ScenarioError as error:
         told = [_of_problem(place, message) for place, message in error.problems] or [of_fields(str(error))]
         raise UserError("\n".join(_as_typed(line, typed) for line in told)) from error
@@ -45,20 +45,20 @@ def in_options(typed: Sequence[str | None]) -> Iterator[None]:
 
 
 def of_fields(message: str) -> str:
-    """Return a message with options in place of the fields that it names."""
+    """Return a message with its fields replaced by options."""
     said = _QUOTED.sub(lambda found: option(found[1], found[2]), message)
     return _BARE.sub(lambda found: OPTIONS[found[1]], said)
 
 
 def option(path: str, value: str | None = None) -> str:
-    """Return the option that sets a field, with the value if one is given."""
+    """Return the option of a field, with the value if one is given."""
     if path in OPTIONS:
         return OPTIONS[path] + (f" {value}" if value else "")
     return f"--set {path}={value or 'VALUE'}"
 
 
 def _of_problem(place: Sequence[Any], message: str) -> str:
-    """Return a problem of the audit's scenario, by the option that the field is of."""
+    """Return a problem of the audit's scenario as a message about an option."""
     path = ".".join(map(str, place))
     if place[:1] == ("arms",):
         rest = [str(key) for key in place[2:] if key != "defences" and not isinstance(key, int)]

@@ -1,4 +1,4 @@
-"""Commands on federations that exist: `replay` a recording, `attack-update` on one update of two state dicts."""
+"""Commands on existing federations: `replay` for recordings, `attack-update` for two state dicts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayfed.cli.common import (
+    RECORDED,
     Address,
     Debug,
     Executor,
     ExecutorName,
-    Out,
+    OutInRuns,
     Quiet,
     errors_for_people,
     watched,
@@ -36,28 +37,36 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 Model = Annotated[
-    str, typer.Option(help="The model that was trained: `my_module:Net`, `FILE.py:Net` or a name of `list models`.")
+    str,
+    typer.Option(metavar="MODEL", help="Model: FILE.py:Net, my_module:Net or a built-in name (rayfed list models)."),
 ]
 LossOption = Annotated[
     str | None,
-    typer.Option("--loss", metavar="YAML", help="Its loss, as `rayfed audit` takes it.", show_default="cross_entropy"),
+    typer.Option(
+        "--loss",
+        metavar="YAML",
+        help="Loss of the clients: built-in name, FILE.py:fn or {name: ..., ARG: ...}. Default: cross_entropy.",
+    ),
 ]
-Iterations = Annotated[int, typer.Option(min=1, help="Evaluations of each search's objective.")]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+Iterations = Annotated[int, typer.Option(metavar="INT", min=1, help="Iterations per attack.")]
+Seed = Annotated[int, typer.Option(metavar="INT", min=0, help="Random seed.")]
 
 
-@commands.command()
+@commands.command(rich_help_panel=RECORDED)
 def replay(
-    updates: Annotated[Path, typer.Argument(metavar="FOLDER", help="What rayfed.record wrote.", show_default=False)],
+    updates: Annotated[Path, typer.Argument(metavar="FOLDER", help="Output of rayfed.record.", show_default=False)],
     model: Model,
     loss: LossOption = None,
     round: Annotated[
-        list[int] | None, typer.Option(help="Round to attack; the first and the last when not given. May be repeated.")
+        list[int] | None,
+        typer.Option(metavar="INT", help="Round to attack. Repeatable. Default: the first and the last."),
     ] = None,
     iterations: Iterations = 1000,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="Minutes that attacks may take in all; what does not fit is named as not measured."),
+        typer.Option(
+            metavar="FLOAT", min=0, help="Time budget in minutes. Attacks that do not fit are reported as not measured."
+        ),
     ] = None,
     seed: Seed = 0,
     fail_above: FailAbove = None,
@@ -65,13 +74,21 @@ def replay(
     json: Json = None,
     junit: Junit = None,
     baseline: Baseline = None,
-    out: Out = None,
+    out: OutInRuns = None,
     executor: Executor = ExecutorName.RAY,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Attack the updates of a recorded federation; they are scored if the truth was recorded too."""
+    """Attack the updates of a recorded federation.
+
+    Results are scored if the recording has the true samples.
+
+    Examples:
+
+        rayfed replay recording/ --model net.py:Net
+        rayfed replay recording/ --model net.py:Net --round 0 --fail-above 15
+    """
     with errors_for_people(debug):
         from rayfed.engine.replaying import Replay
         from rayfed.recording import Recording
@@ -81,36 +98,49 @@ def replay(
         written = _model(model), _loss(loss), iterations, seed
         replays = [Replay(recording, number, *written) for number in rounds]
         count, attacked = len(recording.rounds), ", ".join(map(str, rounds))
-        _sayer(quiet)(f"{updates}: {count} round{'s' * (count != 1)} recorded, attacked: {attacked} (--round)")
+        _sayer(quiet)(f"{updates}: {count} recorded round{'s' * (count != 1)}; attacked (--round): {attacked}")
         seconds = inf if minutes is None else 60 * minutes
         _replayed(replays, gate, out, (executor, address, quiet), seconds)
 
 
-@commands.command("attack-update")
+@commands.command("attack-update", rich_help_panel=RECORDED)
 def attack_update(
-    before: Annotated[Path, typer.Option(help="State dict that the client was sent: .pt or .safetensors.")],
-    after: Annotated[Path, typer.Option(help="State dict that the client returned.")],
+    before: Annotated[Path, typer.Option(metavar="FILE", help="State dict sent to the client (.pt or .safetensors).")],
+    after: Annotated[Path, typer.Option(metavar="FILE", help="State dict returned by the client.")],
     model: Model,
-    lr: Annotated[float, typer.Option(min=0, help="Learning rate of the local steps (SGD).")],
+    lr: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Learning rate of the client (SGD).")],
     shape: Annotated[str, typer.Option(metavar="C,H,W", help="Shape of an image, such as 3,32,32.")],
-    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")],
-    steps: Annotated[int, typer.Option(min=1, help="Local steps between the two.")] = 1,
-    samples: Annotated[int, typer.Option(min=1, help="Samples behind the update.")] = 1,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples of one step; all of them when not given.")] = None,
-    momentum: Annotated[float, typer.Option(min=0, help="Momentum of the steps.")] = 0.0,
-    weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of the steps.")] = 0.0,
-    mean: Annotated[str | None, typer.Option(help="Means by which images are normalised, comma-separated.")] = None,
+    classes: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of classes.")],
+    steps: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of local steps.")] = 1,
+    samples: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of samples in the update.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option(metavar="INT", min=1, help="Batch size of a step. Default: all samples.")
+    ] = None,
+    momentum: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Momentum of SGD.")] = 0.0,
+    weight_decay: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Weight decay of SGD.")] = 0.0,
+    mean: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Mean per channel of the normalisation, comma-separated.")
+    ] = None,
     std: Annotated[
-        str | None, typer.Option(help="Standard deviations by which images are normalised, comma-separated.")
+        str | None,
+        typer.Option(metavar="LIST", help="Standard deviation per channel of the normalisation, comma-separated."),
     ] = None,
     loss: LossOption = None,
     iterations: Iterations = 1000,
     seed: Seed = 0,
-    out: Out = None,
+    out: OutInRuns = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Attack one update, from the states before and after it; nothing is scored, because the truth is not given."""
+    """Attack one update, given the weights before and after it.
+
+    Results are not scored, because the true samples are not known.
+
+    Examples:
+
+        rayfed attack-update --before sent.pt --after returned.pt --model net.py:Net \\
+            --lr 0.1 --shape 3,32,32 --classes 10
+    """
     with errors_for_people(debug):
         from rayfed import seeds
         from rayfed.attacks.given import observe
@@ -121,7 +151,7 @@ def attack_update(
         if len(sizes := _numbers("--shape", shape, int)) != 3 or min(sizes) < 1:
             raise UserError(f"--shape: found '{shape}'; give channels, height and width, such as 3,32,32")
         if (mean is None) != (std is None):
-            raise UserError("give both --mean and --std, or neither")
+            raise UserError("--mean and --std belong together: add the missing one")
         statistics = [tuple(_numbers("--mean and --std", text, float)) if text else None for text in (mean, std)]
         header = Header("", (sizes[0], sizes[1], sizes[2]), classes, *statistics)
         net = built({**_model(model), **normalisation(header)}, _loss(loss), header, seed)
@@ -137,11 +167,11 @@ def attack_update(
 def _replayed(
     replays: Sequence[Replay], gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool], seconds: float
 ) -> None:
-    """Attack some rounds of a recording, and hold what came of it against the gate."""
+    """Attack rounds of a recording, and apply the gate to the results."""
     say, bounds = _sayer(where[2]), gate.bounds("pixels")
     if len({one.scored for one in replays}) > 1:
         with_truth = ", ".join(str(one.round) for one in replays if one.scored)
-        raise UserError(f"the truth of some rounds was recorded and of others not: take --round of {with_truth} alone")
+        raise UserError(f"some of these rounds were recorded without true samples: use --round with {with_truth} only")
     gated, ends = [], monotonic() + seconds
     with gate.undecided(say):
         for place, one in enumerate(replays):
@@ -162,7 +192,7 @@ def _replayed(
 def _scored(
     one: Replay, sent: Sent, gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool], seconds: float
 ) -> Gated:
-    """Play a round whose truth was recorded, as a run, in so many seconds."""
+    """Attack a round with recorded samples in the given time, and return its run."""
     from rayfed import scenario
     from rayfed.engine import runs
     from rayfed.engine.attacking import Allowance
@@ -190,19 +220,22 @@ def _show(
     out: str | None,
     say: Callable[[str], None],
 ) -> None:
-    """Print reconstructions from updates without a recorded truth as attacks make them."""
+    """Print one line per attack as results arrive, and write the reconstructions, which are not scored."""
+    from rayfed.analysis.formats import NONE
     from rayfed.report.unscored import NOT_MEASURED, rows_of, write_unscored
     from rayfed.store.folder import RunFolder
 
     rows = []
+    say(f" round  client  {'attack':<22}  {'status':<14}  loss")
     for round, client, attack, guess in found:
-        loss = "" if isnan(guess.loss) else f", its own loss {guess.loss:.4g}"
-        said = f"{guess.status}{loss}" + (f": {guess.message}" if guess.message else "")
-        say(f"round {round}, client {client}, {attack}: {said}")
+        loss = NONE if isnan(guess.loss) else f"{guess.loss:.4g}"
+        say(f" {round:>5}  {client:>6}  {attack:<22}  {guess.status:<14}  {loss}")
+        if guess.message:
+            say(f"   {guess.message}")
         rows += rows_of(round, client, attack, guess)
     page = write_unscored(RunFolder.create(out or "runs", "replay"), f"Attacks on {what}", rows, remarks)
     say(NOT_MEASURED)
-    say(f"reconstructions: {page}")
+    say(f"Reconstructions: {page}")
 
 
 def _sayer(quiet: bool) -> Callable[[str], None]:
@@ -210,7 +243,7 @@ def _sayer(quiet: bool) -> Callable[[str], None]:
 
 
 def _warn(remarks: Iterable[str]) -> None:
-    """Print what seems wrong with updates, such as their sign: then attacks get little, with or without a defence."""
+    """Print notes on suspicious updates, such as a wrong sign, which make attacks fail."""
     for remark in remarks:
         print(f"note: {remark}", file=sys.stderr)
 
@@ -237,7 +270,7 @@ def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]
 
 
 def _state(path: Path) -> Named:
-    """Return the state dict in a file, which is read as data only; raises `UserError` for any other file."""
+    """Return the state dict in a file, without running code. Raises `UserError` for any other file."""
     import torch
     from safetensors.torch import load_file
 
@@ -246,9 +279,9 @@ def _state(path: Path) -> Named:
             found: Any = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file makes these raise
+    except Exception as error:  # damaged files raise many types
         said = str(error).partition("\n")[0]
         raise UserError(f"{path} cannot be read as a state dict: {type(error).__name__}: {said}") from error
     if not isinstance(found, dict) or not found:
-        raise UserError(f"{path} has no state dict, but a {type(found).__name__}: save model.state_dict() itself")
+        raise UserError(f"{path} contains a {type(found).__name__}, not a state dict: save model.state_dict()")
     return dict(found)

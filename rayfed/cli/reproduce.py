@@ -1,4 +1,4 @@
-"""The command `reproduce`, which plays papers' tables and figures again."""
+"""The command `reproduce`, which reproduces tables and figures of papers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from rayfed.cli import sweeps
 from rayfed.cli.common import (
+    REPRODUCING,
     Address,
     Debug,
     Executor,
@@ -31,30 +32,36 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 Player = Callable[["Scenario"], Any]
-"""Plays a sweep and returns its folder."""
+"""Function that runs a sweep and returns its folder."""
 
 
-@commands.command()
+@commands.command(rich_help_panel=REPRODUCING)
 def reproduce(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="list|NAME|FILE|all", help="`list` names them.", show_default=False)],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="list|NAME|FILE|all",
+            help="Reproduction to run. list shows all.",
+            show_default=False,
+        ),
+    ],
     reduced: Annotated[
-        bool, typer.Option("--reduced", help="The size for two cores and a quarter of an hour, not the paper's.")
+        bool, typer.Option("--reduced", help="Run a reduced size: about 15 minutes on two cores.")
     ] = False,
     changes: Set = None,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder for the record and its page; a summary of all is made there anew."),
+        typer.Option(metavar="DIR", help="Write the record, its page and a summary of all records here."),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(metavar="SWEEP", help="Play nothing: compare what this sweep of it came to.")
+        str | None, typer.Option(metavar="SWEEP", help="Compare this finished sweep instead of running one.")
     ] = None,
     folder: Annotated[
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of reproductions. Default: `reproductions` in the current folder, else those that come with "
-            "rayfed.",
+            help="Folder of reproductions. Default: reproductions in the current folder, or the built-in ones.",
         ),
     ] = None,
     out: Out = None,
@@ -63,7 +70,13 @@ def reproduce(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Play a paper's table or figure again, and compare the results with it."""
+    """Reproduce a table or figure of a paper, and compare the results with it.
+
+    Examples:
+
+        rayfed reproduce list
+        rayfed reproduce dcs2-table-1 --reduced
+    """
     with errors_for_people(debug, resumable=True):
         from rayfed.reproductions.reading import find, names
         from rayfed.shipped import shipped
@@ -73,20 +86,20 @@ def reproduce(
             _list([find(name, folder) for name in names(folder)])
             return
         if what == "all" and run is not None:
-            raise UserError("--run compares one reproduction with one sweep: name it")
+            raise UserError("--run compares one reproduction with one sweep: give its name instead of all")
         files = [find(name, folder) for name in (names(folder) if what == "all" else [what])]
         scale: Scale = "reduced" if reduced else "full"
         failed = []
-        player = partial(sweeps.play, out=out, executor=executor, address=address, quiet=quiet)
+        player = partial(sweeps.run, out=out, executor=executor, address=address, quiet=quiet)
         for path in files:
             try:
-                _show(_played(context, path, scale, changes or [], run, player), keep, folder)
+                _show(_reproduced(context, path, scale, changes or [], run, player), keep, folder)
             except UserError as error:
                 if len(files) == 1:
                     raise
                 failed.append(f"  {path.stem}: {error}")
         if failed:
-            raise UserError("\n".join([f"{len(failed)} of {len(files)} could not be played:", *failed]))
+            raise UserError("\n".join([f"{len(failed)} of {len(files)} reproductions failed:", *failed]))
 
 
 def _list(files: Sequence[Path]) -> None:
@@ -100,10 +113,10 @@ def _list(files: Sequence[Path]) -> None:
     console().print(table("", ("name", "paper", "title", "figures"), rows))
 
 
-def _played(
+def _reproduced(
     context: typer.Context, path: Path, scale: Scale, changes: Sequence[str], run: str | None, player: Player
 ) -> Record:
-    """Play a reproduction, unless that was done, and compare; one without a scenario has nothing but its reasons."""
+    """Run a reproduction, or load its finished sweep, and compare the results with the paper."""
     from datetime import date
     from time import monotonic
 
@@ -131,7 +144,9 @@ def _played(
         folder = SweepFolder.open(run)
         files = folder.files
         if folder.scenario != load_yaml(scenario.dump()):
-            raise UserError(f"{run} played another scenario than {path} ({scale}): give what it was played with")
+            raise UserError(
+                f"{run} is a sweep of another scenario than {path} ({scale}): use the same size and --set options"
+            )
     found = Sweep(files)
     judgements = [judge(group, measured(group, found)) for group in own.compared(scale)]
     text = dump_yaml(document, width=110)
@@ -140,21 +155,21 @@ def _played(
 
 
 def _check_data(scenario: Scenario) -> None:
-    """Raise `DataError` for data that are missing, before every trial finds it out for itself."""
+    """Raise `DataError` for missing data before the first trial."""
     if scenario.sweep and not any(path.partition(".")[0] == "data" for path in scenario.sweep.fields):
         scenario.data.load()
 
 
 def _prepare(commands: dict[str, str], context: typer.Context) -> None:
-    """Run the commands whose files are missing; `context` is of any command of `rayfed`."""
+    """Run the commands whose output files are missing."""
     from shlex import split
 
     for file, command in commands.items():
         if not Path(file).exists():
-            print(f"{file} is missing: rayfed {command}")
+            print(f"{file} is missing, so running: rayfed {command}")
             failed = context.find_root().command.main(split(command), standalone_mode=False)
             if failed or not Path(file).exists():
-                raise UserError(f"`prepare`: `rayfed {command}` did not make {file}")
+                raise UserError(f"`prepare`: `rayfed {command}` did not write {file}")
 
 
 def _show(record: Record, keep: Path | None, folder: str) -> None:
@@ -163,15 +178,15 @@ def _show(record: Record, keep: Path | None, folder: str) -> None:
     from rayfed.reproductions import pages
 
     own, to = record.reproduction, console()
-    to.print(Text(f"\n{own.title} ({own.paper.name}, {own.paper.place}; {record.scale})", style="bold"))
+    to.print(Text(f"\n{own.title} ({own.paper.name}, {own.paper.place}; {record.scale} size)", style="bold"))
+    to.print(Text(f"Verdict: {record.verdict}", style="bold"))
     for each in record.judgements:
         to.print(table(each.group.title, pages.HEADINGS, pages.rows(each.findings), words=1))
         because = f": {each.because}" if each.because else ""
         because += f" ({pages.RANKED})" if each.group.ranked else ""
         to.print(Text(f"{each.verdict}{because}"))
     for absent in own.not_compared(record.scale):
-        to.print(Text(f"not played: {absent.what}: {absent.why}"))
-    to.print(Text(f"verdict: {record.verdict}", style="bold"))
+        to.print(Text(f"Not reproduced: {absent.what}. Reason: {absent.why}"))
     if keep is not None:
         pages.write(keep, record.document(), sorted(path.stem for path in Path(folder).glob("*.yaml")))
-        print(f"page: {keep / record.name}.md")
+        print(f"Page: {keep / record.name}.md")

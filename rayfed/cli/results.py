@@ -1,4 +1,4 @@
-"""Commands on results: `recommend`, `compare`, `export`."""
+"""Commands on the results of runs and sweeps: `recommend`, `compare`, `export`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from rayfed.cli.common import BOUND_PASSED, Debug, errors_for_people
+from rayfed.cli.common import BOUND_EXCEEDED, INSPECTING, Debug, errors_for_people
 from rayfed.cli.tables import table
 from rayfed.errors import UserError
 from rayfed.report.terminal import console
@@ -18,58 +18,111 @@ if TYPE_CHECKING:
     from rayfed.analysis.recommend import Recommendation
 
 commands = typer.Typer()
+LEAKAGE_PANEL = "Bounds on leakage"
+COST_PANEL = "Bounds on accuracy and cost"
 
-RunOrSweep = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run folder or that of a sweep, or its URL.", show_default=False)
-]
+RunOrSweep = Annotated[str, typer.Argument(metavar="RUN", help="Run or sweep folder, or its URL.", show_default=False)]
 
 
 Against = Annotated[
     str | None,
-    typer.Option(metavar="ARM", help="The arm that the others are set against; the first when not given."),
+    typer.Option(metavar="ARM", help="Reference arm of differences. Default: the first arm."),
 ]
 
 
-@commands.command()
+@commands.command(rich_help_panel=INSPECTING)
 def recommend(
     run: RunOrSweep,
-    max_psnr: Annotated[float | None, typer.Option(metavar="DB", help="Highest mean PSNR of reconstructions.")] = None,
-    max_ssim: Annotated[float | None, typer.Option(help="Highest mean SSIM of reconstructions.")] = None,
-    min_lpips: Annotated[float | None, typer.Option(help="Least mean LPIPS (AlexNet) of reconstructions.")] = None,
-    min_mse: Annotated[float | None, typer.Option(help="Least mean squared error of reconstructions (BP_MSE).")] = None,
-    min_accuracy: Annotated[float | None, typer.Option(min=0, max=1, help="Least test accuracy, a share.")] = None,
-    min_pmm: Annotated[
-        float | None, typer.Option(min=0, help="Least accuracy, as a share of that without a defence (PMM).")
+    max_psnr: Annotated[
+        float | None,
+        typer.Option(metavar="DB", help="Maximum mean PSNR of reconstructions (dB).", rich_help_panel=LEAKAGE_PANEL),
     ] = None,
-    max_epsilon: Annotated[float | None, typer.Option(min=0, help="Highest epsilon of the guarantee.")] = None,
+    max_ssim: Annotated[
+        float | None,
+        typer.Option(metavar="FLOAT", help="Maximum mean SSIM of reconstructions.", rich_help_panel=LEAKAGE_PANEL),
+    ] = None,
+    min_lpips: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FLOAT", help="Minimum mean LPIPS (AlexNet) of reconstructions.", rich_help_panel=LEAKAGE_PANEL
+        ),
+    ] = None,
+    min_mse: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FLOAT", help="Minimum mean squared error of reconstructions.", rich_help_panel=LEAKAGE_PANEL
+        ),
+    ] = None,
+    worst: Annotated[
+        bool,
+        typer.Option(
+            "--worst",
+            help="Apply these bounds to the best reconstruction instead of the mean.",
+            rich_help_panel=LEAKAGE_PANEL,
+        ),
+    ] = False,
+    max_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FLOAT", min=0, help="Maximum epsilon of the privacy guarantee.", rich_help_panel=LEAKAGE_PANEL
+        ),
+    ] = None,
     max_rero: Annotated[
         float | None,
         typer.Option(
+            metavar="FLOAT",
             min=0,
             max=1,
-            help="Highest proved share of right guesses after training, of secrets guessed 1 in 100 before (ReRo).",
+            help="Maximum proved reconstruction success at prior probability 1/100, a share (reconstruction "
+            "robustness, ReRo).",
+            rich_help_panel=LEAKAGE_PANEL,
         ),
     ] = None,
-    max_seconds: Annotated[float | None, typer.Option(min=0, help="Longest training time (s).")] = None,
-    max_bytes: Annotated[float | None, typer.Option(min=0, help="Most bytes sent by clients.")] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(metavar="'MEASURE<=VALUE'", help="A bound, with <= or >=, on any measure. May be repeated."),
+    min_accuracy: Annotated[
+        float | None,
+        typer.Option(metavar="FLOAT", min=0, max=1, help="Minimum test accuracy, a share.", rich_help_panel=COST_PANEL),
     ] = None,
-    worst: Annotated[
-        bool, typer.Option("--worst", help="Bounds on leakage are of the worst image, not of the mean.")
-    ] = False,
+    min_pmm: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FLOAT",
+            min=0,
+            help="Minimum accuracy relative to the arm without a defence, a share (PMM).",
+            rich_help_panel=COST_PANEL,
+        ),
+    ] = None,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="FLOAT", min=0, help="Maximum training time (s).", rich_help_panel=COST_PANEL),
+    ] = None,
+    max_bytes: Annotated[
+        float | None,
+        typer.Option(metavar="FLOAT", min=0, help="Maximum upload of all clients (bytes).", rich_help_panel=COST_PANEL),
+    ] = None,
     cheapest: Annotated[
         str | None,
         typer.Option(
             metavar="COST",
-            help="Cost to minimise: by default train_seconds (of devices simulated_seconds), then bytes_up.",
+            help="Cost to minimise. Default: train_seconds, or simulated_seconds of devices; then bytes_up.",
             show_default=False,
+            rich_help_panel=COST_PANEL,
         ),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'MEASURE<=X'", help="Bound on any measure, with <= or >=. Repeatable."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Name the cheapest setting that keeps within all bounds; the nearest one, and exit code 3, where none does."""
+    """Recommend the cheapest setting that satisfies all bounds.
+
+    If no setting does, show the one with the smallest excess and exit with 3.
+
+    Examples:
+
+        rayfed recommend runs/NAME --max-psnr 15 --min-accuracy 0.9
+        rayfed recommend runs/SWEEP --max-psnr 15 --worst --where 'label_accuracy<=0.5'
+    """
     with errors_for_people(debug):
         from rayfed.analysis import recommend as choice
         from rayfed.analysis.loading import load
@@ -96,10 +149,10 @@ def recommend(
         found = choice.recommend(results.settings(), bounds, costs)
         _print(found, choice.rerun(results, found.chosen))
         if not exits.over(results.status):
-            state = results.status.get("state") or "never began"
-            print(f"note: {run} is not finished ({state}): what was not played is not among the settings")
+            state = results.status.get("state") or "not started"
+            print(f"note: {run} is not finished ({state}); only its finished trials are compared")
         if not found.meeting:
-            raise typer.Exit(BOUND_PASSED)
+            raise typer.Exit(BOUND_EXCEEDED)
 
 
 def _print(found: Recommendation, commands: dict[str, str]) -> None:
@@ -111,17 +164,27 @@ def _print(found: Recommendation, commands: dict[str, str]) -> None:
     page.print(table("", recommendation.headings(found), [recommendation.judged(each) for each in found.chosen.checks]))
     for line in recommendation.remarks(found):
         page.print(Text(line), soft_wrap=True)
-    for what, command in commands.items():
-        page.print(Text(f"\nTo play {what}:\n  {command}"), soft_wrap=True)
+    for place, (what, command) in enumerate(commands.items()):
+        page.print(Text(f"\n{'Or' if place else 'Next:'} rerun {what}:\n  {command}"), soft_wrap=True)
 
 
-@commands.command()
+@commands.command(rich_help_panel=INSPECTING)
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs and sweeps.", show_default=False)],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN RUN...", help="Run or sweep folders.", show_default=False),
+    ],
     against: Against = None,
     debug: Debug = False,
 ) -> None:
-    """Compare runs and sweeps: their results side by side, and the fields in which their scenarios differ."""
+    """Compare the results of runs and sweeps.
+
+    Also lists paired differences, and the fields in which the scenarios differ.
+
+    Examples:
+
+        rayfed compare runs/A runs/B --against none
+    """
     with errors_for_people(debug):
         from rayfed.analysis import compare as comparison
         from rayfed.analysis.figures import grid
@@ -141,38 +204,53 @@ def compare(
             page.print(Text(pairs.note))
         if found.differences:
             rows = [[each.path, *(value or "-" for value in each.values)] for each in found.differences]
-            page.print(table("what the scenarios have different", ["field", *found.names], rows))
+            page.print(table("scenario differences", ["field", *found.names], rows))
         for warning in filter(None, [*found.warnings, found.unpaired]):
             page.print(Text.assemble(("note:", "yellow"), f" {warning}"))
 
 
-@commands.command()
+@commands.command(rich_help_panel=INSPECTING)
 def export(
     run: RunOrSweep,
     format: Annotated[
-        str, typer.Option(help="csv (every row), latex or markdown (means and intervals); folder: a copy to share.")
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="csv, latex, markdown, or folder (a copy to share).",
+        ),
     ] = "csv",
     table: Annotated[
         str,
-        typer.Option(help="outcomes; paired: differences between arms; of a run also verdicts, rounds, attacks ..."),
+        typer.Option(
+            metavar="TABLE",
+            help="outcomes, paired (differences between arms), or a table of a run: verdicts, rounds, attacks, ...",
+        ),
     ] = "outcomes",
     columns: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME[=HEADING],...", help="Columns of the outcomes, measures of the pairs, as latex or markdown."
+            metavar="NAME[=HEADING],...", help="Columns of a latex or markdown table. Default: all common measures."
         ),
     ] = None,
     against: Against = None,
     figures: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="Write the report's charts as PDF, SVG and CSV; a table only with --out."),
+        typer.Option(metavar="FOLDER", help="Write the charts as PDF, SVG and CSV. No table without --out."),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="File or folder to write; a table is printed when not given.")
+        str | None, typer.Option(metavar="FILE", help="File or folder to write. Default: print the table.")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write tables and figures of a run or sweep for a paper or another program, or a copy that can be shared."""
+    """Export tables and figures of a run or sweep, or a copy to share.
+
+    Examples:
+
+        rayfed export runs/SWEEP --format latex --columns arm=Defence,psnr,test_accuracy
+        rayfed export runs/NAME --table attacks --out attacks.csv
+        rayfed export runs/NAME --figures figures/
+        rayfed export runs/NAME --format folder --out to_share/
+    """
     with errors_for_people(debug):
         from rayfed.analysis.loading import load
         from rayfed.report.export import export as exported
@@ -182,7 +260,9 @@ def export(
         results = load(run)
         if format == "folder":
             if figures or columns or against:
-                raise UserError("--format folder makes a copy to share: export figures by a command of their own")
+                raise UserError(
+                    "--format folder writes a copy to share: export tables and figures with a separate command"
+                )
             _share(results, out)
             return
         if figures is not None:
@@ -196,11 +276,11 @@ def export(
         if results.unfinished:
             typer.echo(f"note: {results.unfinished}", err=True)
         if table in SAMPLES and not shown([results.scenario]).public:
-            typer.echo(f"warning: the table {table} has clients' samples, which are not known to be public", err=True)
+            typer.echo(f"warning: table {table} contains clients' samples, which are not known to be public", err=True)
         if has_private_states(results):
             typer.echo(
-                f"note: {run} holds in clear what clients keep to themselves (checkpoint/clients): do not share the "
-                f"folder, but a copy of it, which --format folder --out COPY makes",
+                f"note: {run} contains private states of clients in clear (checkpoint/clients). Do not share it; share "
+                f"a copy made with --format folder --out COPY",
                 err=True,
             )
         if out is None:
@@ -214,7 +294,7 @@ def export(
 
 
 def _headings(columns: str | None) -> dict[str, str | None] | None:
-    """Return headings by the columns' names, from `arm=Defence,psnr`; None as a heading for the usual one."""
+    """Return column name -> heading from `arm=Defence,psnr`, None for the default heading."""
     if columns is None:
         return None
     parts = (part.partition("=") for part in columns.split(","))
@@ -228,12 +308,14 @@ def _share(results: Results, out: str | None) -> None:
     from rayfed.report.sweep import write_sweep_report
 
     if out is None:
-        raise UserError("export --format folder needs a place for the copy: name a new folder with --out")
+        raise UserError("export --format folder needs a new folder for the copy: add --out")
     with sharing(results, out) as copy:
         if is_sweep(copy):
             write_sweep_report(SweepFolder(copy))
         else:
             write_report(copy)
-    print(f"wrote {copy.url}, without the checkpoint, {', '.join(SAMPLES)}; scenario.yaml has the seed and your paths")
-    print("labels, names of classes and how many of each a client has are in it: a page without is `report --redact`")
-    print("a table `private` holds figures about clients' private layers, not the layers")
+    print(f"wrote {copy.url}")
+    print(f"Left out: checkpoint, {', '.join(SAMPLES)}")
+    print("Included: seed and paths (scenario.yaml); labels, class names and class counts per client; statistics of")
+    print("private layers, without their weights (table `private`)")
+    print("Next: for a report without labels and class names, run rayfed report RUN --redact")

@@ -1,4 +1,4 @@
-"""Commands that play runs, `launch`, `sweep`, `attack`, `resume`; `validate` before and `report` after."""
+"""Commands on runs: `launch`, `sweep`, `attack`, `resume`, `report`, `statement`, `validate`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import typer
 
 from rayfed.cli import sweeps
 from rayfed.cli.common import (
+    CHECKING,
+    INSPECTING,
+    RUNNING,
     Address,
     Debug,
     Executor,
@@ -28,7 +31,7 @@ from rayfed.errors import UserError
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(rich_help_panel=RUNNING)
 def launch(
     scenario: ScenarioFile,
     changes: Set = None,
@@ -38,11 +41,19 @@ def launch(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Run a scenario: train, attack, score, and write tables and a report; one with a `sweep` is swept."""
+    """Run a scenario: train, attack, and write tables and a report.
+
+    A scenario with a `sweep` runs all trials of the sweep.
+
+    Examples:
+
+        rayfed launch noniid
+        rayfed launch my.yaml --set training.lr=0.05 --out results
+    """
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
         if loaded.sweep is not None:
-            sweeps.play(loaded, out, executor, address, quiet)
+            sweeps.run(loaded, out, executor, address, quiet)
             return
         from rayfed.engine import runs
         from rayfed.engine.executions import execution
@@ -52,7 +63,7 @@ def launch(
             view.finished(f"{folder.url}/report.html")
 
 
-@commands.command()
+@commands.command(rich_help_panel=RUNNING)
 def sweep(
     scenario: ScenarioFile,
     changes: Set = None,
@@ -62,23 +73,30 @@ def sweep(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Play every trial that a scenario's `sweep` stands for, side by side; `rayfed launch` does the same."""
+    """Run all trials of a scenario's `sweep` in parallel, as `rayfed launch` does.
+
+    Examples:
+
+        rayfed sweep my_sweep.yaml --set sweep.repeats=5
+    """
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
         if loaded.sweep is None:
-            raise UserError(f"{scenario} has no `sweep`: say there which fields vary, as docs/sweeps.md shows")
-        sweeps.play(loaded, out, executor, address, quiet)
+            raise UserError(f"{scenario} has no `sweep`: add one (docs/sweeps.md), or use rayfed launch")
+        sweeps.run(loaded, out, executor, address, quiet)
 
 
-@commands.command()
+@commands.command(rich_help_panel=RUNNING)
 def attack(
     scenario: ScenarioFile,
     changes: Set = None,
     run: Annotated[
-        str | None, typer.Option("--run", help="Attack what this run has learnt instead of the model as it begins.")
+        str | None,
+        typer.Option("--run", metavar="RUN", help="Attack the weights of this run. Default: untrained weights."),
     ] = None,
     arm: Annotated[
-        str | None, typer.Option(help="Attack what this arm of the run has learnt in all arms of the scenario.")
+        str | None,
+        typer.Option(metavar="ARM", help="Arm of --run whose weights are attacked in all arms of the scenario."),
     ] = None,
     out: Out = None,
     executor: Executor = ExecutorName.RAY,
@@ -86,7 +104,13 @@ def attack(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Play a scenario's attacks without its training, to see what one update gives away."""
+    """Run the attacks of a scenario on one update, without training.
+
+    Examples:
+
+        rayfed attack my.yaml
+        rayfed attack my.yaml --run runs/NAME --arm none
+    """
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug):
         from rayfed.engine.finding import search_where
 
@@ -96,7 +120,7 @@ def attack(
         if not loaded.attacks:
             raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
         if arm and not run:
-            raise UserError("--arm names an arm of a run: give the run by --run")
+            raise UserError("--arm is an arm of a run: also give the run with --run")
         from rayfed.engine import runs
         from rayfed.engine.executions import execution
 
@@ -105,15 +129,15 @@ def attack(
             view.finished(f"{folder.url}/report.html")
 
 
-@commands.command()
+@commands.command(rich_help_panel=RUNNING)
 def resume(
     run: Run,
-    failed: Annotated[bool, typer.Option("--failed", help="Play the failed trials of a sweep again, too.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Also rerun the failed trials of a sweep.")] = False,
     extend: Annotated[
         bool,
         typer.Option(
             "--extend",
-            help="Go on by the run's scenario.yaml as it is now: with more rounds, or attacks in later ones.",
+            help="Apply changes of the run's scenario.yaml: more rounds, or attacks in later rounds.",
         ),
     ] = False,
     executor: Executor = ExecutorName.RAY,
@@ -121,7 +145,15 @@ def resume(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Continue a run or a sweep after what is complete; the result is the same as without the break."""
+    """Continue an interrupted run or sweep.
+
+    The results are the same as without the interruption.
+
+    Examples:
+
+        rayfed resume runs/NAME
+        rayfed resume runs/SWEEP --failed
+    """
     with errors_for_people(debug, resumable=True):
         from rayfed.analysis.sweep_folder import is_sweep
         from rayfed.engine.finding import search_where
@@ -130,7 +162,7 @@ def resume(
         if is_sweep(RunFolder.open(run)):
             if extend:
                 raise UserError(
-                    f"{run} is a sweep: --extend is for a run; a sweep goes on to more `samples` without it"
+                    f"{run} is a sweep, but --extend is for runs. To run more `samples`, resume the sweep without it"
                 )
             search_where(run)
             sweeps.resume(run, failed, executor, address, quiet)
@@ -144,16 +176,22 @@ def resume(
             view.finished(f"{folder.url}/report.html")
 
 
-@commands.command()
+@commands.command(rich_help_panel=INSPECTING)
 def report(
     run: Run,
     redact: Annotated[
         bool,
-        typer.Option("--redact", help="Make `report-redacted.html`, without clients' samples, labels and file names."),
+        typer.Option("--redact", help="Write report-redacted.html, without clients' samples, labels and file names."),
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Make the `report.html` of a run, or of a sweep, again from its tables."""
+    """Rewrite the `report.html` of a run or sweep from its tables.
+
+    Examples:
+
+        rayfed report runs/NAME
+        rayfed report runs/NAME --redact
+    """
     with errors_for_people(debug):
         from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
         from rayfed.report.run import write_report
@@ -173,24 +211,34 @@ def report(
         print(write_sweep_report(SweepFolder(folder)) if is_sweep(folder) else write_report(folder))
 
 
-@commands.command()
+@commands.command(rich_help_panel=INSPECTING)
 def statement(
     run: Run,
     about: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="YAML with your answers on the system, its data and measures, kept in the run's folder: system, "
-            "controller, purposes, data, people, access, necessity, measures.",
+            help="YAML file with your description: system, controller, purposes, data, people, access, necessity, "
+            "measures. Copied to the run folder.",
         ),
     ] = None,
     redact: Annotated[
         bool,
-        typer.Option("--redact", help="Leave out clients' samples, labels and file names; the worst image by hash."),
+        typer.Option(
+            "--redact",
+            help="Leave out clients' samples, labels and file names. Images are identified by hash.",
+        ),
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Write one page on a run to file: what was attacked and what was not, rates, proofs, hashes; HTML and Markdown."""
+    """Write a one-page evidence statement of a run, in HTML and Markdown.
+
+    It lists attacks, success rates, proved bounds and file hashes.
+
+    Examples:
+
+        rayfed statement runs/NAME --about about.yaml
+    """
     with errors_for_people(debug):
         from rayfed.report.statement_page import check_scored, write_statement
         from rayfed.store.folder import RunFolder
@@ -200,14 +248,21 @@ def statement(
             print(page)
 
 
-@commands.command()
+@commands.command(rich_help_panel=CHECKING)
 def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) -> None:
-    """Check a scenario, its data and its models without running it."""
+    """Check a scenario, its data and its models without running it.
+
+    Lists every error with its line and a fix.
+
+    Examples:
+
+        rayfed validate my.yaml
+    """
     with errors_for_people(debug):
         from rayfed.scenario import dotted_paths, read_text
 
         if foreign := dotted_paths(read_text(scenario), changes or []):
-            print(f"{scenario} imports code by dotted paths, now and when it runs: {', '.join(foreign)}", flush=True)
+            print(f"{scenario} imports your code, now and when it runs: {', '.join(foreign)}", flush=True)
         loaded = load(scenario, changes)
         from rayfed.engine.foreseen import unreachable, unused_code
         from rayfed.engine.inputs import prepare
@@ -229,7 +284,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             print(f"  {line}")
         if loaded.sweep:
             settings = loaded.sweep.samples or len(trials) // loaded.sweep.repeats
-            print(f"  sweep: {settings} settings ({loaded.sweep.search}), {loaded.sweep.repeats} repeats of each")
+            print(f"  sweep: {settings} settings ({loaded.sweep.search}), {loaded.sweep.repeats} repeats per setting")
             from rayfed.analysis.paired import out_of_reach
 
             if loaded.sweep.repeats > 1 and (said := out_of_reach(loaded.sweep.repeats, 1)):
@@ -237,4 +292,4 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
         for line in [] if loaded.sweep and loaded.sweep.fields else unreachable(inputs.scenario, unused_code(inputs)):
             print(f"  note: {line}")
-        print(f"  results: {loaded.output.folder}, unless --out says otherwise")
+        print(f"  results: {loaded.output.folder} (change with --out)")

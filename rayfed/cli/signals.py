@@ -1,4 +1,4 @@
-"""Signals that end the process: a run that gets one writes its status and report first, as after Ctrl-C."""
+"""Handle signals that end the process: a run writes its status and report first, as after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(si
 
 
 def end_on_signals() -> None:
-    """Raise `Killed` at signals that end the process, except those that it ignores (`nohup`)."""
+    """Raise `Killed` for signals that end the process, except ignored ones (`nohup`)."""
     for number in _ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
 
 
 def end_at_once() -> None:
-    """Let these signals end the process as they do without rayfed: behind a command nothing is left to write."""
+    """Restore the default handlers of these signals, because nothing is left to write after a command."""
     for number in _ENDING:
         if signal.getsignal(number) is _end:
             signal.signal(number, signal.SIG_DFL)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise `Killed`, once: a closing terminal sends SIGHUP twice, and the second must not disturb the end."""
+    """Raise `Killed` once, because a closing terminal sends SIGHUP twice."""
     for other in _ENDING:
         signal.signal(other, signal.SIG_IGN)
     Killed.came = number

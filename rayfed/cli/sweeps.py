@@ -1,4 +1,4 @@
-"""Sweeps as commands play them: with their progress, and the report at the end."""
+"""Run sweeps for commands, with progress and a report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rayfed.cli.common import ExecutorName
 from rayfed.report.terminal import console
 
 
-def play(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:
-    """Play a new sweep, show its progress, and return its folder."""
+def run(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:
+    """Run a new sweep, show its progress, and return its folder."""
     from rayfed.engine import sweeps
     from rayfed.engine.executions import sweep_execution
 
@@ -21,7 +21,7 @@ def play(scenario: Any, out: str | None, executor: ExecutorName, address: str | 
 
 
 def resume(path: str, failed: bool, executor: ExecutorName, address: str | None, quiet: bool) -> None:
-    """Play the missing trials of a sweep and show its progress, as `play` does."""
+    """Run the missing trials of a sweep, and show its progress."""
     from rayfed.engine import sweeps
     from rayfed.engine.executions import sweep_execution
 
@@ -29,23 +29,23 @@ def resume(path: str, failed: bool, executor: ExecutorName, address: str | None,
     _watched(quiet, executor, lambda view: sweeps.resume(path, failed, execution, view))
 
 
-def _watched(quiet: bool, executor: ExecutorName, play: Callable[[Any], Any]) -> Any:
+def _watched(quiet: bool, executor: ExecutorName, run: Callable[[Any], Any]) -> Any:
     from rayfed.analysis.sweep_folder import SweepFolder
     from rayfed.report.sweep import try_sweep_report, write_sweep_report
     from rayfed.report.terminal_sweep import SweepView
 
-    view = SweepView(console(), quiet, bar=executor is ExecutorName.RAY)  # in this process a debugger may prompt there
+    view = SweepView(console(), quiet, bar=executor is ExecutorName.RAY)  # a bar would hide a debugger's prompt
     try:
-        folder = play(view)
+        folder = run(view)
         view.finished(folder.outcomes().to_pylist(), folder.fields, try_sweep_report(folder, view.note))
         return folder
     except KeyboardInterrupt as error:
         if view.folder:
-            error.add_note(quote(view.folder.url))  # how `rayfed resume` names it
+            error.add_note(quote(view.folder.url))  # the argument of `rayfed resume`
             view.close()
-            with suppress(Exception, KeyboardInterrupt):  # what interrupted it is told, not that its page is not made
+            with suppress(Exception, KeyboardInterrupt):  # report the interruption, not an error of the report
                 page = write_sweep_report(SweepFolder.open(view.folder.url))
-                view.note(f"{page} shows what there is")
+                view.note(f"{page} has the results so far")
                 view.warn()
         raise
     finally:

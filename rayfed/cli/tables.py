@@ -1,4 +1,4 @@
-"""Tables as commands print them."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 _WORDS = 30
-"""Width from which on words are wrapped where there is no room."""
+"""Maximum width of words that are never wrapped."""
 
 _Kind = Literal["name", "figure", "word"]
 
@@ -26,7 +26,7 @@ class _Column:
 
     @property
     def least(self) -> int:
-        """Width in which no name and no figure is broken."""
+        """Minimum width without broken names and figures."""
         longest = max(map(cell_len, self.cells), default=0)
         if self.kind == "word":
             return max(cell_len(self.heading), min(longest, _WORDS))
@@ -34,15 +34,15 @@ class _Column:
 
     @property
     def most(self) -> int:
-        """Width in which nothing is wrapped."""
+        """Minimum width without any wrapping."""
         return max(map(cell_len, [self.heading, *self.cells]))
 
 
 @dataclass(frozen=True)
 class Tabulated:
-    """Plain text in columns: in one table, or in several below each other that all begin with the names.
+    """Text in columns. A table that is too wide is split into several tables that all begin with the names.
 
-    Where the names leave no room for another column, rows are numbered, and the numbers take the names' place.
+    If the names leave no room for another column, rows are numbered, and tables begin with the numbers.
     """
 
     title: str
@@ -50,7 +50,7 @@ class Tabulated:
     others: Sequence[_Column]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the tables, each with as many columns as fit."""
+        """Yield tables with as many columns as fit."""
         first, others, room = [*self.names], [*self.others], options.max_width
         if any(_width([*first, one]) > room for one in others):
             rows = range(1, len(first[0].cells) + 1)
@@ -65,9 +65,9 @@ class Tabulated:
 
 
 def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> Tabulated:
-    """Return a table of which the first `words` columns are names, the others figures.
+    """Return a table whose first `words` columns are names and whose other columns are figures.
 
-    Where `words` is None the first column alone has names, and the others words.
+    If `words` is None, the first column has names and the other columns have words.
     """
     names = 1 if words is None else words
     kind: _Kind = "word" if words is None else "figure"
@@ -80,18 +80,18 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], wo
 
 
 def _width(columns: Sequence[_Column]) -> int:
-    """Return the least width of a table, with the space and the line behind each column and the edge before all."""
+    """Return the minimum width of a table, including its spaces and edges."""
     return sum(column.least + 2 for column in columns) + 1
 
 
 def _drawn(title: str, columns: Sequence[_Column], room: int) -> Table:
-    """Return a table in its least width, and what room is left given to the columns, those that need little first."""
+    """Return a table in its minimum width, plus the remaining room for columns that need it."""
     made = Table(title=title or None, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     left, widths = room - _width(columns), dict[int, int]()
     for place, column in sorted(enumerate(columns), key=lambda each: each[1].most - each[1].least):
         more = min(column.most - column.least, max(0, left // (len(columns) - len(widths))))
         widths[place], left = column.least + more, left - more
-    widths[len(columns) - 1] += min(0, left)  # a name that is longer than the line is broken
+    widths[len(columns) - 1] += min(0, left)  # a name longer than the line is broken
     for place, column in enumerate(columns):
         justify: Literal["left", "right"] = "right" if column.kind == "figure" else "left"
         made.add_column(Text(column.heading), justify=justify, overflow="fold", width=widths[place])

@@ -1,4 +1,4 @@
-"""Warnings of other packages, each shown once: a model is built several times, and would warn as often."""
+"""Show each warning of other packages once, although models are built several times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 def warn_once() -> None:
-    """Have Python show a warning once, where every `catch_warnings` makes it forget which ones it has shown."""
+    """Show each warning once, also after `catch_warnings`, which resets Python's own filter."""
     shown: set[tuple[str, type[Warning], str, int]] = set()
     usual = warnings.showwarning
 

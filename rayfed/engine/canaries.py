@@ -1,19 +1,20 @@
 """Audit of privacy accounts with canaries: empirical lower bounds on the epsilon of each mechanism.
 
-What an arm's defence does is played as a run plays it: draws of clients and samples, local steps, clip, noise, sums, by
-the same code. Only the samples are others: each unit that the account hides (a sample; a client with all its samples)
-is a canary with a gradient of its own, orthogonal to all others' and far beyond the clip bound, so that it moves what
-is seen as far as the account allows. A coin says of each whether it is there: under zero-out adjacency it contributes
-nothing otherwise, under replace-one adjacency the opposite. Its score is how far what is seen of all rounds goes its
-way; under Laplace noise no further, in each round, than one canary moves it, which is the likelihood ratio.
-What is seen is what the account is against: the client's updates, or the sums of all clients' with the server's noise.
+The defences of an arm are run by the code of ordinary runs: sampling of clients and samples, local steps, clipping,
+noise and sums. Only the samples differ. Each unit that the account protects (a sample, or a client with all its
+samples) is a canary. Its gradient is orthogonal to all other gradients and far beyond the clip bound, so it changes the
+observation as much as the account allows. Each canary is present with probability 1/2. An absent canary contributes
+nothing under zero-out adjacency, and the opposite gradient under replace-one adjacency. The score of a canary is the
+projection of all observations on its gradient. Under Laplace noise the projection of each round is clipped to the
+contribution of one canary, which gives the likelihood ratio. The observation is that of the account's adversary: the
+updates of a client, or the noisy sums of all clients.
 
-All other units are known to the adversary, and their canaries orthogonal, so the scores of many canaries are as good as
-independent, and one run has as many trials as canaries (Steinke, Nasr and Jagielski 2023, section 4; canary clients:
-Andrew et al. 2023, algorithm 1). Where it has too few, the run is played again with other randomness.
+The adversary knows all other units, and canaries are orthogonal. Therefore the scores are almost independent, and one
+run has as many trials as canaries (Steinke, Nasr and Jagielski 2023, section 4; canary clients: Andrew et al. 2023,
+algorithm 1). A run with too few canaries is repeated with other random numbers.
 
-The canaries' gradients change their sign from round to round, as a record's gradients may: noise that is drawn once and
-used in every round cancels then, and is caught.
+The gradients of canaries change their sign from round to round, as gradients of records may. Noise that is sampled once
+and reused in every round cancels then, and is detected.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ from rayfed.update import Named
 
 _ARM = "audited"
 _MOST = 1000
-"""Most canaries of one client: a coordinate of every update for each."""
+"""Maximum number of canaries per client. Each needs one coordinate of the update."""
 _FEWEST = 256
-"""Fewest coordinates, by which the width of the noise is estimated."""
+"""Minimum number of coordinates, from which the standard deviation of the noise is estimated."""
 _BEYOND = 1e6
 """Length of a canary's gradient, far beyond any clip bound."""
 
 
 class Canaries(nn.Module):
-    """Model whose gradient is the coordinate, in every layer, and the sign that its input names.
+    """Model whose gradient is one coordinate per layer, selected by the input, with the sign given by the input.
 
-    Inputs (N, 1, 1, 4) in [0, 1] are bytes: three of the coordinate's number, and 0, 1 or 2 for the other way, nothing
-    and its way. Outputs (N, 2) are linear in the weights, so the gradient is the same at all weights.
+    Inputs (N, 1, 1, 4) in [0, 1] are bytes: three for the index of the coordinate, and one for the sign (0: negative,
+    1: zero, 2: positive). Outputs (N, 2) are linear in the weights, so the gradient does not depend on the weights.
     """
 
     def __init__(self, coordinates: int, layers: int) -> None:
@@ -97,7 +98,7 @@ class Audited:
     canaries: int
     runs: int
     seconds: float
-    """Seconds of the process, whatever else the machine does."""
+    """CPU seconds of the process."""
     found: Shown
 
 
@@ -111,23 +112,28 @@ class _Scores:
 
 
 def audited(inputs: Inputs, canaries: int) -> Iterator[Audited]:
-    """Yield the result of at least this many canaries for each accounted mechanism; raises `UserError` without one."""
+    """Yield the result of at least this many canaries for each accounted mechanism.
+
+    Raises `UserError` if no arm has a finite epsilon.
+    """
     there = False
     for account in inputs.accounts:
         rounds = inputs.limits[account.name]
         for place, (spec, spent, promised) in account.mechanisms(rounds).items():
             there = True
             if promised.epsilon == float("inf"):
-                raise UserError(f"arm '{account.name}': {spec.name} has no noise, and its epsilon no bound to audit")
+                raise UserError(
+                    f"arm '{account.name}': {spec.name} has no noise, so its epsilon is infinite: add noise"
+                )
             began, scores, runs = process_time(), _Scores(), 0
             while len(scores) < canaries:
-                _Run(inputs, account, place, spent, runs).play(rounds, scores)
+                _Run(inputs, account, place, spent, runs).run(rounds, scores)
                 runs += 1
             found = shown(scores.present, scores.absent, spent, inputs.scenario.privacy.accountant)
             about = (account.name, spec.name, spent.unit, spent.adjacency, spent.delta)
             yield Audited(*about, len(scores), runs, process_time() - began, found)
     if not there:
-        raise UserError("no arm has an (epsilon, delta) to audit: add a defence that has one, such as dp_sgd")
+        raise UserError("no arm has an (epsilon, delta): add a defence that has one, such as dp_sgd")
 
 
 class _Run:
@@ -141,19 +147,19 @@ class _Run:
         self.sizes = np.ones_like(sizes) if self.by_client else sizes
         units = len(sizes) if self.by_client else min(int(sizes.max()), _MOST)
         self.defence: Defence = account.arm.defences[place]
-        # An L1 norm is best spent on one value; an L2 norm on any, and one that bounds each layer on all of them.
+        # The largest change under an L1 bound is in one value; under L2 bounds per layer it is in all layers.
         noises = [release for release in spent.releases if release.noise == "laplace"]
         self.reach = min((1 / (sqrt(8) * release.multiplier) for release in noises), default=inf)
-        """Most that one answer counts, in standard deviations of its noise: sqrt(2) of a Laplace scale."""
+        """Maximum score of one round, in standard deviations of its noise: sqrt(2) times the Laplace scale."""
         model = {"coordinates": max(units, _FEWEST), "layers": 1 if noises else account.setting(1).layers}
         self.scenario = _scenario(inputs.scenario, account, account.arm.spec.defences[place], model, number)
         data, parts = self._dealt()
         self.runtime = ClientRuntime(self.scenario, data, parts, torch.device("cpu"))
         self.found: dict[tuple[int, int], float] = {}
-        """By client, and number of its canary, the score so far."""
+        """(Client, index of the canary) -> score so far."""
 
     def _dealt(self) -> tuple[Dataset, Parts]:
-        """Return the canaries as samples, and each client's indices; a client's canaries beyond `_MOST` are blank."""
+        """Return the canaries as samples, and the indices of each client. Samples beyond `_MOST` are not canaries."""
         count = int(self.sizes.sum())
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         own = np.arange(count) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
@@ -169,8 +175,8 @@ class _Run:
         data = Dataset(images.reshape(-1, 1, 1, 4), labels, images[:2].reshape(-1, 1, 1, 4), labels[:2], ("0", "1"))
         return data, Parts.of([np.flatnonzero(owner == client) for client in range(len(self.sizes))])
 
-    def play(self, rounds: int, scores: _Scores) -> None:
-        """Play the rounds and add all canaries' scores."""
+    def run(self, rounds: int, scores: _Scores) -> None:
+        """Run the rounds and add the scores of all canaries."""
         self.found = dict.fromkeys(self.there, 0.0)
         seen = self._sums if self.defence.overrides("wrap_aggregation") else self._updates
         for round in range(rounds):
@@ -208,7 +214,7 @@ class _Run:
 def _scenario(
     given: Scenario, account: Account, mechanism: DefenceSpec, model: dict[str, int], number: int
 ) -> Scenario:
-    """Return the scenario of a canary run: the arm's training and sums with one mechanism alone."""
+    """Return the scenario of a canary run: training and aggregation of the arm, with one of its mechanisms."""
     document: dict[str, Any] = load_yaml(given.dump())
     arm = given.played[account.name].model_dump(mode="json") if given.arms else {}
     kept = {name: value for name, value in arm.items() if name in ("training", "server", "aggregation")}

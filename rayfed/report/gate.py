@@ -1,4 +1,4 @@
-"""A gate's verdict as other programs read it: JSON by the schema beside this file, and JUnit's XML."""
+"""Result of a gate as text, as JSON (`gate.schema.json`) and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import Any, Literal
 from xml.etree import ElementTree as xml
 
 from rayfed.analysis.baseline import Change, attacked, changes, updates
+from rayfed.analysis.formats import NONE
 from rayfed.analysis.gate import Bound, Check, Played, State
 from rayfed.analysis.verdicts import next_step, verdicts
 from rayfed.errors import UserError
-from rayfed.metrics.known import leading
+from rayfed.metrics.known import METRICS, leading
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.version import __version__
 
 VERSION = 2
-"""Version of the document; it rises where a reader of the last would misread the next."""
+"""Version of the document; increased if readers of the previous version would misread it."""
 Verdict = Literal["passed", "failed", "not measured", "no bound"]
 
 
@@ -31,27 +32,27 @@ class Gated:
 
     folder: RunFolder
     weights: str
-    """The weights that were attacked, in words."""
+    """Description of the attacked weights."""
     arms: Sequence[str] | None = None
-    """Arms that are looked at; None: `Played.gated`."""
+    """Checked arms; None for `Played.gated`."""
 
     @cached_property
     def played(self) -> Played:
-        """What the run's folder has."""
+        """Results in the run's folder."""
         attacks, inferences = (self.folder.read_table(name).to_pylist() for name in ("attacks", "inferences"))
         over = exits.over(self._status)
         return Played(self.folder.scenario(), attacks, inferences, over)
 
     @cached_property
     def next_step(self) -> str:
-        """What to do to learn more; empty if every arm has an answer."""
+        """The next step towards a verdict; empty if every arm has one."""
         had = self.played
-        told = verdicts(had.scenario, had.attacks, had.inferences, finished=had.finished)
-        return next_step(had.scenario, had.attacks, told, self._status.get("enough"), self.fewer)
+        found = verdicts(had.scenario, had.attacks, had.inferences, finished=had.finished)
+        return next_step(had.scenario, had.attacks, found, self._status.get("enough"), self.fewer)
 
     @property
     def fewer(self) -> str | None:
-        """That fewer samples were attacked than were asked for, in words; None where all were."""
+        """Note that fewer samples were attacked than requested; None if all were attacked."""
         return self._status.get("fewer")
 
     @cached_property
@@ -60,24 +61,24 @@ class Gated:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the arms that are looked at."""
+        """Names of the checked arms."""
         return self.played.gated if self.arms is None else list(self.arms)
 
     @cached_property
     def samples(self) -> str:
-        """Digest of the samples that were attacked."""
+        """Digest of the attacked samples."""
         return attacked(*(self.folder.read_table(name).to_pylist() for name in ("images", "texts")))
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """Ruling of a gate on some runs."""
+    """Result of a gate on some runs."""
 
     runs: Sequence[Gated]
     bounds: Sequence[Bound]
     allow_unmeasured: bool = False
     baseline: Mapping[str, Any] | None = None
-    """An earlier ruling's document."""
+    """Document of an earlier gate."""
 
     @cached_property
     def checks(self) -> list[list[Check]]:
@@ -86,12 +87,12 @@ class Ruling:
 
     @cached_property
     def changes(self) -> list[Change]:
-        """What became of every run since the baseline; empty without one."""
+        """Changes of all runs since the baseline; empty without one."""
         return [] if self.baseline is None else changes(self._measured, self.baseline)
 
     @property
     def verdict(self) -> Verdict:
-        """One word for all checks and changes, the worst of them."""
+        """The least favourable state of all checks and changes."""
         if not self.bounds and self.baseline is None:
             return "no bound"
         states = {check.state for run in self.checks for check in run} | {change.state for change in self.changes}
@@ -101,20 +102,21 @@ class Ruling:
 
     @property
     def passed(self) -> bool:
-        """Whether a build may go on."""
+        """Whether the exit code is 0."""
         return self.verdict in ("passed", "no bound") or (self.verdict == "not measured" and self.allow_unmeasured)
 
     @cached_property
     def lines(self) -> list[str]:
-        """The ruling in words."""
-        said = []
+        """The result as lines of text: one per check and change, and the verdict in the last line."""
+        lines = []
         for run, checks in zip(self.runs, self.checks, strict=True):
-            said += [f"gate on {', '.join(run.names)} ({run.weights}):"] if checks else []
-            said += [f"  {check.sentence}" for check in checks]
-            said += [f"  {run.fewer}, for want of time"] if checks and run.fewer else []
-        said += [f"  {change.sentence}" for change in self.changes]
-        allowed = ", which --allow-unmeasured lets pass" if self.passed and self.verdict == "not measured" else ""
-        return [*said, f"gate: {self.verdict.upper()}{allowed}"]
+            if checks:
+                lines += [f"Gate on {run.weights}", *_check_lines(checks)]
+                lines += [f"   {run.fewer}, because of the time limit"] if run.fewer else []
+        if self.changes:
+            lines += ["Changes since the baseline", *_change_lines(self.changes)]
+        allowed = " (allowed by --allow-unmeasured)" if self.passed and self.verdict == "not measured" else ""
+        return [*lines, f"gate: {self.verdict.upper()}{allowed}"]
 
     @cached_property
     def _measured(self) -> dict[str, Any]:
@@ -137,7 +139,7 @@ class Ruling:
         return {"metrics": metrics, "runs": runs}
 
     def document(self) -> dict[str, Any]:
-        """Return the ruling as `gate.schema.json` describes it."""
+        """Return the result as a document of `gate.schema.json`."""
         return {
             "format": "rayfed-gate",
             "version": VERSION,
@@ -151,7 +153,7 @@ class Ruling:
         }
 
     def junit(self) -> str:
-        """Return the ruling as JUnit's XML, a test case for each check and change."""
+        """Return the result as JUnit XML, with a test case per check and change."""
         suite = xml.Element("testsuite", name="rayfed gate")
         for group, name, state, sentence in self._cases():
             case = xml.SubElement(suite, "testcase", classname=group, name=name)
@@ -174,7 +176,52 @@ class Ruling:
                 yield f"{run.weights}.{check.arm}", f"{check.bound.sentence}{batch}", check.state, check.sentence
         for change in self.changes:
             group = f"{self.runs[change.run].weights}.{change.arm}"
-            yield group, f"{change.metric} no nearer than in the baseline", change.state, change.sentence
+            yield group, f"{change.metric} not closer than in the baseline", change.state, change.sentence
+
+
+_CHECK_COLUMNS = "arm", ">batch", "bound", ">value", "verdict", "by"
+_CHANGE_COLUMNS = "arm", "metric", ">change", ">updates", ">p", "verdict"
+"""Headings; those that begin with ">" are of right-aligned columns."""
+
+
+def _check_lines(checks: Sequence[Check]) -> list[str]:
+    """Return one line per check in columns, each with its details on an indented line."""
+    rows = [
+        (c.arm, str(c.batch or NONE), c.bound.sentence, c.written or NONE, c.state.upper(), c.by or NONE)
+        for c in checks
+    ]
+    return _in_columns(_CHECK_COLUMNS, rows, [check.details for check in checks])
+
+
+def _change_lines(found: Sequence[Change]) -> list[str]:
+    """Return one line per change in columns, each with its details on an indented line."""
+    rows = [
+        (
+            change.arm,
+            METRICS[change.metric].title,
+            NONE if change.difference is None else f"{change.difference:+.3g}",
+            str(change.updates or NONE),
+            NONE if change.p is None else f"{change.p:.2g}",
+            change.state.upper(),
+        )
+        for change in found
+    ]
+    return _in_columns(_CHANGE_COLUMNS, rows, [change.details for change in found])
+
+
+def _in_columns(headings: Sequence[str], rows: Sequence[Sequence[str]], details: Sequence[str]) -> list[str]:
+    """Return rows under headings as lines of text, each followed by its details if there are any."""
+    titles = [heading.removeprefix(">") for heading in headings]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    lines = []
+    for row, detail in zip([titles, *rows], ["", *details], strict=True):
+        cells = [
+            cell.rjust(width) if heading.startswith(">") else cell.ljust(width)
+            for cell, width, heading in zip(row, widths, headings, strict=True)
+        ]
+        lines.append(f" {'  '.join(cells)}".rstrip())
+        lines += [f"   {detail}"] if detail else []
+    return lines
 
 
 def _row(check: Check) -> dict[str, Any]:
@@ -189,13 +236,13 @@ def _written(change: Change) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of a ruling's document."""
+    """Return the JSON Schema of the document."""
     found: dict[str, Any] = json.loads(files(__package__).joinpath("gate.schema.json").read_text(encoding="utf-8"))
     return found
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return an earlier ruling's document; raises `UserError` for a file that is none."""
+    """Return the document of an earlier gate. Raises `UserError` for any other file."""
     import jsonschema
 
     try:
@@ -205,6 +252,6 @@ def read_document(path: Path) -> dict[str, Any]:
         raise UserError(f"--baseline {path}: cannot be read: {error.strerror}") from error
     except (ValueError, jsonschema.ValidationError) as error:
         said = getattr(error, "message", str(error))
-        raise UserError(f"--baseline {path}: is no file that --json of this version wrote: {said}") from error
+        raise UserError(f"--baseline {path}: not a --json file of this version of rayfed: {said}") from error
     assert isinstance(document, dict)
     return document

@@ -1,8 +1,9 @@
-"""Terminal view of a sweep: a bar, a line for every trial that ends, and the settings in a table."""
+"""Terminal view of a sweep: a progress bar, one line per trial, and a table of the settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -13,29 +14,32 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.analysis.figures import heading, mark, marked, notes_on_marks
-from rayfed.analysis.formats import duration
+from rayfed.analysis.formats import NONE, duration, share
 from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.pareto import front
 from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Estimate, Setting, settings, strongest
+from rayfed.analysis.settings import Estimate, Setting, by_values, settings, strongest
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
+from rayfed.analysis.verdicts import MOST, WEIGHT
 from rayfed.errors import noting_errors
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
-from rayfed.report.words import sweep_verdicts
 
 if TYPE_CHECKING:
     from rayfed.store.folder import RunFolder
 
 _COLUMNS = ("test_accuracy", *(metric.name for metric in JUDGED if "sweep" in metric.tables), "epsilon")
 
+_BOUNDS = {"psnr": "--max-psnr 15", "test_accuracy": "--min-accuracy 0.9"}
+"""Measure -> bound in the command of the next step."""
+
 
 class SweepView:
     """Terminal view of one sweep; implements `rayfed.engine.progress.SweepProgress`."""
 
     def __init__(self, console: Console, quiet: bool = False, bar: bool = True) -> None:
-        """Make a view; `quiet` says nothing but errors, `bar` shows progress on terminals."""
+        """Create a view. `quiet` prints errors and notes only, `bar` shows progress on terminals."""
         self._console, self._quiet = console, quiet
         self._bar = Progress(
             TextColumn("trials"),
@@ -52,42 +56,42 @@ class SweepView:
         self._began, self._ended, self._trials, self._before, self._failed = 0.0, 0, 0, 0, 0
 
     def starting(self, scenario: Any, folder: Any, where: str, trials: int, done: int) -> None:
-        """Print what the sweep varies and where its results go, and start the progress bar."""
+        """Print the size of the sweep and its folder, and start the progress bar."""
         self._trials, self._before, self._began, self._folder = trials, done, monotonic(), folder.files
-        before = f", {done} played before" if done else ""
+        before = f", {done} finished before" if done else ""
         swept = scenario.sweep
         varied = f"{len(swept.fields) or 'no'} field{'s' * (len(swept.fields) != 1)}"
         self._say(
             f"[bold]{scenario.name}[/bold]: {trials} trial{'s' * (trials != 1)} over {varied} ({swept.search})"
             f"{before}; {where}"
         )
-        self._say(f"results in {folder.url}", markup=False)
+        self._say(f"Results: {folder.url}", markup=False)
         self._bar.start()
         self._task = self._bar.add_task("trials", total=trials, left="")
 
     @property
     def folder(self) -> Any:
-        """The sweep's folder; None before it has begun."""
+        """Folder of the sweep; None before the start."""
         return self._folder
 
     def note(self, message: str) -> None:
-        """Print something out of the ordinary."""
+        """Print a note."""
         self._console.print(Text.assemble(("note:", "yellow"), f" {message}"), soft_wrap=True)  # a path stays whole
 
     def trial_done(self, trial: Any, rows: Sequence[dict[str, Any]]) -> None:
-        """Print one line for the trial, and about how long the others will take: on the bar, and once in a line."""
+        """Print one line for the trial, and after the first one the estimated time of the others."""
         self._ended += 1
         self._failed += rows[0]["status"] == "failed"
         with noting_errors(self._note_unprinted):
             self._say_trial(trial, rows)
-        left = (monotonic() - self._began) / self._played() * max(self._trials - self._ended, 0)
+        left = (monotonic() - self._began) / self._timed() * max(self._trials - self._ended, 0)
         if self._task is not None:
             self._bar.update(self._task, advance=1, left=f"about {duration(left)} left")
         if self._ended == 1 and left:
-            self._say(f"the other {self._trials - 1} take about {duration(left)}, if they are like this one")
+            self._say(f"about {duration(left)} left for {self._trials - 1} trials")
 
-    def _played(self) -> int:
-        """Return how many trials the time so far was for; while few have ended, those beside them count as well."""
+    def _timed(self) -> int:
+        """Return the number of trials that used the time so far; at first this includes the running ones."""
         begun = len(SweepFolder(self._folder).trial_names()) - self._before if self._folder else 0
         return begun if begun >= 2 * self._ended else self._ended
 
@@ -96,60 +100,57 @@ class SweepView:
         what = f"{self._ended:>4}/{self._trials} {trial.arm}" + (f", {values}" if values else "")
         what += f", repeat {trial.repeat}" if trial.repeat else ""
         if rows[0]["status"] == "failed":
-            self._say(Text(f"{what}: failed: {' '.join(str(rows[0]['error']).split())}", style="red"))
+            self._say(Text(f"{what}  FAILED: {' '.join(str(rows[0]['error']).split())}", style="red"))
             return
         row = max(rows, key=lambda row: row.get("psnr") or 0)
-        told = [f"accuracy {100 * row['test_accuracy']:.2f} %" if row.get("test_accuracy") is not None else ""]
-        told += [f"PSNR {row['psnr']:.1f} dB by {row['attack']}" if row.get("psnr") is not None else ""]
-        told += ["stopped early" if row["status"] == "stopped" else ""]
-        self._say(f"{what}: {', '.join(filter(None, told)) or 'played'}", markup=False)
+        accuracy = share(row.get("test_accuracy"))
+        psnr = NONE if row.get("psnr") is None else f"{row['psnr']:.1f} dB ({row['attack']})"
+        stopped = "  stopped early" * (row["status"] == "stopped")
+        self._say(f"{what:<40}  accuracy {accuracy:>7}  PSNR {psnr}{stopped}", markup=False)
 
     def finished(self, rows: Sequence[dict[str, Any]], fields: Sequence[str], report: str | None) -> None:
-        """Print the settings in a table, those first that leak least, and the path of the report, if there is one."""
+        """Print the settings in a table, by leakage, then remarks, the next step and the path of the report."""
         self.close()
         with noting_errors(self._note_unprinted):
             self._say_settings(rows, fields)
         if report is not None:
-            self._say(f"report: {report}", markup=False)
+            self._say(f"Report: {report}", markup=False)
         with noting_errors(self._note_unprinted):
             self.warn()
 
     def _note_unprinted(self, why: str) -> None:
-        self.note(f"a part of the summary could not be printed: {why}")
+        self.note(f"part of the summary could not be printed: {why}")
 
     def _say_settings(self, rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> None:
         scenario = SweepFolder(self._folder).scenario if self._folder else {}
         found = sorted(with_twins(settings(rows, fields), scenario), key=lambda s: _mean(s.measures.get("psnr")))
         shown = [name for name in _COLUMNS if any(name in s.measures for s in found)]
-        attacks = len({setting.attack for setting in found if setting.attack}) > 1
-        table = Table("setting", *["attack"] * attacks, *map(heading, shown), box=SIMPLE)
-        for setting in found:
-            words = [setting.title + mark(setting), *[setting.attack or "–"] * attacks]
-            table.add_row(*map(Text, words), *(marked(name, setting) for name in shown))
-        self._say(table)
+        self._say(_table(found, shown))
+        for state, reasons in _reasons(found).items():
+            self._say(f"{state}: {'; '.join(reasons)}", markup=False)
         for note in notes_on_marks(found, shown):
             self._say(note, markup=False)
         for unlike in filter(None, (mixed(found, name) for name in shown)):
-            self._say(f"note that {unlike}", markup=False)
+            self._say(f"note: {unlike}", markup=False)
         self._labels(found)
         self._front(found)
-        for state, sentence in sweep_verdicts(found):
-            self._say(f"{state}: {sentence}", markup=False)
         for sentence in failures(found):
             self._say(sentence, markup=False)
         if self._failed:
-            self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; why stands in outcomes.parquet")
+            self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; errors are in outcomes.parquet")
+        if self._folder is not None and (bounds := [_BOUNDS[name] for name in shown if name in _BOUNDS]):
+            self._say(f"Next: rayfed recommend {quote(self._folder.url)} {' '.join(bounds)}", markup=False)
 
     def warn(self) -> None:
-        """Say that the page has samples which are not known to be public, where it has."""
+        """Print a warning if the report has samples that may not be public."""
         if self._folder and (said := warning(self._folder)):
             self.note(said)
 
     def _labels(self, found: Sequence[Setting]) -> None:
-        """Print the share of labels found by batch size, where that varies."""
+        """Print the share of recovered labels by batch size, if there are several batch sizes."""
         if (labels := by_batch_size(found)) is None:
             return
-        table = Table(*labels.headings, title="labels found (label accuracy)", title_justify="left", box=SIMPLE)
+        table = Table(*labels.headings, title="labels recovered", title_justify="left", box=SIMPLE)
         for row in sorted(labels.rows):
             table.add_row(*map(Text, row))
         self._say(table)
@@ -160,19 +161,51 @@ class SweepView:
         if any("test_accuracy" in setting.measures for setting in strong):
             best = front(found, "psnr", "test_accuracy")
             if not best.best:
-                self._say("no Pareto front: every setting is at the accuracy of guessing, or what leaks is not known")
+                self._say("Pareto-optimal: none, because the accuracy is at chance level or the leakage is unknown")
                 return
             names = "; ".join(setting.title + " (leaks)" * _leaks(setting) for setting in best.best)
             self._say(f"Pareto-optimal (PSNR, accuracy): {names}", markup=False)
-            self._say(f"hypervolume {best.hypervolume():.3f} (1: one setting has the best of both)")
+            self._say(f"Hypervolume: {best.hypervolume():.3f} (1 if one setting is best in both)")
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the progress bar."""
         self._bar.stop()
 
     def _say(self, what: Any, markup: bool = True) -> None:
         if not self._quiet:
             self._console.print(what, markup=markup, soft_wrap=isinstance(what, str), highlight=False)
+
+
+def _table(found: Sequence[Setting], shown: Sequence[str]) -> Table:
+    """Return the table of the settings, with the verdict of each."""
+    attacks = len({setting.attack for setting in found if setting.attack}) > 1
+    states = _states(found)
+    verdicts = [states.get(setting.title, NONE) for setting in found]
+    judged = any(verdict != NONE for verdict in verdicts)
+    table = Table("setting", *["verdict"] * judged, *["attack"] * attacks, *map(heading, shown), box=SIMPLE)
+    for setting, verdict in zip(found, verdicts, strict=True):
+        words = [setting.title + mark(setting), *[verdict] * judged, *[setting.attack or NONE] * attacks]
+        table.add_row(*map(Text, words), *(marked(name, setting) for name in shown))
+    return table
+
+
+def _states(found: Sequence[Setting]) -> dict[str, str]:
+    """Return title -> verdict of each attacked setting: the first in `WEIGHT` over all attacks and repeats."""
+    states: dict[str, str] = {}
+    for group in by_values(found):
+        own = {row.get("verdict") for one in group if one.attack for row in one.rows}
+        if state := next((state for state in WEIGHT if state in own), None):
+            states[group[0].title] = "LEAKS" if state == "leaks" else state
+    return states
+
+
+def _reasons(found: Sequence[Setting]) -> dict[str, list[str]]:
+    """Return verdict -> reasons, for verdicts that have one."""
+    reasons: dict[str, dict[str, None]] = {}
+    for row in (row for one in found if one.attack for row in one.rows):
+        if row.get("why") and row.get("verdict"):
+            reasons.setdefault(row["verdict"], {})[row["why"]] = None
+    return {state: list(why)[:MOST] for state, why in reasons.items()}
 
 
 def _leaks(setting: Setting) -> bool:

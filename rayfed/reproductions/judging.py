@@ -21,14 +21,15 @@ VERDICTS: tuple[Verdict, ...] = (
     "not comparable here",
 )
 MEANING: dict[Verdict, str] = {
-    "agrees": "each of the paper's figures is within the tolerance of our mean, or within our 95 % interval where that "
-    "is no wider than two tolerances to each side; where the paper has an order and no numbers, that order is ours",
-    "same order but different size": "not so, but every two figures that the paper has farther apart than the "
-    "tolerance stand in the same order here",
-    "undecided": "some of those pairs cannot be told apart by our seeds, and none is the other way round beyond doubt",
-    "contradicts": "some pair is the other way round beyond doubt (zero is not in the 95 % interval of the "
-    "difference); or the paper has no order, and a figure is another",
-    "not comparable here": "nothing of it was measured, for the reason given",
+    "agrees": "every figure of the paper is within the tolerance of our mean, or within our 95 % interval if its half "
+    "width is at most two tolerances; if the paper gives only an order, our order is the same",
+    "same order but different size": "some figures differ, but all pairs that differ by more than the tolerance in the "
+    "paper have the same order here",
+    "undecided": "the order of some of these pairs is not significant over our seeds, and no pair is significantly "
+    "reversed",
+    "contradicts": "some pair is significantly reversed (zero is outside the 95 % interval of the difference), or a "
+    "figure differs and the paper has no order",
+    "not comparable here": "not measured, for the stated reason",
 }
 
 
@@ -40,7 +41,7 @@ class Judgement:
     findings: list[Finding]
     verdict: Verdict
     because: str
-    """Pairs or figures that decided the verdict, in words; empty where all is well."""
+    """Pairs or figures that decided the verdict, as text; empty if all agree."""
 
 
 def judge(group: Group, findings: list[Finding]) -> Judgement:
@@ -56,13 +57,13 @@ def judge(group: Group, findings: list[Finding]) -> Judgement:
         (a, b) if a.paper < b.paper else (b, a) for a, b in combinations(known, 2) if abs(a.paper - b.paper) > apart
     ]
     reversed_ = [f"{a.label} is above {b.label}" for a, b in pairs if _order(a, b) < 0]
-    unsure = [f"{a.label} and {b.label} are not told apart" for a, b in pairs if _order(a, b) == 0]
+    unsure = [f"{a.label} and {b.label} do not differ significantly" for a, b in pairs if _order(a, b) == 0]
     if reversed_:
         return Judgement(group, findings, "contradicts", "; ".join(reversed_ + missing))
     if unsure or missing:
         return Judgement(group, findings, "undecided", "; ".join(unsure + missing))
     if not pairs and group.ranked:
-        return Judgement(group, findings, "not comparable here", "an order of one place")
+        return Judgement(group, findings, "not comparable here", "only one figure was measured")
     if not pairs:
         return Judgement(group, findings, *_without_order(known, group.tolerance))
     return Judgement(group, findings, "agrees" if group.ranked else "same order but different size", "")
@@ -82,10 +83,10 @@ def agrees(finding: Finding, tolerance: float) -> bool:
 
 
 def _order(low: Finding, high: Finding) -> int:
-    """Return the order of two findings: 1 where the first is below the second, -1 above, 0 undecided.
+    """Return the order of two findings: 1 if the first is below the second, -1 if above, 0 if undecided.
 
-    Undecided is where zero is in the 95 % interval of their difference, or a single seed gives no interval. Differences
-    are taken seed by seed where both have two or more in common: a seed's effect on both is no doubt about their order.
+    It is undecided if zero is in the 95 % interval of the difference, or if there is one seed only. If both findings
+    have at least two seeds in common, differences are paired by seed.
     """
     assert low.ours is not None
     assert high.ours is not None
@@ -101,11 +102,11 @@ def _order(low: Finding, high: Finding) -> int:
 def _without_order(known: Sequence[Finding], tolerance: float) -> tuple[Verdict, str]:
     """Return verdict and reasons for figures without an order in the paper.
 
-    One whose interval leaves room for the paper's, or that has no interval, is undecided.
+    A figure is undecided if its interval contains the paper's value, or if it has no interval.
     """
     off = [finding for finding in known if not agrees(finding, tolerance)]
     sure = [f for f in off if f.ours is not None and f.ours.n > 1 and abs(f.ours.mean - f.paper) > _half(f.ours)]
-    said = "; ".join(f"{finding.label} is another" for finding in sure or off)
+    said = "; ".join(f"{finding.label} differs" for finding in sure or off)
     return ("contradicts" if sure else "undecided"), said
 
 

@@ -1,4 +1,4 @@
-"""Measurements of a reproduction: the paper's figures beside our estimates over seeds."""
+"""Measurements of a reproduction: the paper's figures and our estimates over seeds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rayfed.store.schemas import TABLES
 Row = Mapping[str, Any]
 _PEAK = 255.0
 _SHIFT = 48.130803608679074
-"""20 log10(255) dB: what a PSNR of pixels of 0 to 255 has more than one of pixels of 0 to 1 with the same error."""
+"""20 log10(255) dB: difference between the PSNR of pixels in 0 to 255 and in 0 to 1 for the same error."""
 _TRUE: dict[Convention, Callable[[float], float]] = {
     "root_psnr": lambda printed: 2 * printed - _SHIFT,
     "root_mse": lambda printed: (printed / _PEAK) ** 2,
 }
-"""Convention -> conversion of what such a paper printed to the true measure."""
+"""Convention -> conversion of the printed value to the true measure."""
 _PRINTED: dict[Convention, Callable[[float], float]] = {
     "root_psnr": lambda true: (true + _SHIFT) / 2,
     "root_mse": lambda true: _PEAK * true**0.5,
@@ -38,25 +38,25 @@ class Finding:
     printed: float
     """The figure as the paper prints it."""
     paper: float
-    """The paper's figure in the measure of ours: true arithmetic, and divided where the group is relative."""
+    """The paper's figure in our measure: converted from its convention, and divided if the group is relative."""
     ours: Estimate | None
-    """Our estimate; None where nothing was measured, see `why`."""
+    """Our estimate; None if not measured, see `why`."""
     ours_printed: float | None = None
-    """Our mean in the paper's convention; None where that is the true one."""
+    """Our mean in the paper's convention; None if the paper has none."""
     why: str = ""
     by_seed: Mapping[int, float] = field(default_factory=dict)
-    """Repeat -> ours: the same repeat of two figures has the same seed, and so the same weights and victims."""
+    """Repeat -> our value. Equal repeats of two figures have the same seed, weights and attacked clients."""
 
 
 def measured(group: Group, sweep: Sweep) -> list[Finding]:
     """Return the findings of a group in order.
 
-    Raises `UserError` for a figure whose `where` fits no row that was played, and where no trial has finished; a figure
-    whose trials failed has no estimate.
+    A figure whose trials failed has no estimate. Raises `UserError` if no trial has finished, or if no row fits the
+    `where` of a figure.
     """
     ended = sweep.outcomes().to_pylist()
     if not any(row["status"] == "finished" for row in ended):
-        said = next((row["error"] for row in ended if row["error"]), "they have not ended")
+        said = next((row["error"] for row in ended if row["error"]), "they are not finished")
         raise UserError(f"none of the sweep's trials has finished: {said}")
     found = [_by_repeat(group, figure, sweep) for figure in group.figures]
     reference = dict(zip((f.label for f in group.figures), zip(group.figures, found, strict=True), strict=True))
@@ -74,8 +74,8 @@ def _finding(
         values = {repeat: v / beneath[1][repeat] for repeat, v in values.items() if beneath[1].get(repeat)}
     ours = estimate([values[repeat] for repeat in sorted(values)])
     if ours is None:
-        why = f"there is nothing to divide by: no trial of '{group.relative_to}' has finished, or it came to 0"
-        why = "nothing was measured: no trial of it has finished" if beneath is None else why
+        why = f"the reference '{group.relative_to}' has no finished trial, or is 0"
+        why = "not measured: no trial has finished" if beneath is None else why
         return Finding(figure.label, figure.paper, paper, None, why=why)
     printed = _PRINTED[group.convention](ours.mean) if group.convention and beneath is None else None
     return Finding(figure.label, figure.paper, paper, ours, printed, by_seed=values)
@@ -91,11 +91,11 @@ def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:
             raise UserError(f"figure '{figure.label}': there is no column or swept field '{column}': {known_as}")
     played = [row for row in outcomes if _fits(row, figure.where, outcomes[0].keys())]
     if not played:
-        raise UserError(f"figure '{figure.label}' fits nothing that was played: {_nearest(figure.where, outcomes)}")
+        raise UserError(f"figure '{figure.label}' fits no row of the sweep: {_nearest(figure.where, outcomes)}")
     rows = [row for row in played if row["status"] == "finished"]
     if group.table != "outcomes":
         rows = [
-            # A trial's own tables may have a `repeat` too, of an attack: here it is the seed's.
+            # Tables of trials may have a `repeat` of an attack; here it is the repeat of the sweep.
             {**of_trial, **row, "repeat": of_trial["repeat"]}
             for of_trial in {row["run"]: row for row in rows}.values()
             for row in sweep.trial_of(of_trial["run"]).table(group.table).to_pylist()
@@ -117,7 +117,7 @@ def _taken(group: Group, rows: Sequence[Row]) -> float:
 
 
 def _counted(group: Group, row: Row) -> float | None:
-    """Return a row's value, None without one; an infinite PSNR counts as its ceiling."""
+    """Return a row's value, or None without one. A PSNR is limited to its ceiling."""
     value = row[group.measure]
     if group.at_least is not None:
         return float(value is not None and value >= group.at_least)
@@ -132,7 +132,7 @@ def _fits(row: Row, where: Mapping[str, Any], columns: Any) -> bool:
 
 
 def _is(found: Any, wanted: Any) -> bool:
-    """Return whether a value is the wanted one; sections, stored as text, must contain all of its fields."""
+    """Return whether a value is the wanted one. A section, stored as text, must contain all wanted fields."""
     if not isinstance(wanted, dict):
         return bool(found == wanted)
     section = load_yaml(found) if isinstance(found, str) else None
@@ -140,7 +140,7 @@ def _is(found: Any, wanted: Any) -> bool:
 
 
 def _nearest(where: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Return a message on wanted values that no row has."""
+    """Return an error message for wanted values that no row has."""
     for column, value in where.items():
         known = {row.get(column) for row in rows}
         if not any(_is(one, value) for one in known):

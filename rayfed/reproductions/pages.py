@@ -1,4 +1,4 @@
-"""Output of a reproduction: a JSON record, a page, and a line in the summary."""
+"""Output of reproductions: JSON records, pages and their summary."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rayfed.reproductions.reading import Reproduction, Scale
 
 SUMMARY = "README.md"
 HEADINGS = ("", "paper", "ours")
-RANKED = "the paper has an order and no numbers: its column holds places, the lowest 1"
+RANKED = "the paper gives only an order: its column has ranks, 1 for the lowest"
 
 
 def made_with() -> str:
-    """Return the environment that figures may depend on: versions and cores."""
+    """Return the environment that results may depend on: versions and cores."""
     return f"rayfed {version('rayfed')}, torch {version('torch')}, {os.cpu_count()} cores"
 
 
@@ -41,9 +41,9 @@ class Record:
     """Versions and cores, see `made_with`."""
     judgements: list[Judgement]
     seconds: float | None
-    """Wall time of playing it (s); None where it was played before."""
+    """Wall time of the run (s); None for an earlier run."""
     scenario: str = ""
-    """YAML of the scenario that was played, as it was written; empty where none was."""
+    """YAML of the scenario; empty without one."""
     changes: tuple[str, ...] = ()
     """Changes made with `--set`."""
 
@@ -53,7 +53,7 @@ class Record:
         return overall([each.verdict for each in self.judgements])
 
     def document(self) -> dict[str, Any]:
-        """Return the record as plain data, from which pages are made."""
+        """Return the record as plain data, the input of the pages."""
         own = self.reproduction
         return {
             "name": self.name,
@@ -86,7 +86,7 @@ class Record:
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str, str]]:
-    """Return a line for each figure under `HEADINGS`, in both conventions if the paper has its own."""
+    """Return one row per figure under `HEADINGS`, in both conventions if the paper has its own."""
     return [_row(asdict(finding)) for finding in findings]
 
 
@@ -96,16 +96,16 @@ def page(record: dict[str, Any]) -> str:
 
 
 def summary(records: Sequence[dict[str, Any]], known: Iterable[str] = ()) -> str:
-    """Return the page that lists all records, and those of the `known` reproductions that have none."""
+    """Return the summary page of all records, with the `known` reproductions that have no record."""
     counts = Counter(each["verdict"] for each in records)
     lines = [
-        "# Papers' tables and figures, played again",
+        "# Reproduced tables and figures of papers",
         "",
-        "Made by `rayfed reproduce` from the records beside it. What a verdict means, and how many have it:",
+        "Written by `rayfed reproduce` from the records in this folder. Verdicts, with their numbers:",
         "",
         *(f"- **{verdict}** ({counts[verdict]}): {meaning}." for verdict, meaning in MEANING.items()),
         "",
-        "| reproduction | paper | verdict | what was compared | played | minutes |",
+        "| reproduction | paper | verdict | comparisons | run | minutes |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for each in records:
@@ -114,14 +114,14 @@ def summary(records: Sequence[dict[str, Any]], known: Iterable[str] = ()) -> str
             f"| [{each['name']}]({each['name']}.md) | {_cell(each['paper']['name'])}, {_cell(each['paper']['place'])} "
             f"| {each['verdict']} | {compared} | {each['scale']}, {each['date']} | {_minutes(each)} |"
         )
-    lines += ["", "## What cannot be played here", "", "| reproduction | what | why |", "| --- | --- | --- |"]
+    lines += ["", "## Not reproduced", "", "| reproduction | part | reason |", "| --- | --- | --- |"]
     lines += [
         f"| [{each['name']}]({each['name']}.md) | {_cell(absent['what'])} | {_cell(absent['why'])} |"
         for each in records
         for absent in each["absent"]
     ]
     if waiting := [name for name in known if name not in {each["name"] for each in records}]:
-        lines += ["", "## Not played yet", "", "They can be: `rayfed reproduce NAME --reduced`.", ""]
+        lines += ["", "## Not run yet", "", "Run them with `rayfed reproduce NAME --reduced`.", ""]
         lines += [f"- {name}" for name in waiting]
     return "\n".join(lines) + "\n"
 
@@ -129,7 +129,7 @@ def summary(records: Sequence[dict[str, Any]], known: Iterable[str] = ()) -> str
 def write(folder: Path, record: dict[str, Any], known: Iterable[str] = ()) -> None:
     """Write a record and its page into a folder, and rewrite its summary; see `summary`.
 
-    Raises `RunError` for a record beside it that is damaged.
+    Raises `RunError` for a damaged record in the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
@@ -145,7 +145,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
         try:
             found.append(cast(dict[str, Any], read_json(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError) as error:
-            raise RunError(f"cannot read '{path}': {error}; play the reproduction again") from error
+            raise RunError(f"cannot read '{path}': {error}; rerun the reproduction") from error
     return found
 
 
@@ -156,7 +156,7 @@ def _page(record: dict[str, Any]) -> Iterator[str]:
     yield f"**{record['verdict'].capitalize()}.**\n"
     if record["scenario"]:
         took = "" if record["seconds"] is None else f" in {_minutes(record)} minutes"
-        yield f"Made by `{command}` on {record['date']}{took} with {record['made_with']}.\n"
+        yield f"Written by `{command}` on {record['date']}{took} with {record['made_with']}.\n"
     if record["changes"]:
         yield f"Changed with `--set`: {', '.join(f'`{change}`' for change in record['changes'])}.\n"
     if record["remarks"]:
@@ -170,7 +170,7 @@ def _page(record: dict[str, Any]) -> Iterator[str]:
         terms = RANKED if group.get("ranked") else f"tolerance {group['tolerance']:g}"
         yield f"\n{group['verdict'].capitalize()}{because}; {terms}.\n"
     if record["absent"]:
-        yield "## Not played\n"
+        yield "## Not reproduced\n"
         yield from (f"- {absent['what']}: {absent['why']}" for absent in record["absent"])
         yield ""
     if record["scenario"]:

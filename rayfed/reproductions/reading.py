@@ -1,6 +1,6 @@
-"""Schema of a reproduction: a scenario with a paper's results as data.
+"""Schema of a reproduction: a scenario and the paper's results, as data.
 
-A reproduction has no code: the ordinary engine plays its scenario, and `rayfed.reproductions.judging` compares.
+The ordinary engine runs the scenario, and `rayfed.reproductions.judging` compares the results.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Figure(Section):
     paper: float
     """Number that the paper prints."""
     where: dict[str, str | int | float | bool | dict[str, str | int | float | bool | None] | None] = {}
-    """Columns of the table, or swept fields, and the values that the rows have there; of a swept section (`data`) some
-    of what it sets."""
+    """Column or swept field -> value of the compared rows. For a swept section such as `data`, some of its fields."""
     full_only: bool = False
     """Whether the reduced version leaves it out."""
 
@@ -42,7 +41,7 @@ class Group(Section):
     """Figures of one measure with a meaningful order."""
 
     title: str
-    """What is measured, as a heading: `PSNR (dB)`."""
+    """Measure as a heading: `PSNR (dB)`."""
     measure: str
     """A column of the table."""
     table: str = "outcomes"
@@ -50,22 +49,21 @@ class Group(Section):
     take: Literal["mean", "first", "last", "min", "max"] = "mean"
     """Reduction of several rows of one seed; `first` and `last` go by the column `round`."""
     at_least: float | None = None
-    """Count the share of rows whose value is no less, 0..1, not the value; rows without a value do not count."""
+    """Compare the share (0 to 1) of rows with at least this value, instead of the value."""
     at_most: float | None = None
-    """Count the share of rows whose value is no more, 0..1, not the value."""
+    """Compare the share (0 to 1) of rows with at most this value, instead of the value."""
     scale: float = 1.0
-    """Factor of our values: 100 where the paper has percent."""
+    """Factor of our values: 100 if the paper gives percent."""
     tolerance: Annotated[float, Field(gt=0)]
-    """Largest difference at which ours agrees, and from which on the order of two of the paper's figures counts. In the
-    unit that is compared, the true measure or the ratio."""
+    """Maximum difference that counts as agreement, in the compared unit: the true measure, or the ratio. Pairs that
+    differ by more in the paper must have the same order here."""
     convention: Convention | None = None
-    """`root_psnr`: the paper puts the root of the mean squared error into the PSNR's formula, `root_mse`: it calls that
-    root the MSE; both of pixels of 0 to 255. What it printed is turned into the true measure before it is compared."""
+    """Convention of the paper: `root_psnr` is a PSNR of the root mean squared error, `root_mse` is that root. Both are
+    for pixels in 0 to 255. The paper's values are converted before they are compared."""
     ranked: bool = False
-    """Whether the paper has an order and no numbers: `paper` is a figure's place in it, the lowest 1, and the order is
-    all that is compared."""
+    """Whether the paper gives only an order. Then `paper` is the rank of the figure, 1 for the lowest."""
     relative_to: str | None = None
-    """Label of the figure that all of them are divided by, the paper's and ours."""
+    """Label of the figure by which all figures are divided, in the paper and here."""
     figures: Annotated[list[Figure], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -82,15 +80,15 @@ class Group(Section):
         if self.relative_to is not None and self.relative_to not in labels:
             raise ValueError(f"`relative_to` names no figure: {nearest(self.relative_to, labels)}")
         if any(figure.label == self.relative_to and not figure.paper for figure in self.figures):
-            raise ValueError(f"`relative_to` '{self.relative_to}' is 0 in the paper: nothing can be divided by it")
+            raise ValueError(f"`relative_to` '{self.relative_to}' is 0 in the paper: choose another figure")
         if self.at_least is not None and self.at_most is not None:
             raise ValueError("give `at_least` or `at_most`, not both")
         if self.ranked and (self.relative_to or self.convention):
-            raise ValueError("places in an order have no `relative_to` and no `convention`")
+            raise ValueError("`ranked` excludes `relative_to` and `convention`: remove them")
         return self
 
     def with_figures(self, full_only: bool) -> list[Figure]:
-        """Return the group with the figures of the full size only, or with all others."""
+        """Return the figures of the full size only, or all other figures."""
         return [figure for figure in self.figures if figure.full_only == full_only]
 
 
@@ -100,7 +98,7 @@ class Absent(Section):
     what: str
     """Name of the part."""
     why: str
-    """Reason why it is not played."""
+    """Reason why it is not reproduced."""
 
 
 class Paper(Section):
@@ -120,26 +118,26 @@ class Reproduction(Section):
     paper: Paper
     """Source of the figures."""
     claim: str
-    """The paper's claim, in our words."""
+    """The paper's claim."""
     remarks: str = ""
-    """Remarks: where ours differs, and why."""
+    """Remarks on differences and their reasons."""
     prepare: dict[str, str] = {}
-    """File -> the `rayfed` command, without the word `rayfed`, that makes it where it is missing."""
+    """File -> `rayfed` command (without the word `rayfed`) that writes it if it is missing."""
     scenario: dict[str, Any] | None = None
-    """A scenario with a `sweep`, in the paper's size; null where nothing of it can be played."""
+    """Scenario with a `sweep`, in the paper's size; null if it cannot be reproduced."""
     reduced: dict[str, Any] = {}
-    """Path -> value: the changes that make it fit two cores and a quarter of an hour."""
+    """Path -> value of the changes for the reduced size: about 15 minutes on two cores."""
     groups: list[Group] = []
-    """Groups of figures that are compared."""
+    """Compared groups of figures."""
     absent: list[Absent] = []
-    """Parts that are not compared, and why."""
+    """Parts that are not compared, with reasons."""
 
     @model_validator(mode="after")
     def _whole(self) -> Reproduction:
         if self.scenario is None and (self.groups or not self.absent):
-            raise ValueError("without a scenario nothing can be compared: say under `absent` why")
+            raise ValueError("there is no `scenario`: give the reason under `absent`")
         if self.scenario is not None and not self.groups:
-            raise ValueError("there are no `groups`: nothing to compare")
+            raise ValueError("there are no `groups`: add the figures to compare")
         if self.scenario is not None and not self.scenario.get("sweep"):
             raise ValueError("add a `sweep`, at least `sweep: {repeats: 3}`: intervals are over seeds")
         for group in self.groups:
@@ -158,7 +156,7 @@ class Reproduction(Section):
         """Return the parts that a scale omits, with reasons."""
         parts = [(group.title, group.with_figures(full_only=True)) for group in self.groups if scale == "reduced"]
         return self.absent + [
-            Absent(what=f"{title}: {', '.join(figure.label for figure in figures)}", why="in the full size alone")
+            Absent(what=f"{title}: {', '.join(figure.label for figure in figures)}", why="in the full size only")
             for title, figures in parts
             if figures
         ]
@@ -182,7 +180,7 @@ def names(folder: str) -> list[str]:
     """Return the names of a folder's reproductions in order; raises `UserError` if there are none."""
     found = sorted(path.stem for path in Path(folder).glob("*.yaml"))
     if not found:
-        raise UserError(f"no reproductions in '{folder}': give their folder by --folder")
+        raise UserError(f"no reproductions in '{folder}': give their folder with --folder")
     return found
 
 
@@ -191,12 +189,12 @@ def find(name: str, folder: str) -> Path:
     path = Path(name) if name.endswith((".yaml", ".yml")) else Path(folder, f"{name}.yaml")
     if not path.is_file():
         known = names(folder)
-        raise UserError(f"no reproduction is called '{name}': {nearest(name, known)}; `rayfed reproduce list` has all")
+        raise UserError(f"unknown reproduction '{name}': {nearest(name, known)}; `rayfed reproduce list` shows all")
     return path
 
 
 def load(path: Path) -> Reproduction:
-    """Load the reproduction in a file; raises `UserError` naming all that is wrong with it."""
+    """Load a reproduction from a file. Raises `UserError` that lists all errors."""
     try:
         document, _ = read_yaml(path.read_text(encoding="utf-8"))
         return Reproduction.model_validate(document)

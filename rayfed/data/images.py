@@ -160,7 +160,21 @@ def _pillow(content: bytes) -> np.ndarray:
         if picture.mode in _DEEP:
             raise ValueError(f"it has more than 8 bits a channel (mode {picture.mode}): save it as PNG or TIFF")
         pixels = np.array(ImageOps.exif_transpose(picture).convert("L" if picture.mode in _GREY else "RGB"))
+        if picture.has_transparency_data and _has_one_colour(pixels) and not _has_one_opacity(picture):
+            raise DataError(
+                "all its pixels have one colour, and its shape is in its transparency, which is not read: save it on "
+                "a background"
+            )
     return np.atleast_3d(pixels).transpose(2, 0, 1)
+
+
+def _has_one_colour(pixels: np.ndarray) -> bool:
+    return bool((pixels == pixels[:1, :1]).all())
+
+
+def _has_one_opacity(picture: Image.Image) -> bool:
+    low, high = picture.convert("RGBA").getchannel("A").getextrema()
+    return low == high
 
 
 @contextmanager

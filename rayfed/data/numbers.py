@@ -1,0 +1,178 @@
+"""Numbers with a decimal comma or thousands separators in the columns of a table.
+
+A column has the decimal mark that its numbers need. A number such as 1,234 is possible with either mark: then the mark
+of the other columns counts, or else the usual one of the separator. If there is neither, it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayfed.errors import DataError
+
+_GROUPS = "'’\u00a0\u202f "
+"""Thousands separators that are no decimal marks."""
+_MISSING = ("?", "-")
+
+
+class _Reading(NamedTuple):
+    """Meaning of the marks in numbers."""
+
+    decimal: str
+    group: str
+    pattern: str
+
+    @classmethod
+    def of(cls, decimal: str, group: str) -> _Reading:
+        mark = re.escape(decimal)
+        groups = "|".join(rf"(?:{re.escape(one)}\d{{3}})+" for one in group + _GROUPS)
+        grouped = rf"[1-9]\d{{0,2}}(?:{groups})(?:{mark}\d+)?"
+        others = rf"(?:(?:0|[1-9]\d*)(?:{mark}\d+)?|{mark}\d+)(?:[eE][-+]?\d+)?"
+        return cls(decimal, group, rf"^[-+]?(?:{grouped}|{others})$")
+
+    def fits(self, text: str) -> bool:
+        """Return whether a text is a number."""
+        return re.match(self.pattern, text.strip(), re.ASCII) is not None
+
+    def plain(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return texts with numbers as Python writes them, and others unchanged."""
+        trimmed = pc.utf8_trim_whitespace(texts)
+        ungrouped = pc.replace_substring_regex(trimmed, f"[{self.group}{_GROUPS}]", "")
+        plain = pc.replace_substring(ungrouped, self.decimal, ".")
+        return pc.if_else(pc.match_substring_regex(trimmed, self.pattern), plain, texts)
+
+
+COMMA, POINT = _Reading.of(",", "."), _Reading.of(".", ",")
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number, with either decimal mark."""
+    return POINT.fits(text) or COMMA.fits(text)
+
+
+def number(text: str) -> float:
+    """Return the value of a number, with a decimal point if it can have either mark."""
+    reading = POINT if POINT.fits(text) else COMMA
+    return float(reading.plain(pa.chunked_array([[text]]))[0].as_py())
+
+
+class Found(NamedTuple):
+    """A table with numbers for columns that were written with other marks, and the names of these columns."""
+
+    table: pa.Table
+    decimal_comma: list[str]
+    thousands: list[str]
+    left: list[str]
+    """Columns that stay text because the table has decimal points, too."""
+
+
+class _Column:
+    """A column as it is written, with its different texts by the readings that they fit."""
+
+    def __init__(self, name: str, written: pa.ChunkedArray) -> None:
+        self.name, self.written = name, written
+        texts = pc.unique(pc.utf8_trim_whitespace(written)).drop_null()
+        point, comma = (pc.match_substring_regex(texts, reading.pattern) for reading in (POINT, COMMA))
+        numbers, others = texts.filter(pc.or_(point, comma)), texts.filter(pc.invert(pc.or_(point, comma)))
+        self.only = {
+            POINT: texts.filter(pc.and_not(point, comma)),
+            COMMA: texts.filter(pc.and_not(comma, point)),
+        }
+        both = texts.filter(pc.and_(point, comma))
+        self.either = both.filter(pc.match_substring_regex(both, "[.,]"))
+        self.is_number = len(numbers) > 0 and set(others.to_pylist()) <= {*_MISSING}
+        self.is_mostly_number = len(others) <= len(numbers)
+        self.is_marked = not pc.all(pc.match_substring_regex(numbers, r"^[-+]?\d+$")).as_py()
+
+    def has(self, marks: str) -> bool:
+        """Return whether a number has one of these marks."""
+        pattern = f"[{marks}]"
+        every = (*self.only.values(), self.either)
+        return any(pc.any(pc.match_substring_regex(texts, pattern)).as_py() for texts in every)
+
+    def first(self, texts: pa.Array) -> str:
+        """Return the first of these texts in the column, and its row, in words."""
+        row = pc.index(pc.utf8_trim_whitespace(self.written), texts[0]).as_py()
+        return f"'{texts[0]}' (row {row}, from 0)"
+
+    def read(self, reading: _Reading) -> pa.ChunkedArray:
+        """Return the column as numbers, or as texts with plain numbers if it has other texts, too."""
+        plain = reading.plain(self.written)
+        for kind in (pa.int64(), pa.float64()):
+            try:
+                return plain.cast(kind)
+            except pa.ArrowInvalid:
+                continue
+        return plain
+
+
+def with_numbers(
+    where: str, table: pa.Table, delimiter: str, is_usual: bool, written: Callable[[Sequence[str]], pa.Table]
+) -> Found:
+    """Replace columns of numbers that have a decimal comma or thousands separators.
+
+    A separator that `is_usual` for the file's name promises decimal points, so a column with other texts stays as it
+    is. `written` returns columns as text. Raises `DataError`, naming column and row, for numbers with two meanings.
+    """
+    columns = _columns(table, delimiter, is_usual, written)
+    marks = [reading for reading in (POINT, COMMA) if any(c.is_number and len(c.only[reading]) for c in columns)]
+    found = Found(table, [], [], [])
+    for column in columns:
+        reading = _reading(where, column, marks, delimiter, is_usual)
+        if reading is None:
+            found.left.append(column.name)
+        elif reading is COMMA or not pa.types.is_floating(table[column.name].type):
+            place = found.table.column_names.index(column.name)
+            found = found._replace(table=found.table.set_column(place, column.name, column.read(reading)))
+            _note(found, column, reading)
+    return found
+
+
+def _columns(
+    table: pa.Table, delimiter: str, is_usual: bool, written: Callable[[Sequence[str]], pa.Table]
+) -> list[_Column]:
+    """Return the columns of numbers that may have other marks; none of a plain file, to save its time."""
+    texts = [name for name in table.column_names if pa.types.is_string(table[name].type)]
+    if is_usual:
+        texts = [name for name in texts if pc.any(pc.match_substring(table[name], ",")).as_py()]
+    columns = [_Column(name, table[name]) for name in texts]
+    columns = [column for column in columns if column.is_number or (column.is_mostly_number and not is_usual)]
+    if delimiter == ";" or any(len(column.only[COMMA]) or len(column.either) for column in columns):
+        floats = [name for name in table.column_names if pa.types.is_floating(table[name].type)]
+        as_text = written(floats) if floats else table
+        columns += [_Column(name, as_text[name]) for name in floats]
+    return [column for column in columns if column.is_marked]
+
+
+def _reading(where: str, column: _Column, marks: Sequence[_Reading], delimiter: str, is_usual: bool) -> _Reading | None:
+    """Return how a column is read; None if it stays text, and `DataError` if it has two meanings."""
+    comma, point = column.only[COMMA], column.only[POINT]
+    if len(comma) and is_usual and (len(point) or (POINT in marks and delimiter == ",")):
+        return None
+    if len(comma) and len(point):
+        raise DataError(
+            f"{where}: column '{column.name}' has {column.first(comma)} and {column.first(point)}: use one decimal mark"
+        )
+    if len(comma) or len(point) or not len(column.either):
+        return COMMA if len(comma) else POINT
+    if len(marks) == 1:
+        return marks[0]
+    if delimiter == "," or (delimiter != ";" and not marks and not column.has(",")):
+        return POINT
+    raise DataError(
+        f"{where}: column '{column.name}' has {column.first(column.either)}, which has a decimal mark or a thousands "
+        f"separator: write numbers without thousands separators, and with a decimal point"
+    )
+
+
+def _note(found: Found, column: _Column, reading: _Reading) -> None:
+    """Add a column to the lists of the marks that it has."""
+    if reading is COMMA and column.has(","):
+        found.decimal_comma.append(column.name)
+    if column.has(reading.group + _GROUPS) or not column.has(".,"):
+        found.thousands.append(column.name)

@@ -205,7 +205,10 @@ def pack(
             if not quiet:
                 print(f"{done}/{count} samples", flush=True)
 
-        layout = packing.pack(_data(data, size).build(), out, progress)
+        source = _data(data, size).build()
+        layout = packing.pack(source, out, progress)
+        for note in source.notes():
+            print(f"note: {note}")
         shape = "x".join(map(str, layout.shape))
         print(f"wrote {out}: images of {shape}, {layout.train} for training, {len(layout.classes)} classes")
 

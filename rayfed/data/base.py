@@ -6,7 +6,7 @@ Samples stay as they are stored, images as uint8 or uint16; the trainer of a bat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple, Protocol
 
@@ -284,7 +284,11 @@ class Source:
         """Load the data set into memory. Raises `DataError` for missing, truncated or mislabelled files."""
         train, test, classes = self.chosen()
         train_images, test_images = _pixels(train.images, test.images, self.size)
-        return Dataset(train_images, train.labels, test_images, test.labels, classes)
+        return Dataset(train_images, train.labels, test_images, test.labels, classes, remarks=tuple(self.notes()))
+
+    def notes(self) -> Iterable[str]:
+        """Return notes for users on how the files were read, and on files that are not used."""
+        return ()
 
     def chosen(self) -> tuple[Split, Split, tuple[str, ...]]:
         """Return the splits of `read`, reduced to the requested samples, and the names of the classes."""

@@ -1,73 +1,120 @@
-"""Image files and tables in users' folders."""
+"""Files in users' folders: images, and files that are none."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet as pq
+from PIL import Image
 
 from rayfed.data.dicom import is_dicom
-from rayfed.errors import DataError
 
 ENDINGS = frozenset(
-    {".bmp", ".dcm", ".dicom", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+    {
+        *(".apng", ".avif", ".bmp", ".dcm", ".dib", ".dicom", ".gif", ".jfif", ".jif", ".jp2", ".jpe", ".jpeg"),
+        *(".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+    }
 )
-TABLES = frozenset({".csv", ".tsv", ".parquet"})
 LABEL_COLUMNS = ("label", "labels", "class", "target", "diagnosis", "category", "dx")
 """Names, in small letters, by which the column of the classes is found."""
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's names of the formats by which an image without an ending is recognised."""
+_LABEL_ENDINGS = frozenset({".csv", ".json", ".jsonl", ".ods", ".tsv", ".txt", ".xls", ".xlsx"})
+"""Endings of files next to class folders that may have labels."""
+_ANIMATED = frozenset({".apng", ".gif", ".webp"})
+_LEFT_BY_TOOLS = frozenset({"__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information"})
+"""Folders, in small letters, that systems and tools leave; so are those whose names begin with a dot."""
+_SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"})
+"""Files of systems, in small letters; so are those whose names begin with a dot and that are no images."""
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file is an image, by its suffix or, for DICOM, by its content."""
+    """Return whether a file is an image, by its ending or, without one, by its content.
+
+    Empty files and those that macOS adds to images (`._1.png`) are none.
+    """
+    if path.name.startswith("._") or is_empty(path):
+        return False
     if path.suffix.lower() in ENDINGS:
         return True
-    if path.suffix[1:].isalpha():  # no number of a DICOM identifier: another kind of file
-        return False
+    return not path.suffix[1:].isalpha() and _has_image(path)  # numbers may be part of a DICOM identifier
+
+
+def is_empty(path: Path) -> bool:
+    """Return whether a file has no content."""
     try:
-        with path.open("rb") as file:
-            return is_dicom(file.read(132))
+        return path.stat().st_size == 0
     except OSError:
         return False
 
 
-def read_table(path: Path) -> pa.Table:
-    """Read a table; raises `DataError` if it cannot be read or repeats a column's name.
+def is_left_by_tools(folder: Path) -> bool:
+    """Return whether a folder is hidden or of a system or tool, such as `__MACOSX`, by its name."""
+    return folder.name.startswith(".") or folder.name.lower() in _LEFT_BY_TOOLS
 
-    In a file of text, whole numbers of which some begin with 0 are codes, such as postcodes, and stay text.
+
+def is_sample(path: Path, root: Path) -> bool:
+    """Return whether a file below `root` is none that systems and tools leave, by its names."""
+    folders = path.relative_to(root).parents
+    return not path.name.startswith("._") and not any(map(is_left_by_tools, list(folders)[:-1]))
+
+
+def notes_on_files(root: Path, used: Collection[Path], others: Collection[Path] = ()) -> Iterator[str]:
+    """Yield notes on the files below `root` that look like samples but are not used, and on animations.
+
+    Files of other kinds count in the folders of used ones, except `others`, and at the root if they may have labels.
+    Files of systems do not count.
     """
+    known, folders = {*used, *others}, {path.parent for path in used}
+    kinds = Counter[str]()
+    examples = dict[str, Path]()
+    for path in sorted(path for path in root.rglob("*") if path not in known and path.is_file()):
+        if kind := _unused(path, root, path.parent in folders):
+            kinds[kind] += 1
+            examples.setdefault(kind, path.relative_to(root))
+    if kinds:
+        counts = (f"{count} {kind} (such as {examples[kind]})" for kind, count in kinds.items())
+        yield f"data: files in {root} that are not used: {', '.join(counts)}"
+    if animated := sum(path.suffix.lower() in _ANIMATED and _is_animated(path) for path in used):
+        yield f"data: animated images: {animated}; the first frame of each is used"
+
+
+def _unused(path: Path, root: Path, is_among_samples: bool) -> str:
+    """Return in words the kind of a file that is not used; empty if it does not look like a sample."""
+    looks_like_image = path.suffix.lower() in ENDINGS
+    if not is_sample(path, root):
+        return "left by systems or tools" if looks_like_image else ""
+    if path.name.lower() in _SYSTEM_FILES or (path.name.startswith(".") and not looks_like_image):
+        return ""
+    if is_empty(path):
+        return "empty" if looks_like_image or is_among_samples else ""
+    if is_image(path):
+        return "images that are no samples"
+    if is_among_samples or (path.parent == root and path.suffix.lower() in _LABEL_ENDINGS):
+        return f"ending in {path.suffix}" if path.suffix else "without an ending"
+    return ""
+
+
+def _has_image(path: Path) -> bool:
     try:
-        table = pq.read_table(path) if path.suffix == ".parquet" else _separated(path)
-        names = table.column_names
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(
-            f"{path} cannot be read: {error}; expected a .csv or .tsv with names in line 1, or a .parquet"
-        ) from error
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path}: two columns are called '{twice[0]}': rename one")
-    return table
+        with path.open("rb") as file:
+            if is_dicom(file.read(132)):
+                return True
+        with Image.open(path, formats=_FORMATS):
+            return True
+    except Image.DecompressionBombError:  # which is an error as soon as the image is read
+        return True
+    except (OSError, ValueError, SyntaxError):
+        return False
 
 
-def _separated(path: Path) -> pa.Table:
-    """Read a `.csv` or `.tsv` file."""
-    between = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
-
-    def read(**options: Any) -> pa.Table:
-        absent = pyarrow.csv.ConvertOptions(strings_can_be_null=True, **options)
-        return pyarrow.csv.read_csv(path, parse_options=between, convert_options=absent)
-
-    table = read()
-    if len(set(table.column_names)) < table.num_columns:
-        return table  # which is refused
-    whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
-    written = read(include_columns=whole, column_types=dict.fromkeys(whole, pa.string())) if whole else table
-    for name in whole:
-        if pc.any(pc.match_substring_regex(written[name], r"^\s*0[0-9]")).as_py():
-            table = table.set_column(table.column_names.index(name), name, written[name])
-    return table
+def _is_animated(path: Path) -> bool:
+    try:
+        with Image.open(path) as picture:
+            return bool(getattr(picture, "is_animated", False))
+    except (Image.DecompressionBombError, OSError, ValueError, SyntaxError):  # an error as soon as it is read
+        return False
 
 
 def by_value(names: set[str]) -> tuple[str, ...]:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rayfed import registry
+from rayfed.data.files import is_image, is_sample
+from rayfed.data.kinds import is_parquet
 from rayfed.data.sets import check_given, hugging_face, image_masks
 from rayfed.data.sets.image_table import tables_of_images
 from rayfed.data.sets.tabular import column_names
@@ -44,13 +47,14 @@ def data_section(
         return {"name": "hugging_face", "root": data} | named | resized
     if tables := tables_of_images(path):
         return {"name": "image_table", **_splits(data, tables)} | named | resized
-    if path.suffix == ".parquet" and path.is_file() and not column_names(path):
+    columns = column_names(path) if _is_table(data, path) else []
+    if path.is_file() and is_parquet(path) and not columns:
         return {"name": "parquet", "train": data} | named | resized
-    if column := text or (text_column(column_names(path)) if path.is_file() else None):
+    if column := text or text_column(columns):
         return {"name": "text_table", "path": data, "text_column": column} | named
     if label is not None:
         return {"name": "table", "path": data, "label": label}
-    if path.is_file() and (columns := column_names(path)):
+    if columns:
         raise UserError(
             f"--data {data} is a table: name the column of its classes by --label, or columns of numbers that are "
             f"predicted by --target, and where a model takes texts their column by --text, of {', '.join(columns)}"
@@ -59,15 +63,27 @@ def data_section(
         check_given(data)
     if path.suffix == ".parquet":
         return {"name": "parquet", "train": data} | resized
-    if files := sorted(path.glob("*.parquet")):
+    if files := sorted(file for file in path.glob("*.parquet") if is_sample(file, path)):
         if any(map(_split_of, files)):  # as one, images that are tested on would be trained on
             return {"name": "parquet", **_splits(data, files, "train")} | resized
         return {"name": "parquet", "train": data} | resized
-    if path.is_dir() and any(path.glob("*/*.txt")):
+    if path.is_dir() and _holds_texts(path):
         return {"name": "text", "root": data}
     if path.suffix == ".arrow":
         return {"name": "arrow", "path": data} | resized
     return ({"name": "image_folder", "root": data} if path.is_dir() else {"name": data}) | resized
+
+
+def _is_table(data: str, path: Path) -> bool:
+    """Return whether a file is to be read as a table: no packed images, and no data set of this name."""
+    return path.is_file() and path.suffix != ".arrow" and data not in registry.table("datasets")
+
+
+def _holds_texts(root: Path) -> bool:
+    """Return whether the class folders of a folder have more texts than images."""
+    files = [path for path in root.glob("*/*") if is_sample(path, root)]
+    texts = [path for path in files if path.suffix == ".txt"]
+    return bool(texts) and len(texts) > sum(is_image(path) for path in files)
 
 
 def _splits(data: str, tables: Sequence[Path], first: str = "table") -> dict[str, str]:

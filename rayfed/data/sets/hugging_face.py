@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.data.base import Source, Split
+from rayfed.data.files import is_sample
 from rayfed.data.sets.parquet import named, read_parquet
 from rayfed.documents import read_json
 from rayfed.errors import DataError
@@ -60,7 +61,7 @@ def splits(root: Path) -> dict[str, list[Path]]:
     if (root / "state.json").is_file():
         return {"train": _saved(root)}
     found: dict[str, list[Path]] = {}
-    for path in sorted(root.rglob("*.parquet")):
+    for path in sorted(path for path in root.rglob("*.parquet") if is_sample(path, root)):
         shard = _SHARD.fullmatch(path.stem)
         name = shard[1] if shard else path.parent.name if path.stem.isdecimal() else path.stem
         found.setdefault(name, []).append(path)

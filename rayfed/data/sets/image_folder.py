@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from rayfed.data.base import Source, Split, hold_out_fifth
-from rayfed.data.files import ENDINGS, is_image
+from rayfed.data.files import ENDINGS, is_image, is_left_by_tools, notes_on_files
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
 from rayfed.files import local_path
@@ -21,7 +22,8 @@ class ImageFolder(Source):
     """Images in `root/train/CLASS/*` and `root/test/CLASS/*`, or in `root/CLASS/*`: PNG, JPEG, TIFF, DICOM and others.
 
     The test split may be called `val`, `valid` or `validation`, where there is no `test`; without splits a stratified
-    fifth is the test split. Files that are no images by their ending are passed over, as tools leave notes there.
+    fifth is the test split. Files that systems and tools leave, empty files and files that are no images are not used;
+    a note counts those that look like samples.
     """
 
     root: Path
@@ -44,9 +46,15 @@ class ImageFolder(Source):
         classes = _classes(train)
         return _split(train, classes), _split(test, classes), classes
 
+    def notes(self) -> Iterator[str]:
+        """Yield notes on the files that are not used."""
+        train, test, _ = self.read()
+        used = [image.data for split in (train, test) for image in split.images if isinstance(image, Encoded)]
+        return notes_on_files(local_path(self.root), {path for path in used if isinstance(path, Path)})
+
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    folders = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    folders = [path for path in folder.iterdir() if path.is_dir() and not is_left_by_tools(path)]
     if not folders:
         raise DataError(f"{folder} has no class folder; expected {folder}/CLASS/*.png (or .jpg, ...)")
     return tuple(sorted(path.name for path in folders))
@@ -61,7 +69,15 @@ def _split(folder: Path, classes: tuple[str, ...]) -> Split:
     for label, name in enumerate(classes):
         paths = sorted(path for path in (folder / name).glob("*") if path.is_file() and is_image(path))
         if not paths:
-            raise DataError(f"{folder / name} has no image; expected files ending in {', '.join(sorted(ENDINGS))}")
+            raise _without_images(folder / name)
         images += [Encoded(str(path), path) for path in paths]
         labels += [label] * len(paths)
     return Split(images, np.array(labels, dtype=np.int64))
+
+
+def _without_images(folder: Path) -> DataError:
+    """Return the error for a class folder without images, with the first image below it or its first file."""
+    below = next((path for path in sorted(folder.rglob("*")) if path.is_file() and is_image(path)), None)
+    other = next((path for path in sorted(folder.iterdir()) if path.is_file()), None)
+    has = f"; move images up from folders below it, such as {below}" if below else f"; it has {other}" * bool(other)
+    return DataError(f"{folder} has no image; expected files ending in {', '.join(sorted(ENDINGS))}{has}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -11,8 +11,9 @@ import pyarrow as pa
 from pydantic import Field
 
 from rayfed.data.base import Dataset, Split, at_most, hold_out_fifth
-from rayfed.data.files import is_image
+from rayfed.data.files import is_image, is_sample, notes_on_files
 from rayfed.data.images import Encoded, decode
+from rayfed.data.kinds import is_parquet
 from rayfed.data.masks import UNCOUNTED, decode_masks
 from rayfed.data.sets.parquet import parquet_files, read_columns, schema_of
 from rayfed.errors import DataError, nearest
@@ -80,10 +81,16 @@ class ImageMasks:
         images = decode(pictures, self.size)
         masks, turned = decode_masks(files, pictures, self.size)
         classes, count = self._named(files, masks, len(train)), len(train)
-        remarks = (_TURNED.format(turned),) if turned else ()
+        remarks = (*self._notes(), *((_TURNED.format(turned),) if turned else ()))
         return Dataset(
             images[:count], masks[:count], images[count:], masks[count:], classes, remarks=remarks, has_places=True
         )
+
+    def _notes(self) -> Iterator[str]:
+        """Yield notes on the files that are not used."""
+        for place in filter(_is_split, self._places(local_path(self.root))):
+            used = {file.data for pair in _in_folders(place) for file in pair}
+            yield from notes_on_files(place, {path for path in used if isinstance(path, Path)})
 
     def _pairs(self) -> tuple[list[_Pair], list[_Pair]]:
         """Return the images and masks of both splits that are used."""
@@ -111,7 +118,7 @@ class ImageMasks:
     def _read(self, place: Path) -> list[_Pair]:
         if _is_split(place):
             return _in_folders(place)
-        if place.is_file() or any(place.glob("*.parquet")):
+        if place.is_file() or any(is_sample(file, place) for file in place.glob("*.parquet")):
             return [pair for path in parquet_files(place) for pair in self._in_columns(path)]
         raise DataError(
             f"{place} has no images with masks: expected {place / IMAGES}/NAME.png beside {place / MASKS}/NAME.png, or "
@@ -163,8 +170,9 @@ def _is_split(folder: Path) -> bool:
 def is_given(path: Path) -> bool:
     """Return whether a folder or file, as a user names it, is such a data set."""
     if path.is_dir():
-        return _is_split(path) or _is_split(path / "train") or any(map(is_given, sorted(path.glob("*.parquet"))[:1]))
-    return path.suffix == ".parquet" and path.is_file() and _holds_masks(path)
+        files = sorted(file for file in path.glob("*.parquet") if is_sample(file, path))
+        return _is_split(path) or _is_split(path / "train") or any(map(is_given, files[:1]))
+    return (path.suffix == ".parquet" or is_parquet(path)) and path.is_file() and _holds_masks(path)
 
 
 def _holds_masks(path: Path) -> bool:

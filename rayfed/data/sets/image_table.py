@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from rayfed.data.base import Source, Split, hold_out_fifth
-from rayfed.data.files import LABEL_COLUMNS, TABLES, by_value, is_image, read_table
+from rayfed.data.files import ENDINGS, LABEL_COLUMNS, by_value, is_image, is_sample, notes_on_files
 from rayfed.data.images import Encoded
-from rayfed.errors import DataError, nearest
+from rayfed.data.tables import TABLES, Read, name_ending, read_table
+from rayfed.errors import DataError
 from rayfed.files import local_path
 from rayfed.registry import component
 
@@ -21,26 +22,29 @@ FILE_COLUMNS = ("file", "filename", "file_name", "filepath", "path", "image", "i
 
 @component
 class ImageTable(Source):
-    """Images in files, their classes in a table (`.csv`, `.tsv`, `.parquet`) with a row for each image.
+    """Images in files, with their classes in a table (separated text or Parquet) with a row for each image.
 
-    Without `test` a stratified fifth is the test split. Files that the table does not name are passed over.
+    Without `test` a stratified fifth is the test split. A note counts the images that the table does not name.
     """
 
     table: Path
-    """The table, with the names of its columns in the first line; `~` and environment variables are expanded."""
+    """The table; `~` and environment variables are expanded. Columns without a header row are called `column_1` and so
+    on."""
     images: Path | None = None
     """Folder of the images, in which the table's names may lie at any depth; null: the table's own."""
     test: Path | None = None
     """Table of the test split, with the same columns."""
     file_column: str | None = None
-    """Column of the names of files, whose ending may be left out; null: `file`, `path`, `image` or alike."""
+    """Column of the names of files, whose ending may be left out; null: `file`, `path`, `image` or alike, or the first
+    that names an image if there is no header row."""
     label_column: str | None = None
-    """Column of the classes; null: `label`, `class`, `target`, `diagnosis` or alike, where there is one alone."""
+    """Column of the classes; null: `label`, `class`, `target`, `diagnosis` or alike if exactly one column is called so,
+    or the other one of two without a header row."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
         """Read samples in the order of the table; classes in the order of their numbers, or else of their names."""
-        paths = [local_path(path) for path in (self.table, self.test) if path is not None]
-        files = Files.of(local_path(self.images) if self.images is not None else paths[0].parent)
+        paths, root = self._places()
+        files = Files.of(root)
         rows = [self._rows(path, files) for path in paths]
         classes = by_value({label for _, labels in rows for label in labels})
         numbers = {name: number for number, name in enumerate(classes)}
@@ -49,14 +53,28 @@ class ImageTable(Source):
             return *hold_out_fifth(splits[0], str(paths[0])), classes
         return splits[0], splits[1], classes
 
+    def notes(self) -> Iterator[str]:
+        """Yield notes on the layout of the tables, and on files that are not used."""
+        paths, root = self._places()
+        files = Files.of(root)
+        for path in paths:
+            yield from read_table(path).notes
+        used = {image.data for path in paths for image in self._rows(path, files)[0]}
+        yield from notes_on_files(root, {path for path in used if isinstance(path, Path)}, paths)
+
+    def _places(self) -> tuple[list[Path], Path]:
+        """Return the paths of the tables, and of the folder of the images."""
+        paths = [local_path(path) for path in (self.table, self.test) if path is not None]
+        return paths, local_path(self.images) if self.images is not None else paths[0].parent
+
     def _rows(self, path: Path, files: Files) -> tuple[list[Encoded], list[str]]:
         """Return the images of a table and the names of their classes."""
-        table = read_table(path)
+        read = read_table(path)
         try:
-            found = columns(table, self.file_column, self.label_column)
+            found = columns(read, self.file_column, self.label_column)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
-        names, labels = (_texts(path, table, column) for column in found)
+        names, labels = (_texts(path, read.table, column) for column in found)
         return [Encoded(str(file), file) for file in files.named(path, names)], labels
 
 
@@ -72,7 +90,7 @@ class Files:
         if not root.is_dir():
             raise DataError(f"{root} is no folder; expected the one that the images lie in")
         known: dict[str, list[Path]] = {}
-        for path in sorted(path for path in root.rglob("*") if path.is_file() and is_image(path)):
+        for path in sorted(p for p in root.rglob("*") if is_sample(p, root) and p.is_file() and is_image(p)):
             for name in {path.name, path.stem}:
                 known.setdefault(name, []).append(path)
         return cls(root, known)
@@ -99,36 +117,59 @@ class Files:
 def tables_of_images(path: Path) -> list[Path]:
     """Return the tables, in a folder or the file itself, whose first row names an image beside or below."""
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
-    return [file for file in files if file.suffix in TABLES and _names_images(file)]
+    return [file for file in files if name_ending(file) in TABLES and is_sample(file, path) and _names_images(file)]
 
 
 def _names_images(path: Path) -> bool:
-    table = read_table(path)
-    column = _found(table, FILE_COLUMNS)
-    first = table[column[0]].drop_null().slice(0, 1).to_pylist() if column else []
-    return bool(first) and isinstance(first[0], str | int) and Files.of(path.parent).has(str(first[0]))
+    try:
+        read = read_table(path)
+    except DataError:
+        if name_ending(path) in (".data", ".txt"):  # which need not be tables
+            return False
+        raise
+    found = _column_of_files(read)
+    return found is not None and Files.of(path.parent).has(_first(read, found))
 
 
-def columns(table: pa.Table, file: str | None, label: str | None) -> tuple[str, str]:
+def _column_of_files(read: Read) -> str | None:
+    """Return the column of file names by its name, or by its first value if there is no header row; None if none is."""
+    if read.has_header:
+        return next(iter(_found(read.table, FILE_COLUMNS)), None)
+    names: list[str] = read.table.column_names
+    return next((name for name in names if Path(_first(read, name)).suffix.lower() in ENDINGS), None)
+
+
+def _first(read: Read, column: str) -> str:
+    """Return the first value of a column that is a text or a whole number; empty if it is something else."""
+    first = read.table[column].drop_null().slice(0, 1).to_pylist()
+    return str(first[0]).strip() if first and isinstance(first[0], str | int) else ""
+
+
+def columns(read: Read, file: str | None, label: str | None) -> tuple[str, str]:
     """Return a table's columns of file names and classes; raises `DataError` for a missing or ambiguous one."""
-    every = ", ".join(table.column_names)
+    names = read.table.column_names
+    every = ", ".join(names)
     for asked in (file, label):
-        if asked is not None and asked not in table.column_names:
-            raise DataError(f"no column '{asked}': {nearest(asked, table.column_names)}")
+        if asked is not None and asked.strip() not in names:
+            raise DataError(read.missing(asked))
     if file is None:
-        found = _found(table, FILE_COLUMNS)
-        if not found:
-            raise DataError(
-                f"no column is called {FILE_COLUMNS[0]} or alike: name one of {every} by `data.file_column`"
-            )
-        file = found[0]
+        file = _column_of_files(read)
+    if file is None:
+        raise DataError(f"no column is called {FILE_COLUMNS[0]} or alike: name one of {every} by `data.file_column`")
     if label is None:
-        found = [name for name in _found(table, LABEL_COLUMNS) if name != file]
-        if len(found) != 1:
-            problem = "may each be the classes" if found else "no column is called label or alike"
-            raise DataError(f"{' and '.join(found)} {problem}: name one of {every} by `data.label_column`")
-        label = found[0]
-    return file, label
+        label = _label(read, file.strip(), every)
+    return file.strip(), label.strip()
+
+
+def _label(read: Read, file: str, every: str) -> str:
+    others = [name for name in read.table.column_names if name != file]
+    if not read.has_header and len(others) == 1:
+        return str(others[0])
+    found = [name for name in _found(read.table, LABEL_COLUMNS) if name != file]
+    if len(found) != 1:
+        problem = "may each be the classes" if found else "no column is called label or alike"
+        raise DataError(f"{' and '.join(found)} {problem}: name one of {every} by `data.label_column`")
+    return found[0]
 
 
 def _found(table: pa.Table, names: Sequence[str]) -> list[str]:

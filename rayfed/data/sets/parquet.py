@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayfed.data.base import Dataset, Source, Split, check_labels, check_numbers, hold_out_fifth, scaled_numbers
-from rayfed.data.files import LABEL_COLUMNS, by_value
+from rayfed.data.base import Source, Split, check_labels, check_numbers, hold_out_fifth, scaled_numbers
+from rayfed.data.files import LABEL_COLUMNS, by_value, is_sample
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
 from rayfed.files import local_path
@@ -47,14 +46,12 @@ class Parquet(Source):
     """Column of the classes, whole numbers or names; null: `label`, `class`, `target`, `diagnosis` or alike, or what
     the metadata call a class."""
 
-    def load(self) -> Dataset:
-        """Load the data set into memory, with a remark if the training images are of several files."""
-        data, files = super().load(), parquet_files(self.train)
-        if len(files) < 2:
-            return data
-        named = ", ".join(path.name for path in files[:_NAMED]) + ", ..." * (len(files) > _NAMED)
-        said = f"data: {len(files)} files of {self.train} are read as one, so none may be of a test split: {named}"
-        return replace(data, remarks=(*data.remarks, said))
+    def notes(self) -> Iterator[str]:
+        """Yield a note if the training images are of several files."""
+        files = parquet_files(self.train)
+        if len(files) > 1:
+            named = ", ".join(path.name for path in files[:_NAMED]) + ", ..." * (len(files) > _NAMED)
+            yield f"data: {len(files)} files of {self.train} are read as one, so none may be of a test split: {named}"
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
         """Read both splits in the order stored; several files are read in the order of their names."""
@@ -113,7 +110,7 @@ def parquet_files(path: Path) -> list[Path]:
     local = local_path(path).resolve()
     if local.is_file():
         return [local]
-    found = sorted(local.glob("*.parquet"))
+    found = sorted(path for path in local.glob("*.parquet") if is_sample(path, local))
     if not found:
         raise DataError(f"{local} is neither a file nor a folder with *.parquet files in it")
     return found

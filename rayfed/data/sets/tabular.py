@@ -1,4 +1,4 @@
-"""Records: scikit-learn's diabetes data, or the user's own CSV or Parquet file.
+"""Records: scikit-learn's diabetes data, or the user's own separated text or Parquet file.
 
 Source of `diabetes`: Efron et al. 2004, "Least Angle Regression", section 1: 442 patients, ten measures, and how the
 illness progressed within a year; the table on the original scale ships in scikit-learn's wheel. How columns become
@@ -8,7 +8,7 @@ numbers between 0 and 1 follows Vero et al. 2023, "TabLeak: Tabular Data Leakage
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
@@ -21,9 +21,11 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from rayfed.data.base import Dataset, Split, at_most, check_numbers, scaled_numbers, stratified
-from rayfed.data.files import read_table
+from rayfed.data.kinds import is_parquet
+from rayfed.data.layouts import DATE
+from rayfed.data.tables import Read, read_table
 from rayfed.documents import yaml_flow
-from rayfed.errors import DataError, nearest
+from rayfed.errors import DataError
 from rayfed.files import local_path
 from rayfed.registry import component
 from rayfed.samples import Column, Modality, Records
@@ -33,7 +35,6 @@ _MOST_BYTES = 4096
 _FEWEST_NAMED = 20
 """Rows from which on a value of its own in each of them is no accident."""
 _MISSING = "(missing)"
-_DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([T ]\d.*)?")
 _CODE = re.compile(r"\s*0\d+\s*")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -81,9 +82,13 @@ class Tabular:
         test = at_most(self.test_samples, Split(images[tested], labels[tested]), "test_samples")
         assert isinstance(train.images, np.ndarray)
         assert isinstance(test.images, np.ndarray)
-        remarks = tuple(remark for _, remark in filled.values() if remark) + tuple(_numbering(values))
+        remarks = (*self.notes(), *(said for _, said in filled.values() if said), *_numbering(values))
         sample = Records(columns)
         return Dataset(train.images, train.labels, test.images, test.labels, classes, sample=sample, remarks=remarks)
+
+    def notes(self) -> Iterable[str]:
+        """Return notes for users on how the file was read."""
+        return ()
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
         """Return columns (N,) by name, text where they are categorical; labels (N,) int64; names of the classes.
@@ -123,7 +128,7 @@ def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
     id.
     """
     for name, found in columns.items():
-        if found.dtype.kind != "f" and all(value == _MISSING or _DATE.fullmatch(value) for value in found):
+        if found.dtype.kind != "f" and all(value == _MISSING or DATE.fullmatch(value) for value in found):
             yield (
                 f"column '{name}' has dates, which are {len(np.unique(found))} categories here, without an order: "
                 f"write them as numbers, such as days since the first one, or leave the column out by {_left_out(name)}"
@@ -140,8 +145,8 @@ def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
             yield (
                 f"column '{name}' looks like numbers, but {len(others)} of {len(found)} values are texts, such as "
                 f"{examples}: each value is a category of its own here, {len(np.unique(found))} in all, without an "
-                f"order. If these are no categories, leave their fields empty, as of missing numbers, or leave the "
-                f"column out by {_left_out(name)}"
+                f"order. If these are no categories (the first is in row {found.tolist().index(others[0])}, from 0), "
+                f"leave their fields empty, as of missing numbers, or leave the column out by {_left_out(name)}"
             )
             continue
         if len(found) < _FEWEST_NAMED or len(np.unique(found)) < len(found):
@@ -170,8 +175,8 @@ class Table(Tabular):
     """
 
     path: Path
-    """A `.csv` or `.tsv` file with names in its first line, or a `.parquet` file; `~` and environment variables are
-    expanded."""
+    """A separated text, such as `.csv`, `.tsv` or `.csv.gz`, or a `.parquet` file; `~` and environment variables are
+    expanded. Columns without a header row are called `column_1` and so on."""
     label: str | None = None
     """Name of the column of the classes; it or `targets` has to be given."""
     targets: list[str] | None = None
@@ -182,25 +187,48 @@ class Table(Tabular):
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
         """Read all columns in the order of the file; classes and categories in that of their values."""
         path = local_path(self.path)
-        table = read_table(path)
+        found = read_table(path)
+        table = found.table
         if (self.label is None) == (not self.targets):
             raise DataError(
                 f"{path} needs `data.label`, the column of its classes, or `data.targets`, columns of numbers, not "
                 f"both; its columns are {', '.join(table.column_names)}"
             )
-        for name in [self.label] if self.label else self.targets or []:
-            _check_target(path, table, "label" if self.label else "targets", name)
-        for name in self.without:
-            _check_column(path, table, "without", name)
-            if name in (self.label, *(self.targets or [])):
+        label = self.label.strip() if self.label else None
+        targets = [name.strip() for name in self.targets or []]
+        without = [name.strip() for name in self.without]
+        for name in [label] if label else targets:
+            _check_target(path, found, "label" if label else "targets", name)
+        for name in without:
+            _check_column(path, found, "without", name)
+            if name in (label, *targets):
                 raise DataError(f"data.without: '{name}' is what the model predicts: leave another column out")
-        columns = {name: _values(path, name, table[name]) for name in table.column_names if name not in self.without}
-        if self.label is None:
-            return _of_numbers(path, columns, list(dict.fromkeys(self.targets or [])))
-        classes, labels = np.unique(columns.pop(self.label), return_inverse=True)
+        columns = {name: _values(path, name, table[name]) for name in table.column_names if name not in without}
+        if label is None:
+            return _of_numbers(path, columns, list(dict.fromkeys(targets)))
+        classes, labels = np.unique(columns.pop(label), return_inverse=True)
         if len(classes) < 2 or not columns:
-            raise DataError(f"{path}: expected two or more classes in '{self.label}', and another column beside it")
+            raise DataError(f"{path}: expected two or more classes in '{label}', and another column")
         return columns, labels.astype(np.int64), tuple(map(_name, classes.tolist()))
+
+    def notes(self) -> Iterator[str]:
+        """Yield notes on the layout of the file, and on classes that look like missing ones."""
+        found = read_table(local_path(self.path))
+        yield from found.notes
+        if self.label is not None:
+            yield from _missing_classes(self.label.strip(), found.table[self.label.strip()].to_pylist())
+
+
+def _missing_classes(label: str, values: Sequence[object]) -> Iterator[str]:
+    """Yield a note on each class that looks like a missing one; `-` does not if there is a class `+`."""
+    known = {str(value).strip() for value in values}
+    for mark in ("?", "-"):
+        rows = [row for row, value in enumerate(values) if str(value).strip() == mark]
+        if rows and not (mark == "-" and "+" in known):
+            yield (
+                f"column '{label}' is '{mark}' in {len(rows)} of {len(values)} rows, the first is row {rows[0]} (from "
+                f"0): this is a class; remove the rows if their class is missing"
+            )
 
 
 def _of_numbers(
@@ -219,15 +247,16 @@ def _of_numbers(
     return columns, labels, tuple(targets)
 
 
-def _check_column(path: Path, table: pa.Table, field: str, name: str) -> None:
+def _check_column(path: Path, found: Read, field: str, name: str) -> None:
     """Raise `DataError` unless the table has a column of this name."""
-    if name not in table.column_names:
-        raise DataError(f"data.{field}: {path} has no column '{name}': {nearest(name, table.column_names)}")
+    if name not in found.table.column_names:
+        raise DataError(f"data.{field}: {path} has {found.missing(name)}")
 
 
-def _check_target(path: Path, table: pa.Table, field: str, name: str) -> None:
+def _check_target(path: Path, found: Read, field: str, name: str) -> None:
     """Raise `DataError` unless the table has a column of this name without missing values."""
-    _check_column(path, table, field, name)
+    _check_column(path, found, field, name)
+    table = found.table
     if absent := table[name].null_count:
         row = pc.index(table[name].is_null(), True).as_py()
         raise DataError(
@@ -244,14 +273,9 @@ def _scaled(labels: np.ndarray, trained: np.ndarray, names: tuple[str, ...]) -> 
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the columns of a `.csv`, `.tsv` or image-free `.parquet` file; empty for other files.
-
-    Raises `DataError` for one that cannot be read.
-    """
-    if path.suffix in (".csv", ".tsv"):
-        return list(read_table(path).column_names)
-    if path.suffix != ".parquet":
-        return []
+    """Return the columns of a table, empty for one of images; raises `DataError` for another kind of file."""
+    if not is_parquet(path):
+        return list(read_table(path).table.column_names)
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:

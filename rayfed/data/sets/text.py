@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfed.data.base import Dataset, Split, at_most
+from rayfed.data.files import is_left_by_tools, is_sample
 from rayfed.data.tokens import BYTES, Reader, learnt, load_tokenizer
 from rayfed.errors import DataError
 from rayfed.files import local_path
@@ -90,14 +91,14 @@ def _texts(root: Path) -> dict[str, list[str]]:
     """Return the texts of each class, classes and files in the order of their names."""
     if not root.is_dir():
         raise DataError(f"data.root: {root} is no folder; expected one with CLASS/*.txt in it")
-    classes = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = sorted(path for path in root.iterdir() if path.is_dir() and not is_left_by_tools(path))
     if len(classes) < 2:
         raise DataError(
             f"data.root: {root} has {len(classes)} class folders; expected two or more, as {root}/CLASS/*.txt"
         )
     found = {}
     for folder in classes:
-        paths = sorted(folder.glob("*.txt"))
+        paths = sorted(path for path in folder.glob("*.txt") if is_sample(path, root))
         if not paths:
             raise DataError(f"{folder} has no text; expected files ending in .txt")
         found[folder.name] = [_read(path) for path in paths]

@@ -11,7 +11,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from rayfed.data.base import Dataset, Split, at_most, hold_out_fifth
-from rayfed.data.files import LABEL_COLUMNS, by_value, read_table
+from rayfed.data.files import LABEL_COLUMNS, by_value
+from rayfed.data.tables import Read, read_table
 from rayfed.data.tokens import BYTES, Reader, learnt, load_tokenizer
 from rayfed.errors import DataError
 from rayfed.files import local_path
@@ -47,8 +48,8 @@ class TextTable:
     holds: ClassVar[Modality] = "tokens"
 
     path: Path
-    """A `.csv` or `.tsv` file with names in its first line, or a `.parquet` file; `~` and environment variables are
-    expanded."""
+    """A separated text, such as `.csv`, `.tsv` or `.csv.gz`, or a `.parquet` file; `~` and environment variables are
+    expanded. Columns without a header row are called `column_1` and so on."""
     test: Path | None = None
     """Such a file of the test split."""
     text_column: str | None = None
@@ -70,8 +71,10 @@ class TextTable:
 
     def load(self) -> Dataset:
         """Load the data set into memory. Raises `DataError` for missing or broken files, naming file and row."""
+        paths = [local_path(path) for path in (self.path, self.test) if path]
+        read = [read_table(path) for path in paths]
         parts = [
-            _read(local_path(path), self.text_column, self.label_column) for path in (self.path, self.test) if path
+            _columns(path, found, self.text_column, self.label_column) for path, found in zip(paths, read, strict=True)
         ]
         in_words = isinstance(parts[0][0][0], list)
         if any(isinstance(texts[0], list) != in_words for texts, _ in parts):
@@ -100,7 +103,8 @@ class TextTable:
         else:
             (rows, cut), (test_rows, test_cut) = (reader.filled(texts, self.length) for texts in taken)
             labels, test_labels = train.labels, test.labels
-        remarks = self._remarks(cut + test_cut, len(rows) + len(test_rows))
+        layouts = dict.fromkeys(note for found in read for note in found.notes)
+        remarks = (*layouts, *self._remarks(cut + test_cut, len(rows) + len(test_rows)))
         return Dataset(
             rows, labels, test_rows, test_labels, classes, sample=sample, remarks=remarks, has_places=in_words
         )
@@ -138,18 +142,21 @@ def text_column(names: Sequence[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _read(path: Path, text: str | None, label: str | None) -> tuple[list[Any], list[Any]]:
+def _columns(path: Path, found: Read, text: str | None, label: str | None) -> tuple[list[Any], list[Any]]:
     """Return a table's texts and labels, in order; of lists of words, lists of both."""
-    table = read_table(path)
+    table = found.table
     if not table.num_rows:
         raise DataError(f"{path} has no rows")
     labelled = [name for name in table.column_names if name.lower() in LABEL_COLUMNS]
-    text = text or text_column(table.column_names)
-    label = label or (labelled[0] if len(labelled) == 1 else None)
+    text = text.strip() if text else text_column(table.column_names)
+    if label is None and len(labelled) == 1:
+        label = labelled[0]
+    label = label.strip() if label else None
     fields = [("text_column", text)] + ([("label_column", label)] if label or labelled else [])
     for field, name in fields:
         if name is None or name not in table.column_names:
             what = f"has no column '{name}'" if name else f"has no plain column for `{field}`"
+            what += " and no header row" * (not found.has_header)
             raise DataError(f"{path} {what}: name it by data.{field}, of {', '.join(table.column_names)}")
     assert text is not None
     if label is not None and pa.types.is_list(table[text].type):

@@ -376,7 +376,7 @@ def test_one_update_of_two_state_dicts_is_attacked(tmp_path: Path, net: Net) -> 
     options = ("--lr", "0.1", "--shape", "1,8,8", "--classes", "10", "--iterations", "20", "--out", str(tmp_path / "o"))
     code, output = run("attack-update", *files, *options)
     assert code == 0, output
-    assert "as nn.DataParallel writes them: that was taken off" in output
+    assert "'module.'" in output
     assert "NOT MEASURED: without the truth nothing was scored" in output
     [table] = (tmp_path / "o").glob("*/reconstructions.parquet")
     [found] = [row for row in pq.read_table(table).to_pylist() if row["attack"] == "analytic"]
@@ -387,8 +387,8 @@ def test_one_update_of_two_state_dicts_is_attacked(tmp_path: Path, net: Net) -> 
         ("--shape", "8,8"): "give channels, height and width",
         ("--shape", "1,8,x"): "numbers, comma-separated",
         ("--mean", "0.5"): "--mean and --std",
-        ("--before", str(tmp_path / "no.pt")): "cannot be read as a state dict",
-        ("--before", str(tmp_path / "none.pt")): "cannot be read as a state dict",
+        ("--before", str(tmp_path / "no.pt")): "no.pt",
+        ("--before", str(tmp_path / "none.pt")): "none.pt",
         ("--classes", "5"): "is it this model's, with as many classes?",
     }.items():
         code, output = run("attack-update", *files, *options, *wrong)
@@ -408,3 +408,17 @@ def test_the_loop_of_the_documentation_records(tmp_path: Path, net: Net, monkeyp
     exec(compile(code, "existing-federations.md", "exec"), {"model": net, "federation": federation})
     [update] = Recording(tmp_path / "updates").updates
     assert (update.samples, update.local.steps, update.has_truth) == (1, 5, False)
+
+
+def test_an_update_between_two_checkpoints_is_attacked(tmp_path: Path, net: Net) -> None:
+    batch = images(0)
+    states = {"before": net.state_dict(), "after": trained(net, batch, 1)}
+    for name, state in states.items():
+        torch.save({"epoch": 3, "net": {f"module.{key}": t for key, t in state.items()}}, tmp_path / f"{name}.pth")
+    files = (part for name in states for part in (f"--{name}", str(tmp_path / f"{name}.pth")))
+    options = ("--lr", "0.1", "--shape", "1,8,8", "--classes", "10", "--iterations", "1", "--out", str(tmp_path / "o"))
+    code, output = run("attack-update", *files, "--model", MODEL, *options)
+    assert (code, "'net.module.'" in output) == (0, True), output
+    [table] = (tmp_path / "o").glob("*/reconstructions.parquet")
+    [found] = [row for row in pq.read_table(table).to_pylist() if row["attack"] == "analytic"]
+    assert float(psnr(batch[0], decoded(found["image"])[None])) > 40

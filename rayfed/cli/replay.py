@@ -28,6 +28,8 @@ from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Ju
 from rayfed.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from rayfed.attacks.base import Reconstruction
     from rayfed.client.sent import Sent
     from rayfed.engine.replaying import Replay
@@ -156,8 +158,8 @@ def attack_update(
         header = Header("", (sizes[0], sizes[1], sizes[2]), classes, *statistics)
         net = built({**_model(model), **normalisation(header)}, _loss(loss), header, seed)
         local = LocalTraining(steps, batch, lr, momentum, weight_decay)
-        returned = _state(after)
-        given = observe(net, _state(before), header.sample, classes, samples, returned=returned, local=local)
+        sent, returned = _state("--before", before, net), _state("--after", after, net)
+        given = observe(net, sent, header.sample, classes, samples, returned=returned, local=local)
         _warn(given.remarks)
         say, found = _sayer(quiet), attempts(net, given.observation, iterations, seeds.derived(seed, "update"))
         results = ((0, 0, name, guess) for name, guess in found)
@@ -269,19 +271,10 @@ def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]
         raise UserError(f"{option}: found '{text}'; give numbers, comma-separated") from None
 
 
-def _state(path: Path) -> Named:
-    """Return the state dict in a file, without running code. Raises `UserError` for any other file."""
-    import torch
-    from safetensors.torch import load_file
+def _state(option: str, path: Path, model: nn.Module) -> Named:
+    """Return the state of a model in a file, and print remarks on it; raises `UserError` for a file without one."""
+    from rayfed.models.state import state_for
 
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged files raise many types
-        said = str(error).partition("\n")[0]
-        raise UserError(f"{path} cannot be read as a state dict: {type(error).__name__}: {said}") from error
-    if not isinstance(found, dict) or not found:
-        raise UserError(f"{path} contains a {type(found).__name__}, not a state dict: save model.state_dict()")
-    return dict(found)
+    found, remarks = state_for(model, path, option)
+    _warn(remarks)
+    return found

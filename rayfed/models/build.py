@@ -13,6 +13,7 @@ from typing import Any
 import pydantic
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rayfed import registry, seeds
 from rayfed.errors import UserError
@@ -89,6 +90,9 @@ def build_model(
             model = _from_callable(name, target, parameters, sample.shape, classes)
         use_float32(name, model, sample)
         if state is not None:
+            if any(map(is_lazy, model.state_dict().values())):
+                _trial(name, model.eval(), sample)  # lazy layers have their shapes from an input
+                model.train()
             load_state(model, state)
         if normalise is not None:
             _check_statistics(normalise, sample.shape[0])

@@ -1,101 +1,262 @@
-"""Loading of weights from the user's files: safetensors, or `torch.save` files read as data only."""
+"""Loading of weights from the user's files into a model.
+
+A training script may have wrapped the model, and saved its weights with an epoch, an optimiser's state or averaged
+weights. So a set of tensors is sought whose names are the model's after one prefix, such as `net.module.`: keys of the
+file and prefixes of wrappers alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-from rayfed.errors import UserError, needing
+from rayfed.errors import UserError
 from rayfed.files import local_path
 from rayfed.models.notes import note
 from rayfed.models.trained import head_names
+from rayfed.models.weight_files import Keys, Stored, WeightFile, read
 from rayfed.update import Named
 
-_WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts keep the weights in a checkpoint."""
+_WRAPPERS = ("module", "_orig_mod")
+"""Names under which nn.DataParallel and torch.compile keep the model that they wrap."""
+_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "params", "weights", "state")
+"""Keys under which training scripts keep the weights; if several sets of weights fit, the first of these is taken."""
 _COUNTER = "num_batches_tracked"
 """Buffer of a batch norm that older files lack, and that only a norm without a momentum reads."""
 _SHOWN = 4
 
 
+@dataclass(frozen=True)
+class _Model:
+    """The tensors of a model that a file has to fit."""
+
+    tensors: Named
+    head: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Some of a file's tensors, under the model's names."""
+
+    model: _Model
+    prefix: str
+    """Names in the file are the model's after this prefix and a point; or the place of tensors taken by their order."""
+    tensors: Named
+    spare: Named
+    """Tensors in the same mappings that have no place in the model."""
+    by_order: bool = False
+
+    @property
+    def misshapen(self) -> set[str]:
+        """Names of the tensors that have another shape in the model."""
+        return {name for name, tensor in self.tensors.items() if self.model.tensors[name].shape != tensor.shape}
+
+    @property
+    def missing(self) -> set[str]:
+        """Names of the model's tensors that the file lacks, and needs: not counters, nor tied weights."""
+        own = self.model.tensors
+        given = {(own[name].data_ptr(), own[name].shape) for name in self.tensors if own[name].numel()}
+        absent = (name for name in own.keys() - self.tensors.keys() if not name.endswith(_COUNTER))
+        return {name for name in absent if (own[name].data_ptr(), own[name].shape) not in given}
+
+    @property
+    def taken(self) -> Named:
+        """The tensors that the model takes."""
+        return {name: tensor for name, tensor in self.tensors.items() if name not in self.misshapen}
+
+    @property
+    def fits(self) -> bool:
+        """Whether the model takes all of its tensors from here, except those of its head."""
+        return not (self.missing | self.misshapen) - self.model.head and any(
+            not name.endswith(_COUNTER) for name in self.taken
+        )
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """Place among sets that fit: the fewest keys first, then the order of `_KEYS`."""
+        keys = [key for key in self.prefix.split(".") if key and key not in _WRAPPERS]
+        return tuple(_KEYS.index(key) if key in _KEYS else len(_KEYS) for key in keys)
+
+
 def load_state(model: nn.Module, path: str | Path) -> None:
     """Load a file's tensors into a model, in place.
 
-    They go by their names; where none of a file's names is the model's, by their order, if last names and shapes agree
-    one by one. A head of another size stays as it was initialised, with a note on the model, and so does what else is
-    not taken over. Raises `UserError` for a file that cannot be read, and where other tensors are missing or misshapen.
+    They go by their names, after a prefix if there is one; if none of a file's names is the model's, they go by their
+    order, if last names and shapes agree one by one. A head of another size stays as it was initialised, with a note on
+    the model. So does a note say which tensors are left out, and which set of weights is taken, if several fit. Raises
+    `UserError` for a file that cannot be read, that lacks other tensors, or in which several sets fit alike.
     """
-    file = local_path(path)
-    given, own, head = _read(file), model.state_dict(), head_names(model)
-    if not given.keys() & own.keys():
-        given = _by_order(file, given, own, head)
-        note(model, f"{file.name} has other names than the model: its {len(given)} tensors were taken in their order")
-    misshapen = {name for name in own.keys() & given.keys() if own[name].shape != given[name].shape}
-    missing = {name for name in own.keys() - given.keys() if not name.endswith(_COUNTER)}
-    problems = [
-        f"{len(names)} {what}: {_some(names, own, given)}"
-        for what, names in (("missing", missing - head), ("of another shape", misshapen - head))
+    file = read(local_path(path), "model.state")
+    own = _Model(_tensors_of(model), head_names(model))
+    sets = [list(_by_name(file, own, without)) for without in ((), _WRAPPERS)]
+    fitting = next(filter(None, ([one for one in some if one.fits] for some in (*sets, _by_order(file, own)))), [])
+    if not fitting:
+        closest = _closest([*sets[0], *sets[1]])
+        if (renamed := _renamed(model, file, own, closest)) is None:
+            raise UserError(_misfit(file, own, closest))
+        fitting = [renamed]
+    found, remarks = _chosen(file, fitting)
+    for remark in (*remarks, *_differences(file, found)):
+        note(model, remark)
+    model.load_state_dict(found.taken, strict=False)
+
+
+def state_for(model: nn.Module, path: Path, field: str) -> tuple[Named, list[str]]:
+    """Return a file's tensors under a model's names, whether they fit or not, and remarks on other sets of weights.
+
+    They are the set of which the model takes most, with the other tensors of its mapping; all, under their own names,
+    if there is no such set. `field` is where the user named the file. Raises `UserError` as `load_state` does for a
+    file that cannot be read, or in which several sets fit alike.
+    """
+    file = read(path, field)
+    own = _Model(_tensors_of(model), frozenset())
+    sets = [one for without in ((), _WRAPPERS) for one in _by_name(file, own, without)]
+    most = max((len(one.taken) for one in sets), default=0)
+    if not most:
+        return {stored.path: stored.tensor for stored in file.tensors}, []
+    found, remarks = _chosen(file, [one for one in sets if len(one.taken) == most])
+    if found.prefix:
+        remarks.append(f"{path.name}: its tensors are those after '{found.prefix}.', which is taken off their names")
+    return {**found.spare, **found.tensors}, remarks
+
+
+def _tensors_of(model: nn.Module) -> Named:
+    """Return the tensors of a model's state, without other values such as those of `get_extra_state`."""
+    return {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+
+
+def _by_name(file: WeightFile, own: _Model, without: Collection[str]) -> Iterator[_Set]:
+    """Yield a set for each prefix after which tensors have names of the model; both are compared `without` wrappers."""
+    names = {_inner(name, without): name for name in own.tensors}
+    if len(names) < len(own.tensors):
+        return  # two of the model's names differ in a wrapper only
+    found = dict[str, dict[str, Stored]]()
+    for stored in file.tensors:
+        parts = stored.path.split(".")
+        for cut, part in enumerate(parts):
+            name = names.get(_inner(".".join(parts[cut:]), without))
+            if name is not None and part not in without:
+                found.setdefault(".".join(parts[:cut]), {}).setdefault(name, stored)
+    for prefix, given in found.items():
+        places, taken = {one.place for one in given.values()}, {one.path for one in given.values()}
+        spare = {one.name: one.tensor for one in file.tensors if one.place in places and one.path not in taken}
+        yield _Set(own, prefix, {name: one.tensor for name, one in given.items()}, spare)
+
+
+def _inner(path: str, wrappers: Collection[str]) -> str:
+    """Return a name without the wrappers in it."""
+    return ".".join(part for part in path.split(".") if part not in wrappers)
+
+
+def _by_order(file: WeightFile, own: _Model) -> Iterator[_Set]:
+    """Yield a set for each mapping whose tensors are the model's in the order, by last names and shapes."""
+    whole = list(own.tensors)
+    short = [name for name in whole if not name.endswith(_COUNTER)]
+    inner = {_inner(name, _WRAPPERS) for name in whole}
+    groups = dict[Keys, list[Stored]]()
+    for stored in file.tensors:
+        groups.setdefault(stored.place, []).append(stored)
+    for place, given in groups.items():
+        if inner & {_inner(one.name, _WRAPPERS) for one in given}:
+            continue  # names that differ from the model's in part are no other names for all of it
+        if file.unnamed:
+            names = next((names for names in (whole, short) if len(names) == len(given)), [])
+        else:
+            given = [one for one in given if not one.name.endswith(_COUNTER)]
+            ends = [one.name.rpartition(".")[2] for one in given]
+            names = short if ends == [name.rpartition(".")[2] for name in short] else []
+        if names:
+            tensors = {name: one.tensor for name, one in zip(names, given, strict=True)}
+            yield _Set(own, ".".join(place), tensors, {}, by_order=True)
+
+
+def _renamed(model: nn.Module, file: WeightFile, own: _Model, closest: _Set | None) -> _Set | None:
+    """Return a set whose names the model's own modules know from earlier versions; None if they do not.
+
+    Such are those of `torch.nn.utils.weight_norm`, and of some models of torchvision. It is in the model then.
+    """
+    prefix = f"{closest.prefix}." if closest and closest.prefix else ""
+    given = {one.path.removeprefix(prefix): one.tensor for one in file.tensors if one.path.startswith(prefix)}
+    fitting = {n: t for n, t in given.items() if n not in own.head or t.shape == own.tensors[n].shape}
+    try:
+        result = model.load_state_dict(fitting, strict=False)
+    except RuntimeError:  # a tensor of another shape
+        return None
+    absent = {name for name in result.missing_keys if not name.endswith(_COUNTER)}
+    unknown = set(result.unexpected_keys)
+    if absent - own.head or len(unknown) == len(fitting):
+        return None
+    loaded = {name: tensor.clone() for name, tensor in own.tensors.items() if name not in result.missing_keys}
+    return _Set(own, prefix, loaded, {name: given[name] for name in unknown})
+
+
+def _closest(sets: Sequence[_Set]) -> _Set | None:
+    """Return the set of which the model takes most tensors; None if there is none."""
+    return min(sets, key=lambda one: (-len(one.taken), one.rank), default=None)
+
+
+def _chosen(file: WeightFile, fitting: Sequence[_Set]) -> tuple[_Set, list[str]]:
+    """Return the set to load, and a remark if other ones fit too; raises `UserError` if none of them comes first."""
+    whole = [one for one in fitting if not one.missing | one.misshapen] or fitting
+    first = min(whole, key=lambda one: one.rank)
+    others = [one for one in whole if one is not first and not _same(one, first)]
+    if not others:
+        return first, []
+    names, how = ", ".join(f"'{one.prefix}'" for one in others), "write that set to a separate file"
+    if (key := others[0].prefix) in file.entries and file.file.suffix not in (".npz", ".safetensors"):
+        how += f", such as `torch.save(torch.load('{file.file.name}')['{key}'], '{key}.pt')`"
+    if any(one.rank == first.rank for one in others):
+        raise UserError(
+            f"{file.file} has {len(others) + 1} sets of weights that fit the model: '{first.prefix}', {names}. rayfed "
+            f"does not choose among them: {how}"
+        )
+    return first, [
+        f"{file.file.name} has {len(others) + 1} sets of weights that fit: '{first.prefix}', which is taken, and "
+        f"{names}. To take another one, {how}"
+    ]
+
+
+def _same(one: _Set, other: _Set) -> bool:
+    return one.taken.keys() == other.taken.keys() and all(one.taken[n].equal(t) for n, t in other.taken.items())
+
+
+def _differences(file: WeightFile, found: _Set) -> Iterator[str]:
+    """Yield remarks on tensors taken by their order, initialised anew or left out."""
+    name, own = file.file.name, found.model.tensors
+    if found.by_order:
+        yield f"{name} has other names than the model: its {len(found.tensors)} tensors were taken in their order"
+    if anew := (found.missing | found.misshapen) & found.model.head:
+        yield f"the head is initialised anew, {name} has another one: {_some(anew, own, found.tensors)}"
+    if spare := found.spare:
+        yield f"of {name} {len(spare)} tensors have no place in the model: {_some(spare, {}, spare)}"
+
+
+def _misfit(file: WeightFile, own: _Model, found: _Set | None) -> str:
+    """Return why a file does not fit a model: how the set that comes closest differs, and which keys the file has."""
+    if found is None:
+        stored = {one.path: one.tensor for one in file.tensors}
+        return (
+            f"{file.file} does not fit the model: none of its {len(stored)} names ({_some(stored, {}, stored)}) is one "
+            f"of the model's {len(own.tensors)} ({_some(own.tensors, own.tensors, {})}), nor are they as many of the "
+            f"same shapes in the same order; is it of another architecture? The file has {file.listed}"
+        )
+    parts = [
+        f"{len(names)} {what}: {_some(names, own.tensors, found.tensors)}"
+        for what, names in (("missing", found.missing - own.head), ("of another shape", found.misshapen - own.head))
         if names
     ]
-    if problems:
-        raise UserError(f"{file} does not fit the model, of whose {len(own)} tensors are {'; '.join(problems)}")
-    if anew := (missing | misshapen) & head:
-        note(model, f"the head is initialised anew, {file.name} has another one: {_some(anew, own, given)}")
-    if spare := given.keys() - own.keys():
-        note(model, f"of {file.name} {len(spare)} tensors have no place in the model: {_some(spare, own, given)}")
-    model.load_state_dict({n: t for n, t in given.items() if n in own and n not in misshapen}, strict=False)
-
-
-def _read(file: Path) -> Named:
-    """Return the tensors of a file by name, in its order."""
-    if not file.is_file():
-        raise UserError(
-            f"there is no file {file} for model.state: rayfed downloads nothing, so give the path of a .safetensors "
-            f"file, or of one that torch.save wrote, on this machine"
-        )
-    try:
-        found = _safetensors(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
-    except UserError:
-        raise
-    except Exception as error:  # whatever a foreign file leads these libraries to raise
-        said = str(error).partition("\n")[0]
-        raise UserError(
-            f"{file} cannot be read as weights: {said}; expected .safetensors, or a state dict of torch.save that "
-            f"holds tensors alone (weights_only=True)"
-        ) from error
-    for key in _WRAPPERS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not found or not all(isinstance(t, Tensor) for t in found.values()):
-        raise UserError(f"{file} holds no weights: expected tensors by name, as model.state_dict() gives them")
-    behind = "module." if all(str(name).startswith("module.") for name in found) else ""  # nn.DataParallel's
-    return {str(name).removeprefix(behind): tensor for name, tensor in found.items()}
-
-
-def _safetensors(file: Path) -> Named:
-    with needing("safetensors", "hub", f"{file}"):
-        from safetensors.torch import load_file
-    found: Named = load_file(file)
-    return found
-
-
-def _by_order(file: Path, given: Named, own: Named, head: Collection[str]) -> Named:
-    """Return a file's tensors under the model's names, by order; raises `UserError` if shapes differ."""
-    names, values = ([name for name in tensors if not name.endswith(_COUNTER)] for tensors in (own, given))
-    pairs = zip(names, values, strict=False)
-    alike = len(names) == len(values) and all(
-        a.rpartition(".")[2] == b.rpartition(".")[2] and (own[a].shape == given[b].shape or a in head) for a, b in pairs
+    if not parts:  # all is the head, of other shapes
+        parts = [f"none fits: {_some(own.head, own.tensors, found.tensors)}"]
+    if found.spare:
+        parts.append(f"{len(found.spare)} unexpected: {_some(found.spare, {}, found.spare)}")
+    where = f". '{found.prefix}' comes closest" if found.prefix else ""
+    return (
+        f"{file.file} does not fit the model{where}: of the model's {len(own.tensors)} tensors, {'; '.join(parts)}. "
+        f"The file has {file.listed}"
     )
-    if not alike:
-        raise UserError(
-            f"{file} does not fit the model: none of its {len(values)} names ({_some(values, given, given)}) is one of "
-            f"the model's {len(names)} ({_some(names, own, own)}), nor are they as many of the same shapes in the same "
-            f"order; is it of another architecture?"
-        )
-    return {name: given[value] for name, value in zip(names, values, strict=True)}
 
 
 def _some(names: Collection[str], own: Named, given: Named) -> str:

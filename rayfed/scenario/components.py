@@ -188,9 +188,9 @@ class ModelSpec(ComponentSpec):
     kind: ClassVar[str] = "models"
 
     state: Path | None = None
-    """File with the model's weights, `.safetensors` or of `torch.save`, in place of random ones; a head for other
-    classes is initialised anew. `~` and environment variables are expanded, and `package:NAME/FILE` is one of an
-    installed package. Nothing is ever downloaded."""
+    """File with the model's weights instead of random ones: `.safetensors`, `.npz`, or a state dict or checkpoint that
+    `torch.save` wrote. A head for other classes is initialised anew. `~` and environment variables are expanded, and
+    `package:NAME/FILE` is one of an installed package. Nothing is ever downloaded."""
     train: Train | None = None
     """What of the model is trained; null: all of it."""
     normalise: Normalise | None = None

@@ -36,7 +36,9 @@ def _users_folders() -> list[str]:
 def _source(name: str) -> Path | None:
     """Return the file of a top-level module, or the folder of a package."""
     file = getattr(sys.modules[name], "__file__", None)
-    if file is None or name == "__main__":
+    if name == "__main__":
         return None
+    if file is None:  # a package without an `__init__.py`, or a module of the interpreter's own
+        return next((Path(place).resolve() for place in getattr(sys.modules[name], "__path__", ())), None)
     path = Path(file).resolve()
     return path.parent if path.name == "__init__.py" else path if path.suffix == ".py" else None

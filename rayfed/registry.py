@@ -26,6 +26,7 @@ import pydantic
 from pydantic import ConfigDict, TypeAdapter
 
 from rayfed.errors import UserError, nearest
+from rayfed.modules import module_of
 from rayfed.user_exits import exits_refused
 
 T = TypeVar("T")
@@ -173,18 +174,32 @@ def search(folder: str, last: bool = False) -> None:
 
 
 def dotted(file: Path, name: str) -> str:
-    """Return the dotted path of an object in a Python file, and make the file's folder importable.
+    """Return the dotted path of an object in a Python file, and make the file importable, within its package.
 
-    Raises `UserError` where that name leads to another module.
+    Raises `UserError` if that name leads to another module.
     """
-    if not file.stem.isidentifier():
-        raise UserError(f"{file} cannot be imported: name it by letters, digits and '_' alone")
-    search(str(file.parent))
+    module = module_of(file, SEARCHED)
+    search(str(module.folder))
+    for folder in module.others:
+        search(str(folder), last=True)
     invalidate_caches()
-    origin = getattr(find_spec(file.stem), "origin", None)
-    if origin is None or not Path(origin).exists() or not file.samefile(origin):
-        raise UserError(f"{file} cannot be imported: another module is called '{file.stem}', {origin}; rename the file")
-    return f"{file.stem}:{name}"
+    module.check()
+    return f"{module.name}:{name}"
+
+
+def _remedy(module: str, attribute: str, error: ImportError) -> str:
+    """Return what to do about a failed import: relative imports need the names of all packages."""
+    top = module.partition(".")[0]
+    spec = find_spec(top) if "relative import" in str(error) else None
+    places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
+    if not places or places[0] is None:
+        return "install what it imports, or put its folder on PYTHONPATH"
+    if module == top:
+        inside = module_of(Path(places[0]))
+        name, folder = inside.name, inside.folder
+    else:  # the package is in another one
+        name, folder = f"{Path(places[0]).parent.name}.{module}", Path(places[0]).parents[1]
+    return f"it is in a package: name it `{name}:{attribute}`, with {folder} on PYTHONPATH"
 
 
 def find(kind: str, name: str) -> Any:
@@ -224,8 +239,7 @@ def find(kind: str, name: str) -> Any:
                 f"FOLDER/{file}:{attribute}"
             ) from error
         raise UserError(
-            f"cannot import '{module}' for {_one(kind)} '{name}': {error}; install what it imports, or put its folder "
-            f"on PYTHONPATH"
+            f"cannot import '{module}' for {_one(kind)} '{name}': {error}; {_remedy(module, attribute, error)}"
         ) from error
     except Exception as error:  # whatever the user's own code raises
         raise UserError(

@@ -66,7 +66,7 @@ MODELS: st.SearchStrategy[dict[str, Any]] = st.one_of(
 @pytest.fixture(autouse=True)
 def faulty_code_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors in `tests/faulty.py` are the user's, as those of a file beside a scenario."""
-    monkeypatch.setattr(registry, "SEARCHED", [*registry.SEARCHED, str(REPOSITORY / "tests")])
+    monkeypatch.setattr(registry, "SEARCHED", [*registry.SEARCHED, str(REPOSITORY)])
 
 
 @st.composite

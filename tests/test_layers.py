@@ -24,7 +24,7 @@ from tests.conftest import REPOSITORY
 FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
     " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped rayfed.losses"
-    " rayfed.version rayfed.memory rayfed.hidden rayfed.user_exits rayfed.number_types rayfed.vectorised",
+    " rayfed.version rayfed.memory rayfed.hidden rayfed.user_exits rayfed.number_types rayfed.vectorised rayfed.modules",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
@@ -45,7 +45,8 @@ ARROWS = {
     "rayfed.update": {"rayfed.hidden", "rayfed.samples"},
     # what all components need, in its own order
     "rayfed.user_exits": {"rayfed.errors"},
-    "rayfed.registry": {"rayfed.errors", "rayfed.user_exits"},
+    "rayfed.registry": {"rayfed.errors", "rayfed.modules", "rayfed.user_exits"},
+    "rayfed.modules": {"rayfed.errors"},
     "rayfed.shipped": {"rayfed.errors"},
     "rayfed.files": {"rayfed.errors"},
     "rayfed.memory": {"rayfed.errors"},

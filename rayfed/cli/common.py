@@ -190,9 +190,19 @@ def _own_code(error: Exception) -> str | None:
         path = Path(file).resolve()
         if any(path.is_relative_to(folder) for folder in ours):
             return None
-        if "site-packages" not in path.parts and any(path.is_relative_to(folder) for folder in folders):
+        if _searched(path) in folders:
             return f"{path.name}, line {line}"
     return None
+
+
+def _searched(path: Path) -> Path:
+    """Return the folder in which Python has found a file's module: its own, or the one above its packages."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if file.endswith(path.name) and Path(file).resolve() == path:
+            packages = name.count(".") + (path.name == "__init__.py")
+            return path.parents[min(packages, len(path.parents) - 1)]
+    return path.parent
 
 
 def ray_beside(

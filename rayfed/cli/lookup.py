@@ -75,6 +75,10 @@ def describe(
         from rayfed import registry
 
         registry.search(str(Path.cwd()))
+        if registry.FILE_PATH.fullmatch(name):
+            from rayfed.engine.finding import dotted
+
+            name = dotted(name)
         plural = next((k for k in registry.KINDS if kind in (k, k.rstrip("s"))), kind)
         path = registry.table(plural).get(name, name)
         target = registry.find(plural, name)

@@ -72,5 +72,6 @@ def _as_typed(message: str, typed: Sequence[str | None]) -> str:
 
     for given in typed:
         for found in FILE_PATH.finditer(given or ""):
-            message = message.replace(f"'{Path(found['file']).stem}:{found['name']}'", f"'{given}'")
+            path = rf"'(?:\w+\.)*{re.escape(Path(found['file']).stem)}:{found['name']}'"
+            message = re.sub(path, lambda _, given=given: f"'{given}'", message)
     return message

@@ -328,7 +328,7 @@ def test_unmeasured_scores_are_not_counted() -> None:
             {"state": "w.pt"},
             {"kind": "attack", "weights": "initial"},
             {0},
-            "with the weights of model.state, as given.",
+            "with the weights of w.pt.",
         ),
         ({"name": "hf"}, {"kind": "attack", "weights": "initial"}, {0}, "attacked with pretrained weights, as given."),
         ({"name": "my:Net"}, {"kind": "attack", "weights": "initial"}, {0}, "with the weights that it is built with."),

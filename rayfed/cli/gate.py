@@ -193,6 +193,7 @@ def gate(
     with errors_for_people(debug):
         from rayfed.analysis.sweep_folder import TRIALS, is_sweep
         from rayfed.report.gate import Gated
+        from rayfed.report.provenance import attacked_weights
         from rayfed.store.folder import RunFolder
 
         asked = Gate(fail_above, allow_unmeasured, json, junit, baseline)
@@ -204,10 +205,12 @@ def gate(
                 f"'{run}' is a sweep, but a gate checks one run. Give a trial ({folder.url}/{TRIALS}/NAME), or "
                 "compare all settings with bounds: rayfed recommend"
             )
-        gated = Gated(folder, folder.url)
+        gated = Gated(folder, "")
         played = gated.played
         if arm:
             arms = {row["arm"] for row in [*played.attacks, *played.inferences]} | set(played.gated)
             gated = replace(gated, arms=[_arm(name, arms, played.scenario) for name in arm])
+        rows = [*played.attacks, *played.inferences]
+        gated = replace(gated, weights=attacked_weights(played.scenario, exits.status(folder), rows, gated.names))
         bounds = asked.bounds(played.modality, played.measured)
         asked.close([gated], bounds, (lambda line: None) if quiet else partial(print, flush=True), advise=True)

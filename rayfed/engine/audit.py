@@ -25,7 +25,7 @@ from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import UserError
 from rayfed.memory import give_back_cache
-from rayfed.report.words import weights_of
+from rayfed.report.provenance import initial_weights
 from rayfed.scenario import resolve
 from rayfed.scenario.components import named
 from rayfed.scenario.problems import Problem, component_problems
@@ -77,8 +77,9 @@ def audit(
         if found is None:
             return audited
         loaded, allowance, noted, budget, short, here = found
-        attacks: list[tuple[str, str | None, str | None]] = [(weights_of(plan.model), None, None)]
-        attacks += [(f"weights of {run}", run, arm)] if run else []
+        initial = initial_weights(loaded.model_dump(mode="json"))
+        attacks: list[tuple[str, str | None, str | None]] = [(initial, None, None)]
+        attacks += [(f"the weights of {run}", run, arm)] if run else []
         for place, (weights, source, learnt) in enumerate(attacks):
             with watch() as progress:
                 progress.seconds, progress.noted = allowance.calls, noted

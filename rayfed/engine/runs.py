@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,7 @@ from rayfed.engine.recovery import until_played
 from rayfed.engine.rounds import Round
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import RunError, ScenarioError
+from rayfed.report.provenance import initial_weights
 from rayfed.report.terminal_run import guarantee_lines
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint, exits, run_key
@@ -139,9 +141,12 @@ class _Attacked:
     """None: those that the model begins with."""
     run: RunFolder | None = None
     """The run whose clients' states go with the weights."""
-    words: str = "those that the model begins with"
+    words: str = ""
+    """Whose weights they are; empty for those that the model begins with."""
     given: bool = False
     """Whether somebody gave the weights, of whose training nothing is known."""
+    source: str = ""
+    """The run that trained the weights, by the name of its folder, and its arm if all arms have this one's."""
 
     @property
     def round(self) -> int:
@@ -153,7 +158,9 @@ class _Attacked:
         """In which state the weights are, in words."""
         if self.given:
             return "given"
-        return f"trained for {self.round} round{'s' * (self.round != 1)}" if self.saved else "initial"
+        if self.saved is None:
+            return "initial"
+        return f"trained for {self.round} round{'s' * (self.round != 1)} ({self.source})"
 
 
 def attack(
@@ -182,11 +189,14 @@ def attack(
     inputs = prepare(whole.with_arms(allowance.arms), rounds=scenario.federation.rounds)
     attacked = _Attacked()
     if run and saved and arm:
-        attacked = _Attacked(_given_to_all(run, saved, arm, inputs), words=f"those of arm {arm} of {run}")
+        source = f"arm {arm} of {PurePosixPath(run).name}"
+        attacked = _Attacked(
+            _given_to_all(run, saved, arm, inputs), words=f"those of arm {arm} of {run}", source=source
+        )
     elif run and saved:
         _check_fit(f"the run {run}", saved, inputs)
         check_attacked(run, saved, inputs.scenario)
-        attacked = _Attacked(saved, RunFolder.open(run), f"those of {run}")
+        attacked = _Attacked(saved, RunFolder.open(run), f"those of {run}", source=PurePosixPath(run).name)
     return _attack_in_new(out, inputs, attacked, execution, progress, allowance, whole)
 
 
@@ -260,7 +270,8 @@ def _attack(
         if attacked.saved is None:  # what others' training spent is another run's account
             folder.write_part("proved", 0, inputs.proved(training=False))
         _tell(progress, joined())
-        recorder.line(f"attacked the weights of round {round}, {attacked.words}")
+        begun = initial_weights(inputs.scenario.model_dump(mode="json"))
+        recorder.line(f"attacked the weights of round {round}: {attacked.words or begun}")
         progress.round_done([], tables.attacks, tables.inferences)
         check_bounds(folder)
 

@@ -33,6 +33,7 @@ from rayfed.report.about import FILE as ABOUT
 from rayfed.report.about import QUESTIONS
 from rayfed.report.page import flat, optional_document
 from rayfed.report.pictures import key
+from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
 from rayfed.store import exits
 from rayfed.store.folder import SCENARIO, RunFolder
@@ -221,6 +222,7 @@ class Statement:
         dealt = f"; {mix.counts.sum():,} samples at {len(mix.clients)} clients" if mix else ""
         yield "Data", f"{data['name'] or 'digits'}{dealt}"
         yield "Model", f"{model['name'] or 'not named'}, loss {_named(scenario.get('loss'))['name'] or 'cross_entropy'}"
+        yield "Weights", attacked_weights(scenario, exits.status(self.folder), self._every)
         if rounds := max((arm.rounds for arm in self._arms), default=0):
             planned = exits.status(self.folder).get("rounds")
             settings = ", ".join(

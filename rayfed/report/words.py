@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfed import registry
 from rayfed.analysis.audit import Criterion, State, modality_of
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
 from rayfed.analysis.settings import Setting, by_values, of_attacks
@@ -19,6 +18,7 @@ from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most, caution, share_at_most
 from rayfed.privacy.tradeoff import PRIORS
 from rayfed.report.caption import data_of, named
+from rayfed.report.provenance import begun_with, initial_weights
 
 MOST = 8
 """Largest number of arms that get a sentence each."""
@@ -265,7 +265,7 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
     model, data = (scenario.get(section) or {} for section in ("model", "data"))
     if not model.get("name") or not data.get("name"):
         return ""
-    initial = weights_of(model)
+    initial = initial_weights(scenario)
     rounds = {row["round"] for row in attacks}
     if status.get("kind") == "attack":
         of = {None: "", "initial": f" with {initial}", "given": " with the weights that were given"}
@@ -274,18 +274,10 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
         state = f" in its first round, with {initial}"
     else:
         first = ", the first among them" * (0 in rounds)
-        state = f" in {len(rounds)} round{'s' * (len(rounds) > 1)} of its training{first}" if rounds else ""
+        many = f"{len(rounds)} round{'s' * (len(rounds) > 1)}"
+        state = f" in {many} of its training{begun_with(scenario)}{first}" if rounds else ""
     attacked = f", attacked{state}" if state else ""
     return f"Model {named(model, 'arch', 'path')} on data {data_of(data)}{attacked}."
-
-
-def weights_of(model: Row) -> str:
-    """Return which weights a scenario's model has before any training here."""
-    if model.get("state"):
-        return "the weights of model.state, as given"
-    if model["name"] == "hf":
-        return "pretrained weights, as given"
-    return "untrained weights" if model["name"] in registry.table("models") else "the weights that it is built with"
 
 
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:

@@ -1,0 +1,79 @@
+"""Words for the weights that a run attacked: those of a file, of a training, or of the model as it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from rayfed import registry
+from rayfed.analysis.summary import Row
+from rayfed.store.schemas import VERSUS
+
+_BUILT = "the weights that it is built with"
+_UNTRAINED = "untrained weights"
+_PRETRAINED = "pretrained weights, as given"
+
+
+def initial_weights(scenario: Row, arms: Collection[str] | None = None) -> str:
+    """Return the weights of a scenario's arms, by default of all, before any training in the run.
+
+    Arms with the same weights are named together; if all have the same, no arm is named.
+    """
+    models = _models(scenario, arms)
+    names = _short({str(model["state"]) for model in models.values() if model.get("state")})
+    found: dict[str, list[str]] = {}
+    for arm, model in models.items():
+        state = model.get("state")
+        found.setdefault(f"the weights of {names[str(state)]}" if state else _without_file(model), []).append(arm)
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{', '.join(own)}: {weights}" for weights, own in found.items())
+
+
+def attacked_weights(scenario: Row, status: Row, attacks: Sequence[Row], arms: Collection[str] | None = None) -> str:
+    """Return the weights of some arms that a run attacked, from its scenario, its status and its rows of attacks."""
+    initial, rounds = initial_weights(scenario, arms), {row["round"] for row in attacks}
+    if status.get("kind") == "attack":
+        known = {"initial": initial, "given": "the weights that were given"}
+        state = status.get("weights") or "of which nothing is known"
+        return known.get(state, f"weights {state}")
+    if rounds <= {0}:
+        return initial
+    many = f"{len(rounds)} round{'s' * (len(rounds) > 1)}"
+    return f"the weights of {many} of a training{begun_with(scenario, arms)}"
+
+
+def begun_with(scenario: Row, arms: Collection[str] | None = None) -> str:
+    """Return the files with whose weights the arms of a training began, as a clause; empty if there are none."""
+    given = any(model.get("state") for model in _models(scenario, arms).values())
+    return f" that began with {initial_weights(scenario, arms)}" if given else ""
+
+
+def _models(scenario: Row, arms: Collection[str] | None) -> dict[str, Mapping[str, Any]]:
+    """Return the models of some arms, of all if none is among the scenario's.
+
+    Another architecture than the scenario's does not take its file of weights.
+    """
+    shared: Mapping[str, Any] = scenario.get("model") or {}
+    wanted = {arm.partition(VERSUS)[0] for arm in arms or ()}
+    found = {}
+    for name, arm in (scenario.get("arms") or {"": {}}).items():
+        own = (arm.get("model") if isinstance(arm, Mapping) else None) or {}
+        same = own.get("name", shared.get("name")) == shared.get("name")
+        found[name] = {**(shared if same else {}), **own}
+    return {name: model for name, model in found.items() if name in wanted} or found
+
+
+def _without_file(model: Mapping[str, Any]) -> str:
+    """Return the weights of a model without a file of weights."""
+    name = model.get("name")
+    if name == "hf":
+        return _PRETRAINED
+    return _UNTRAINED if name is None or name in registry.table("models") else _BUILT
+
+
+def _short(files: set[str]) -> dict[str, str]:
+    """Return the names of files without their folders, or whole if two are the same without."""
+    names = {file: PurePosixPath(file.replace("\\", "/")).name for file in files}
+    return names if len(set(names.values())) == len(files) else {file: file for file in files}

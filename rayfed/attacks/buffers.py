@@ -9,7 +9,6 @@ Source: none; batch norm's moments are matched in Yin et al. 2021, "See through 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -27,6 +26,7 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.gradients import within
 from rayfed.hidden import UNSOLVED
 from rayfed.models.build import draw_nothing
+from rayfed.models.copying import copy_model
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
@@ -89,7 +89,7 @@ def _solved(
 
 def _kept(model: nn.Module, probed: Probe, observation: Observation) -> Callable[[Tensor], Named]:
     """Return the map from a batch (N, *shape) to the buffers that are returned after it, with their graph."""
-    model = copy.deepcopy(model).to(probed.device, probed.dtype)
+    model = copy_model(model).to(probed.device, probed.dtype)
     draw_nothing(model)
     buffers = {n: t.to(probed.dtype) if t.is_floating_point() else t for n, t in observation.buffers.items()}
 

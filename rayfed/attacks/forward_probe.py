@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.gradients import buffers_of, within
 from rayfed.models.build import draw_nothing
+from rayfed.models.copying import copy_model
 from rayfed.update import Named, Observation
 
 
@@ -24,7 +24,7 @@ def without_tracking(model: nn.Module) -> nn.Module:
     their buffers (a running mean of their own, the power iteration of a spectral norm) begin every pass with those that
     the client was sent. What is in evaluation mode stays as it is.
     """
-    model = copy.deepcopy(model)
+    model = copy_model(model)
     draw_nothing(model)
     for module in model.modules():
         if module.training and isinstance(module, _BatchNorm):
@@ -56,7 +56,7 @@ def buffers_for(model: nn.Module, observation: Observation) -> Named:
 def returned(model: nn.Module, observation: Observation, inputs: Tensor) -> Named:
     """Return the buffers that a client with these inputs (N, *shape) has after a pass, where nothing is random."""
     device = next(iter(observation.weights.values())).device
-    model = copy.deepcopy(model).to(device)
+    model = copy_model(model).to(device)
     draw_nothing(model)
     buffers = {name: tensor.to(device).clone() for name, tensor in observation.buffers.items()}
 

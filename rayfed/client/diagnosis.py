@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from statistics import mean
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from rayfed.metrics.private import distance, rank
+from rayfed.models.copying import copy_model
 from rayfed.models.private_conv import PrivateConv, private_convs
 from rayfed.update import Named
 
@@ -37,6 +37,6 @@ def private_layers(model: nn.Module, parts: Sequence[Named]) -> list[dict[str, A
 
 def _filled(block: PrivateConv, path: str, part: Named) -> PrivateConv:
     """Return a copy of a block on the CPU with one client's tensors."""
-    own = copy.deepcopy(block).cpu()
+    own = copy_model(block).cpu()
     own.load_state_dict({name.removeprefix(f"{path}."): t for name, t in part.items() if name.startswith(f"{path}.")})
     return own

@@ -17,7 +17,6 @@ The paper perturbs the local gradient, and so does this: every local step's.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, ClassVar
@@ -33,6 +32,7 @@ from rayfed import seeds
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.sample_gradients import needing_from_model
 from rayfed.gradients import batch_loss, flatten, loss_of, unflatten, within
+from rayfed.models.copying import copy_model
 from rayfed.number_types import check_types
 from rayfed.registry import component
 from rayfed.samples import Modality
@@ -137,7 +137,7 @@ def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, g
     the weights, of the loss's slope along v.
     """
     signs = 2.0 * torch.randint(0, 2, root.inputs.shape, generator=generator).to(root.inputs) - 1
-    own, chunk = copy.deepcopy(model).eval(), max(1, _SLOPES_AT_ONCE // sum(w.numel() for w in weights.values()))
+    own, chunk = copy_model(model).eval(), max(1, _SLOPES_AT_ONCE // sum(w.numel() for w in weights.values()))
     together = vmap(partial(_squares, own, weights, buffers), chunk_size=chunk)
     blank = tuple(torch.zeros_like(t[:1]).expand(2, *t.shape[1:]) for t in (root.inputs, root.labels, signs))
     if refusal(model, "sensitivity", lambda: together(*blank)):

@@ -15,7 +15,6 @@ rebuilds the input as if nothing had been done.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Annotated, ClassVar, Literal
@@ -30,6 +29,7 @@ from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.sample_gradients import needing_from_model
 from rayfed.errors import UserError, nearest
 from rayfed.models.build import uses_batch_statistics
+from rayfed.models.copying import copy_model
 from rayfed.models.front import Front
 from rayfed.registry import component
 from rayfed.samples import Modality
@@ -126,10 +126,12 @@ class Soteria(Defence):
         return estimated_norms(features, images, self.probes, generator, in_turn)
 
     def _front(self, model: nn.Module) -> Front:
-        return Front(copy.deepcopy(model).eval(), self._layer_of(model), before=True)
+        return Front(copy_model(model).eval(), self._layer_of(model), before=True)
 
     def _layer_of(self, model: nn.Module) -> str:
-        linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m.weight.requires_grad]
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        linear = [name for name in layers if f"{name}.weight".lstrip(".") in trained]  # a weight norm trains no weight
         if not linear:
             raise UserError("soteria: the model has no nn.Linear that is trained: choose another defence or model")
         if self.layer is not None and self.layer not in linear:

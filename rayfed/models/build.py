@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from rayfed import registry, seeds
 from rayfed.errors import UserError
+from rayfed.models.copying import copy_model, shared_parts
 from rayfed.models.precision import check_complex_buffers, check_default_type, use_float32
 from rayfed.models.state import load_state
 from rayfed.number_types import type_name
@@ -99,6 +99,7 @@ def build_model(
             # First in line: what the images are normalised by refers to their own channels.
             model.register_forward_pre_hook(Normalise(*normalise), prepend=True)
         _check_forward(name, model, sample, classes)
+        _check_copies(name, model, sample)
         if _draws_random_numbers(name, model, sample, training=False):
             raise UserError(
                 f"model '{name}' draws random numbers in evaluation mode, so nothing could be measured twice: "
@@ -131,7 +132,7 @@ class CopiedModels:
         if known is None:
             known = build_model(name, parameters, *others)
             self._built.append((given, known))
-        return copy.deepcopy(known)
+        return copy_model(known)
 
 
 def _from_component(name: str, parameters: Mapping[str, Any], image_shape: tuple[int, ...], classes: int) -> Any:
@@ -233,6 +234,26 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
         )
 
 
+def _check_copies(name: str, model: nn.Module, sample: SampleSpec) -> None:
+    """Raise `UserError` if a model cannot be copied, or if its outputs depend on what its copies share."""
+    try:
+        copy_model(model)
+    except UserError as error:
+        raise UserError(f"model '{name}': {error}") from error
+    shared = shared_parts(model)
+    for training in (False, True) if shared else ():
+        outputs = []
+        for copied in (copy_model(model), copy_model(model)):
+            with seeds.global_stream(0, "copies"):
+                outputs.append(_trial(name, copied.train(training), sample))
+        if isinstance(outputs[0], Tensor) and not torch.equal(*outputs):
+            raise UserError(
+                f"model '{name}' gives other outputs when it runs again, and has attributes that cannot be copied: "
+                f"{', '.join(shared)}. Attacks need copies that agree: compute these values in `forward`, or draw them "
+                f"from PyTorch's generator"
+            )
+
+
 def _takes_rows(model: nn.Module, sample: SampleSpec) -> bool:
     """Return whether a model takes records as (N, F), and not as (N, 1, 1, F)."""
     records = sample.trial()
@@ -254,7 +275,7 @@ def _as_rows(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]
 def _draws_random_numbers(name: str, model: nn.Module, sample: SampleSpec, training: bool) -> bool:
     """Return whether a forward pass draws from the generator, by `F.dropout` or otherwise."""
     before = torch.get_rng_state()
-    _trial(name, copy.deepcopy(model).train(training), sample)
+    _trial(name, copy_model(model).train(training), sample)
     return not torch.equal(before, torch.get_rng_state())
 
 
@@ -267,12 +288,12 @@ def uses_batch_statistics(model: nn.Module) -> bool:
 def output_shape(model: nn.Module, sample: SampleSpec) -> Shape:
     """Return the shape of a model's output for one input."""
     with torch.no_grad():
-        return tuple(copy.deepcopy(model).eval()(sample.trial()).shape[1:])
+        return tuple(copy_model(model).eval()(sample.trial()).shape[1:])
 
 
 def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:
     """Return whether a forward pass, in the current modes, changes floating-point buffers."""
-    probed = copy.deepcopy(model)
+    probed = copy_model(model)
     before = {name: b.clone() for name, b in probed.named_buffers() if b.is_floating_point()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         probed(sample.noise(2))

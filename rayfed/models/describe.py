@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.models.build import draw_nothing, is_stochastic, moves_buffers
+from rayfed.models.copying import copy_model
 from rayfed.samples import SampleSpec
 
 
 def described(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
     """Yield lines that describe a model in its current modes; `sample` describes the inputs."""
-    model = copy.deepcopy(model)
+    model = copy_model(model)
     layers = [module for module in _parts(model) if any(p.requires_grad for p in module.parameters(recurse=False))]
     counts = Counter(type(layer).__name__ for layer in layers)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -79,7 +79,7 @@ def _dependence(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
         draw_nothing(model)
     inputs = sample.noise(3, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        one, other = (copy.deepcopy(model)(inputs[[0, mate]])[0] for mate in (1, 2))
+        one, other = (copy_model(model)(inputs[[0, mate]])[0] for mate in (1, 2))
     if not torch.allclose(one, other, atol=1e-6):
         yield (
             "norms: samples of a batch depend on each other (batch statistics): at batch 1 a sample is normalised by "

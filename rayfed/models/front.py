@@ -5,7 +5,6 @@ Split models keep it with the client; Soteria looks at what enters a layer.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rayfed.errors import UserError, nearest
+from rayfed.models.copying import copy_model
 from rayfed.samples import SampleSpec
 from rayfed.update import Named
 
@@ -37,7 +37,7 @@ class Front:
         del modules[""]
         if cut not in modules:
             raise UserError(f"cut: the model has no module '{cut}': {nearest(cut, modules)}")
-        self.cut, self._model = cut, copy.deepcopy(model)
+        self.cut, self._model = cut, copy_model(model)
         last = self._model.get_submodule(cut)
         if before:
             last.register_forward_pre_hook(_stop_before)

@@ -19,7 +19,6 @@ Principles", section 5 (`lira`, online, one variance for all candidates).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
@@ -36,6 +35,7 @@ from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.inference.shadows import shadow_updates
 from rayfed.gradients import flatten, gradient, per_sample_gradients, sample_rows, unflatten
+from rayfed.models.copying import copy_model
 from rayfed.registry import component
 from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Named, Observation
@@ -74,7 +74,7 @@ class Membership(OneByOne):
     """Number of shadow clients (lira)."""
 
     def _own(self, model: nn.Module) -> nn.Module:
-        return copy.deepcopy(model)
+        return copy_model(model)
 
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if (obstacle := self._obstacle(observation)) is not None:
@@ -109,7 +109,7 @@ class Membership(OneByOne):
 def _nobodys(observation: Observation, model: nn.Module) -> Named:
     """Return an update as long as the one seen, behind which no candidate is: the control's samples' mean gradient."""
     inputs, labels = (t.to(next(iter(observation.weights.values())).device) for t in observation.extra["control"])
-    made, _ = gradient(copy.deepcopy(model).eval(), observation.weights, observation.buffers, inputs, labels)
+    made, _ = gradient(copy_model(model).eval(), observation.weights, observation.buffers, inputs, labels)
     long, length = (flatten(dict(update)).norm() for update in (observation.update, made))
     return {name: t * (long / length.clamp(min=1e-12)) for name, t in made.items()}
 
@@ -118,7 +118,7 @@ class _Candidates:
     """The candidates of an observation, M, and what each of them would do to a model; all scores are (M,)."""
 
     def __init__(self, observation: Observation, model: nn.Module) -> None:
-        self.observation, self.model = observation, copy.deepcopy(model).eval()  # no score depends on who is beside
+        self.observation, self.model = observation, copy_model(model).eval()  # no score depends on who is beside
         device = next(iter(observation.weights.values())).device
         self.inputs, self.labels = (t.to(device) for t in observation.extra["candidates"])
         self.local = {name: w - observation.update[name] for name, w in observation.weights.items()}

@@ -6,7 +6,6 @@ those in float32 at 93 to 99 of 100 pixels until the images are nearly found, an
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.second_derivatives import DIFFERENCED
+from rayfed.models.copying import copy_model
 
 _OPERATIONS = 1e9
 """Operations of a model's pass through one batch from which on rounding them saves more time than it takes."""
@@ -60,7 +60,7 @@ def _can_be(one: Matching) -> bool:
 def _in_bfloat16(problem: Matching) -> Matching:
     return replace(
         problem,
-        model=deepcopy(problem.model).to(torch.bfloat16),
+        model=copy_model(problem.model).to(torch.bfloat16),
         weights=_halved(problem.weights),
         buffers=_halved(problem.buffers),
         model_dtype=torch.bfloat16,

@@ -7,7 +7,6 @@ table's gradient move are taken for an answer (`embedding_rows`), where the upda
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ from rayfed.attacks.matching.adam import Descent, adam
 from rayfed.attacks.matching.distances import squared_l2
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.text.tokens import table_of, texts, tokens_in
+from rayfed.models.copying import copy_model
 from rayfed.registry import component
 from rayfed.samples import Modality, Pixels
 from rayfed.update import Named, Observation
@@ -135,7 +135,7 @@ class Tag:
 
 def on_vectors(model: nn.Module, table: str, low: Tensor, high: Tensor) -> nn.Module:
     """Return a copy of a model that takes tokens' vectors, (N, 1, L, width) from 0 for `low` to 1 for `high`."""
-    model = copy.deepcopy(model)
+    model = copy_model(model)
     replaced = model.get_submodule(table)
     assert isinstance(replaced, nn.Embedding)
     model.set_submodule(table, Vectors(replaced))

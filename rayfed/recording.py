@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from rayfed.attacks.given import observe
 from rayfed.errors import DataError, UserError
+from rayfed.models.wrappers import bare_name, unwrapped
 from rayfed.number_types import check_model
 from rayfed.samples import Pixels
 from rayfed.update import LocalTraining, Named, digest_of
@@ -116,6 +117,8 @@ class Recorder:
         self._classes, self._shape = classes, None if shape is None else tuple(shape)
         self._last: tuple[bytes, int, int] = b"", -1, 0
         self._begun = False
+        with unwrapped(model) as bare:
+            self._kind, self._names = type(bare).__name__, frozenset(bare.state_dict())
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +150,8 @@ class Recorder:
         Raises `UserError` for tensors that are not the model's and for images out of range.
         """
         local, (samples, truth) = local or self._local, self._behind(batch)
-        digest = digest_of(dict(sent))
+        sent, update = self._bare(sent), self._bare(update)
+        digest = digest_of(sent)
         number, own = self._numbered(digest, round, client)
         kind: Kind = "gradient" if local is None else "state"
         if local and local.batch_size and local.steps * local.batch_size < samples:
@@ -169,6 +173,10 @@ class Recorder:
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist([row | files], schema=_ROWS), sink)
         self._write(f"index/{name}.parquet", sink.getvalue().to_pybytes())
+
+    def _bare(self, tensors: Mapping[str, Tensor]) -> Named:
+        """Return tensors under the names of the model without its wrappers."""
+        return {bare_name(name, self._names): tensor for name, tensor in tensors.items()}
 
     def _numbered(self, digest: bytes, round: int | None, client: int | None) -> tuple[int, int]:
         last, number, clients = self._last
@@ -225,8 +233,9 @@ class Recorder:
         """Check the first update, then write the header, or compare it with that of the recording in the folder."""
         assert self._shape is not None
         channels, height, width = self._shape
-        classes = self._classes or _outputs(self._model, torch.zeros(1, *self._shape))
-        header = Header(type(self._model).__name__, (channels, height, width), classes, self._mean, self._std)
+        with unwrapped(self._model) as bare:
+            classes = self._classes or _outputs(bare, torch.zeros(1, *self._shape))
+        header = Header(self._kind, (channels, height, width), classes, self._mean, self._std)
         answer = {"gradient": update} if local is None else {"returned": update, "local": local}
         given = observe(self._model, sent, header.sample, header.classes, samples, **answer)
         for remark in given.remarks:

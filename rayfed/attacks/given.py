@@ -15,11 +15,11 @@ from torch.func import functional_call
 
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
+from rayfed.models.wrappers import PREFIXES, bare_name, is_wrapped, unwrapped
 from rayfed.number_types import check_model, type_name
 from rayfed.samples import SampleSpec
 from rayfed.update import LocalTraining, Named, Observation
 
-_WRAPPERS = {"module.": "nn.DataParallel", "_orig_mod.": "torch.compile"}
 _ROUNDING = 1e-2
 """Share by which the entries of a bias' gradient may miss their sum of zero, for differences of weights are rounded."""
 _ALIKE = 1.3
@@ -51,7 +51,8 @@ def observe(
     """Return the observation of a client that was sent a state dict.
 
     Give either the state dict that it `returned` after the `local` steps, or the `gradient` of the mean loss over its
-    `batch_size` samples. Prefixes of wrappers are removed from the names. Raises `UserError` with the names of tensors
+    `batch_size` samples. Prefixes of wrappers (`nn.DataParallel`, `torch.compile`) are removed from the names. Attacks
+    take a wrapped model as `rayfed.models.wrappers.unwrap` returns it. Raises `UserError` with the names of tensors
     that are missing, have other shapes than the model's or are not finite.
 
     >>> import torch
@@ -72,33 +73,39 @@ def observe(
     if returned is not None and local is None:
         raise UserError("a state that was returned needs its `local` steps: LocalTraining(steps=..., lr=...)")
     remarks: list[str] = []
-    trained, fixed = weights_of(model), buffers_of(model)
-    state = _named("sent", sent, trained | fixed, trained | fixed, remarks.append)
-    weights = {name: state[name] for name in trained}
-    buffers = {name: state[name] for name in fixed}
-    if gradient is not None:
-        update, back = _named("gradient", gradient, trained, trained | fixed, remarks.append), {}
-        local = LocalTraining()
-    else:
-        assert returned is not None
-        assert local is not None
-        after = _named("returned", returned, trained, trained | fixed, remarks.append)
-        update = {name: weights[name] - after[name] for name in trained}
-        back = {name: after[name] for name in fixed if name in after and after[name].is_floating_point()}
-    observation = Observation(
-        victim=0,
-        round=0,
-        weights=weights,
-        buffers=buffers,
-        update={name: update[name] for name in trained},
-        scale=local.scale,
-        batch_size=batch_size,
-        sample=sample,
-        classes=classes,
-        local=local,
-        returned_buffers=back,
-    )
-    return Given(observation, (*remarks, *_oddities(model, observation, returned is not None)))
+    note = _ignore if is_wrapped(model) else remarks.append  # its own names have the prefixes, too
+    with unwrapped(model) as model:
+        trained, fixed = weights_of(model), buffers_of(model)
+        state = _named("sent", sent, trained | fixed, trained | fixed, note)
+        weights = {name: state[name] for name in trained}
+        buffers = {name: state[name] for name in fixed}
+        if gradient is not None:
+            update, back = _named("gradient", gradient, trained, trained | fixed, note), {}
+            local = LocalTraining()
+        else:
+            assert returned is not None
+            assert local is not None
+            after = _named("returned", returned, trained, trained | fixed, note)
+            update = {name: weights[name] - after[name] for name in trained}
+            back = {name: after[name] for name in fixed if name in after and after[name].is_floating_point()}
+        observation = Observation(
+            victim=0,
+            round=0,
+            weights=weights,
+            buffers=buffers,
+            update={name: update[name] for name in trained},
+            scale=local.scale,
+            batch_size=batch_size,
+            sample=sample,
+            classes=classes,
+            local=local,
+            returned_buffers=back,
+        )
+        return Given(observation, (*remarks, *_oddities(model, observation, returned is not None)))
+
+
+def _ignore(remark: str) -> None:
+    pass
 
 
 def _named(what: str, given: Mapping[str, Tensor], needed: Named, known: Named, note: Callable[[str], None]) -> Named:
@@ -109,7 +116,7 @@ def _named(what: str, given: Mapping[str, Tensor], needed: Named, known: Named, 
     for prefix, wrapper in _taken_off(given, known).items():
         note(f"{what}: the names begin with '{prefix}', as {wrapper} writes them: that was taken off")
     for name, tensor in given.items():
-        found[_unwrapped(name, known)] = tensor.detach()
+        found[bare_name(name, known)] = tensor.detach()
     if absent := [name for name in needed if name not in found]:
         more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         raise UserError(
@@ -131,18 +138,8 @@ def _named(what: str, given: Mapping[str, Tensor], needed: Named, known: Named, 
 
 
 def _taken_off(given: Mapping[str, Tensor], known: Named) -> dict[str, str]:
-    names = [name for name in given if _unwrapped(name, known) != name]
-    return {prefix: wrapper for prefix, wrapper in _WRAPPERS.items() if any(prefix in name for name in names)}
-
-
-def _unwrapped(name: str, known: Named) -> str:
-    """Return the model's name of a tensor, the prefixes of wrappers taken off; the name as it is if there is none."""
-    inner = name
-    while inner not in known and (prefix := next((p for p in _WRAPPERS if inner.startswith(p)), None)):
-        inner = inner.removeprefix(prefix)
-    for prefix in _WRAPPERS:  # a part of the model may have been wrapped
-        inner = inner if inner in known else inner.replace(f".{prefix}", ".")
-    return inner if inner in known else name
+    names = [name for name in given if bare_name(name, known) != name]
+    return {prefix: wrapper for prefix, wrapper in PREFIXES.items() if any(prefix in name for name in names)}
 
 
 def _oddities(model: nn.Module, seen: Observation, difference: bool) -> Iterator[str]:

@@ -22,6 +22,7 @@ from rayfed.client.local import gradient_method, wrap_updates
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.order import broken_by
 from rayfed.errors import UserError
+from rayfed.models.wrappers import bare_name, unwrapped
 from rayfed.number_types import check_model
 from rayfed.privacy.accountant import Guarantee, guarantee
 from rayfed.privacy.printing import at_most
@@ -104,6 +105,13 @@ class Defended:
         Noise is from the operating system's randomness; with a `seed` it is repeatable, which measures and does not
         protect. Raises `UserError` for a defence that a loop cannot have.
         """
+        self._model = model
+        with unwrapped(model) as bare:
+            self._prepare(defences, bare, loop, seed)
+
+    def _prepare(
+        self, defences: Sequence[str | Mapping[str, Any]], model: nn.Module, loop: Loop, seed: int | None
+    ) -> None:
         check_model(model, type(model).__name__)
         self.loop, self._seed, pipeline = loop, seed, _built(defences)
         for place, (name, defence) in enumerate(pipeline):
@@ -124,7 +132,8 @@ class Defended:
         first = {id(p): name for name, p in model.named_parameters()}
         aliases = model.named_parameters(remove_duplicate=False)
         self._tied = {name: first[id(p)] for name, p in aliases if p.requires_grad}
-        self._model, self._state = model, dict[str, object]()
+        self._names = frozenset(model.state_dict())
+        self._state = dict[str, object]()
         self._answers = self._steps = 0
         self._tried = False
         self._given = Counter[int]()
@@ -154,14 +163,15 @@ class Defended:
         self._steps += 1
         if self.guaranteed and self.on_gradients:
             self._check_step(len(labels))
-        if not self._tried and len(labels):
-            self._check_gradients(model, inputs, labels)
-        task = self._task(gradients.weights_of(model), gradients.buffers_of(model), model, Batch(inputs, labels))
-        mask = None if len(labels) else torch.zeros(0, device=inputs.device)
-        found, loss = self._gradient(task, task.weights, Batch(inputs, labels, mask))
-        for name, parameter in model.named_parameters():
-            if name in found:
-                parameter.grad = found[name].detach()
+        with unwrapped(model) as bare:
+            if not self._tried and len(labels):
+                self._check_gradients(bare, inputs, labels)
+            task = self._task(gradients.weights_of(bare), gradients.buffers_of(bare), bare, Batch(inputs, labels))
+            mask = None if len(labels) else torch.zeros(0, device=inputs.device)
+            found, loss = self._gradient(task, task.weights, Batch(inputs, labels, mask))
+            for name, parameter in bare.named_parameters():
+                if name in found:
+                    parameter.grad = found[name].detach()
         return loss.detach()
 
     def answer(
@@ -173,6 +183,8 @@ class Defended:
         The number of the `client` keeps noise that follows from a seed apart.
         Raises `UserError` for more than the account counts, and for a state whose statistics moved without noise.
         """
+        own_names = {bare_name(name, self._names): name for name in returned}
+        sent, returned = self._bare(sent), self._bare(returned)
         number = self._answers if round is None else round
         if self.on_gradients and not self._steps:
             raise UserError("a defence works on gradients: call `backward` in the place of the loss's own")
@@ -185,12 +197,18 @@ class Defended:
         update = Update(0, number, tensors, {}, self.loop.samples or 1, nan)
         buffers = {name: t for name, t in sent.items() if name not in self._parameters}
         empty = Batch(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-        task = self._task(before, buffers, self._model, empty, number, client)
-        defended = wrap_updates(lambda _: update, self._defences)(task)
+        with unwrapped(self._model) as bare:
+            task = self._task(before, buffers, bare, empty, number, client)
+            defended = wrap_updates(lambda _: update, self._defences)(task)
         self._answers, self._steps = number + 1, 0
         self._given[client] += 1
         changed = {name: before[name] - tensor for name, tensor in defended.tensors.items()}
-        return {name: changed.get(self._tied.get(name, name), tensor) for name, tensor in returned.items()}
+        answer = {name: changed.get(self._tied.get(name, name), tensor) for name, tensor in returned.items()}
+        return {own_names[name]: tensor for name, tensor in answer.items()}
+
+    def _bare(self, state: Mapping[str, Tensor]) -> Named:
+        """Return a state dict under the names of the model without its wrappers."""
+        return {bare_name(name, self._names): tensor for name, tensor in state.items()}
 
     def given(self, client: int = 0) -> int:
         """Return the number of answers that a client has given."""

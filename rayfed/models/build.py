@@ -17,8 +17,10 @@ from torch.nn.parameter import is_lazy
 from rayfed import registry, seeds
 from rayfed.errors import UserError
 from rayfed.models.copying import copy_model, shared_parts
+from rayfed.models.notes import note
 from rayfed.models.precision import check_complex_buffers, check_default_type, use_float32
 from rayfed.models.state import load_state
+from rayfed.models.wrappers import is_wrapped, unwrap
 from rayfed.number_types import type_name
 from rayfed.samples import Pixels, SampleSpec
 
@@ -176,6 +178,17 @@ def _from_callable(
         ) from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model '{name}' returned a {type(model).__name__}, not an nn.Module")
+    return _without_wrappers(name, model)
+
+
+def _without_wrappers(name: str, model: nn.Module) -> nn.Module:
+    if not is_wrapped(model):
+        return model
+    try:
+        model = unwrap(model)
+    except UserError as error:
+        raise UserError(f"model '{name}': {error}") from error
+    note(model, "rayfed uses the module inside nn.DataParallel or torch.compile, on one device and not compiled")
     return model
 
 

@@ -23,6 +23,7 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.closed_form.answer import answer, labelled, nothing_found, studied
 from rayfed.attacks.closed_form.equations import is_affine, solve
 from rayfed.attacks.closed_form.probe import Probe
+from rayfed.attacks.closed_form.weight_norm import without_weight_norm
 from rayfed.gradients import within
 from rayfed.hidden import UNSOLVED
 from rayfed.models.build import draw_nothing
@@ -49,6 +50,7 @@ class Buffers:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`)."""
+        model, observations = without_weight_norm(model, observations)
 
         def find(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
             return _reconstruction(model, probed, observation)

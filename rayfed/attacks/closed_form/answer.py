@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import NotApplicable, Reconstruction, not_applicable
 from rayfed.attacks.closed_form.probe import Probe, probe
+from rayfed.attacks.closed_form.weight_norm import without_weight_norm
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import filled, with_labels
 from rayfed.attacks.remembered import once
@@ -36,8 +37,9 @@ def studied(
     """Return what a closed form finds in each observation, on one probe of the model for all of a kind.
 
     The probe is kept for the attacker's other closed forms on such batches. Where labels that this one asks for
-    (`labelled`) cannot be read, the results say why.
+    (`labelled`) cannot be read, the results say why. A model with weight norm is studied without it.
     """
+    model, observations = without_weight_norm(model, observations)
 
     def attack(group: Sequence[Observation], own: Sequence[torch.Generator]) -> list[Reconstruction]:
         one = group[0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.closed_form.equations import is_affine
-from rayfed.attacks.closed_form.probe import Probe
+from rayfed.attacks.closed_form.probe import Probe, Use
 from rayfed.update import Named
 
 _SAME = 1e-5
@@ -64,6 +64,7 @@ def _linear_layers(probe: Probe, sent: Sequence[str]) -> Iterator[Layer]:
     try:
         gradient = probe.own_gradient
         uses, _, _ = probe.run(probe.samples(1))
+        others, _, _ = probe.run(probe.samples(1, seed=1))
     except Exception as error:  # such as batch norm's in training mode
         probe.run(probe.samples(2))  # an error of larger batches, too, is raised: it is no matter of single samples
         reason = str(error).partition("\n")[0]
@@ -72,7 +73,16 @@ def _linear_layers(probe: Probe, sent: Sequence[str]) -> Iterator[Layer]:
     for place, use in enumerate(uses):
         for name in sorted(use.names & set(sent)):
             for operand, entering in enumerate(use.inputs):
+                if _is_fixed(entering, others, place, operand):
+                    continue
                 yield from _fitting(name, place, operand, entering.detach().flatten().double(), gradient, sent)
+
+
+def _is_fixed(entering: Tensor, others: Sequence[Use], place: int, operand: int) -> bool:
+    """Return whether an operand is the same for another sample, such as the norm that a spectral norm divides by."""
+    if place >= len(others) or operand >= len(others[place].inputs):
+        return False
+    return torch.equal(entering, others[place].inputs[operand])
 
 
 def _fitting(

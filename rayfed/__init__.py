@@ -59,6 +59,7 @@ def record(
     std: Sequence[float] | None = None,
     classes: int | None = None,
     shape: Sequence[int] | None = None,
+    loss: str | Mapping[str, Any] | None = None,
 ) -> Recorder:
     """Record a federation's updates, as its server sees them, into a folder for `rayfed replay`.
 
@@ -68,7 +69,9 @@ def record(
     samples themselves are written too, so that reconstructions can be scored: never by default. `mean` and `std` (per
     channel) are those by which your transform normalises images that were in [0, 1]. `classes` is found by a forward
     pass unless given, and `shape` (C, H, W) is that of the images; a server, which has no images, gives both `shape`
-    and the number of samples in place of a batch.
+    and the number of samples in place of a batch. `loss` is a name or a mapping with a `name`, as in a scenario, by
+    default the cross entropy of classes. The truth has the labels that it takes: class indices (N,), or numbers
+    (N, outputs) for `binary_cross_entropy` and `mean_squared_error`.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -89,7 +92,9 @@ def record(
     """
     from rayfed import recording
 
-    return recording.Recorder(model, folder, local, truth=truth, mean=mean, std=std, classes=classes, shape=shape)
+    return recording.Recorder(
+        model, folder, local, truth=truth, mean=mean, std=std, classes=classes, shape=shape, loss=loss
+    )
 
 
 @exits_refused()

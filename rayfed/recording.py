@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -25,18 +26,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from rayfed.arrays import Arrays, by_name, is_counter, to_tensor
 from rayfed.attacks.given import observe
 from rayfed.errors import DataError, UserError
 from rayfed.models.wrappers import bare_name, unwrapped
 from rayfed.number_types import check_model
+from rayfed.recording_checks import LOCAL, build_loss, check_normalisation, check_round, check_shape, count_outputs
 from rayfed.samples import Pixels
+from rayfed.targets import to_targets
 from rayfed.update import LocalTraining, Named, digest_of
 
 FORMAT, VERSION = "rayfed-recording", 1
 _HEADER = "recording.json"
 _SLACK = 1e-3
 """How far a pixel may be out of [0, 1] for the rounding of a normalisation that is undone."""
-_LOCAL = [field.name for field in fields(LocalTraining)]
 _ROWS = pa.schema(
     [
         pa.field("round", pa.int64(), nullable=False),
@@ -70,6 +73,8 @@ class Header:
     mean: tuple[float, ...] | None = None
     """What images in [0, 1] are normalised by before the model, per channel; None: nothing."""
     std: tuple[float, ...] | None = None
+    loss: Mapping[str, Any] | None = None
+    """The loss that clients minimise, as a scenario's section `loss`; None: cross entropy."""
 
     @property
     def sample(self) -> Pixels:
@@ -107,16 +112,19 @@ class Recorder:
         std: Sequence[float] | None = None,
         classes: int | None = None,
         shape: Sequence[int] | None = None,
+        loss: str | Mapping[str, Any] | None = None,
     ) -> None:
         """Start or continue a recording in a folder; see `rayfed.record`."""
-        if (mean is None) != (std is None):
-            raise UserError("record: give both mean and std of the normalisation, or neither")
         check_model(model, type(model).__name__)
         self._model, self._folder, self._local, self._truth = model, Path(folder), local, truth
-        self._mean, self._std = (None if v is None else tuple(map(float, v)) for v in (mean, std))
-        self._classes, self._shape = classes, None if shape is None else tuple(shape)
+        self._mean, self._std = check_normalisation(mean, std)
+        self._classes, self._shape = classes, None if shape is None else check_shape(shape)
+        self._header: Header | None = None
+        self._loss_section: Mapping[str, Any] | None = {"name": loss} if isinstance(loss, str) else loss
+        self._loss = build_loss(self._loss_section)
         self._last: tuple[bytes, int, int] = b"", -1, 0
-        self._begun = False
+        self._rounds: dict[int, dict[int, dict[str, Any]]] = {}
+        """Rows of the rounds in the folder, by round and client."""
         with unwrapped(model) as bare:
             self._kind, self._names = type(bare).__name__, frozenset(bare.state_dict())
 
@@ -126,14 +134,14 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and not self._begun:
+        if kind is None and self._header is None:
             warnings.warn(f"{self._folder}: nothing was recorded, for round() was never called", stacklevel=2)
 
     def round(
         self,
-        sent: Mapping[str, Tensor],
-        update: Mapping[str, Tensor],
-        batch: tuple[Tensor, Tensor] | int,
+        sent: Arrays,
+        update: Arrays,
+        batch: tuple[Any, Any] | int,
         *,
         round: int | None = None,
         client: int | None = None,
@@ -142,39 +150,45 @@ class Recorder:
         """Record one client's answer in one round.
 
         `sent` is the state dict that the client was sent, `update` the one that it returned after the `local` steps, or
-        where there are none the gradient of its mean loss. `batch` are the inputs (N, C, H, W), as the model took them,
-        and labels (N,) of all samples behind it: their number and shape are written, they themselves only as the truth.
-        Who has none, as a server, gives their number, and their `shape` to the recorder.
-        Where nobody says the `round` and `client`, another state sent begins another round, and clients are counted.
+        where there are none the gradient of its mean loss. Both may be NumPy arrays, by name or in a list in the order
+        of `model.state_dict()`. `batch` are the inputs (N, C, H, W), as the model took them, and labels of all samples
+        behind it: their number and shape are written, they themselves only as the truth.
+        A server, which has none, gives their number, and their `shape` to the recorder.
+        If `round` and `client` are not given, another state sent begins another round, and clients are counted.
 
-        Raises `UserError` for tensors that are not the model's and for images out of range.
+        Raises `UserError` for tensors that are not the model's or not finite, for images out of range, for labels that
+        the loss does not take, and for an update that cannot be replayed with others of its round.
         """
-        local, (samples, truth) = local or self._local, self._behind(batch)
-        sent, update = self._bare(sent), self._bare(update)
-        digest = digest_of(sent)
+        local, (samples, images, labels) = local or self._local, self._behind(batch)
+        sent = self._bare(by_name("sent", sent, self._model))
+        update = self._bare(by_name("gradient" if local is None else "returned", update, self._model))
+        digest = digest_of({name: tensor for name, tensor in sent.items() if not is_counter(name)})
         number, own = self._numbered(digest, round, client)
         kind: Kind = "gradient" if local is None else "state"
-        if local and local.batch_size and local.steps * local.batch_size < samples:
-            raise UserError(
-                f"record: {local.steps} steps of {local.batch_size} samples use no more than "
-                f"{local.steps * local.batch_size}, and the batch has {samples}: give those that were used"
-            )
-        if not self._begun:
-            self._begin(sent, update, samples, local)
+        header = self._header or self._new_header(images)
+        self._check(header, sent, update, samples, local)
         name = f"round-{number:05d}-client-{own:05d}"
         files = {"sent": f"sent/{digest.hex()[:16]}.safetensors", "returned": f"returned/{name}.safetensors"}
-        files |= {"truth": f"truth/{name}.safetensors"} if truth else {}
+        truth: Named = {}
+        if self._truth and images is not None:
+            truth = {"inputs": images, "labels": to_targets(labels, self._loss, samples, header.classes)}
+            files["truth"] = f"truth/{name}.safetensors"
+        row = {"round": number, "client": own, "samples": samples, "kind": kind, **asdict(local or LocalTraining())}
+        row |= {"truth": None, **files}
+        check_round([*self._others(number, own), row], f"record: round {number}")
+        self._begin(header)
         if not (self._folder / files["sent"]).exists():
             self._write(files["sent"], _packed(sent))
         self._write(files["returned"], _packed(update))
         if truth:
             self._write(files["truth"], _packed(truth))
-        row = {"round": number, "client": own, "samples": samples, "kind": kind, **asdict(local or LocalTraining())}
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist([row | files], schema=_ROWS), sink)
+        pq.write_table(pa.Table.from_pylist([row], schema=_ROWS), sink)
         self._write(f"index/{name}.parquet", sink.getvalue().to_pybytes())
+        self._rounds[number][own] = row
+        self._last = digest, number, own + 1
 
-    def _bare(self, tensors: Mapping[str, Tensor]) -> Named:
+    def _bare(self, tensors: Named) -> Named:
         """Return tensors under the names of the model without its wrappers."""
         return {bare_name(name, self._names): tensor for name, tensor in tensors.items()}
 
@@ -184,35 +198,42 @@ class Recorder:
             round = number if digest == last else number + 1
         if client is None:
             client = clients if round == number else 0
-        self._last = digest, round, client + 1
-        return round, client
+        for name, value in (("round", round), ("client", client)):
+            if not isinstance(value, int | np.integer) or value < 0:
+                raise UserError(f"record: {name} is {value!r}; expected a whole number from 0")
+        return int(round), int(client)
 
-    def _behind(self, batch: tuple[Tensor, Tensor] | int) -> tuple[int, Named]:
-        """Return the number of samples behind an update, and the samples if the truth is recorded."""
-        if isinstance(batch, int):
+    def _behind(self, batch: tuple[Any, Any] | int) -> tuple[int, Tensor | None, Any]:
+        """Return the number of samples behind an update, and images and labels if they are given."""
+        if isinstance(batch, int | np.integer):
             if self._shape is None or self._truth or batch < 1:
                 raise UserError(
                     f"record: a batch of {batch} without its samples needs record(..., shape=(C, H, W)), and has no "
                     f"truth: give images and labels"
                 )
-            return batch, {}
-        images = self._images(batch[0])
-        self._shape = self._shape or tuple(images.shape[1:])
-        if images.shape[1:] != self._shape:
-            raise UserError(f"record: images are {tuple(images.shape[1:])}, and those before were {self._shape}")
-        return len(images), {"inputs": images, "labels": batch[1].long()} if self._truth else {}
+            return int(batch), None, None
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise UserError(
+                f"record: a batch is {type(batch).__name__}; expected (inputs, labels), or the number of samples"
+            )
+        images = self._images(to_tensor("inputs", batch[0]))
+        known = self._header.shape if self._header else self._shape
+        if known not in (None, tuple(images.shape[1:])):
+            raise UserError(
+                f"record: images are {tuple(images.shape[1:])}; expected {known}, as `shape` or those before"
+            )
+        return len(images), images, batch[1]
 
     def _images(self, inputs: Tensor) -> Tensor:
         """Return images in [0, 1] with the normalisation undone; raises `UserError` for inputs that are not images."""
-        if inputs.ndim != 4 or not inputs.is_floating_point() or not len(inputs):
+        if inputs.ndim != 4 or not inputs.is_floating_point() or not inputs.numel():
             raise UserError(
                 f"record: inputs are {inputs.dtype} {tuple(inputs.shape)}, and images (N, C, H, W) of floats are what "
                 f"can be recorded: of texts and rows give attacks what they need by rayfed.attacks.given.observe"
             )
         images = inputs.detach().cpu().float()
         if self._mean is not None and self._std is not None:
-            if not len(self._mean) == len(self._std) == images.shape[1]:
-                raise UserError(f"record: mean and std need {images.shape[1]} values each, one a channel")
+            self._check_channels(images.shape[1])
             mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self._mean, self._std))
             images = images * std + mean
         low, high = float(images.min()), float(images.max())
@@ -223,33 +244,57 @@ class Recorder:
             )
         return images.clamp(0, 1)
 
-    def _begin(
-        self,
-        sent: Mapping[str, Tensor],
-        update: Mapping[str, Tensor],
-        samples: int,
-        local: LocalTraining | None,
-    ) -> None:
-        """Check the first update, then write the header, or compare it with that of the recording in the folder."""
-        assert self._shape is not None
-        channels, height, width = self._shape
-        with unwrapped(self._model) as bare:
-            classes = self._classes or _outputs(bare, torch.zeros(1, *self._shape))
-        header = Header(self._kind, (channels, height, width), classes, self._mean, self._std)
-        answer = {"gradient": update} if local is None else {"returned": update, "local": local}
+    def _check_channels(self, channels: int) -> None:
+        if self._mean is not None and not len(self._mean) == len(self._std or ()) == channels:
+            raise UserError(f"record: mean and std need {channels} values each, one a channel")
+
+    def _check(self, header: Header, sent: Named, update: Named, samples: int, local: LocalTraining | None) -> None:
+        """Check one update, with warnings on the first one."""
+        known = self._header is not None or not (self._folder / _HEADER).exists()
+        if not known and (found := Recording(self._folder).header) != header:
+            raise UserError(f"{self._folder} has a recording of something else ({found}): record to another folder")
+        if local is not None:
+            local.check()
+        if local and local.batch_size and local.steps * local.batch_size < samples:
+            raise UserError(
+                f"record: {local.steps} steps of {local.batch_size} samples use no more than "
+                f"{local.steps * local.batch_size}, and the batch has {samples}: give those that were used"
+            )
+        answer: dict[str, Any] = {"gradient": update} if local is None else {"returned": update, "local": local}
         given = observe(self._model, sent, header.sample, header.classes, samples, **answer)
-        for remark in given.remarks:
+        for remark in given.remarks if self._header is None else ():
             warnings.warn(f"record: {remark}", stacklevel=3)
+
+    def _new_header(self, images: Tensor | None) -> Header:
+        """Return the properties of the recording, after a forward pass of the model."""
+        shape = self._shape if images is None else check_shape(images.shape[1:])
+        assert shape is not None
+        self._check_channels(shape[0])
+        with unwrapped(self._model) as bare:
+            classes = count_outputs(bare, torch.zeros(1, *shape), self._classes)
+        return Header(self._kind, shape, classes, self._mean, self._std, self._loss_section)
+
+    def _others(self, round: int, client: int) -> list[dict[str, Any]]:
+        """Return the rows of the other clients of a round, those of earlier processes too."""
+        if round not in self._rounds:
+            paths = (self._folder / "index").glob(f"round-{round:05d}-client-*.parquet")
+            rows = [row for path in paths for row in _read_rows([path]).to_pylist()]
+            self._rounds[round] = {row["client"]: row for row in rows}
+        return [row for other, row in self._rounds[round].items() if other != client]
+
+    def _begin(self, header: Header) -> None:
+        """Write the header, unless the folder has it."""
+        if self._header is not None:
+            return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # an update may be as private as its samples
         except OSError as error:
             raise UserError(f"record: cannot make the folder {self._folder}: {error.strerror}") from error
-        text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(header)}, indent=2) + "\n"
+        written = {name: value for name, value in asdict(header).items() if name != "loss" or value is not None}
+        text = json.dumps({"format": FORMAT, "version": VERSION, **written}, indent=2) + "\n"
         if not (self._folder / _HEADER).exists():
             self._write(_HEADER, text.encode())
-        if (found := Recording(self._folder).header) != header:
-            raise UserError(f"{self._folder} has a recording of something else ({found}): record to another folder")
-        self._begun = True
+        self._header = header
 
     def _write(self, name: str, data: bytes) -> None:
         path = self._folder / name
@@ -279,6 +324,11 @@ class RecordedUpdate:
         return f"round {self.round}, client {self.client}"
 
     @property
+    def row(self) -> dict[str, Any]:
+        """Columns of the index that updates of one round share, with the number of samples."""
+        return {"kind": self.kind, "samples": self.samples, **asdict(self.local), **self.files}
+
+    @property
     def sent(self) -> Named:
         """The state dict that the client was sent."""
         return self._read("sent")
@@ -295,7 +345,7 @@ class RecordedUpdate:
 
     @property
     def truth(self) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) in [0, 1] and labels (N,) int64 behind the update."""
+        """Images (N, C, H, W) in [0, 1] and labels behind the update: classes (N,) int64, or numbers (N, k) float32."""
         found = self._read("truth")
         return found["inputs"], found["labels"]
 
@@ -345,17 +395,14 @@ class Recording:
     def updates(self) -> list[RecordedUpdate]:
         """All updates, by round and client."""
         _ = self.header
-        try:
-            parts = [pq.read_table(path).cast(_ROWS) for path in sorted((self.folder / "index").glob("*.parquet"))]
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise DataError(f"{self.folder}/index cannot be read: {error}") from error
-        if not parts:
+        paths = sorted((self.folder / "index").glob("*.parquet"))
+        if not paths:
             raise DataError(f"{self.folder} has no updates: nothing was recorded")
-        rows = pa.concat_tables(parts).sort_by([("round", "ascending"), ("client", "ascending")]).to_pylist()
+        rows = _read_rows(paths).sort_by([("round", "ascending"), ("client", "ascending")]).to_pylist()
         return [
             RecordedUpdate(
                 self.folder, row["round"], row["client"], row["samples"], row["kind"],
-                LocalTraining(**{name: row[name] for name in _LOCAL}),
+                LocalTraining(**{name: row[name] for name in LOCAL}),
                 {name: row[name] for name in ("sent", "returned", "truth")},
             )
             for row in rows
@@ -381,16 +428,12 @@ def _packed(tensors: Mapping[str, Tensor]) -> bytes:
     return packed
 
 
-def _outputs(model: nn.Module, inputs: Tensor) -> int:
-    """Return the model's number of outputs, from a forward pass in evaluation mode that changes nothing."""
-    modes = {module: module.training for module in model.modules()}
-    place = next(p for p in model.parameters() if p.requires_grad)  # frozen ones may be of whole numbers
-    try:
-        with torch.no_grad():
-            logits = model.eval()(inputs.to(place.device, place.dtype))
-    finally:
-        for module, training in modes.items():
-            module.training = training
-    if not isinstance(logits, Tensor) or logits.ndim != 2:
-        raise UserError("record: the model does not answer with logits (N, classes): say record(..., classes=...)")
-    return int(logits.shape[1])
+def _read_rows(paths: Iterable[Path]) -> pa.Table:
+    """Return the rows of some files of an index; raises `DataError` for one that cannot be read."""
+    parts = []
+    for path in paths:
+        try:
+            parts.append(pq.read_table(path).cast(_ROWS))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+    return pa.concat_tables(parts)

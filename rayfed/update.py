@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rayfed import hidden
+from rayfed.errors import UserError
 from rayfed.samples import SampleSpec
 
 Named = dict[str, Tensor]
@@ -28,6 +29,19 @@ def digest_of(tensors: Named) -> bytes:
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.digest()
+
+
+def list_nonfinite(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None) -> list[str]:
+    """Return the names of tensors with NaN or infinite values.
+
+    A tensor that equals the model's `own` of that name is left out: masks of attention hold minus infinity by design.
+    """
+    known = own or {}
+    return [
+        name
+        for name, tensor in tensors.items()
+        if not (tensor.isfinite().all() or (name in known and torch.equal(tensor, known[name].to(tensor))))
+    ]
 
 
 @dataclass(frozen=True)
@@ -164,6 +178,31 @@ class LocalTraining:
         """
         m = self.momentum
         return self.lr * sum((1 - m**k) / (1 - m) for k in range(1, self.steps + 1))
+
+    def check(self) -> None:
+        """Raise `UserError` for settings with which no step can be repeated, such as a learning rate of 0 or NaN."""
+        expected = {
+            "steps": (_is_count(self.steps), "a whole number from 1"),
+            "batch_size": (self.batch_size is None or _is_count(self.batch_size), "a whole number from 1, or None"),
+            "lr": (_is_finite(self.lr) and self.lr > 0, "a finite number above 0"),
+            "momentum": (_is_finite(self.momentum) and 0 <= self.momentum < 1, "a number from 0 to below 1"),
+            "weight_decay": (_is_finite(self.weight_decay) and self.weight_decay >= 0, "a finite number from 0"),
+            "clip_norm": (
+                self.clip_norm is None or (_is_finite(self.clip_norm) and self.clip_norm > 0),
+                "a finite number above 0, or None",
+            ),
+        }
+        for name, (fits, told) in expected.items():
+            if not fits:
+                raise UserError(f"LocalTraining: {name} is {getattr(self, name)!r}; expected {told}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and value >= 1
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value))
 
 
 @dataclass(frozen=True)

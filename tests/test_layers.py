@@ -24,7 +24,9 @@ from tests.conftest import REPOSITORY
 FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
     " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped rayfed.losses"
-    " rayfed.version rayfed.memory rayfed.hidden rayfed.user_exits rayfed.number_types rayfed.vectorised rayfed.modules",
+    " rayfed.version rayfed.memory rayfed.hidden rayfed.user_exits rayfed.number_types"
+    " rayfed.vectorised rayfed.modules"
+    " rayfed.arrays rayfed.targets rayfed.recording_checks",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
@@ -42,7 +44,11 @@ floors; from its own floor only what `ARROWS` has. A new room is to be named her
 
 ARROWS = {
     # an attacker knows what samples are
-    "rayfed.update": {"rayfed.hidden", "rayfed.samples"},
+    "rayfed.update": {"rayfed.errors", "rayfed.hidden", "rayfed.samples"},
+    # what users give in place of tensors
+    "rayfed.arrays": {"rayfed.errors", "rayfed.update"},
+    "rayfed.targets": {"rayfed.arrays", "rayfed.errors", "rayfed.losses"},
+    "rayfed.recording_checks": {"rayfed.arrays", "rayfed.errors", "rayfed.losses", "rayfed.update"},
     # what all components need, in its own order
     "rayfed.user_exits": {"rayfed.errors"},
     "rayfed.registry": {"rayfed.errors", "rayfed.modules", "rayfed.user_exits"},

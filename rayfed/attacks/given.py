@@ -6,19 +6,18 @@ scale) is a remark: an attack on such an update finds little, and that says noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from rayfed.arrays import Arrays, by_name, is_counter
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
-from rayfed.models.wrappers import PREFIXES, bare_name, is_wrapped, unwrapped
-from rayfed.number_types import check_model, type_name
 from rayfed.samples import SampleSpec
-from rayfed.update import LocalTraining, Named, Observation
+from rayfed.update import LocalTraining, Named, Observation, list_nonfinite
 
 _ROUNDING = 1e-2
 """Share by which the entries of a bias' gradient may miss their sum of zero, for differences of weights are rounded."""
@@ -39,21 +38,21 @@ class Given:
 
 def observe(
     model: nn.Module,
-    sent: Mapping[str, Tensor],
+    sent: Arrays,
     sample: SampleSpec,
     classes: int,
     batch_size: int,
     *,
-    returned: Mapping[str, Tensor] | None = None,
-    gradient: Mapping[str, Tensor] | None = None,
+    returned: Arrays | None = None,
+    gradient: Arrays | None = None,
     local: LocalTraining | None = None,
 ) -> Given:
     """Return the observation of a client that was sent a state dict.
 
     Give either the state dict that it `returned` after the `local` steps, or the `gradient` of the mean loss over its
-    `batch_size` samples. Prefixes of wrappers (`nn.DataParallel`, `torch.compile`) are removed from the names. Attacks
-    take a wrapped model as `rayfed.models.wrappers.unwrap` returns it. Raises `UserError` with the names of tensors
-    that are missing, have other shapes than the model's or are not finite.
+    `batch_size` samples. Each may hold NumPy arrays, by name or in the order of `model.state_dict()`. Prefixes of
+    wrappers are removed from the names. Raises `UserError` with the names of tensors that are missing, have other
+    shapes than the model's or are not finite; the counters of batch norms (`num_batches_tracked`) are not compared.
 
     >>> import torch
     >>> from rayfed.attacks.given import observe
@@ -67,25 +66,28 @@ def observe(
     >>> given.observation.update["1.weight"].shape
     torch.Size([10, 64])
     """
-    check_model(model, type(model).__name__)
     if (returned is None) == (gradient is None):
         raise UserError("give either the state that the client `returned`, or its `gradient`")
     if returned is not None and local is None:
         raise UserError("a state that was returned needs its `local` steps: LocalTraining(steps=..., lr=...)")
+    if local is not None:
+        local.check()
     remarks: list[str] = []
     note = _ignore if is_wrapped(model) else remarks.append  # its own names have the prefixes, too
     with unwrapped(model) as model:
         trained, fixed = weights_of(model), buffers_of(model)
-        state = _named("sent", sent, trained | fixed, trained | fixed, note)
+        known, stored = trained | fixed, model.state_dict().keys()
+        needed = [name for name in known if name in stored and not is_counter(name)]  # some buffers are never sent
+        state = fixed | _named("sent", by_name("sent", sent, model), needed, known, note)
         weights = {name: state[name] for name in trained}
         buffers = {name: state[name] for name in fixed}
         if gradient is not None:
-            update, back = _named("gradient", gradient, trained, trained | fixed, note), {}
+            update, back = _named("gradient", by_name("gradient", gradient, model), trained, known, note), {}
             local = LocalTraining()
         else:
             assert returned is not None
             assert local is not None
-            after = _named("returned", returned, trained, trained | fixed, note)
+            after = _named("returned", by_name("returned", returned, model), trained, known, note)
             update = {name: weights[name] - after[name] for name in trained}
             back = {name: after[name] for name in fixed if name in after and after[name].is_floating_point()}
         observation = Observation(
@@ -108,11 +110,9 @@ def _ignore(remark: str) -> None:
     pass
 
 
-def _named(what: str, given: Mapping[str, Tensor], needed: Named, known: Named, note: Callable[[str], None]) -> Named:
-    """Return tensors by the model's names, in its types; raises `UserError` where one is missing or does not fit."""
+def _named(what: str, given: Named, needed: Iterable[str], known: Named, note: Callable[[str], None]) -> Named:
+    """Return tensors by the model's names, in its types; raises `UserError` if one is missing or does not fit."""
     found: Named = {}
-    if strange := [name for name, tensor in given.items() if not isinstance(tensor, Tensor)]:
-        raise UserError(f"{what}: '{strange[0]}' is no tensor: give the state dict itself, not what it was saved in")
     for prefix, wrapper in _taken_off(given, known).items():
         note(f"{what}: the names begin with '{prefix}', as {wrapper} writes them: that was taken off")
     for name, tensor in given.items():
@@ -132,9 +132,10 @@ def _named(what: str, given: Mapping[str, Tensor], needed: Named, known: Named, 
             raise UserError(
                 f"{what}: {name} is {type_name(tensor.dtype)}, and the model's is real: give the state of this model"
             )
-        if not tensor.isfinite().all():
-            raise UserError(f"{what}: {name} has values that are not finite: there is nothing to match")
-    return {name: tensor.to(known[name].dtype) for name, tensor in taken.items()}
+    typed = {name: tensor.to(known[name].dtype) for name, tensor in taken.items()}
+    if bad := list_nonfinite(typed, known):
+        raise UserError(f"{what}: {bad[0]} has values that are not finite: there is nothing to match")
+    return typed
 
 
 def _taken_off(given: Mapping[str, Tensor], known: Named) -> dict[str, str]:

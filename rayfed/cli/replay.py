@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf, isnan
 from pathlib import Path
@@ -97,7 +97,7 @@ def replay(
 
         gate, recording = Gate(fail_above, allow_unmeasured, json, junit, baseline), Recording(updates)
         rounds = round or list(dict.fromkeys([recording.rounds[0], recording.rounds[-1]]))
-        written = _model(model), _loss(loss), iterations, seed
+        written = _model(model), _loss(loss, recording.header.loss), iterations, seed
         replays = [Replay(recording, number, *written) for number in rounds]
         count, attacked = len(recording.rounds), ", ".join(map(str, rounds))
         _sayer(quiet)(f"{updates}: {count} recorded round{'s' * (count != 1)}; attacked (--round): {attacked}")
@@ -147,6 +147,7 @@ def attack_update(
         from rayfed import seeds
         from rayfed.attacks.given import observe
         from rayfed.engine.replaying import attempts, built, normalisation
+        from rayfed.models.state import check_finite
         from rayfed.recording import Header
         from rayfed.update import LocalTraining
 
@@ -159,6 +160,8 @@ def attack_update(
         net = built({**_model(model), **normalisation(header)}, _loss(loss), header, seed)
         local = LocalTraining(steps, batch, lr, momentum, weight_decay)
         sent, returned = _state("--before", before, net), _state("--after", after, net)
+        for path, state in ((before, sent), (after, returned)):
+            check_finite(path, state, net.state_dict())
         given = observe(net, sent, header.sample, classes, samples, returned=returned, local=local)
         _warn(given.remarks)
         say, found = _sayer(quiet), attempts(net, given.observation, iterations, seeds.derived(seed, "update"))
@@ -258,10 +261,11 @@ def _model(name: str) -> dict[str, Any]:
     return {"name": dotted(name)}
 
 
-def _loss(text: str | None) -> dict[str, Any]:
+def _loss(text: str | None, recorded: Mapping[str, Any] | None = None) -> dict[str, Any]:
     from rayfed.engine.finding import loss_section
 
-    return loss_section("cross_entropy" if text is None else yaml_option("--loss", text))
+    usual = "cross_entropy" if recorded is None else dict(recorded)
+    return loss_section(usual if text is None else yaml_option("--loss", text))
 
 
 def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]:

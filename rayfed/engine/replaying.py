@@ -8,10 +8,10 @@ whether the attacks work on these samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -33,10 +33,12 @@ from rayfed.engine.fitting import fewest
 from rayfed.errors import UserError
 from rayfed.models.build import build_model
 from rayfed.recording import Header, RecordedUpdate, Recording
+from rayfed.recording_checks import build_loss, check_round
 from rayfed.registry import component
 from rayfed.scenario import AttackSpec
 from rayfed.scenario.components import LossSpec, ModelSpec
 from rayfed.store.schemas import WANT_OF_TIME
+from rayfed.targets import to_targets
 from rayfed.update import Observation, Update
 
 RECORDED = "recorded"
@@ -64,14 +66,14 @@ class RecordedData:
     def load(self) -> Dataset:
         """Return the round's samples by client; the test split holds other rounds' samples, or one grey image."""
         recording = Recording(self.folder)
-        found = [update.truth for update in _of_round(self.folder, self.round)]
+        found = [_truth(recording, update) for update in _of_round(self.folder, self.round)]
         images, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
-        others = [u.truth for u in recording.updates if u.round != self.round and u.has_truth]
+        others = [_truth(recording, u) for u in recording.updates if u.round != self.round and u.has_truth]
         remarks: tuple[str, ...] = ()
         if apart := [pair for pair in others if not _shared(pair[0], images)]:
             tried, tested = (torch.cat(parts) for parts in zip(*apart, strict=True))
         else:
-            tried, tested = torch.full_like(images[:1], 0.5), torch.zeros(1, dtype=torch.int64)
+            tried, tested = torch.full_like(images[:1], 0.5), torch.zeros_like(labels[:1])
             remarks = (
                 "the recording has no other samples: reconstructions are compared with the best constant image as a "
                 "guess, and with those of their own batch",
@@ -81,6 +83,15 @@ class RecordedData:
         if stored[0].dtype != stored[1].dtype:
             stored = [_levels(part, 65535) for part in (images, tried)]
         return Dataset(stored[0], labels.numpy(), stored[1], tested.numpy(), classes, remarks=remarks)
+
+
+def _truth(recording: Recording, update: RecordedUpdate) -> tuple[Tensor, Tensor]:
+    """Return images and labels of an update; raises `UserError` for labels that the recorded loss does not take."""
+    header, (images, labels) = recording.header, update.truth
+    try:
+        return images, to_targets(labels, build_loss(header.loss), len(images), header.classes)
+    except UserError as error:
+        raise UserError(f"{recording.folder}, {update.name}: {error}") from error
 
 
 def _shared(some: Tensor, others: Tensor) -> bool:
@@ -211,28 +222,14 @@ class Replay:
         }
 
     def _training(self) -> dict[str, Any]:
-        """Return the local training behind the round's updates; raises `UserError` if clients' differ."""
-        kinds = {(u.kind, replace(u.local, steps=1)) for u in self.updates}
-        if len(kinds) > 1:
-            raise UserError(
-                f"{self.recording.folder}: the updates of round {self.round} are not of one local training: record "
-                f"clients whose kind, batch size, lr, momentum, decay or clipping differ to folders of their own"
-            )
-        [(kind, local)] = kinds
-        if kind == "gradient":
+        """Return the section `training`; raises `UserError` if clients' local trainings differ."""
+        rows = [update.row for update in self.updates]
+        local, epochs = check_round(rows, f"{self.recording.folder}, round {self.round}")
+        if self.updates[0].kind == "gradient":
             return {"algorithm": "fedsgd", "batch_size": None}
         told: dict[str, Any] = {"lr": local.lr, "momentum": local.momentum, "weight_decay": local.weight_decay}
         told |= {"clip_norm": local.clip_norm, "batch_size": local.batch_size}
-        steps = {update.local.steps for update in self.updates}
-        if len(steps) == 1:
-            return {**told, "steps": steps.pop()}
-        epochs = {u.local.steps / ceil(u.samples / min(local.batch_size or u.samples, u.samples)) for u in self.updates}
-        if len(epochs) > 1 or not min(epochs).is_integer():
-            raise UserError(
-                f"{self.recording.folder}: the updates of round {self.round} took {sorted(steps)} local steps, no "
-                f"equal number of epochs for all: record clients with other steps to folders of their own"
-            )
-        return {**told, "epochs": int(epochs.pop())}
+        return {**told, "steps": local.steps} if epochs is None else {**told, "epochs": epochs}
 
     def sent(self) -> tuple[Sent, list[str]]:
         """Return the state that the round's clients were sent, and remarks on their answers without repetition."""

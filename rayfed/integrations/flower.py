@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rayfed.arrays import Arrays
 from rayfed.errors import UserError
 from rayfed.integrations.watch import Watch
 from rayfed.recording import Recorder
@@ -58,7 +59,7 @@ class RecordingMod:
         """Let the client train, and record its reply to a training message."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
-        sent, model = _arrays(message), self.model()
+        sent, model = _in_order(_arrays(message)), self.model()
         with Watch(type(model)) as watch:
             reply = call_next(message, context)
         if reply.has_error():
@@ -68,7 +69,7 @@ class RecordingMod:
             raise UserError("RecordingMod: no labels of a cross entropy were seen, which the truth needs")
         labels = torch.zeros(len(seen.inputs), dtype=torch.int64) if seen.labels is None else seen.labels
         recorder = Recorder(model, self.folder, seen.local, truth=self.truth, mean=self.mean, std=self.std)
-        answer, batch = _arrays(reply), (seen.inputs, labels)
+        answer, batch = _in_order(_arrays(reply)), (seen.inputs, labels)
         recorder.round(sent, answer, batch, round=_round(message), client=_client(context))
         return reply
 
@@ -136,12 +137,12 @@ def recording_strategy(
     """
     recorder = Recorder(model, folder, local, shape=shape, mean=mean, std=std)
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
-    sent: dict[int, dict[str, Tensor]] = {}
+    sent: dict[int, Arrays] = {}
     clients: dict[int, int] = {}
 
     def configured(server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         sent.clear()
-        sent[server_round] = dict(arrays.to_torch_state_dict())
+        sent[server_round] = _in_order(dict(arrays.to_torch_state_dict()))
         messages: Iterable[Message] = configure(server_round, arrays, config, grid)
         return messages
 
@@ -153,7 +154,8 @@ def recording_strategy(
             count = _examples(reply)
             steps = local if epochs is None else replace(local, steps=_steps(local, count, epochs))
             client = clients.setdefault(reply.metadata.src_node_id, len(clients))
-            recorder.round(sent[server_round], _arrays(reply), count, round=server_round, client=client, local=steps)
+            answer = _in_order(_arrays(reply))
+            recorder.round(sent[server_round], answer, count, round=server_round, client=client, local=steps)
         return aggregate(server_round, replies)
 
     strategy.configure_train, strategy.aggregate_train = configured, aggregated
@@ -170,6 +172,11 @@ def _arrays(message: Message) -> dict[str, Tensor]:
     if len(records) != 1:
         raise UserError(f"a message to be recorded has {len(records)} array records, where one is the model's state")
     return dict(records[0].to_torch_state_dict())
+
+
+def _in_order(state: Mapping[str, Tensor]) -> Arrays:
+    """Return a state as a list if its names are numbers in order, as those of a `NumPyClient` are."""
+    return list(state.values()) if list(state) == [str(place) for place in range(len(state))] else state
 
 
 def _client(context: Context) -> int:

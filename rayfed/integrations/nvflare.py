@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.arrays import is_counter
 from rayfed.errors import UserError
 from rayfed.recording import Recorder
 from rayfed.update import LocalTraining
@@ -84,7 +85,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
             raise UserError("RecordingFilter: put it among the task data filters of the same task, too")
         returned = self._state(shareable)
         if from_shareable(shareable).data_kind == DataKind.WEIGHT_DIFF:
-            returned = {name: sent[name] + difference for name, difference in returned.items()}
+            returned = _moved(sent, returned)
         local = LocalTraining(self.steps, self.batch_size, self.lr, self.momentum, self.weight_decay)
         recorder = Recorder(self._model(), self.folder, local, mean=self.mean, std=self.std, shape=self.shape)
         recorder.round(sent, returned, self.samples, round=number, client=_number(fl_ctx.get_identity_name()))
@@ -106,6 +107,19 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
 
 def _tensor(value: Any) -> Tensor:
     return value.detach().clone() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+
+
+def _moved(sent: Mapping[str, Tensor], differences: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state after weight differences; raises `UserError` for one that was not sent in this shape."""
+    for name, difference in differences.items():
+        shape = tuple(sent[name].shape) if name in sent else "no tensor"
+        if shape != tuple(difference.shape) and not is_counter(name):
+            raise UserError(
+                f"RecordingFilter: the difference of '{name}' has shape {tuple(difference.shape)}, and {shape} was sent"
+            )
+    return {
+        name: difference if is_counter(name) else sent[name] + difference for name, difference in differences.items()
+    }
 
 
 def _number(name: str) -> int:

@@ -69,6 +69,11 @@ class Watch(TorchFunctionMode):
 
     def _fed(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if isinstance(module, self._kind) and module.training and torch.is_grad_enabled():
+            if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+                raise UserError(
+                    f"{self._kind.__name__} was called on {len(inputs)} arguments by place; expected one tensor of "
+                    f"inputs, as in model(inputs)"
+                )
             self._inputs.append(inputs[0].detach().cpu().clone())
 
     def _stepped(self, optimiser: Optimizer, *_: Any) -> None:
@@ -87,10 +92,12 @@ class Watch(TorchFunctionMode):
             )
         matched = [len(labels) for labels in self._labels] == [len(inputs) for inputs in self._inputs]
         labels = torch.cat(self._labels) if matched else None
+        if len(shapes := {tuple(inputs.shape[1:]) for inputs in self._inputs}) > 1:
+            raise UserError(f"inputs had different shapes, {sorted(shapes)}: samples of one shape can be recorded")
         every = torch.cat(self._inputs)
         first: dict[bytes, int] = {}
         for place, sample in enumerate(every):
-            first.setdefault(sample.contiguous().numpy().tobytes(), place)
+            first.setdefault(sample.contiguous().flatten().view(torch.uint8).numpy().tobytes(), place)
         places = torch.tensor(list(first.values()))
         return Seen(local or self._local(), every[places], None if labels is None else labels[places])
 

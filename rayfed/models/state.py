@@ -18,7 +18,7 @@ from rayfed.files import local_path
 from rayfed.models.notes import note
 from rayfed.models.trained import head_names
 from rayfed.models.weight_files import Keys, Stored, WeightFile, read
-from rayfed.update import Named
+from rayfed.update import Named, list_nonfinite
 
 _WRAPPERS = ("module", "_orig_mod")
 """Names under which nn.DataParallel and torch.compile keep the model that they wrap."""
@@ -101,6 +101,7 @@ def load_state(model: nn.Module, path: str | Path) -> None:
     found, remarks = _chosen(file, fitting)
     for remark in (*remarks, *_differences(file, found)):
         note(model, remark)
+    check_finite(file.file, found.taken, own.tensors)
     model.load_state_dict(found.taken, strict=False)
 
 
@@ -121,6 +122,19 @@ def state_for(model: nn.Module, path: Path, field: str) -> tuple[Named, list[str
     if found.prefix:
         remarks.append(f"{path.name}: its tensors are those after '{found.prefix}.', which is taken off their names")
     return {**found.spare, **found.tensors}, remarks
+
+
+def check_finite(where: object, tensors: Named, own: Named | None = None) -> None:
+    """Raise `UserError` for tensors with NaN or infinite values, unless the model's `own` has the same ones.
+
+    `where` names their origin, such as a file.
+    """
+    if bad := list_nonfinite(tensors, own):
+        others = f", and so have {len(bad) - 1} other tensors" if len(bad) > 1 else ""
+        raise UserError(
+            f"{where}: '{bad[0]}' has NaN or infinite values{others}. If a training wrote them, it has diverged: give "
+            f"weights from before that"
+        )
 
 
 def _tensors_of(model: nn.Module) -> Named:

@@ -1,0 +1,118 @@
+"""Checks of what is recorded: the updates of a round have one local training, and settings are what a replay takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from math import ceil, isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayfed import losses
+from rayfed.arrays import is_count, to_tensor
+from rayfed.errors import UserError
+from rayfed.update import LocalTraining
+
+LOCAL = [field.name for field in fields(LocalTraining)]
+"""Columns of a recording's index that describe a client's local training."""
+
+
+def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTraining, int | None]:
+    """Return the local training that the updates of a round share, and its epochs if their numbers of steps differ.
+
+    `rows` are those of the index. A batch size that is larger than a client's samples is as good as their number.
+    Raises `UserError`, which begins with `where`, for updates that cannot be replayed together.
+    """
+    if len({row["sent"] for row in rows}) > 1:
+        raise UserError(f"{where}: its clients were sent different states: number rounds apart")
+    if len({row["truth"] is None for row in rows}) > 1:
+        raise UserError(
+            f"{where}: the truth of some updates is recorded and of others not: record the truth of all clients or of "
+            f"none"
+        )
+    trainings = [LocalTraining(**{name: row[name] for name in LOCAL}) for row in rows]
+    samples = [row["samples"] for row in rows]
+    used = [min(one.batch_size or count, count) for one, count in zip(trainings, samples, strict=True)]
+    written = {one.batch_size for one in trainings}
+    batch = written.pop() if len(written) == 1 else max(used)
+    alike = [min(batch or count, count) for count in samples] == used
+    settings = {replace(one, steps=1, batch_size=batch) for one in trainings}
+    if not alike or len(settings) > 1 or len({row["kind"] for row in rows}) > 1:
+        raise UserError(
+            f"{where}: its updates are not of one local training: record clients whose kind, batch size, lr, momentum, "
+            f"decay or clipping differ to folders of their own"
+        )
+    steps = sorted({one.steps for one in trainings})
+    if len(steps) == 1:
+        return replace(trainings[0], batch_size=batch), None
+    epochs = {one.steps / ceil(count / size) for one, count, size in zip(trainings, samples, used, strict=True)}
+    if len(epochs) > 1 or not min(epochs).is_integer():
+        raise UserError(
+            f"{where}: its updates took {steps} local steps, no equal number of epochs for all: record clients with "
+            f"other steps to folders of their own"
+        )
+    return replace(trainings[0], batch_size=batch), int(epochs.pop())
+
+
+def check_normalisation(
+    mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Return means and deviations as floats; raises `UserError` for one without the other and for no numbers."""
+    if mean is None or std is None:
+        if mean is not std:
+            raise UserError("record: give both mean and std of the normalisation, or neither")
+        return None, None
+    means, deviations = (tuple(map(float, to_tensor("record: mean and std", v).flatten())) for v in (mean, std))
+    if not all(map(isfinite, (*means, *deviations))) or min(deviations, default=1.0) <= 0:
+        raise UserError(f"record: mean is {means} and std {deviations}; expected finite numbers, and std above 0")
+    return means, deviations
+
+
+def check_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return the shape of an image; raises `UserError` unless it is three whole numbers from 1."""
+    sizes = tuple(shape)
+    if len(sizes) != 3 or not all(is_count(size) for size in sizes):
+        raise UserError(f"record: shape is {sizes}; expected channels, height and width, such as (3, 32, 32)")
+    return int(sizes[0]), int(sizes[1]), int(sizes[2])
+
+
+def build_loss(section: Any) -> losses.Loss:
+    """Return the loss of a section `loss`, None for cross entropy; raises `UserError` for an unknown one."""
+    if section is None:
+        return losses.DEFAULT
+    if not isinstance(section, Mapping) or "name" not in section:
+        raise UserError(f"record: loss is {section!r}; give a name, or a mapping with a `name`")
+    parameters = {name: value for name, value in section.items() if name != "name"}
+    try:
+        return losses.build(section["name"], parameters)
+    except ValueError as error:  # pydantic's
+        raise UserError(f"record: loss {dict(section)}: {' '.join(str(error).split())}") from error
+
+
+def count_outputs(model: nn.Module, inputs: Tensor, classes: int | None) -> int:
+    """Return the model's number of outputs, from a forward pass in evaluation mode that changes nothing.
+
+    Raises `UserError` for inputs that the model does not take, and if it has not as many outputs as `classes` says.
+    """
+    modes = {module: module.training for module in model.modules()}
+    place = next(model.parameters())
+    try:
+        with torch.no_grad():
+            logits = model.eval()(inputs.to(place.device, place.dtype))
+    except Exception as error:  # whatever the user's model raises
+        said = " ".join(str(error).split())
+        raise UserError(
+            f"record: the model does not take images {tuple(inputs.shape[1:])}: {type(error).__name__}: {said}; give "
+            f"inputs (N, C, H, W) as the model takes them"
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    found = int(logits.shape[1]) if isinstance(logits, Tensor) and logits.ndim == 2 else None
+    if found is None and classes is None:
+        raise UserError("record: the model does not answer with logits (N, classes): say record(..., classes=...)")
+    if classes is not None and (not is_count(classes) or found not in (None, classes)):
+        raise UserError(f"record: classes is {classes}; expected {found or 'a whole number from 1'}, as the model has")
+    return found or int(classes or 0)

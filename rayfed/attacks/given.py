@@ -16,6 +16,8 @@ from torch.func import functional_call
 from rayfed.arrays import Arrays, by_name, is_counter
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
+from rayfed.models.wrappers import PREFIXES, bare_name, is_wrapped, unwrapped
+from rayfed.number_types import type_name
 from rayfed.samples import SampleSpec
 from rayfed.update import LocalTraining, Named, Observation, list_nonfinite
 

@@ -8,6 +8,7 @@ the numbers of answers and of steps, sizes of batches, and that statistics are s
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from rayfed.privacy.sampling import generator
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.scenario.components import DefenceSpec, named
 from rayfed.scenario.problems import component_problems
-from rayfed.update import Named, Update
+from rayfed.update import Named, Update, list_nonfinite
 
 _OURS = {
     "adapt_model": "changes the model",
@@ -169,6 +170,7 @@ class Defended:
             task = self._task(gradients.weights_of(bare), gradients.buffers_of(bare), bare, Batch(inputs, labels))
             mask = None if len(labels) else torch.zeros(0, device=inputs.device)
             found, loss = self._gradient(task, task.weights, Batch(inputs, labels, mask))
+            self._check_finite("the gradient", found)
             for name, parameter in bare.named_parameters():
                 if name in found:
                     parameter.grad = found[name].detach()
@@ -192,6 +194,9 @@ class Defended:
             raise UserError(f"no '{lacking[0]}' in what was sent or is answered: give whole state dicts of the model")
         if self.guaranteed:
             self._check_answer(number, client, sent, returned)
+        self._check_finite("sent", {name: sent[name] for name in self._parameters})
+        if self.guaranteed and (bad := list_nonfinite({name: returned[name] for name in self._parameters})):
+            warnings.warn(f"returned: '{bad[0]}' has NaN or infinite values, and the answer is noise", stacklevel=2)
         before = {name: sent[name].detach() for name in self._parameters}
         tensors = {name: t - returned[name].detach() for name, t in before.items()}
         update = Update(0, number, tensors, {}, self.loop.samples or 1, nan)
@@ -200,6 +205,7 @@ class Defended:
         with unwrapped(self._model) as bare:
             task = self._task(before, buffers, bare, empty, number, client)
             defended = wrap_updates(lambda _: update, self._defences)(task)
+        self._check_finite("the answer", defended.tensors)
         self._answers, self._steps = number + 1, 0
         self._given[client] += 1
         changed = {name: before[name] - tensor for name, tensor in defended.tensors.items()}
@@ -284,6 +290,18 @@ class Defended:
                 task = self._task(gradients.weights_of(model), gradients.buffers_of(model), model, data)
                 defence.check_gradient(task.replace(generator=torch.Generator()))
         self._tried = True
+
+    def _check_finite(self, what: str, tensors: Mapping[str, Tensor]) -> None:
+        """Raise `UserError` for NaN and infinite values if an epsilon is claimed.
+
+        A clip takes zeros in place of such values, so what a client computes may have them: the epsilon covers it, and
+        would not cover an error that depends on a client's samples.
+        """
+        if self.guaranteed and (bad := list_nonfinite(tensors)):
+            raise UserError(
+                f"{what}: '{bad[0]}' has NaN or infinite values, and an epsilon is claimed, which does not cover them: "
+                f"the training has diverged, so start it again with a lower learning rate"
+            )
 
     def _check_answer(
         self, number: int, client: int, sent: Mapping[str, Tensor], returned: Mapping[str, Tensor]

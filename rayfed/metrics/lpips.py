@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from rayfed.errors import UserError
 from rayfed.files import local_path
+from rayfed.update import list_nonfinite
 
 if TYPE_CHECKING:
     from lpips import LPIPS
@@ -95,7 +96,10 @@ def _read(net: Net, path: Path) -> dict[str, Tensor]:
         raise LpipsUnavailable(f"cannot read '{path}' as weights for LPIPS ({net}): {error}") from error
     if not isinstance(state, Mapping):
         raise LpipsUnavailable(f"'{path}' holds a {type(state).__name__}, not a state dict for LPIPS ({net})")
-    return {key.removeprefix("features."): t.float() for key, t in state.items() if isinstance(t, Tensor)}
+    backbone = {key.removeprefix("features."): t.float() for key, t in state.items() if isinstance(t, Tensor)}
+    if bad := list_nonfinite(backbone):
+        raise LpipsUnavailable(f"'{path}' has NaN or infinite values in '{bad[0]}', so LPIPS ({net}) cannot use it")
+    return backbone
 
 
 def _network(net: Net) -> LPIPS:

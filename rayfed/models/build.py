@@ -19,7 +19,7 @@ from rayfed.errors import UserError
 from rayfed.models.copying import copy_model, shared_parts
 from rayfed.models.notes import note
 from rayfed.models.precision import check_complex_buffers, check_default_type, use_float32
-from rayfed.models.state import load_state
+from rayfed.models.state import check_finite, load_state
 from rayfed.models.wrappers import is_wrapped, unwrap
 from rayfed.number_types import type_name
 from rayfed.samples import Pixels, SampleSpec
@@ -101,6 +101,7 @@ def build_model(
             # First in line: what the images are normalised by refers to their own channels.
             model.register_forward_pre_hook(Normalise(*normalise), prepend=True)
         _check_forward(name, model, sample, classes)
+        check_finite(f"model '{name}'", dict(model.named_parameters()))
         _check_copies(name, model, sample)
         if _draws_random_numbers(name, model, sample, training=False):
             raise UserError(

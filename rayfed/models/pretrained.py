@@ -20,6 +20,7 @@ from rayfed.files import local_path
 from rayfed.models.dcgan import Generator
 from rayfed.models.evaluator import Evaluator
 from rayfed.models.recogniser import Recogniser
+from rayfed.update import list_nonfinite
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,13 @@ def _read(path: Path, kind: Kind) -> dict[str, Any]:
         content = torch.load(path, weights_only=True)
         if content["kind"] != kind.name:
             raise ValueError(f"it holds a {content['kind']}")
-        return {key: dict(content[key]) for key in ("shape", "origin", "weights")}
+        parts = {key: dict(content[key]) for key in ("shape", "origin", "weights")}
+    if bad := list_nonfinite(parts["weights"]):
+        raise NetworkUnavailable(
+            f"the {kind.name} {path} has NaN or infinite values in '{bad[0]}': its training has diverged, "
+            f"{_how(path, kind)}"
+        )
+    return parts
 
 
 @contextmanager

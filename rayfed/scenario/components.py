@@ -44,7 +44,7 @@ ViewName = Annotated[str, AfterValidator(partial(_found, "views")), Field(json_s
 class Section(BaseModel):
     """Base of scenario sections: typed, frozen, without unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=registry.describe)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=registry.describe, allow_inf_nan=False)
 
 
 class ComponentSpec(Section):

@@ -29,7 +29,7 @@ def is_counter(name: str) -> bool:
 
 def is_count(value: Any) -> bool:
     """Return whether a value is a whole number from 1."""
-    return isinstance(value, int | np.integer) and value >= 1
+    return isinstance(value, int | np.integer) and bool(value >= 1)
 
 
 def to_tensor(what: str, value: Any) -> Tensor:

@@ -182,7 +182,8 @@ def vmap_refusal(model: nn.Module, weights: Named, buffers: Named, inputs: Tenso
         fixed = {name: w.detach() for name, w in weights.items()}
         one = grad(lambda x, y, w: batch_loss(model, w, own, x, y), argnums=2)
         pair = (torch.zeros_like(t.detach()).expand(2, *t.shape) for t in (inputs, labels))
-        vmap(one, in_dims=(0, 0, None), randomness="different")(*pair, fixed)
+        x, y = pair
+        vmap(one, in_dims=(0, 0, None), randomness="different")(x, y, fixed)
 
     first = next(iter(weights.values()))
     case = "gradient", tuple(weights), first.dtype, first.device, labels.dtype, repr(losses.of(model))

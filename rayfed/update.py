@@ -198,7 +198,7 @@ class LocalTraining:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and value >= 1
+    return isinstance(value, int | np.integer) and bool(value >= 1)
 
 
 def _is_finite(value: Any) -> bool:

@@ -155,8 +155,8 @@ def attack_update(
             raise UserError(f"--shape: found '{shape}'; give channels, height and width, such as 3,32,32")
         if (mean is None) != (std is None):
             raise UserError("--mean and --std belong together: add the missing one")
-        statistics = [tuple(_numbers("--mean and --std", text, float)) if text else None for text in (mean, std)]
-        header = Header("", (sizes[0], sizes[1], sizes[2]), classes, *statistics)
+        means, deviations = (tuple(_numbers("--mean and --std", t, float)) if t else None for t in (mean, std))
+        header = Header("", (sizes[0], sizes[1], sizes[2]), classes, means, deviations)
         net = built({**_model(model), **normalisation(header)}, _loss(loss), header, seed)
         local = LocalTraining(steps, batch, lr, momentum, weight_decay)
         sent, returned = _state("--before", before, net), _state("--after", after, net)

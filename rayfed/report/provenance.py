@@ -7,8 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rayfed import registry
-from rayfed.analysis.summary import Row
-from rayfed.store.schemas import VERSUS
+from rayfed.analysis.summary import Row, arm_and_opponent
 
 _BUILT = "the weights that it is built with"
 _UNTRAINED = "untrained weights"
@@ -56,8 +55,8 @@ def _models(scenario: Row, arms: Collection[str] | None) -> dict[str, Mapping[st
     Another architecture than the scenario's does not take its file of weights.
     """
     shared: Mapping[str, Any] = scenario.get("model") or {}
-    wanted = {arm.partition(VERSUS)[0] for arm in arms or ()}
-    found = {}
+    wanted = {arm_and_opponent(scenario, arm)[0] for arm in arms or ()}
+    found: dict[str, Mapping[str, Any]] = {}
     for name, arm in (scenario.get("arms") or {"": {}}).items():
         own = (arm.get("model") if isinstance(arm, Mapping) else None) or {}
         same = own.get("name", shared.get("name")) == shared.get("name")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from rayfed.analysis.audit import FEWEST, Criterion, Finding, in_part, short_title
 from rayfed.analysis.leakage_table import LeakageRow
 from rayfed.analysis.summary import Row, code_given, labels_given
 from rayfed.analysis.verdicts import NOTHING_REBUILT
-from rayfed.report.words import weights_of
 
 STATES = {
     "leaks": "LEAKS",
@@ -27,16 +25,17 @@ AUC = (
 _OBSERVED = {"gradient": "one gradient", "update": "the update of a round", "shown": "what clients are shown"}
 
 
-def title_of_leakage(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
-    """Return the title of the table of leakage: attacks, attackers, observation and batch size, if they are alike."""
+def title_of_leakage(attacks: Sequence[Row], weights: str) -> str:
+    """Return the title of the table of leakage: attacks, attackers, observation and batch size, if they are alike.
+
+    `weights` are those that were attacked.
+    """
     names = list(dict.fromkeys(short_title(row) for row in attacks))
     parts = [", ".join(names) if len(names) <= 2 else f"best of {len(names)} attacks", _attackers(attacks)]
     observed = list(dict.fromkeys(row["observes"] for row in attacks))
     if len(observed) == 1:
-        model = scenario.get("model") or {}
-        first = {row["round"] for row in attacks} == {0} and model.get("name")
-        weights = f" of {weights_of(model)}" if first and observed == ["gradient"] else ""
-        parts.append(f"{_OBSERVED.get(observed[0], observed[0])}{weights}")
+        of = f" of {weights}" if observed == ["gradient"] else ""
+        parts.append(f"{_OBSERVED.get(observed[0], observed[0])}{of}")
     sizes = {row["batch_size"] for row in attacks}
     if len(sizes) == 1:
         parts.append(f"batch size {sizes.pop()}")

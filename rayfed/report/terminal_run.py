@@ -31,6 +31,7 @@ from rayfed.errors import noting_errors
 from rayfed.metrics.known import NOUNS
 from rayfed.privacy.printing import LARGE, at_most
 from rayfed.report import results_text
+from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import warning
 from rayfed.report.terminal_results import (
     attackers_table,
@@ -342,7 +343,9 @@ class RunView:
         if self._attacks:
             criterion = criterion_of(self._scenario, self._attacks)
             rows = leakage_rows(self._scenario, self._attacks, finished)
-            title = results_text.title_of_leakage(self._scenario, self._attacks)
+            known = status(self._folder) if self._folder else {}
+            weights = attacked_weights(self._scenario, known, self._attacks)
+            title = results_text.title_of_leakage(self._attacks, weights)
             self._say_table(title, leakage_table(rows, criterion))
             for line in results_text.reasons(rows, criterion):
                 self.say(f"  {line}")

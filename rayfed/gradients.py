@@ -162,7 +162,8 @@ def many_gradients(
         return gradients
     again = inputs.requires_grad or labels.requires_grad
     one_by_one = in_turn(lambda b, x, y: gradient(model, leaves, buffers | b, x, y, create_graph=again)[0])
-    found: Named = one_by_one(own, inputs, labels)
+    with torch.enable_grad():  # as in `torch.func.grad`, whatever the caller's mode
+        found: Named = one_by_one(own, inputs, labels)
     return found
 
 
@@ -180,10 +181,9 @@ def vmap_refusal(model: nn.Module, weights: Named, buffers: Named, inputs: Tenso
     def trial() -> None:
         own = {name: b.detach().clone() for name, b in buffers.items()}
         fixed = {name: w.detach() for name, w in weights.items()}
-        one = grad(lambda x, y, w: batch_loss(model, w, own, x, y), argnums=2)
-        pair = (torch.zeros_like(t.detach()).expand(2, *t.shape) for t in (inputs, labels))
-        x, y = pair
-        vmap(one, in_dims=(0, 0, None), randomness="different")(x, y, fixed)
+        one = grad(lambda w, x, y: batch_loss(model, w, own, x, y))
+        blank, none = (torch.zeros_like(t.detach()).expand(2, *t.shape) for t in (inputs, labels))
+        vmap(one, in_dims=(None, 0, 0), randomness="different")(fixed, blank, none)
 
     first = next(iter(weights.values()))
     case = "gradient", tuple(weights), first.dtype, first.device, labels.dtype, repr(losses.of(model))

@@ -180,6 +180,15 @@ def test_gradients_of_models_that_vmap_refuses_are_those_of_each_sample(kind: ty
             torch.testing.assert_close(each[name][place], expected)
 
 
+@pytest.mark.parametrize("kind", [Dense, Reader])
+def test_gradients_of_samples_do_not_depend_on_the_callers_mode(kind: type[nn.Module]) -> None:
+    model = model_of(kind)
+    expected = per_sample_gradients(model, weights_of(model), {}, images(), LABELS)
+    with torch.no_grad():
+        found = per_sample_gradients(model, weights_of(model), {}, images(), LABELS)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.parametrize("defence", [DpSgd, FedCdp])
 def test_samples_of_models_that_vmap_refuses_are_clipped_one_by_one(

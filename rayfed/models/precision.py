@@ -1,4 +1,4 @@
-"""Number types of a user's model: what is not float32 is converted, and what cannot be is refused."""
+"""Number types of a user's model: convert real floating-point tensors to float32, or refuse the model."""
 
 from __future__ import annotations
 

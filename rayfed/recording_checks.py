@@ -1,4 +1,4 @@
-"""Checks of what is recorded: the updates of a round have one local training, and settings are what a replay takes."""
+"""Checks of a recording: settings that a replay takes, and one local training for all updates of a round."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTra
     if not alike or len(settings) > 1 or len({row["kind"] for row in rows}) > 1:
         raise UserError(
             f"{where}: its updates are not of one local training: record clients whose kind, batch size, lr, momentum, "
-            f"decay or clipping differ to folders of their own"
+            f"decay or clipping differ to separate folders"
         )
     steps = sorted({one.steps for one in trainings})
     if len(steps) == 1:
@@ -51,7 +51,7 @@ def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTra
     if len(epochs) > 1 or not min(epochs).is_integer():
         raise UserError(
             f"{where}: its updates took {steps} local steps, no equal number of epochs for all: record clients with "
-            f"other steps to folders of their own"
+            f"other steps to separate folders"
         )
     return replace(trainings[0], batch_size=batch), int(epochs.pop())
 
@@ -62,7 +62,7 @@ def check_normalisation(
     """Return means and deviations as floats; raises `UserError` for one without the other and for no numbers."""
     if mean is None or std is None:
         if mean is not std:
-            raise UserError("record: give both mean and std of the normalisation, or neither")
+            raise UserError("record: give both mean and std of the normalisation, or none of them")
         return None, None
     means, deviations = (tuple(map(float, to_tensor("record: mean and std", v).flatten())) for v in (mean, std))
     if not all(map(isfinite, (*means, *deviations))) or min(deviations, default=1.0) <= 0:

@@ -192,9 +192,9 @@ class LocalTraining:
                 "a finite number above 0, or None",
             ),
         }
-        for name, (fits, told) in expected.items():
+        for name, (fits, needed) in expected.items():
             if not fits:
-                raise UserError(f"LocalTraining: {name} is {getattr(self, name)!r}; expected {told}")
+                raise UserError(f"LocalTraining: {name} is {getattr(self, name)!r}; expected {needed}")
 
 
 def _is_count(value: Any) -> bool:

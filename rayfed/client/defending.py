@@ -196,7 +196,7 @@ class Defended:
             self._check_answer(number, client, sent, returned)
         self._check_finite("sent", {name: sent[name] for name in self._parameters})
         if self.guaranteed and (bad := list_nonfinite({name: returned[name] for name in self._parameters})):
-            warnings.warn(f"returned: '{bad[0]}' has NaN or infinite values, and the answer is noise", stacklevel=2)
+            warnings.warn(f"returned: '{bad[0]}' has NaN or infinite values: only noise is returned", stacklevel=2)
         before = {name: sent[name].detach() for name in self._parameters}
         tensors = {name: t - returned[name].detach() for name, t in before.items()}
         update = Update(0, number, tensors, {}, self.loop.samples or 1, nan)
@@ -205,7 +205,7 @@ class Defended:
         with unwrapped(self._model) as bare:
             task = self._task(before, buffers, bare, empty, number, client)
             defended = wrap_updates(lambda _: update, self._defences)(task)
-        self._check_finite("the answer", defended.tensors)
+        self._check_finite("the defended update", defended.tensors)
         self._answers, self._steps = number + 1, 0
         self._given[client] += 1
         changed = {name: before[name] - tensor for name, tensor in defended.tensors.items()}

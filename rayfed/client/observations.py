@@ -82,7 +82,7 @@ class ObservationBuilder:
         if guess.status != "ok":
             return row, []
         if not all(part.isfinite().all() for part in (guess.scores, guess.control, guess.images) if part is not None):
-            raise UserError("its answer has values that are not finite")
+            raise UserError("the result has values that are not finite")
         if guess.metric == "auc":
             return row | _told_apart(truth.candidates, guess), []
         of_class = truth.labels == guess.label

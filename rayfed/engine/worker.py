@@ -160,7 +160,7 @@ class ClientWorker(ClientRuntime):
         nothing = {"value": None, "candidates": 0, "control": None, "scores": None}
         row = {"metric": guess.metric, "chance": guess.chance, **nothing, "status": "failed"}
         pairs, images = list[tuple[Tensor, Tensor]](), Rows()
-        with noting_errors(lambda why: row.update(message=f"its answer could not be scored: {why}")):
+        with noting_errors(lambda why: row.update(message=f"the result could not be scored: {why}")):
             row, pairs = ObservationBuilder(self).judge(truth, guess)
         with self._noting("images"):
             images = [

@@ -72,6 +72,6 @@ def _as_typed(message: str, typed: Sequence[str | None]) -> str:
 
     for given in typed:
         for found in FILE_PATH.finditer(given or ""):
-            path = rf"'(?:\w+\.)*{re.escape(Path(found['file']).stem)}:{found['name']}'"
-            message = re.sub(path, f"'{given}'".replace("\\", r"\\"), message)
+            dotted = rf"'(?:\w+\.)*{re.escape(Path(found['file']).stem)}:{found['name']}'"
+            message = f"'{given}'".join(re.split(dotted, message))
     return message

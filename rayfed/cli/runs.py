@@ -266,10 +266,13 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         loaded = load(scenario, changes)
         from rayfed.engine.foreseen import unreachable, unused_code
         from rayfed.engine.inputs import prepare
+        from rayfed.engine.small_batches import check_batches
         from rayfed.report.terminal_run import guarantee_lines
         from rayfed.scenario.trials import planned
 
         inputs = prepare(loaded)
+        varied = loaded.sweep and loaded.sweep.fields  # of fields that vary nothing is known
+        small = [] if varied else check_batches(inputs)
         trials = planned(loaded) if loaded.sweep and loaded.sweep.search != "optuna" else []
         sizes = inputs.parts.sizes
         print(f"{scenario}: valid")
@@ -290,6 +293,8 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             if loaded.sweep.repeats > 1 and (said := out_of_reach(loaded.sweep.repeats, 1)):
                 print(f"  two arms paired by seed: {said}; more arms need more repeats")
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
-        for line in [] if loaded.sweep and loaded.sweep.fields else unreachable(inputs.scenario, unused_code(inputs)):
+        for line in small:
+            print(f"  note: {line}")
+        for line in [] if varied else unreachable(inputs.scenario, unused_code(inputs)):
             print(f"  note: {line}")
         print(f"  results: {loaded.output.folder} (change with --out)")

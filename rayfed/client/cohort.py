@@ -97,13 +97,13 @@ class CohortRecord:
 def works_together(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
     """Return whether a cohort of such tasks is trained together (`training.vectorise`)."""
     if training.vectorise == "auto":
-        return next(iter(task.weights.values())).is_cuda and _obstacle(task, training, defences) is None
-    if training.trains_together and (obstacle := _obstacle(task, training, defences)):
-        raise UserError(f"training.vectorise: {training.vectorise} is not possible: {obstacle}; use auto or loop")
+        return next(iter(task.weights.values())).is_cuda and obstacle(task, training, defences) is None
+    if training.trains_together and (reason := obstacle(task, training, defences)):
+        raise UserError(f"training.vectorise: {training.vectorise} is not possible: {reason}; use auto or loop")
     return training.trains_together
 
 
-def _obstacle(task: Task, training: Training, defences: Sequence[Defence]) -> str | None:
+def obstacle(task: Task, training: Training, defences: Sequence[Defence]) -> str | None:
     """Return why a cohort cannot be trained together; None if it can."""
     for defence in defences:
         if not defence.vectorises and defence.overrides("wrap_gradient", "wrap_update"):

@@ -17,6 +17,8 @@ from rayfed.aggregation.base import AnyAggregation
 from rayfed.aggregation.over_channel import OverChannel
 from rayfed.client.arm import Arm, aggregation_of
 from rayfed.client.local import returned_buffers
+from rayfed.client.one_value import advice as advice_on
+from rayfed.client.one_value import norm_of
 from rayfed.defences.base import Task
 from rayfed.errors import ClientError, ScenarioError, UserError
 from rayfed.gradients import flatten
@@ -68,7 +70,8 @@ def attempt(client: int, work: Callable[[], Update]) -> Made:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}, line {place.lineno}"
-        advice = "fix what its work runs (`--debug` shows where)"
+        norm = norm_of(error)
+        advice = advice_on(norm) if norm else "fix what its work runs (`--debug` shows where)"
         return Failed(client, f"raised {type(error).__name__}: {error} ({where})", advice, traceback.format_exc())
     if not isinstance(made, Update):
         return Failed(client, f"sent no update but a {type(made).__name__}", "fix the defence that returns it")

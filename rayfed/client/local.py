@@ -209,6 +209,13 @@ def trained_samples(samples: int, training: Training) -> int:
     return min(samples, size * _steps(samples, size, training))
 
 
+def smallest_batch(samples: int, training: Training) -> int:
+    """Return the size of the smallest batch of a client's round, if batches are of a permutation."""
+    size = min(training.batch_size or samples, samples)
+    rest = samples % size
+    return rest if rest and _steps(samples, size, training) > samples // size else size
+
+
 def local_training(samples: int, training: Training) -> LocalTraining:
     """Return the local training that a client with so many samples is told to do."""
     size = min(training.batch_size or samples, samples)

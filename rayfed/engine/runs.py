@@ -35,6 +35,7 @@ from rayfed.engine.progress import Progress
 from rayfed.engine.recorder import RunRecorder
 from rayfed.engine.recovery import until_played
 from rayfed.engine.rounds import Round
+from rayfed.engine.small_batches import check_batches
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import RunError, ScenarioError
 from rayfed.report.provenance import initial_weights
@@ -58,7 +59,7 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
     """
     inputs = prepare(scenario.model_copy(update={"sweep": None}))
     _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
-    _tell(progress, *unreachable(inputs.scenario, unused_code(inputs)))
+    _tell(progress, *check_batches(inputs), *unreachable(inputs.scenario, unused_code(inputs)))
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(folder, progress.note) as held:
         checkpoint.begin(held)

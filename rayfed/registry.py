@@ -51,6 +51,8 @@ FILE_PATH = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
 """What names a Python file and something in it, wherever the file lies."""
 SEARCHED: list[str] = []
 """Folders given to `search`, in the order of the search; a run notes them, so that it can be resumed elsewhere."""
+NAMED: set[str] = set()
+"""Modules of the components that were found by their dotted paths or in the tables."""
 _ROOMS = {
     "aggregations": "aggregation",
     "datasets": "data.sets",
@@ -246,6 +248,7 @@ def find(kind: str, name: str) -> Any:
             f"the module '{module}' of {_one(kind)} '{name}' fails when it is imported: "
             f"{type(error).__name__}: {error}; --debug shows where"
         ) from error
+    NAMED.add(module)
     try:
         found = getattr(imported, attribute)
     except AttributeError as error:

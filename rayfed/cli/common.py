@@ -183,6 +183,8 @@ def _own_code(error: Exception) -> str | None:
     from rayfed import registry
 
     folders = {Path(folder).resolve() for folder in registry.SEARCHED}
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in registry.NAMED)
+    named = {Path(file).resolve() for file in files if file}
     ours = Path(__file__).resolve().parents[1], Path(__file__).resolve().parents[2] / "actors"
     frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
     frames += re.findall(r'^ *File "(.+)", line (\d+)', "\n".join(getattr(error, "__notes__", ())), re.MULTILINE)
@@ -190,19 +192,9 @@ def _own_code(error: Exception) -> str | None:
         path = Path(file).resolve()
         if any(path.is_relative_to(folder) for folder in ours):
             return None
-        if _searched(path) in folders:
+        if path.parent in folders or path in named:
             return f"{path.name}, line {line}"
     return None
-
-
-def _searched(path: Path) -> Path:
-    """Return the folder in which Python has found a file's module: its own, or the one above its packages."""
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        if file.endswith(path.name) and Path(file).resolve() == path:
-            packages = name.count(".") + (path.name == "__init__.py")
-            return path.parents[min(packages, len(path.parents) - 1)]
-    return path.parent
 
 
 def ray_beside(

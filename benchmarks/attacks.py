@@ -155,7 +155,7 @@ def sides_of(
 ) -> dict[str, tuple[int, int, Work]]:
     """Every side's images, iterations and work; `stack` closes what they have opened."""
     starts = [o.sample.noise(1, g) for o, g in zip(seen, generators(len(seen)), strict=True)]
-    ours = InvertingGradients(iterations=iterations, lr=LR, tv=TV)
+    ours = InvertingGradients(iterations=iterations, lr=LR, tv=TV, signed=True)
 
     def alone(count: int) -> Tensor:
         return torch.cat([plain(model, o, s, iterations) for o, s in zip(seen[:count], starts, strict=False)])

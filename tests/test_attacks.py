@@ -193,12 +193,13 @@ def test_lbfgs_steps_back_from_where_the_objective_ends() -> None:
     torch.testing.assert_close(found.points, torch.ones(1, 3, dtype=torch.float64), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("beta2", [0.999, 0.85])
 @pytest.mark.parametrize("signed", [True, False])
-def test_adam_follows_torch(signed: bool) -> None:
+def test_adam_follows_torch(signed: bool, beta2: float) -> None:
     start, goal = torch.rand(2, 5, generator=seeded(0)[0]), torch.full((2, 5), 0.5)
-    found = adam(lambda x: ((x - goal).square().sum(1), 2 * (x - goal)), start, decayed(0.05, 40), signed)
+    found = adam(lambda x: ((x - goal).square().sum(1), 2 * (x - goal)), start, decayed(0.05, 40), signed, beta2=beta2)
     x = start.clone().requires_grad_()
-    reference = torch.optim.Adam([x], lr=0.05)
+    reference = torch.optim.Adam([x], lr=0.05, betas=(0.9, beta2))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(reference, 40)
     for _ in range(40):
         slope = (2 * (x - goal)).detach()

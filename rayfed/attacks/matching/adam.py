@@ -18,7 +18,9 @@ from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.telling import tell
 
-_BETAS = (0.9, 0.999)
+_BETA1 = 0.9
+BETA2 = 0.999
+"""Decay of the mean square of the slopes as published."""
 _TRACED = 50
 
 
@@ -47,12 +49,14 @@ def adam(
     noise: Callable[[], Tensor] | None = None,
     watch: Callable[[int, Tensor], None] | None = None,
     boxed: int | None = None,
+    beta2: float = BETA2,
 ) -> Descent:
     """Run Adam on P independent problems (P, D), a step for each step size of `rates`.
 
     The first `boxed` numbers of a point, all for None, stay inside the box [0, 1].
     `signed` descends along the sign of the slopes. `noise` draws (P, D), of which the step size's share is added to
     every step. A slope that is not finite pushes nothing. `watch` sees the number of every step and the best points.
+    `beta2` is the decay of the mean square of the slopes.
     """
     x, best = start.clone(), start.clone()
     best_values = torch.full_like(start[:, 0], torch.inf)
@@ -71,9 +75,9 @@ def adam(
         if i == len(rates):
             break
         push = (slopes.sign() if signed else slopes).nan_to_num(0, 0, 0)
-        mean.lerp_(push, 1 - _BETAS[0])
-        square.lerp_(push.square(), 1 - _BETAS[1])
-        step = mean / (1 - _BETAS[0] ** (i + 1)) / ((square / (1 - _BETAS[1] ** (i + 1))).sqrt() + 1e-8)
+        mean.lerp_(push, 1 - _BETA1)
+        square.lerp_(push.square(), 1 - beta2)
+        step = mean / (1 - _BETA1 ** (i + 1)) / ((square / (1 - beta2 ** (i + 1))).sqrt() + 1e-8)
         if noise is not None:
             step -= noise()
         x = x - rate * step

@@ -33,6 +33,8 @@ VOLATILE = re.compile(
 )
 PROGRESS = re.compile(r"\d:\d\d left|time left|\b(?:trial|attack|observation) \d+ of \d+")
 """What is printed only where something takes long; a page does not show it, but in the lines of rounds."""
+ROUND = re.compile(r"\s*\d+/\d+ ")
+"""Beginning of the line on a round."""
 CLOSE = 0.1
 """Numbers may differ by a tenth: other processors give other last bits, which a search makes larger."""
 
@@ -122,7 +124,7 @@ def alike(told: str, printed: str) -> bool:
 
 
 def _lasting(line: str) -> bool:
-    return bool(line.strip()) and (line.startswith("round ") or not PROGRESS.search(line))
+    return bool(line.strip()) and (bool(ROUND.match(line)) or not PROGRESS.search(line))
 
 
 def _number(text: str) -> float:

@@ -97,7 +97,7 @@ def count_outputs(model: nn.Module, inputs: Tensor, classes: int | None) -> int:
     Raises `UserError` for inputs that the model does not take, and if it has not as many outputs as `classes` says.
     """
     modes = {module: module.training for module in model.modules()}
-    place = next(model.parameters())
+    place = next(p for p in model.parameters() if p.requires_grad)  # frozen ones may be of whole numbers
     try:
         with torch.no_grad():
             logits = model.eval()(inputs.to(place.device, place.dtype))

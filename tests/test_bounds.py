@@ -172,7 +172,7 @@ def test_a_setting_is_recommended_by_its_proved_bound() -> None:
     assert (found.chosen.title, found.meeting) == ("less", 1)  # whatever the deltas, of which it knows nothing
     with pytest.raises(UserError, match="epsilons are not of one kind"):
         recommend(settings(rows), [bound("epsilon<=5")])
-    with pytest.raises(UserError, match="leave out the bound on rero"):
+    with pytest.raises(UserError, match="bound on rero"):
         recommend(settings([row | {"rero": None} for row in rows]), [bound("rero<=0.05")])
 
 

@@ -133,7 +133,7 @@ def test_the_command_trains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file.write_text("name: t\ndata: {name: digits, public: 0.1}\nfederation: {rounds: 1, clients: 4}\n")
     for arguments, said in (
         ([str(file), "photos"], "wrote"),
-        ([str(file), "photos"], "kept"),
+        ([str(file), "photos"], "up to date"),
         ([str(file), "photos", "--epochs", "20"], "another epochs"),
         ([str(file)], "another data, epochs, images"),
     ):

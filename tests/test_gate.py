@@ -157,7 +157,7 @@ def test_a_passed_check_says_what_else_was_read() -> None:
     [check] = Played(scenario, rows, []).checks([bound], ["x"])
     assert check.state == "passed"
     assert re.search(r"80 ?% .*2 records .*20 ?%.*age 100 ?% \(20 ?%\)", check.reason)
-    assert re.search(r"labels.*100 ?% at batch 2", check.reason)
+    assert re.search(r"labels.*100 ?% at batch size 2", check.reason)
     [failed] = Played(scenario, rows, []).checks([Bound("feature_accuracy", 0.5)], ["x"])
     assert failed.state == "failed"
 

@@ -43,7 +43,8 @@ def test_arms_with_other_weights_are_told_apart() -> None:
     whole = initial_weights(scenario)
     assert all(part in whole for part in ("plain", "one, two", "three", "w.pt", "v.pt"))
     assert initial_weights(scenario, ["one", "two"]) == initial_weights({"model": {"name": "n", "state": "w.pt"}})
-    assert initial_weights(scenario, ["two vs sign_flip"]) == initial_weights(scenario, ["two"])
+    against = scenario | {"opponents": {"sign_flip": {}}}
+    assert initial_weights(against, ["two vs sign_flip"]) == initial_weights(scenario, ["two"])
     both = initial_weights(arms(one={"state": "/a/w.pt"}, two={"state": "/b/w.pt"}))
     assert all(path in both for path in ("/a/w.pt", "/b/w.pt"))
 

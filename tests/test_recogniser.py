@@ -207,8 +207,8 @@ def test_the_command_trains_once_and_says_how_good_it_is(tmp_path: Path, monkeyp
     file, out = tmp_path / "s.yaml", str(tmp_path / "r.pt")
     file.write_text("name: t\ndata: {name: digits, size: 8, public: 0.25}\nfederation: {rounds: 1, clients: 4}\n")
     for arguments, said in (
-        ([], "10 people; trained on 360 public images: no client owns one"),
-        ([], "kept"),
+        ([], "10 people; trained on 360 public images"),
+        ([], "up to date"),
         (["--epochs", "20"], "another epochs"),
         (["--set", "data.public=0"], "another data, epochs, images"),
     ):
@@ -219,4 +219,4 @@ def test_the_command_trains_once_and_says_how_good_it_is(tmp_path: Path, monkeyp
     result = CliRunner().invoke(app, ["train-recogniser", str(file), "--set", "data.public=0", "--out", plain])
     assert "trained on 1438 images" in result.output
     assert "359 original images" in result.output
-    assert "(chance 10.0%)" in result.output
+    assert "(chance 10.0 %)" in result.output

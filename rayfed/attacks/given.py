@@ -17,7 +17,7 @@ from rayfed.arrays import Arrays, by_name, is_counter
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.wrappers import PREFIXES, bare_name, is_wrapped, unwrapped
-from rayfed.number_types import type_name
+from rayfed.number_types import check_model, type_name
 from rayfed.samples import SampleSpec
 from rayfed.update import LocalTraining, Named, Observation, list_nonfinite
 
@@ -74,6 +74,7 @@ def observe(
         raise UserError("a state that was returned needs its `local` steps: LocalTraining(steps=..., lr=...)")
     if local is not None:
         local.check()
+    check_model(model, type(model).__name__)
     remarks: list[str] = []
     note = _ignore if is_wrapped(model) else remarks.append  # its own names have the prefixes, too
     with unwrapped(model) as model:

@@ -101,7 +101,8 @@ def load_state(model: nn.Module, path: str | Path) -> None:
     found, remarks = _chosen(file, fitting)
     for remark in (*remarks, *_differences(file, found)):
         note(model, remark)
-    check_finite(file.file, found.taken, own.tensors)
+    typed = {name: tensor.to(own.tensors[name].dtype) for name, tensor in found.taken.items()}
+    check_finite(file.file, typed, own.tensors)
     model.load_state_dict(found.taken, strict=False)
 
 

@@ -190,7 +190,7 @@ class InvertingGradients(GradientMatching):
 def _leads(problem: Matching, count: int) -> list[float]:
     """Return for each of `count` victims the factor by which steps on the sign have to lead.
 
-    It is 1 behind bare signs, where searches are compared by nats, which do not fall to zero.
+    It is 1 if the update tells only signs: searches are then compared by nats, which do not fall to zero.
     """
     bare = None if problem.sent is None else problem.sent.signs
     return [1.0 if bare is not None and bool(bare[victim]) else _LEAD for victim in range(count)]

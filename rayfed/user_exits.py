@@ -24,27 +24,31 @@ class exits_refused(ContextDecorator):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Raise a `UserError` in place of a `SystemExit`."""
-        if isinstance(error, SystemExit):
-            raise UserError(describe_exit(error)) from error
+        if not isinstance(error, SystemExit):
+            return
+        if isinstance(error.__context__, BrokenPipeError):  # rich exits if the reader of the output is gone
+            raise error.__context__
+        raise UserError(describe_exit(error)) from error
 
 
 def describe_exit(error: BaseException) -> str:
     """Return a message on an exit: the user's file and line, and what to change there."""
     frames = [
-        (frame.f_code.co_filename, line, str(frame.f_globals.get("__name__", "")).partition(".")[0])
+        (
+            frame.f_code.co_filename,
+            line,
+            str(frame.f_globals.get("__name__", "")).partition(".")[0],
+            frame.f_code.co_name,
+        )
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    own = [(file, line) for file, line, package in frames if not _belongs_to_others(file, package)]
+    own = [(file, line, name) for file, line, package, name in frames if not _belongs_to_others(file, package)]
     place = f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else "a module that it imports"
-    if any(package in _PARSERS for _, _, package in frames):
-        return (
-            f"your code ends the process ({place}): it parses the command line, which is rayfed's here; move that into "
-            'a function that is called only under `if __name__ == "__main__":`'
-        )
-    return (
-        f"your code ends the process ({place}), by sys.exit or exit: nothing was measured; remove that call, or move "
-        'it under `if __name__ == "__main__":`'
-    )
+    imported = any(name == "<module>" for _, _, name in own)
+    fix = 'move that under `if __name__ == "__main__":`' if imported else "raise an error instead"
+    if any(package in _PARSERS for _, _, package, _ in frames):
+        return f"your code ends the process ({place}): it parses the command line, which is rayfed's here; {fix}"
+    return f"your code ends the process ({place}), by sys.exit or exit, so nothing was measured; {fix}"
 
 
 def _belongs_to_others(file: str, package: str) -> bool:

@@ -213,4 +213,4 @@ def test_the_last_table_of_a_resumed_run_is_of_the_whole_run(tmp_path: Path) -> 
     [folder] = tmp_path.iterdir()
     done = CliRunner().invoke(app, ["resume", str(folder), "--executor", "local"])
     assert done.exit_code == 0, done.output
-    assert "leakage" in done.output
+    assert "Leakage" in done.output

@@ -132,8 +132,6 @@ def test_it_is_told_wherever_ours_are(told: dict[str, Any]) -> None:
     assert "PoRS<small>gloom ≤ 0.3</small>" in table
     assert "0.375, sd 0.177" in table
     assert "at most" in told["report"]  # its chart of success rates
-    assert "Gloom" in told["terminal"]
-    assert "0.375" in told["terminal"]
 
 
 @pytest.mark.engine

@@ -234,14 +234,13 @@ def test_a_replay_scores_and_gates_what_was_recorded(tmp_path: Path, net: Net, m
     for key, value in found.items():
         assert min(value, 90) == pytest.approx(min(control[key], 90), abs=0.5), key
     assert re.search(r"recorded 1 PSNR below 15.0 dB \S+ dB FAILED", output)
-    assert "recorded: LEAKS at batch 1, 2 of 2 images" in output
     assert (folder.scenario()["training"]["steps"], folder.scenario()["training"]["lr"]) == (3, 0.1)
     noisy = recorded(tmp_path / "noisy", net, noise=1.0, truth=True, rounds=2)
     gated = ("--model", MODEL, "--round", "0", "--fail-above", "15")
     code, output, _ = replayed(noisy, tmp_path, *gated)
     assert (code, "of their norm" in output) == (3, True), output
     assert re.search(r"recorded 1 PSNR below 15.0 dB \S+ dB INCONCLUSIVE", output)
-    assert f"inconclusive: {UNTOLD}" in output
+    assert UNTOLD in output
 
 
 @pytest.mark.engine
@@ -251,7 +250,7 @@ def test_what_a_replay_has_no_time_for_is_not_measured_and_passes_no_gate(
     monkeypatch.setattr(replaying, "METHODS", QUICK)
     folder = recorded(tmp_path / "scored", net, truth=True)
     code, output, page = replayed(folder, tmp_path, "--model", MODEL, "--fail-above", "15", "--minutes", "0")
-    assert (code, "NOT MEASURED for want of time" in output) == (3, True), output
+    assert (code, "NOT MEASURED" in output) == (3, True), output
     assert page is not None
     rows = page.read_table("attacks").to_pylist()
     assert {row["status"] for row in rows if row["attack"].startswith("inverting_gradients")} == {"not played"}

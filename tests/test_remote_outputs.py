@@ -76,7 +76,7 @@ def only(out: str) -> RunFolder:
 @pytest.mark.engine
 def test_a_run_on_an_object_store(bucket: str, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(document(attacks=ATTACK, **ONE_ACTOR))
-    assert f"report: {bucket}" in run("launch", str(tmp_path / "s.yaml"), "--out", bucket, *LOCAL)
+    assert f"Report: {bucket}" in run("launch", str(tmp_path / "s.yaml"), "--out", bucket, *LOCAL)
     run("launch", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "here"), *LOCAL)
     folder, [here] = only(bucket), (tmp_path / "here").iterdir()
     assert_same_bits(weights(folder), weights(RunFolder.open(str(here))))

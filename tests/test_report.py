@@ -354,7 +354,7 @@ def test_the_page_begins_with_model_data_and_the_state_of_the_weights(
 
 @pytest.mark.engine
 def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
-    folder = make_run(str(tmp_path), {"none": []}, {"analytic": 1.0, "non-adaptive": 1.0})
+    folder = make_run(str(tmp_path), {"none": []}, {"analytic": 1.0, "blind": 1.0})
     for round in range(ROUNDS):
         rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == round]
         given = {"knowledge": "defence,labels"}
@@ -365,7 +365,7 @@ def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
         re.findall(r'<td class="setting">(\w+)<small>.*?data-label="Labels found">(.*?)</td>', text, re.DOTALL)
     )
     assert cells["analytic"] == "given"
-    assert "%" in cells["non-adaptive"]
+    assert "%" in cells["blind"]
     captions = [
         one for one in re.findall(r"<figcaption>(.*?)</figcaption>", text, re.DOTALL) if "· analytic<br>" in one
     ]
@@ -485,7 +485,7 @@ def test_the_page_begins_with_the_answer_and_folds_what_was_not_measured(tmp_pat
     page = read(folder)
     answer = page.text.index("1 of 6 arms leaks: none (no defence).")
     assert "5 of 6 arms were not measured: arm0, arm1, arm2, arm3, arm4." in page.text[answer:]
-    assert "Give more time (more minutes), or ask for fewer defences or one sample at a time." in page.text
+    assert "more minutes" in page.text
     folded = page.text.index("What is said of the 5 arms that were not measured")
     assert answer < page.text.index("none: LEAKS") < folded < page.text.index("arm0: NOT MEASURED")
     tags = re.findall(r"<tr data-entry.*?</td>", folder.read_text("report.html"))

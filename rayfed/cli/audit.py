@@ -139,7 +139,7 @@ def audit(
         float | None,
         typer.Option(
             metavar="FLOAT",
-            help="Minimum similarity of a leak: PSNR in dB, or a share for texts and tables. Default: 15, or 0.9.",
+            help="Similarity that counts as a leak: PSNR in dB, or a share for texts and tables. Default: 15, or 0.9.",
             rich_help_panel=ATTACK_PANEL,
         ),
     ] = None,
@@ -166,7 +166,7 @@ def audit(
     Examples:
 
         rayfed audit --model net.py:Net --data my_images/ --batch 8
-        rayfed audit --model lenet --data digits --defence gaussian --images 8
+        rayfed audit --model lenet --data digits --defence '{name: gaussian, sigma: 0.01}'
         rayfed audit --model net.py:Net --data my_images/ --fail-above 15
     """
     began = monotonic()  # before the import of PyTorch, which takes seconds

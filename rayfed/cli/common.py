@@ -94,14 +94,17 @@ Out = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Output folder or fsspec URL. Default: the scenario's output.folder, or runs.",
+        help="Output folder, or a URL such as s3://BUCKET/runs. Default: the scenario's output.folder, or runs.",
         rich_help_panel=EXECUTION_PANEL,
     ),
 ]
 OutInRuns = Annotated[
     str | None,
     typer.Option(
-        "--out", metavar="DIR", help="Output folder or fsspec URL. Default: runs.", rich_help_panel=EXECUTION_PANEL
+        "--out",
+        metavar="DIR",
+        help="Output folder, or a URL such as s3://BUCKET/runs. Default: runs.",
+        rich_help_panel=EXECUTION_PANEL,
     ),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder or its URL.", show_default=False)]

@@ -182,7 +182,7 @@ def gate(
 ) -> None:
     """Check the attacks of a run against bounds.
 
-    Exit with 3 if a bound is exceeded or not measured.
+    Exit with 3 if a bound is exceeded, or the result is inconclusive or not measured.
 
     Examples:
 

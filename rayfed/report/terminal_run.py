@@ -366,7 +366,7 @@ class RunView:
             rows = leakage_rows(self._scenario, self._attacks)
             for line in results_text.legend(rows, self._attacks, criterion):
                 self.say(line)
-            if self._folder:
+            if self._folder and not self._brief:
                 for sentence in failures(with_twins(settings(outcomes(self._folder)), self._scenario)):
                     self.say(sentence)
         if any(row["metric"] == "auc" for row in self._inferences):

@@ -115,6 +115,16 @@ def test_functions_raise_a_user_error_too(tmp_path: Path) -> None:
         rayfed.audit(model | {"stage": "init"}, "digits", size=4, out=tmp_path)
 
 
+@pytest.mark.parametrize("fault", ["GeneratorExit", "CancelledError", "Own"])
+def test_what_is_no_exception_is_a_user_error_too(fault: str, folder: Path) -> None:
+    own = "class Own(BaseException): pass"
+    made = f"from asyncio import CancelledError\n{own}\ndef net(image_shape, classes):\n    raise {fault}\n"
+    (folder / f"raises_{fault.lower()}.py").write_text(made)
+    file = write(folder, model={"name": f"raises_{fault.lower()}:net"})
+    done = CliRunner().invoke(app, ["launch", file, "--executor", "local"])
+    assert (done.exit_code, f"raises_{fault.lower()}" in done.output) == (2, True)
+
+
 @pytest.mark.engine
 @pytest.mark.parametrize("call", ["os._exit(0)", "sys.exit(0)", "atexit.register(os._exit, 0); raise ValueError"])
 def test_no_process_ends_with_0_before_its_command_has_returned(call: str, tmp_path: Path) -> None:

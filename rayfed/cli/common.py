@@ -166,7 +166,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         # The commands of rayfed return instead, so the user's code raised this.
         errors.print(f"[red]error:[/red] {escape(describe_exit(error))}")
         raise typer.Exit(2) from None
-    except Exception as error:
+    except BaseException as error:  # code of the user may raise any
         if debug:
             raise
         said = escape(plain(f"{type(error).__name__}: {error}"))
@@ -178,7 +178,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _own_code(error: Exception) -> str | None:
+def _own_code(error: BaseException) -> str | None:
     """Return the file and line of the user's code that raised an error; None if other code raised it.
 
     An error from another process has the traceback of that process as a note.

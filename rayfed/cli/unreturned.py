@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
-UNRETURNED = 1
-"""Exit code of a process that ends before its command has returned."""
+UNRETURNED = 2
+"""Exit code of a process that the user's code ends before the command has returned."""
 _working = False
 
 
@@ -35,7 +37,9 @@ def guard_os_exit() -> None:
 
     def guarded(status: int) -> NoReturn:
         if os.getpid() == process and _working and not status:
-            os.write(2, b"error: your code ended the process with os._exit(0) before the command had finished\n")
+            caller = sys._getframe(1)
+            place = f"{Path(caller.f_code.co_filename).name}, line {caller.f_lineno}"
+            os.write(2, f"error: your code ends the process ({place}), with os._exit: remove that call\n".encode())
             leave(UNRETURNED)
         leave(status)
 

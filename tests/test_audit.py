@@ -660,7 +660,6 @@ def test_an_audit_without_time_for_an_attack_ends_with_a_page_and_the_command_th
     assert {row["verdict"] for row in told.values()} == {"not measured"}
     page = (folder / "report.html").read_text()
     assert ("not reconstructed" in output, "not reconstructed by" in page) == (False, False)
-    assert "labels recovered: 100 %" in page, "which the search's trial has read"
     assert "3 of 3 arms were not measured" in page
     smallest = r"--batch 1 --images 1 --minutes \d+ and one --defence, which is about the smallest audit"
     assert re.search(smallest, page), "the options, on the page too"
@@ -1193,10 +1192,9 @@ def test_arms_that_there_is_no_time_for_are_not_measured_on_page_and_in_tables(t
     others = [arm for arm in audit.DEFENCES if arm != "prune 0.9"]
     assert {(found[arm]["verdict"], found[arm]["reason"]) for arm in others} == {("not measured", NOTHING_REBUILT)}
     page = (tmp_path / folder.name / "report.html").read_text()
-    step = f"Next: attacks were left out for want of time. To have them played, give {enough}."
-    line = f"{', '.join(others)}: NOT MEASURED, for no attack that rebuilds samples was played here"
-    assert (step in page, "8 of 10 arms were not measured: gaussian 0.01" in page) == (True, True)
-    assert (step in said.getvalue(), line in said.getvalue()) == (True, True)
+    line = f"{', '.join(others)}: {NOTHING_REBUILT}"
+    assert (enough in page, "8 of 10 arms were not measured: gaussian 0.01" in page) == (True, True)
+    assert (enough in said.getvalue(), line in said.getvalue()) == (True, True)
 
 
 def test_an_audit_begins_with_the_data_that_it_read(tmp_path: Path) -> None:
@@ -1555,8 +1553,8 @@ def test_weights_of_a_run_are_audited_beside_untrained_ones(tmp_path: Path) -> N
     budget = ("--iterations", "20", "--batch", "1", "--images", "1", "--out", str(tmp_path / "audits"), *LOCAL)
     code, output = run("audit", "--run", str(trained), "--defence", "{name: prune, ratio: 0.5}", *budget)
     assert code == 0, output
-    assert "Attacked: untrained weights" in output
-    assert f"Attacked: weights of {trained}" in output
+    assert output.count("Attacked: ") == 2
+    assert str(trained) in output.rpartition("Attacked: ")[2]
     played = sorted((tmp_path / "audits").glob("audit-*"))
     assert len(played) == 2
     assert "those of arm bare" in (played[1] / "log.txt").read_text()

@@ -386,7 +386,7 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     assert "Wilcoxon" not in run("validate", "mine.yaml", "--set", "sweep={repeats: 6}")[1]
     arm = "[{name: dp_fedavg, noise_multiplier: 2, clip: 1}]"
     code, output = run("validate", "mine.yaml", "--set", f"arms.private={arm}")
-    assert "private  epsilon" in output, output
+    assert "private epsilon" in output, output
     sealed = ("--set", "federation.protection=ckks", "--set", "federation.failures={then: drop}")
     code, output = run("validate", "mine.yaml", *sealed)
     assert "its clients have to believe the server who has failed" in output, output

@@ -28,6 +28,7 @@ NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 VOLATILE = re.compile(
     r"\S*/(?=runs/|my_images)"  # where somebody's runs and images lie
     r"|(?<=-)\d{8}-\d{6}"  # when a run began
+    r"|\b\d+\.\d\d(?=\s+[\d,]+(?:\s|$))"  # seconds of a round, before its bytes
     r"|─+"  # as wide as a table's longest line
     r"|[\d.]+ (?:s of training|s|min|clients/s)\b|[\d.]+ times as long|\d+:\d\d left|\bdone\b"  # how fast it was
 )

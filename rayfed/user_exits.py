@@ -6,8 +6,10 @@ A module that calls `sys.exit(0)` would otherwise end `rayfed audit --fail-above
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from contextlib import ContextDecorator
 from pathlib import Path
+from types import FrameType
 
 from rayfed.errors import UserError
 
@@ -23,7 +25,9 @@ class exits_refused(ContextDecorator):
         """Do nothing: only the end matters."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Raise a `UserError` in place of a `SystemExit`."""
+        """Raise a `UserError` in place of a `SystemExit`, and of a `StopIteration`, which generators cannot pass on."""
+        if isinstance(error, StopIteration) and (own := _own_frames(error)):
+            raise UserError(f"your code raises StopIteration ({_place(own)}): {error}") from error
         if not isinstance(error, SystemExit):
             return
         if isinstance(error.__context__, BrokenPipeError):  # rich exits if the reader of the output is gone
@@ -33,25 +37,33 @@ class exits_refused(ContextDecorator):
 
 def describe_exit(error: BaseException) -> str:
     """Return a message on an exit: the user's file and line, and what to change there."""
-    frames = [
-        (
-            frame.f_code.co_filename,
-            line,
-            str(frame.f_globals.get("__name__", "")).partition(".")[0],
-            frame.f_code.co_name,
-        )
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    own = [(file, line, name) for file, line, package, name in frames if not _belongs_to_others(file, package)]
-    place = f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else "a module that it imports"
-    imported = any(name == "<module>" for _, _, name in own)
+    own = _own_frames(error)
+    imported = any(frame.f_code.co_name == "<module>" for frame, _ in own)
     fix = 'move that under `if __name__ == "__main__":`' if imported else "raise an error instead"
-    if any(package in _PARSERS for _, _, package, _ in frames):
-        return f"your code ends the process ({place}): it parses the command line, which is rayfed's here; {fix}"
-    return f"your code ends the process ({place}), by sys.exit or exit, so nothing was measured; {fix}"
+    packages = {_package(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if packages.intersection(_PARSERS):
+        return f"your code ends the process ({_place(own)}): it parses the command line, which is rayfed's here; {fix}"
+    return f"your code ends the process ({_place(own)}), by sys.exit or exit, so nothing was measured; {fix}"
 
 
-def _belongs_to_others(file: str, package: str) -> bool:
-    """Return whether a file is rayfed's, a library's, or a frame without a file."""
+def _own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return the frames of the user's code on the way to an error, with their lines."""
+    return [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not _belongs_to_others(frame)]
+
+
+def _place(own: Sequence[tuple[FrameType, int]]) -> str:
+    if not own:
+        return "a module that it imports"
+    frame, line = own[-1]
+    return f"{Path(frame.f_code.co_filename).name}, line {line}"
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _belongs_to_others(frame: FrameType) -> bool:
+    """Return whether a frame is of rayfed's code, of a library's, or without a file."""
+    file, package = frame.f_code.co_filename, _package(frame)
     ours = package in ("rayfed", "actors") and str(Path(file).resolve()).startswith(_OURS)
     return ours or package in _PARSERS or file.startswith("<frozen") or "site-packages" in Path(file).parts

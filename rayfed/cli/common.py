@@ -169,6 +169,8 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     except BaseException as error:  # code of the user may raise any
         if debug:
             raise
+        if isinstance(error.__cause__, StopIteration):  # raised in a generator on the way
+            error = error.__cause__
         said = escape(plain(f"{type(error).__name__}: {error}"))
         if place := _own_code(error):
             errors.print(f"[red]error:[/red] {said} (raised by {escape(place)}; `--debug` shows the traceback)")

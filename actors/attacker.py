@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from actors import standings
 from actors.process import Renewable, ResourceShare, set_up
 from rayfed.attacks.base import Guess
-from rayfed.attacks.telling import listening
+from rayfed.attacks.telling import Standing, listening
 from rayfed.engine.attacker import Attacker
+from rayfed.memory import Peak, peak
 from rayfed.samples import SampleSpec
 from rayfed.scenario import AttackSpec, ResolvedArm
 from rayfed.update import Observation
@@ -26,3 +28,24 @@ class AttackerActor(Renewable, Attacker):
         """Return guesses as `Attacker.attack` does, and publish the progress of its searches."""
         with listening(standings.post):
             return super().attack(attack, arm, observations, keys)
+
+    def begin_attack(
+        self, attack: AttackSpec, arm: ResolvedArm, observations: Sequence[Observation], keys: Sequence[bytes]
+    ) -> Peak:
+        """Make the first iterations of an attack, and return the most GPU memory that this process has had."""
+        with suppress(_Begun), listening(_end_soon, every=0):
+            super().attack(attack, arm, observations, keys)
+        return peak()
+
+
+_ITERATIONS = 10
+"""Iterations after which a search needs no more memory; L-BFGS keeps the last ten steps."""
+
+
+class _Begun(BaseException):
+    """Signal that an attack has begun; not an `Exception`, which `Attacker.attack` catches."""
+
+
+def _end_soon(standing: Standing) -> None:
+    if standing.iteration >= _ITERATIONS:
+        raise _Begun

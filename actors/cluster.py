@@ -18,6 +18,7 @@ from actors import local_ray, raylet
 from actors.process import ResourceShare
 from actors.ray_errors import in_words_for_people
 from actors.shipping import runtime_env
+from rayfed.engine.gpus import KINDS, gpus_here, with_devices
 from rayfed.errors import ResourceError
 from rayfed.scenario import Actors, Scenario
 from rayfed.scenario.sections import Resources
@@ -26,7 +27,6 @@ _ROUNDING = 1e-6
 """Tolerance of sums of shares: three thirds are one."""
 _NODE_ID = "ray.io/node-id"
 """Label that Ray gives to each node."""
-_AUTO = "resources.clients.num_gpus: auto is for runs; Ray Tune places the trials of a sweep: give a number"
 _TMPDIR_LENGTH = 35
 """Of a socket's 107 bytes, what Ray's own names leave."""
 
@@ -49,6 +49,19 @@ def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run as if it had failed
     with nullcontext() if there else local_ray.ending(), in_words_for_people(), raylet.watched():
         yield
+
+
+def available_gpus(address: str | None, scenario: Scenario) -> dict[str, int]:
+    """Return, by kind of actor, the number of GPUs that it may be on, in the cluster or on this machine."""
+    if not address and not ray.is_initialized():
+        return gpus_here()
+    with connected(address, scenario):
+        nodes = alive().values()
+    most = wanted(with_devices(scenario, dict.fromkeys(KINDS, 0)), 1, 1)
+    shares = {"clients": most.client, "attackers": most.attacker}
+    return {
+        kind: sum(int(node.gpus) for node in nodes if share.may_be_on(node.labels)) for kind, share in shares.items()
+    }
 
 
 @contextmanager
@@ -276,7 +289,7 @@ def _times(free: float, each: float) -> int:
 def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceShare:
     cpus = default_cpus if kind.num_cpus is None else kind.num_cpus
     if kind.num_gpus == "auto":
-        raise ResourceError(_AUTO)
+        raise AssertionError("num_gpus: auto is replaced by a number before actors are placed")
     labels = tuple(sorted(kind.labels.items()))
     tf32 = all_kinds.tf32 and kind is not all_kinds.attackers
     return ResourceShare(cpus, kind.num_gpus, tuple(sys.path), all_kinds.deterministic, tf32, labels=labels)

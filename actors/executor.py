@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, Literal
@@ -17,14 +18,15 @@ from actors.actor_pool import ActorPool
 from actors.attacker import AttackerActor
 from actors.autoscaling import asking
 from actors.client import ClientActor
-from actors.cluster import Allotment, alive, allot, check, connected, wanted
+from actors.cluster import Allotment, alive, allot, available_gpus, check, connected, wanted
 from actors.packing import with_shares
 from actors.process import ResourceShare
 from actors.ray_errors import original, telling_losses
 from actors.servers import InDriver, OnActor, Serving, only_adds
 from actors.workers import Workers, wait_for
 from rayfed.data.partitions.base import Parts
-from rayfed.engine.executor import Call, Done, Execution, Hear, Ref
+from rayfed.engine.executor import Call, Done, Hear, Ref
+from rayfed.engine.gpus import KINDS
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.machine import Machine, this_machine
 from rayfed.engine.progress import Progress
@@ -32,40 +34,57 @@ from rayfed.engine.rounds import count_calls
 from rayfed.engine.server import ArmState, ServerRole
 from rayfed.errors import ClientError, OverdueError, UserError
 from rayfed.memory import explaining
+from rayfed.scenario import Scenario
 
 
-def on_ray(address: str | None = None) -> Execution:
-    """Return an execution on Ray: the connected one, the cluster at `address`, or a new local one."""
+@dataclass(frozen=True)
+class RayExecution:
+    """Opens executors on Ray: the connected one, the cluster at `address`, or a new local one."""
+
+    address: str | None = None
+
+    def num_gpus(self, scenario: Scenario) -> dict[str, int]:
+        """Return the number of GPUs of Ray's cluster, or of this machine if Ray is started for the run."""
+        return available_gpus(self.address, scenario)
 
     @contextmanager
-    def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
+    def __call__(self, inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
+        """Open an executor with as many actors as the cluster has room for."""
         scenario = inputs.scenario
-        with connected(address, scenario):
+        with connected(self.address, scenario):
             calls = count_calls(scenario, len(inputs.data.test_labels))
             scenario = with_shares(inputs, progress.note)
-            room, in_driver = partial(allot, scenario, *calls), not address and only_adds(inputs)
+            room, in_driver = partial(allot, scenario, *calls), not self.address and only_adds(inputs)
             check(room(None), list(alive().values()))
             with (
-                asking(wanted(scenario, *calls)) if address else nullcontext(),
+                asking(wanted(scenario, *calls)) if self.address else nullcontext(),
                 _closing(RayExecutor(room, ActorPool(), progress.note, in_driver), keep=False) as executor,
             ):
                 yield executor
 
-    return execution
+
+def on_ray(address: str | None = None) -> RayExecution:
+    """Return an execution on Ray: the connected one, the cluster at `address`, or a new local one."""
+    return RayExecution(address)
 
 
-def for_trial(allotment: Allotment, actor_pool: ActorPool) -> Execution:
-    """Return an execution for successive trials, within this allotment and with the actors of this pool."""
+@dataclass(frozen=True)
+class TrialExecution:
+    """Opens executors for successive trials, within one allotment and with the actors of one pool."""
+
+    allotment: Allotment
+    actor_pool: ActorPool
+
+    def num_gpus(self, scenario: Scenario) -> dict[str, int]:
+        """Return 0 for each kind: the allotment has the actors' GPUs, and no `num_gpus` is `auto` any more."""
+        return dict.fromkeys(KINDS, 0)
 
     @contextmanager
-    def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
-        with (
-            connected(None, inputs.scenario),
-            _closing(RayExecutor(lambda _: allotment, actor_pool, progress.note), keep=True) as executor,
-        ):
+    def __call__(self, inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
+        """Open an executor; its actors are kept for the next trial."""
+        executor = RayExecutor(lambda _: self.allotment, self.actor_pool, progress.note)
+        with connected(None, inputs.scenario), _closing(executor, keep=True):
             yield executor
-
-    return execution
 
 
 @contextmanager

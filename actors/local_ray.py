@@ -14,6 +14,7 @@ from threading import Event, Thread
 from typing import Any
 
 from actors import ray_files
+from rayfed.simulated_gpus import simulated_gpus
 
 _LIMIT = "RAY_max_direct_call_object_size"
 _OWN_LIMIT, _RAYS_LIMIT = 1 << 20, 100 << 10
@@ -34,7 +35,7 @@ def start() -> None:
     os.environ.setdefault("RAY_worker_killing_policy_by_group", "true")
     os.environ.setdefault(_LIMIT, str(_OWN_LIMIT))  # the way through the object store takes a millisecond each time
     with _on_loopback(), _without_what_nobody_asks():
-        connect(address="local", include_dashboard=False)
+        connect(address="local", include_dashboard=False, num_gpus=simulated_gpus() or None)
     ray_files.claim_session()
 
 

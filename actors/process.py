@@ -16,6 +16,7 @@ import torch
 from actors import transport
 from rayfed.engine.machine import Machine, check_arithmetic, device_for, set_gpu_arithmetic, this_machine
 from rayfed.memory import keep_within
+from rayfed.simulated_gpus import simulated_gpus
 from rayfed.user_exits import exits_refused
 
 
@@ -60,7 +61,7 @@ def set_up(share: ResourceShare) -> torch.device:
     sys.path += [folder for folder in share.search_path if folder not in sys.path]
     torch.set_num_threads(share.threads)
     set_gpu_arithmetic(share.tf32)
-    if not share.num_gpus:
+    if not share.num_gpus or simulated_gpus():
         return torch.device("cpu")
     if share.num_gpus < 1 and torch.cuda.is_available():  # where it is not, `Renewable.machine` says so
         keep_within(share.num_gpus)

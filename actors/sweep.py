@@ -16,7 +16,8 @@ from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialSchedule
 from ray.tune.search.optuna import OptunaSearch
 
 from actors.cluster import alive, allot_trial, check, connected
-from actors.executor import for_trial
+from actors.executor import TrialExecution
+from actors.packing import with_measured_shares
 from actors.trackers import trackers
 from actors.trial import Reporter, own_actor_pool, prepare_process, search_places, with_actors
 from rayfed.analysis import outcomes
@@ -24,7 +25,7 @@ from rayfed.analysis.sweep_folder import TRIALS
 from rayfed.engine import runs
 from rayfed.engine.search import STUDY
 from rayfed.engine.sweeps import SweepExecution, SweepRecorder, objectives_of, swept, trials_of
-from rayfed.scenario import Sweep
+from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, scenario_of
 
 _LOST_PROCESSES = 3
@@ -37,8 +38,9 @@ def on_tune(address: str | None = None) -> SweepExecution:
     """Return an execution of sweeps on Ray: the connected one, the cluster at `address`, or a new local one."""
 
     def execution(recorder: SweepRecorder) -> None:
-        scenario, folder = recorder.scenario, recorder.folder
-        with connected(address, scenario), _quiet_tune():
+        folder = recorder.folder
+        with connected(address, recorder.scenario), _quiet_tune():
+            scenario = with_measured_shares(recorder.scenario, recorder.progress.note)
             allotment = allot_trial(scenario)
             check(allotment, list(alive().values()))
             with recorder.recording():
@@ -46,7 +48,7 @@ def on_tune(address: str | None = None) -> SweepExecution:
                 callback = _Recording(recorder)
                 for _ in range(1 + _LOST_PROCESSES):  # Tune's own way to try again may wait without end for a place
                     callback.lost = []
-                    _tuner(recorder, callback).fit()
+                    _tuner(scenario, recorder, callback).fit()
                     if not callback.lost:
                         break
                 callback.give_up()
@@ -56,12 +58,12 @@ def on_tune(address: str | None = None) -> SweepExecution:
     return execution
 
 
-def _tuner(recorder: SweepRecorder, callback: _Recording) -> tune.Tuner:
-    """Return a tuner for the trials that have no row yet."""
-    scenario, folder, section = recorder.scenario, recorder.folder, swept(recorder.scenario)
+def _tuner(scenario: Scenario, recorder: SweepRecorder, callback: _Recording) -> tune.Tuner:
+    """Return a tuner for the trials that have no row yet, each with the scenario's actors."""
+    folder, section = recorder.folder, swept(scenario)
     planned = recorder.trials is not None
     return tune.Tuner(
-        with_actors(_trainable(recorder), allot_trial(scenario)),
+        with_actors(_trainable(scenario, recorder), allot_trial(scenario)),
         param_space={"trial": tune.grid_search(recorder.settings)} if planned else None,
         tune_config=tune.TuneConfig(
             search_alg=None if planned else _search(recorder),
@@ -104,9 +106,9 @@ def _search(recorder: SweepRecorder) -> OptunaSearch:
     )
 
 
-def _trainable(recorder: SweepRecorder) -> Any:
+def _trainable(scenario: Scenario, recorder: SweepRecorder) -> Any:
     """Return the function that plays a setting's repeats one after another and reports the objectives."""
-    scenario, folder, places = recorder.scenario, recorder.folder, search_places()
+    folder, places = recorder.folder, search_places()
     allotment, objectives = allot_trial(scenario), swept(scenario).objectives
 
     def trial(config: dict[str, Any]) -> None:
@@ -115,7 +117,7 @@ def _trainable(recorder: SweepRecorder) -> Any:
         try:
             for one in _repeats(config):
                 run = folder.trial(f"{TRIALS}/{one.name}")
-                execution = for_trial(allotment, own_actor_pool())
+                execution = TrialExecution(allotment, own_actor_pool())
                 runs.launch_in(run, scenario_of(scenario, one), execution, Reporter())
                 played.append(outcomes.outcomes(run))
         except Exception as error:  # Tune would try again, and it would fail again

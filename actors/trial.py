@@ -14,7 +14,8 @@ from ray import tune
 
 from actors.actor_pool import ActorPool
 from actors.cluster import Allotment, allot_trial
-from actors.executor import for_trial
+from actors.executor import TrialExecution
+from actors.packing import with_measured_shares
 from rayfed import registry
 from rayfed.analysis.summary import spread
 from rayfed.engine import runs
@@ -29,13 +30,14 @@ Trainable = Callable[[dict[str, Any]], None]
 
 def trainable(scenario: Scenario) -> Trainable:
     """Return a trainable for Ray Tune, see `rayfed.tune.trainable`."""
+    scenario = with_measured_shares(scenario)
     allotment, places = allot_trial(scenario), search_places()
 
     def trial(config: dict[str, Any]) -> None:
         prepare_process(places)
         played = scenario_of(scenario, Trial(0, None, dict(config), 0))
         folder = RunFolder.at(str(Path(tune.get_context().get_trial_dir()) / "run"))
-        runs.launch_in(folder, played, for_trial(allotment, own_actor_pool()), Reporter())
+        runs.launch_in(folder, played, TrialExecution(allotment, own_actor_pool()), Reporter())
 
     return with_actors(trial, allotment)
 

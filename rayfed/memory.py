@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rayfed.errors import ResourceError
+from rayfed.simulated_gpus import simulated_gpus
 
 Result = TypeVar("Result")
 
@@ -151,8 +152,14 @@ class Peak(NamedTuple):
         return (self.total - self.others) // self.took
 
 
+SIMULATED_PEAK = Peak(tensors=3 * 2**29, others=0, total=2**34)
+"""Peak of an actor on a simulated GPU: 2 of 16 GiB."""
+
+
 def peak() -> Peak:
     """Return the most memory that this process has had of its GPU."""
+    if simulated_gpus():
+        return SIMULATED_PEAK
     free, total = torch.cuda.mem_get_info()
     others = total - free - torch.cuda.memory_reserved() - CONTEXT
     return Peak(torch.cuda.max_memory_reserved(), max(others, 0), total)

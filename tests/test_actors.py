@@ -21,6 +21,7 @@ from actors.process import ResourceShare
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.engine import runs
+from rayfed.engine.gpus import with_devices
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.engine.recorder import RunRecorder
@@ -40,7 +41,7 @@ federation: {rounds: 1, clients: 2}
 
 
 def parsed(*changes: str) -> Scenario:
-    return scenarios.parse(TEXT, changes=changes)
+    return with_devices(scenarios.parse(TEXT, changes=changes), {"clients": 0, "attackers": 0})
 
 
 @pytest.mark.parametrize(

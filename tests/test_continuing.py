@@ -11,6 +11,7 @@ import pytest
 import rayfed
 from rayfed import scenario as scenarios
 from rayfed.engine import continuing, runs, sweeps
+from rayfed.engine.gpus import KINDS, with_devices
 from rayfed.engine.local import local
 from rayfed.engine.local_sweep import local_sweep
 from rayfed.engine.progress import Progress, SweepProgress
@@ -44,6 +45,9 @@ class Interrupted(Progress):
 
     def round_done(self, *tables: Any) -> None:
         raise KeyboardInterrupt
+
+
+NO_GPUS = dict.fromkeys(KINDS, 0)
 
 
 def parsed(*changes: str) -> scenarios.Scenario:
@@ -81,9 +85,9 @@ def edit(folder: RunFolder, *changes: str) -> None:
 )
 @pytest.mark.parametrize("extend", [False, True])
 def test_what_determined_the_rounds_played_is_not_edited(change: str, field: str, extend: bool, tmp_path: Path) -> None:
-    saved = Checkpoint(0, {}, scenario=continuing.what_counts(parsed()))
+    saved = Checkpoint(0, {}, scenario=continuing.what_counts(with_devices(parsed(), NO_GPUS)))
     with pytest.raises(RunError, match="followed the old one") as error:
-        continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed(change), extend)
+        continuing.check_same(RunFolder.at(str(tmp_path)), saved, with_devices(parsed(change), NO_GPUS), extend)
     assert field in str(error.value)
 
 

@@ -8,8 +8,7 @@ import sys
 import threading
 import traceback
 from bdb import BdbQuit
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -39,8 +38,7 @@ from rayfed.cli.common import errors_for_people
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine import executions, runs, sweeps
 from rayfed.engine.attacker import Attacker
-from rayfed.engine.inputs import Inputs
-from rayfed.engine.local import LocalExecutor, _travelled, local
+from rayfed.engine.local import LocalExecution, LocalExecutor, _travelled, local
 from rayfed.engine.local_sweep import local_sweep
 from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.engine.tables import RoundTables
@@ -539,9 +537,7 @@ class Asking(LocalExecutor):
         return super().get(refs, limit)
 
 
-@contextmanager
-def counting(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
-    yield Asking(inputs)
+counting = LocalExecution(Asking)
 
 
 def test_a_round_waits_for_the_server_once_where_no_rule_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
     " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped rayfed.losses"
     " rayfed.version rayfed.memory rayfed.hidden rayfed.user_exits rayfed.number_types"
-    " rayfed.vectorised rayfed.modules"
+    " rayfed.vectorised rayfed.modules rayfed.simulated_gpus"
     " rayfed.arrays rayfed.targets rayfed.recording_checks",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
@@ -55,7 +55,8 @@ ARROWS = {
     "rayfed.modules": {"rayfed.errors"},
     "rayfed.shipped": {"rayfed.errors"},
     "rayfed.files": {"rayfed.errors"},
-    "rayfed.memory": {"rayfed.errors"},
+    "rayfed.memory": {"rayfed.errors", "rayfed.simulated_gpus"},
+    "rayfed.simulated_gpus": {"rayfed.errors"},
     "rayfed.losses": {"rayfed.errors", "rayfed.objective", "rayfed.registry", "rayfed.samples"},
     "rayfed.number_types": {"rayfed.errors"},
     "rayfed.vectorised": {"rayfed.errors", "rayfed.seeds"},

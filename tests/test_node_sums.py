@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from rayfed.client.runtime import CohortReport
 from rayfed.engine import node_sums, runs
 from rayfed.engine.executor import Call, Done, Gone, Lost
 from rayfed.engine.inputs import Inputs
-from rayfed.engine.local import LocalExecutor, local
+from rayfed.engine.local import LocalExecution, LocalExecutor, local
 from rayfed.engine.node_sums import FAN_IN, NodeSums, homes
 from rayfed.engine.progress import Progress
 from rayfed.engine.stragglers import Cohort, Portion, Result, portions
@@ -208,17 +207,12 @@ class OnThreeNodes(LocalExecutor):
                 yield done._replace(node=self._draw.choice([call.node or "one", "one", "two", "three"]))
 
 
-@contextmanager
-def on_three_nodes(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
-    yield OnThreeNodes(inputs)
-
-
 @pytest.mark.engine
 def test_rules_masks_and_encryption_come_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The masked sum, ciphertexts, and what a rule keeps of each update beside its sum."""
     monkeypatch.setattr(node_sums, "LEAST", 0)
     scenario = scenarios.parse(TEXT)
     here = runs.launch(scenario, str(tmp_path / "here"), local, Progress())
-    there = runs.launch(scenario, str(tmp_path / "there"), on_three_nodes, Progress())
+    there = runs.launch(scenario, str(tmp_path / "there"), LocalExecution(OnThreeNodes), Progress())
     assert OnThreeNodes.folds > 2 * 5 * 2, "more than two for each round and arm whose sum is smaller than its parts"
     assert_same_bits(weights(there), weights(here))

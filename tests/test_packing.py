@@ -1,34 +1,45 @@
-"""As many client actors on a GPU as its memory takes (`num_gpus: auto`), with pretended figures: there is no GPU."""
+"""GPUs by default (`num_gpus: auto`): on a simulated node, and with invented figures of memory."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors import cluster, packing
-from actors.cluster import Node, allot_trial
+from actors.cluster import Node
 from rayfed import scenario as scenarios
-from rayfed.engine import runs
+from rayfed.engine.continuing import gpus_of_run, what_counts
+from rayfed.engine.gpus import KINDS, with_devices
 from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
 from rayfed.engine.machine import device_for
-from rayfed.engine.progress import Progress
 from rayfed.engine.worker import ClientWorker
-from rayfed.errors import ResourceError, ScenarioError
+from rayfed.errors import ResourceError
 from rayfed.memory import Peak, keep_within, peak
+from rayfed.store.checkpoint import Checkpoint
+from rayfed.store.folder import RunFolder
 
 GIB = 2**30
+NONE, TWO = (dict.fromkeys(KINDS, gpus) for gpus in (0, 2))
 TEXT = """
 name: t
 data: {name: digits, size: 8, train_samples: 40, test_samples: 10}
 model: {name: mlp, hidden: [8]}
 federation: {rounds: 1, clients: 6, cohort_size: 3}
 arms: {none: [], noise: [{name: dp_sgd, clip: 1, noise_multiplier: 1}]}
-resources: {clients: {num_gpus: auto, num_cpus: 0.5}}
 """
+ATTACKS = "attacks: [{name: inverting_gradients, iterations: 20, victims: 2}]\n"
 
 
 @pytest.mark.parametrize(("others", "together"), [(0, 8), (30, 5), (75, 0)])
@@ -45,26 +56,41 @@ def test_a_peak_is_of_this_process_and_leaves_others_theirs(
 
 
 def test_shares_fill_a_gpu_and_no_more() -> None:
-    share, told = packing.share_of(Peak(2 * GIB, 0, 8 * GIB))
-    assert (share, told) == (
-        0.3333,
-        "num_gpus: auto: a client actor took 2.50 GiB, with 0.50 for CUDA's own: 3 share a GPU of 8.0 GiB",
-    )
-    assert packing.share_of(Peak(5 * GIB, 0, 8 * GIB))[0] == 1
-    with pytest.raises(ResourceError, match=r"took 8\.5 GiB, more than there is on its GPU of 8\.0 GiB: lower"):
-        packing.share_of(Peak(8 * GIB, 0, 8 * GIB))
+    assert packing.shares_of({"clients": Peak(2 * GIB, 0, 8 * GIB)}) == {"clients": 0.3333}
+    assert packing.shares_of({"clients": Peak(5 * GIB, 0, 8 * GIB)}) == {"clients": 1}
+    with pytest.raises(ResourceError, match="clients"):
+        packing.shares_of({"clients": Peak(8 * GIB, 0, 8 * GIB)})
 
 
-def test_other_processes_on_the_gpu_are_none_of_an_actors_memory() -> None:
-    """As once on an H200: 8.05 GiB of tensors, 25.3 of others, counted as CUDA's own let 4 share it."""
-    share, told = packing.share_of(Peak(int(8.05 * GIB), int(25.3 * GIB), int(139.8 * GIB)))
-    assert (share, told) == (
-        0.0769,
-        "num_gpus: auto: a client actor took 8.55 GiB, with 0.50 for CUDA's own: 13 share a GPU of 139.8 GiB, "
-        "of which other processes have 25.3",
-    )
-    with pytest.raises(ResourceError, match=r"its GPU of 8\.0 GiB, of which other processes have 6\.0: lower training"):
-        packing.share_of(Peak(2 * GIB, 6 * GIB, 8 * GIB))
+def test_memory_of_other_processes_is_not_shared() -> None:
+    """Figures of an H200: 8.05 GiB of tensors, 25.3 GiB in use by other processes."""
+    assert packing.shares_of({"clients": Peak(int(8.05 * GIB), int(25.3 * GIB), int(139.8 * GIB))}) == {
+        "clients": 0.0769
+    }
+    with pytest.raises(ResourceError, match="clients"):
+        packing.shares_of({"clients": Peak(2 * GIB, 6 * GIB, 8 * GIB)})
+
+
+MIB = st.integers(100, 30_000)
+
+
+@given(MIB, MIB, MIB, st.integers(4_000, 80_000))
+def test_clients_and_attackers_share_a_gpu(client: int, attacker: int, others: int, total: int) -> None:
+    """Each has the memory that it needs. If a GPU has no room for one of each kind, they fill it."""
+    needs = {"clients": client + 512, "attackers": attacker + 512}
+    peaks = {kind: Peak((need - 512) << 20, others << 20, total << 20) for kind, need in needs.items()}
+    room = total - others
+    if max(needs.values()) > room:
+        with pytest.raises(ResourceError):
+            packing.shares_of(peaks)
+        return
+    shares = packing.shares_of(peaks)
+    pairs = room // sum(needs.values())
+    assert max(pairs, 1) * sum(shares.values()) <= 1 + 1e-9
+    if pairs:
+        assert all(shares[kind] * room >= need - 2e-4 * room for kind, need in needs.items())
+    else:
+        assert sum(shares.values()) >= 1 - 3e-4
 
 
 def test_the_first_cohort_of_each_arm_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,51 +107,107 @@ def test_the_first_cohort_of_each_arm_is_measured(monkeypatch: pytest.MonkeyPatc
     assert all(torch.equal(w, before[name]) for name, w in worker.arm("none").weights.items())
 
 
-def test_actors_are_as_many_as_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = list[Any]()
-
-    class One:
-        def __init__(self, pool: Any, size: int, kind: type, share: Any, *rest: Any) -> None:
-            made.append((size, kind.__name__, share.num_gpus))
-
-        def wait(self) -> None:
-            pass
-
-        def run(self, calls: Any) -> Any:
-            assert [call.method for call in calls] == ["first_work"]
-            return iter([SimpleNamespace(result=Peak(7 * GIB // 2, 0, 16 * GIB))])
-
-        def close(self) -> None:
-            made.append("closed")
-
-    nodes = {"a": Node(8, 2)}
-    monkeypatch.setattr(packing, "Workers", One)
-    monkeypatch.setattr(packing, "alive", lambda: nodes)
-    inputs, notes = prepare(scenarios.parse(TEXT)), list[str]()
-    sized = packing.with_shares(inputs, notes.append)
-    assert made == [(1, "ClientActor", 1.0), "closed"]
-    assert sized.resources.clients.num_gpus == 0.25
-    assert notes == [
-        "num_gpus: auto: a client actor took 4.00 GiB, with 0.50 for CUDA's own: 4 share a GPU of 16.0 GiB"
-    ]
-    assert cluster.divide(list(nodes.values()), sized, 20, 0).clients == 8
-    nodes["a"] = Node(8, 0)
-    with pytest.raises(ResourceError, match=r"one actor asks for 0\.5 CPU and 1 GPU, but no node has more than"):
-        packing.with_shares(inputs, notes.append)
-    fixed = prepare(scenarios.parse(TEXT, changes=["resources.clients.num_gpus=0.5"]))
-    assert packing.with_shares(fixed, notes.append) is fixed.scenario
-
-
-def test_where_a_number_is_needed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ScenarioError, match="auto is for clients: what an attack takes is not known before it"):
-        scenarios.parse(TEXT, changes=["resources.attackers={num_gpus: auto}"])
-    with pytest.raises(ResourceError, match="auto is for runs; Ray Tune places the trials"):
-        allot_trial(scenarios.parse(TEXT))
+def test_auto_is_the_cpu_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ResourceError, match="num_gpus: auto asks for a GPU, but PyTorch"):
-        runs.launch(scenarios.parse(TEXT), str(tmp_path), local, Progress())
+    inputs = prepare(scenarios.parse(TEXT))
+    assert {getattr(inputs.scenario.resources, kind).num_gpus for kind in KINDS} == {0}
+    assert device_for("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert device_for("auto") == torch.device("cuda")
+    assert with_devices(scenarios.parse(TEXT), TWO).resources.attackers.num_gpus == "auto"
+
+
+def test_a_number_is_kept() -> None:
+    fixed = scenarios.parse(TEXT, changes=["resources.clients.num_gpus=0.5", "resources.attackers={num_gpus: 0}"])
+    for gpus in (NONE, TWO):
+        assert with_devices(fixed, gpus).resources.clients.num_gpus == 0.5
+        assert with_devices(fixed, gpus).resources.attackers.num_gpus == 0
+
+
+def test_a_run_continues_on_the_device_that_it_began_on() -> None:
+    here, there = (SimpleNamespace(num_gpus=lambda _, gpus=gpus: gpus) for gpus in (NONE, TWO))
+    automatic = scenarios.parse(TEXT)
+    on_cpu = Checkpoint(0, {}, scenario=what_counts(with_devices(automatic, NONE)))
+    on_gpu = Checkpoint(0, {}, scenario=what_counts(automatic))
+    assert gpus_of_run(on_cpu, automatic, there) == NONE
+    assert gpus_of_run(on_gpu, automatic, there) == TWO
+    assert gpus_of_run(None, automatic, there) == TWO
+    with pytest.raises(ResourceError):
+        gpus_of_run(on_gpu, automatic, here)
+
+
+PLACED = """
+import sys
+import ray
+from actors.actor_pool import ActorPool
+from actors.executor import on_ray
+from rayfed import scenario as scenarios
+from rayfed.engine import runs
+from rayfed.engine.progress import Progress
+
+acquire = ActorPool.acquire
+
+def placed(self, kind, share, *arguments):
+    actor, arrival = acquire(self, kind, share, *arguments)
+    print("PLACED", kind.__name__, share.num_gpus, flush=True)
+    return actor, arrival
+
+ActorPool.acquire = placed
+ray.init(address="local", include_dashboard=False, num_cpus=4, num_gpus=2)
+folder = runs.launch(scenarios.parse(sys.stdin.read(), changes=sys.argv[2:]), sys.argv[1], on_ray(), Progress())
+print("RUN", folder.url, ray.cluster_resources()["GPU"], flush=True)
+"""
+
+
+def _placed(tmp_path: Path, *changes: str) -> tuple[dict[str, set[float]], RunFolder]:
+    """Run on a simulated node with two GPUs, and return the GPUs of each kind of actor."""
+    done = subprocess.run(
+        [sys.executable, "-c", PLACED, str(tmp_path), *changes],
+        input=TEXT + ATTACKS,
+        env=os.environ | {"RAYFED_SIMULATED_GPUS": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    placed = defaultdict[str, set[float]](set)
+    for line in done.stdout.splitlines():
+        if line.startswith("PLACED"):
+            _, kind, gpus = line.split()
+            placed[kind].add(float(gpus))
+    run = next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("RUN"))
+    return placed, RunFolder.open(run)
+
+
+@pytest.mark.parametrize(
+    ("labels", "gpus"),
+    [
+        ({}, {"clients": 3, "attackers": 3}),
+        ({"attackers": {"labels": {"kind": "gpu"}}}, {"clients": 1, "attackers": 2}),
+    ],
+)
+def test_the_gpus_of_a_kind_are_those_of_its_nodes(
+    labels: dict[str, Any], gpus: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients stay off nodes that attackers ask for by labels."""
+    nodes = {"a": Node(8, 2, {"kind": "gpu"}), "b": Node(8, 1, {"kind": "cpu"}), "c": Node(8, 0)}
+    monkeypatch.setattr(cluster, "alive", lambda: nodes)
+    monkeypatch.setattr(cluster, "connected", lambda *_: nullcontext())
+    scenario = scenarios.parse(TEXT + ATTACKS + f"resources: {json.dumps(labels)}\n")
+    assert cluster.available_gpus("there", scenario) == gpus
+
+
+@pytest.mark.engine
+def test_a_run_uses_the_gpus_of_a_node_unless_it_is_not_to(tmp_path: Path) -> None:
+    """On a simulated node: the actors that measure have a GPU each, the others share them."""
+    placed, folder = _placed(tmp_path / "auto")
+    assert placed["ClientActor"] == placed["AttackerActor"] == {1.0, 0.125}
+    on_gpus = folder.read_table("attacks").to_pylist()
+    placed, folder = _placed(tmp_path / "cpu", *(f"resources.{kind}.num_gpus=0" for kind in KINDS))
+    assert placed["ClientActor"] == placed["AttackerActor"] == {0.0}
+    psnr = [[row["psnr"] for row in rows] for rows in (on_gpus, folder.read_table("attacks").to_pylist())]
+    assert psnr[0] == psnr[1], "simulated GPUs compute as the CPU does"
 
 
 @pytest.mark.parametrize("tensors", [GIB // 8, GIB, 5 * GIB])
@@ -133,7 +215,7 @@ def test_an_actor_is_left_what_was_measured_whoever_was_there_before(
     monkeypatch: pytest.MonkeyPatch, tensors: int
 ) -> None:
     bounds, total = list[float](), 80 * GIB
-    share, _ = packing.share_of(Peak(tensors, 0, total))
+    share = packing.shares_of({"clients": Peak(tensors, 0, total)})["clients"]
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", bounds.append)
     for free in (total, total // 2, GIB):  # other processes' memory is none of its context
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, total))

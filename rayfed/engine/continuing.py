@@ -9,7 +9,9 @@ from typing import Any
 from rayfed import seeds
 from rayfed.analysis.compare import differences
 from rayfed.client import devices, plan
-from rayfed.errors import RunError
+from rayfed.engine.executor import Execution
+from rayfed.engine.gpus import KINDS
+from rayfed.errors import ResourceError, RunError
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.store import run_key
 from rayfed.store.checkpoint import Checkpoint
@@ -36,6 +38,28 @@ def what_counts(scenario: Scenario) -> dict[str, Any]:
         actors = getattr(scenario.resources, kind)
         document["resources"][kind] = {"num_cpus": actors.threads, "num_gpus": bool(actors.num_gpus)}
     return document
+
+
+def gpus_of_run(saved: Checkpoint | None, scenario: Scenario, execution: Execution) -> dict[str, int]:
+    """Return the number of GPUs for each kind of actor of a continued run; 0 if it computed on the CPU so far.
+
+    Raises `ResourceError` if a kind computed on GPUs by `num_gpus: auto`, and there are none.
+    """
+    gpus = dict(execution.num_gpus(scenario))
+    if saved is None or not saved.scenario:
+        return gpus
+    for kind in KINDS:
+        began_on_gpus = saved.scenario["resources"][kind]["num_gpus"]
+        if getattr(scenario.resources, kind).num_gpus != "auto":
+            continue
+        if began_on_gpus and not gpus[kind]:
+            raise ResourceError(
+                f"resources.{kind}.num_gpus: auto: this run began on GPUs, and neither PyTorch nor Ray finds one here: "
+                "continue it on a machine with a GPU, or launch it anew"
+            )
+        if not began_on_gpus:
+            gpus[kind] = 0
+    return gpus
 
 
 def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, extend: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -13,6 +13,7 @@ from rayfed.engine.machine import Machine
 from rayfed.engine.progress import Progress
 from rayfed.engine.server import ArmState, ServerRole
 from rayfed.errors import OverdueError
+from rayfed.scenario import Scenario
 
 Ref = Any
 """A value, or the place where an executor keeps it: rounds pass it on and never look inside."""
@@ -154,5 +155,11 @@ class Executor(Protocol):
         """
 
 
-Execution: TypeAlias = Callable[[Inputs, Progress], AbstractContextManager[Executor]]
-"""Opens an executor for a run, and closes it however the run ends."""
+class Execution(Protocol):
+    """Opens executors for runs."""
+
+    def num_gpus(self, scenario: Scenario) -> Mapping[str, int]:
+        """Return the number of GPUs that a run of the scenario could use, by kind of actor."""
+
+    def __call__(self, inputs: Inputs, progress: Progress) -> AbstractContextManager[Executor]:
+        """Open an executor for a run; it is closed however the run ends."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts, hold_out
 from rayfed.defences.base import NEEDS_PUBLIC, Batch, Defence, Task
 from rayfed.engine.account import Account
+from rayfed.engine.gpus import gpus_here, with_devices
 from rayfed.engine.machine import check_arithmetic
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
@@ -168,12 +169,16 @@ def _public(data: Dataset, most: int) -> Tensor | None:
     return data.sample.scored(data.sample.tensor(data.public_images[rows]))
 
 
-def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None = None) -> Inputs:
-    """Load the data, deal it to the clients, and check every arm's model and attack, before a cluster starts.
+def prepare(
+    scenario: Scenario, rounds: int | None = None, data: Dataset | None = None, gpus: Mapping[str, int] | None = None
+) -> Inputs:
+    """Load the data, partition it among clients, and check every arm's model and attack, before a cluster starts.
 
-    Data that are given are not loaded again. Noise that is asked for by an epsilon is calibrated for `rounds`, by
-    default the scenario's own. Raises `UserError` for what does not fit.
+    `data`, if given, is not loaded again. Noise that is asked for by an epsilon is calibrated for `rounds`, by default
+    the scenario's own. `gpus` is the number of GPUs for each kind of actor, by default those of this process. Raises
+    `UserError` for settings that do not fit together.
     """
+    scenario = with_devices(scenario, gpus_here() if gpus is None else gpus)
     check_arithmetic(scenario.resources.deterministic)
     check_devices(scenario)
     data = _with_targets(scenario, scenario.data.load() if data is None else data)

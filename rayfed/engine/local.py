@@ -8,8 +8,9 @@ What goes to and from the server is not: a rule that writes on what it is given 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -20,33 +21,49 @@ from torch import Tensor
 from rayfed.attacks.telling import listening
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.executor import Call, Done, Hear, Ref
+from rayfed.engine.gpus import gpus_here
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.machine import Machine, device_for, gpu_arithmetic, this_machine
 from rayfed.engine.progress import Progress
 from rayfed.engine.server import ArmState, Server, ServerRole
 from rayfed.engine.worker import ClientWorker
 from rayfed.memory import explaining, on_host
-from rayfed.scenario import Actors
+from rayfed.scenario import Actors, Scenario
 from rayfed.user_exits import exits_refused
 
 
-@contextmanager
-def local(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
-    """Open an executor in this process (`rayfed.engine.executor.Execution`)."""
-    limits = {
-        "federation.failures.timeout": inputs.scenario.federation.failures.timeout,
-        "resources.timeout": inputs.scenario.resources.timeout,
-    }
-    for name in (name for name, seconds in limits.items() if seconds is not None):
-        progress.note(f"{name} is not kept: in one process nothing can end a call that hangs")
-    for kind in (kind for kind in ("clients", "attackers") if getattr(inputs.scenario.resources, kind).labels):
-        progress.note(f"resources.{kind}.labels is not kept: all is in this process")
-    threads = torch.get_num_threads()
-    try:
-        with gpu_arithmetic(inputs.scenario.resources.tf32):  # as in an actor
-            yield LocalExecutor(inputs)
-    finally:
-        torch.set_num_threads(threads)
+@dataclass(frozen=True)
+class LocalExecution:
+    """Opens executors in this process (`rayfed.engine.executor.Execution`)."""
+
+    open: Callable[[Inputs], LocalExecutor] | None = None
+    """Makes the executor; None: `LocalExecutor`."""
+
+    def num_gpus(self, scenario: Scenario) -> dict[str, int]:
+        """Return the number of GPUs that this process sees."""
+        return gpus_here()
+
+    @contextmanager
+    def __call__(self, inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
+        """Open an executor, and note the settings that have no effect in one process."""
+        scenario = inputs.scenario
+        limits = {
+            "federation.failures.timeout": scenario.federation.failures.timeout,
+            "resources.timeout": scenario.resources.timeout,
+        }
+        for name in (name for name, seconds in limits.items() if seconds is not None):
+            progress.note(f"{name} has no effect: one process cannot end a call that hangs")
+        for kind in (kind for kind in ("clients", "attackers") if getattr(scenario.resources, kind).labels):
+            progress.note(f"resources.{kind}.labels has no effect: everything runs in this process")
+        threads = torch.get_num_threads()
+        try:
+            with gpu_arithmetic(scenario.resources.tf32):  # as in an actor
+                yield (self.open or LocalExecutor)(inputs)
+        finally:
+            torch.set_num_threads(threads)
+
+
+local = LocalExecution()
 
 
 class LocalExecutor:

@@ -11,7 +11,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from rayfed.engine.gpus import visible_gpus
 from rayfed.errors import NotPortable, ResourceError
+from rayfed.simulated_gpus import VARIABLE, simulated_gpus
 
 PORTABLE = {
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -72,8 +74,11 @@ def check_arithmetic(deterministic: str) -> None:
 
 
 def device_for(num_gpus: float | Literal["auto"]) -> torch.device:
-    """Return the device for a share of this many GPUs; raises `ResourceError` if PyTorch has none."""
-    if not num_gpus:
+    """Return the device for a share of this many GPUs; raises `ResourceError` if PyTorch has none.
+
+    `auto` is a GPU if PyTorch has one.
+    """
+    if not num_gpus or simulated_gpus() or (num_gpus == "auto" and not visible_gpus()):
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda")
@@ -82,7 +87,8 @@ def device_for(num_gpus: float | Literal["auto"]) -> torch.device:
     )
     raise ResourceError(
         f"resources: num_gpus: {num_gpus} asks for a GPU, but PyTorch {torch.__version__} {built} on "
-        f"{platform.node()}: leave num_gpus out, or install a GPU's driver and a CUDA build of PyTorch"
+        f"{platform.node()}: set num_gpus to 0 for the CPU, or install the GPU's driver and a CUDA build of PyTorch "
+        f"(if Ray's GPUs are simulated, set {VARIABLE})"
     )
 
 

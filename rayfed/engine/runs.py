@@ -21,6 +21,7 @@ from rayfed.engine.continuing import (
     check_same,
     check_streams,
     finished,
+    gpus_of_run,
     what_counts,
     with_key,
 )
@@ -29,6 +30,7 @@ from rayfed.engine.environment import MachineRecord
 from rayfed.engine.executor import Execution
 from rayfed.engine.federation import Federation
 from rayfed.engine.foreseen import unreachable, unused_code
+from rayfed.engine.gpus import with_devices
 from rayfed.engine.hashes import changed_code, changed_data, hashes
 from rayfed.engine.inputs import Inputs, prepare, scorer
 from rayfed.engine.progress import Progress
@@ -57,7 +59,7 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
 
     Raises `UserError` for the user's mistakes; whatever is raised, the folder says how far the run came.
     """
-    inputs = prepare(scenario.model_copy(update={"sweep": None}))
+    inputs = prepare(scenario.model_copy(update={"sweep": None}), gpus=execution.num_gpus(scenario))
     _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
     _tell(progress, *check_batches(inputs), *unreachable(inputs.scenario, unused_code(inputs)))
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
@@ -86,7 +88,8 @@ def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, prog
     if status:
         check_streams(folder)
     saved, over = checkpoint.load(folder), status.get("state") == "finished"
-    inputs = prepare(scenario if over else with_key(scenario, folder, saved))
+    gpus = gpus_of_run(saved, scenario, execution)
+    inputs = prepare(scenario if over else with_key(scenario, folder, saved), gpus=gpus)
     check_same(folder, saved, inputs.scenario)
     if over:
         run_key.remove(folder)  # its process may have died before it did
@@ -119,7 +122,7 @@ def resume(path: str, execution: Execution, progress: Progress, extend: bool = F
 def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend: bool) -> None:
     scenario = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
     saved = checkpoint.load(folder)
-    inputs = prepare(with_key(scenario, folder, saved))
+    inputs = prepare(with_key(scenario, folder, saved), gpus=gpus_of_run(saved, scenario, execution))
     check_same(folder, saved, inputs.scenario, extend)
     rounds = max(inputs.limits.values())
     if saved and saved.round + 1 >= rounds and finished(folder):
@@ -186,8 +189,9 @@ def attack(
                 f"`earlier` out, or `rayfed launch` the scenario"
             )
     saved = _trained(run) if run else None
-    whole = scenario.attacked_in(saved.round + 1 if saved else 0)
-    inputs = prepare(whole.with_arms(allowance.arms), rounds=scenario.federation.rounds)
+    gpus = execution.num_gpus(scenario)
+    whole = with_devices(scenario.attacked_in(saved.round + 1 if saved else 0), gpus)
+    inputs = prepare(whole.with_arms(allowance.arms), rounds=scenario.federation.rounds, gpus=gpus)
     attacked = _Attacked()
     if run and saved and arm:
         source = f"arm {arm} of {PurePosixPath(run).name}"
@@ -211,7 +215,7 @@ def attack_sent(
     allowance: Allowance = ALL_THE_TIME,
 ) -> RunFolder:
     """Attack given weights without training, into a new folder; `words` say whose weights they are."""
-    inputs = prepare(scenario.attacked_in(sent.round))
+    inputs = prepare(scenario.attacked_in(sent.round), gpus=execution.num_gpus(scenario))
     state = {"weights": sent.weights, "buffers": sent.buffers, "state": {}, "memory": {}}
     saved = checkpoint.Checkpoint(sent.round - 1, {account.name: state for account in inputs.accounts})
     attacked = _Attacked(saved, words=words, given=True)

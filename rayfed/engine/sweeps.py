@@ -130,7 +130,7 @@ class SweepRecorder:
     ) -> None:
         """Start with the `rows` of earlier trials; `trials` is None if Optuna chooses them."""
         self.scenario, self.folder, self.trials, self.rows = scenario, folder, trials, rows
-        self._progress, self._document = progress, scenario.model_dump(mode="json")
+        self.progress, self._document = progress, scenario.model_dump(mode="json")
 
     @property
     def left(self) -> int:
@@ -164,7 +164,7 @@ class SweepRecorder:
         """Record the machine of the sweep, and announce the start."""
         note_environment(self.folder.files, self.scenario, machine)
         left = self.left * (swept(self.scenario).repeats if self.trials is None else 1)
-        self._progress.starting(self.scenario, self.folder, where, left, len({row["trial"] for row in self.rows}))
+        self.progress.starting(self.scenario, self.folder, where, left, len({row["trial"] for row in self.rows}))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -187,7 +187,7 @@ class SweepRecorder:
             if rows[0]["status"] != "failed":  # it will not go on; what has failed may be played again
                 run_key.remove(self.folder.trial(rows[0]["run"]))
             self.rows = [row for row in self.rows if row["trial"] != one.name] + rows
-            self._progress.trial_done(one, rows)
+            self.progress.trial_done(one, rows)
         self.rows.sort(key=lambda row: (*map(int, row["trial"].split("-")), row["attack"] or ""))
         self.rows = outcomes.with_references(self.rows, self._document, self._all_else)
         self.folder.write_outcomes(self.rows)

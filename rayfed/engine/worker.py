@@ -32,7 +32,7 @@ from rayfed.client.visit import ClientVisit, Truth
 from rayfed.defences.base import Batch
 from rayfed.engine.inputs import scorer
 from rayfed.engine.tables import Rows, Scored
-from rayfed.errors import noting_errors
+from rayfed.errors import UserError, noting_errors
 from rayfed.memory import Peak, peak
 from rayfed.metrics.score import Scorer
 from rayfed.models.private import without
@@ -79,6 +79,21 @@ class ClientWorker(ClientRuntime):
                 deque(cohort_updates(tasks, spec.training.in_round(0), arm.defences), maxlen=0)
             self.evaluate(name, sent, 0, min(_EVALUATED, len(self.data.test_labels)))
         return peak()
+
+    def first_observations(self, index: int) -> tuple[Sequence[int], Sequence[Observation]] | None:
+        """Return the victims of an attack's first call and their observations in the first arm, on initial weights.
+
+        `index` is the attack's place in the scenario. None if a client cannot be observed: its round says why.
+        """
+        attack = self.scenario.attacks[index]
+        name = next(iter(self.specs))
+        arm = self.arm(name)
+        victims = plan.victims(self.scenario, attack, min(attack.rounds), self.parts.sizes)[: attack.victims_per_call]
+        try:
+            _, observations, _ = self.observe(name, Sent(0, arm.weights, arm.buffers), victims, attack, {}, 0)
+        except UserError:
+            return None
+        return victims, observations
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> Evaluation:
         """Return an arm's loss and accuracy, as sums, on a slice of the test set or all clients' samples."""

@@ -106,7 +106,8 @@ class RunView:
         self._lines = RoundLines(self._rounds, self._console.width)
         self._specs = scenario.attacks
         counts = [(scenario.federation.clients, "client"), (len(scenario.played), "arm"), (self._rounds, "round")]
-        self.say((scenario.name, "bold"), f": {', '.join(_plural(*c) for c in counts)} (seed {scenario.seed})")
+        size = ", ".join(_plural(*c) for c in counts)
+        self.say((scenario.name, "bold"), f": {size} (seed {scenario.seed}), on {_devices(scenario)}")
         self.say(f"Runs on: {where}")
         self.say(f"Results: {folder.url}")
         self._begin_bar("starting actors")
@@ -512,3 +513,12 @@ def _tested(row: dict[str, Any], form: str) -> str:
 
 _EVERY = 15.0
 """Seconds between lines on a long round of attacks if there is no bar."""
+
+
+def _devices(scenario: Any) -> str:
+    """Return which device clients and attackers compute on, such as "CPU"."""
+    kinds = ("clients", "attackers") if scenario.attacks else ("clients",)
+    devices = {kind: "GPU" if getattr(scenario.resources, kind).num_gpus else "CPU" for kind in kinds}
+    if len(set(devices.values())) == 1:
+        return devices["clients"]
+    return ", ".join(f"{device} ({kind})" for kind, device in devices.items())

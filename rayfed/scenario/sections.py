@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping
 from math import ceil, cos, pi
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from rayfed.documents import dump_yaml
 from rayfed.errors import nearest
@@ -283,10 +283,10 @@ class Actors(Section):
     """CPUs of one actor, may be a fraction; its threads are this, rounded up. Null: clients and attackers take turns on
     a core, so one each where there is no attack and half of one each otherwise; 0 for the server. Attackers that share
     no core and no part of a GPU with clients begin with a round's attacks while these train."""
-    num_gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = 0.0
-    """GPUs of one actor, a fraction below 1 or a whole number; 0 for the server. `auto`, for clients: a client actor
-    does the first work of each arm alone on a GPU, and as many share one as its memory takes; results do not depend on
-    it."""
+    num_gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """GPUs per actor: a fraction below 1, or a whole number. 0: CPU. `auto`: CPU if PyTorch (in a cluster: Ray) has no
+    GPU; otherwise one actor of each kind measures its memory on a GPU, and as many actors share a GPU as fit. Results
+    do not depend on the number of actors."""
     labels: dict[_LabelName, _LabelValue] = {}
     """Labels that a node needs for these actors, as `ray start --labels` gives them; none: any node. If one of clients
     and attackers has labels and the other has none, the other stays off the nodes that have them."""
@@ -297,12 +297,21 @@ class Actors(Section):
         return max(1, ceil(self.num_cpus or 0))
 
 
+class ServerActor(Actors):
+    """Settings of the server."""
+
+    actors: Annotated[int, Field(ge=1)] | None = 1
+    """Number of servers, always 1."""
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs of the server, always 0: it adds updates on the CPU."""
+
+
 class Resources(Section):
     """Resources of the cluster, by kind of actor, and how they calculate."""
 
     clients: Actors = Actors()
     """ClientActors host the virtual clients and score reconstructions."""
-    server: Actors = Actors(actors=1)
+    server: ServerActor = ServerActor()
     """The server; always one. It adds and does not train, on the CPU: it has no use for a GPU. It is an actor, or where
     all that it does is add, an object of the driver's process: on a Ray of this machine alone, with weights of no more
     than 16 MiB in all arms together, a rule of rayfed's own that adds sums, no protection, no `privacy.secure` and no
@@ -320,14 +329,6 @@ class Resources(Section):
     attack, for each of its victims; an evaluation; a step of the server. An attack that takes longer is a row in the
     tables that says so, anything else ends the run, which can be resumed. Leave room: an actor's first call is its
     slowest. Null: any time."""
-
-    @model_validator(mode="after")
-    def _measured_for_clients_alone(self) -> Self:
-        if "auto" in (self.server.num_gpus, self.attackers.num_gpus):
-            raise ValueError(
-                "num_gpus: auto is for clients: what an attack takes is not known before it; give a number"
-            )
-        return self
 
 
 class Output(Section):

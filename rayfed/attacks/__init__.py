@@ -1,7 +1,7 @@
-"""Attacks: one a file, each a component that turns what was observed into images and labels (see `base.py`).
+"""Attacks: components that reconstruct samples from updates or infer facts about them, one per file (see `base.py`).
 
-`matching/` holds what gradient-matching attacks share, `closed_form/` what closed forms do, `inference/` the attacks
-that rebuild nothing, `text/` those on texts; `labels.py`, `forward_probe.py` and `groups.py` serve all of them.
+`matching/` holds the shared code of gradient-matching attacks and `closed_form/` that of closed-form attacks.
+`inference/` holds membership, property and GAN attacks, `text/` attacks on texts.
 """
 
 TABLE: dict[str, str] = {

@@ -1,14 +1,14 @@
-"""The input of a linear layer, in closed form, and the sample behind it.
+"""Analytic attack: compute a linear layer's input from its gradient in closed form, then the sample from that input.
 
-For a layer `W h + b` that sees one vector of each sample, the gradient of row j is `dL/dW_j = (dL/db_j) h`: divide.
-Without a bias the gradient of one sample still has rank one, so h is known but for its scale. In a batch, a row gives
-one input where a single sample activates its neuron, and a weighted mean of inputs elsewhere.
+For a layer `W h + b` that sees one vector h per sample, the gradient of row j is `dL/dW_j = (dL/db_j) h`. Dividing by
+the bias gradient gives h. Without a bias, the gradient of one sample still has rank one, so h is known up to scale.
+In a batch, a row gives one input if a single sample activates its neuron, and otherwise a weighted mean of inputs.
 
-So is what stands at the same place as two other parameters, such as scale and shift of a norm, the ratio of their
-gradients (`closed_form/ratios.py`).
+The ratio of the gradients of two other parameters, such as the scale and shift of a norm layer, can give h as well
+(`closed_form/ratios.py`).
 
-What lies in front of the layer is undone: exactly where it is affine (a normalisation, frozen linear layers), else by
-Gauss-Newton where h has as many numbers as the sample.
+The operations before the layer are inverted: exactly if they are affine (a normalisation, frozen linear layers),
+otherwise by Gauss-Newton if h has at least as many numbers as the sample.
 
 Sources: Phong et al. 2018, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", section 3;
 Boenisch et al. 2023, "When the Curious Abandon Honesty", section 4.
@@ -47,40 +47,40 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 NO_LAYER = "no linear layer whose gradient is sent sees each sample as one vector that determines the sample"
-_NO_BIAS = "the linear layer '{}' has no bias, so nothing tells the samples of a batch apart"
+_NO_BIAS = "the linear layer '{}' has no bias, so the samples of a batch cannot be separated"
 _NO_SCALE = (
-    "the linear layer '{}' has no bias, so that the gradient tells its input's direction alone, and its length by the "
-    "labels, which are of each place and were not given"
+    "the linear layer '{}' has no bias, so the gradient gives only the direction of its input; the length requires "
+    "labels, and labels per position were not given"
 )
-_NO_RATIOS = "the ratios of the gradients of '{}' and '{}' tell the sample, and could not be solved for it ({})"
+_NO_RATIOS = "the ratios of the gradients of '{}' and '{}' determine the sample but could not be solved for it ({})"
 _RANK_ONE = 0.1
-"""Share of a matrix that may be left beside the one product that a single sample gives."""
+"""Maximum relative residual of a matrix after its rank-one part, for a gradient of a single sample."""
 _NO_ACCIDENT = 1e-2
-"""The same share below which the matrix is that product, whatever became of all other values."""
+"""Relative residual below which a matrix counts as rank one even if all other gradients are noise."""
 _PART = 0.9
-"""Sine of the angle to the model's gradient of a layer below which a product may be what is left of that."""
+"""Sine of the angle to the layer's gradient below which a rank-one product may be a part of that gradient."""
 _PLAINLY = 0.05
-"""How much nearer another label has to come than the one that was given or read."""
+"""Minimum decrease of the distance for which another label replaces the given or inferred one."""
 _FITS = 1e-2
-"""Sine of the angle between gradients below which nothing better is looked for."""
+"""Sine of the angle between gradients below which the search stops."""
 _CHANCE = 0.02
-"""Share of values that may be alike by chance."""
+"""Share of values that may agree by chance."""
 _MOST_LABELS = 100
-"""Labels that are tried on what was found, beside the one that was read."""
+"""Maximum number of labels tried on each reconstruction, in addition to the inferred one."""
 _SAME = 1e-3
 """Root mean square difference, on [0, 1], below which two rows show the same image."""
 
 
 @component
 class Analytic:
-    """Rows of a linear layer's weight gradient divided by its bias gradient, and what lies in front of it undone.
+    """Divide a linear layer's weight gradient by its bias gradient and invert the operations before the layer.
 
-    One sample: all rows in least squares, exact; without a bias, or with one that the weight's gradient contradicts, at
-    the scale at which the model's gradient fits best, of this layer alone where the rest is noise. Where that does not
-    fit the whole gradient, what most rows say of an entry, whatever a few of them do, the few values that were left as
-    they were, the layers behind it, and the ratios of other parameters' gradients.
-    More: those rows whose image another row repeats (two mixtures would differ, so one sample stands behind both),
-    then those nearest to another row's; rows inside [0, 1] before the others; no image twice.
+    One sample: exact least squares over all rows. If there is no bias, or the weight gradient contradicts it, the scale
+    with the best-fitting gradient is used. If the result does not fit the whole gradient, the attack tries robust
+    estimates over the rows, unchanged values, later layers, and ratios of other parameters' gradients.
+
+    Several samples: rows whose image another row repeats come first, because two mixtures would differ. Then come rows
+    closest to another row. Rows inside [0, 1] precede others. Images repeat only if there are fewer than samples.
     """
 
     place_labels: ClassVar[str] = "unneeded"
@@ -88,7 +88,7 @@ class Analytic:
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         return studied(_reconstruction, observations, model, generators)
 
 
@@ -100,7 +100,7 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
         if affine and layer.bias:
             return labelled(partial(_batch, layer=layer), probed, observation)
         reason = (
-            f"what stands before the linear layer '{layer.weight}' is not affine, and mixes the samples of a batch"
+            f"the operations before the linear layer '{layer.weight}' are not affine and mix the samples of a batch"
             if layer.bias
             else _NO_BIAS.format(layer.weight)
         )
@@ -108,7 +108,7 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
 
 
 def _determining(probed: Probe, observation: Observation) -> Iterator[tuple[Layer, bool]]:
-    """Yield the linear layers whose input tells a sample, and whether it is affine in it."""
+    """Yield the linear layers whose input determines a sample, and whether that input is affine in the sample."""
     for layer in linear_layers(probed, observation.update):
         affine, size = front(probed, layer)
         if affine or size >= prod(observation.sample.shape):
@@ -134,7 +134,7 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
 
 
 def _by_ratios(probed: Probe, observation: Observation) -> list[Reconstruction]:
-    """Return the samples that ratios of two parameters' gradients tell, up to one that has the whole gradient."""
+    """Return samples solved from ratios of two parameters' gradients, up to the first that fits the whole gradient."""
     found: list[Reconstruction] = []
     told = [] if observation.sample.modality == "tokens" else pairs(probed, observation.update)
     for weighted, pair in product((False, True), told):
@@ -142,7 +142,7 @@ def _by_ratios(probed: Probe, observation: Observation) -> list[Reconstruction]:
             samples = solved(probed, observation, pair, weighted)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # of vmap, which does not take every model
+        except RuntimeError as error:  # vmap does not support every model
             message = _NO_RATIOS.format(*pair, str(error).partition("\n")[0])
             found.append(replace(nothing_found(observation, message), status="failed"))
             continue
@@ -158,11 +158,11 @@ def _nearest(
     found: Sequence[Reconstruction],
     products: Sequence[Reconstruction] = (),
 ) -> Reconstruction:
-    """Return the reconstruction whose gradient is nearest to the values that were sent, with any label, or the first.
+    """Return the reconstruction whose gradient, with any label, is closest to the sent values, or else the first.
 
-    What hides the sample in most values may hide the label that was read, too. Where some values were sent as they are,
-    whatever became of the others, the reconstruction counts that has most of these; where none were, one of the
-    `products` does, which explain a layer.
+    A defence that changes most values may also have changed the inferred label, so all labels are tried. If some values
+    were sent unchanged, the reconstruction that reproduces most of them is chosen. Otherwise one of the `products`,
+    which explain a whole layer, is preferred.
     """
     if (len(found) == 1 and not products) or _unlabelled(observation):
         return found[0]
@@ -182,7 +182,7 @@ def _nearest(
 
 
 def _unlabelled(observation: Observation) -> bool:
-    """Return whether labels are of each place and not given, so that no gradient can be compared."""
+    """Return whether labels per position are needed but were not given, so that no gradient can be compared."""
     return observation.has_places and observation.labels is None
 
 
@@ -204,9 +204,9 @@ def _single(probed: Probe, observation: Observation, layer: Layer, affine: bool)
 
 
 def _contradicts(layer: Layer, observation: Observation, share: float) -> bool:
-    """Return whether a weight's gradient has rank one, but not with that of the bias: a defence has changed that.
+    """Return whether the weight gradient has rank one but does not match the bias gradient, which a defence changed.
 
-    So it has where no more than a `share` of it is left beside one product.
+    A matrix has rank one if its relative residual after one product is below `share`.
     """
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     if bias is None or min(weight.shape) == 1 or not (weight.isfinite().all() and weight.any()):
@@ -217,15 +217,15 @@ def _contradicts(layer: Layer, observation: Observation, share: float) -> bool:
 
 
 def _of_one_product(probed: Probe, observation: Observation, layer: Layer) -> Reconstruction:
-    """Return the sample where noise hides all of a gradient but the one product of this layer's.
+    """Return the sample if noise hides every gradient except the rank-one product of this layer.
 
-    The angle to the model's own gradient of this layer tells label and length. What a defence left of the layer may
-    be a part of it, whose size tells nothing.
+    The angle to the model's own gradient of this layer determines label and length. The product's size is not used,
+    because a defence may have left only a part of the layer.
     """
     alone = replace(observation, update={layer.weight: observation.update[layer.weight]})
     origin, direction = _line(probed, alone, layer, True, least_squares(layer, alone))
     if (guesses := probed.hypotheses(observation.classes)) is not None:
-        # of a wrong label all lengths may be equally far
+        # with a wrong label, all lengths may be equally far
         longest = best_points(origin, direction, lambda images, _: -(images - origin).flatten(1).norm(dim=1))[0]
         known = [] if alone.labels is None else [alone.labels]
         labels = [*known, *guesses.split(1)[:_MOST_LABELS]]
@@ -237,7 +237,7 @@ def _of_one_product(probed: Probe, observation: Observation, layer: Layer) -> Re
 
 def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: bool, features: Tensor) -> Reconstruction:
     if not features.isfinite().all() or not features.any():
-        message = f"no entry of the gradient of '{layer.bias or layer.weight}' is finite and not 0"
+        message = f"the gradient of '{layer.bias or layer.weight}' has no finite non-zero entry"
         return nothing_found(observation, message)
     if layer.bias is None and _unlabelled(observation):
         return not_applicable(observation, _NO_SCALE.format(layer.weight))
@@ -252,7 +252,7 @@ def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: boo
 def _line(
     probed: Probe, observation: Observation, layer: Layer, affine: bool, features: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return a point and the direction (1, *shape) of the line on which the sample lies, by its features' direction."""
+    """Return a point and a direction (1, *shape) of the line that contains the sample, from its features' direction."""
 
     def before(features: Tensor) -> Tensor:
         shape = (1, *observation.sample.shape)
@@ -265,7 +265,7 @@ def _line(
 def _scaled(
     probed: Probe, observation: Observation, origin: Tensor, direction: Tensor, by_angle: bool = False
 ) -> Tensor:
-    """Return the image on a line, inside [0, 1], at which the model's gradient is nearest to the observed one."""
+    """Return the image on a line, inside [0, 1], whose gradient is closest to the observed one."""
     given = probed.blank(1) if observation.labels is None else observation.labels
     fitted = observation.labels is None and observation.has_numbers
 
@@ -279,14 +279,14 @@ def _scaled(
 def _batch(probed: Probe, observation: Observation, layer: Layer) -> Reconstruction:
     rows = _rows(layer, observation)
     if len(rows) == 0:
-        return nothing_found(observation, f"no entry of the gradient of '{layer.bias}' is finite and not 0")
+        return nothing_found(observation, f"the gradient of '{layer.bias}' has no finite non-zero entry")
     shape = (len(rows), *observation.sample.shape)
     images = solve(lambda x: layer.features(probed, x), rows.to(probed.dtype), shape, affine=True).samples
     return answer(probed, observation, images[_isolated(images.flatten(1), observation.batch_size)], aligned=False)
 
 
 def _rows(layer: Layer, observation: Observation) -> Tensor:
-    """Weight gradient over bias gradient of all rows where that is finite, largest bias gradient first: (R, F)."""
+    """Return the finite rows of weight gradient divided by bias gradient, (R, F), largest bias gradient first."""
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     assert bias is not None
     ratios = (weight / bias[:, None])[bias.abs().argsort(descending=True)]
@@ -294,8 +294,8 @@ def _rows(layer: Layer, observation: Observation) -> Tensor:
 
 
 def _isolated(rows: Tensor, size: int) -> list[int]:
-    """The indices of `size` rows, most surely single samples first (see `Analytic`); they repeat if there are fewer."""
-    precise = rows.double()  # the fast form of cdist cancels
+    """Return the indices of `size` rows, likeliest single samples first (see `Analytic`); repeat if there are fewer."""
+    precise = rows.double()  # the fast form of cdist loses digits in float32
     apart = torch.cdist(precise, precise) / rows.shape[1] ** 0.5
     nearest = apart.clone().fill_diagonal_(torch.inf).amin(1)
     outside = (rows - rows.clamp(0, 1)).abs().amax(1) > 10 * _SAME

@@ -1,13 +1,14 @@
-"""One sample of a transformer with learned positions, in closed form.
+"""APRIL: reconstruct one sample of a transformer with learned position embeddings, in closed form.
 
-A parameter p that is added to a tensor u of a sample, entry by entry, has the gradient dL/dp = dL/du = D: what is sent
-tells the slope of the loss in u. Every weight W through which u is made has the gradient d<u(x), D>/dW: the left side
-is sent, the right side is a function of the sample x alone, and linear where u is. So x solves a linear system. With
-position embeddings p, patches X and the patch embedding's W it is dL/dW = D^T X, so X = pinv(D^T) dL/dW, exact for
-no more patches than W has rows; with more, what the system says nothing of stays grey.
+A parameter p that is added entry by entry to a tensor u has the gradient dL/dp = dL/du = D, so the update contains the
+slope of the loss in u. Every weight W that only contributes to u has the gradient d<u(x), D>/dW. The left side is sent,
+and the right side is a function of the sample x, linear if u is linear in x. So x solves a linear system.
 
-Source: Lu et al. 2022, "APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers", section 3 (there with
-the gradients of the first attention; here with those of all that lies before the positions).
+With patches X and patch-embedding weight W, the system is dL/dW = D^T X with the solution X = pinv(D^T) dL/dW. It is
+exact if there are at most as many patches as rows of W. Otherwise undetermined pixels stay grey.
+
+Source: Lu et al. 2022, "APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers", section 3. The paper
+uses the gradients of the first attention layer, this attack those of all layers before the positions.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
-_SEVERAL = "it takes a batch of one: the gradient of learned positions is a sum over the samples of a batch"
+_SEVERAL = "the attack needs a batch of one: the gradient of learned positions is a sum over the samples of a batch"
 _NOTHING_ADDED = (
-    "no parameter whose gradient is sent is added to a map that is affine in the sample, as learned positions are"
+    "the update has no gradient of a parameter, such as learned positions, that is added to an affine map of the sample"
 )
 _AFFINE = 1e-4
-"""Distance of a gradient from what is between two, over theirs, up to which it is affine."""
+"""Maximum relative deviation of a gradient from linear interpolation if it is affine."""
 _GOLDEN = (5**0.5 - 1) / 2
-"""A point between two at which numbers that count something, as of positive pre-activations, are never affine."""
+"""Interpolation point that is irrational, so that counts (such as of active units) never interpolate by accident."""
 _RESIDUAL = 0.99
-"""Part of the distance to a grey sample that is left where the equations say nothing."""
+"""Residual, as a share of a grey sample's, from which on the equations determine nothing."""
 
 
 class _Sum(NamedTuple):
@@ -45,15 +46,15 @@ class _Sum(NamedTuple):
     parameter: str
     use: int
     order: Tensor
-    """The place in the parameter of each entry of the tensor, (numel,)."""
+    """Index into the flat parameter for each entry of the tensor, (numel,)."""
 
 
 @component
 class April:
-    """Solves for the sample from the gradients of the layers before a learned position embedding.
+    """Solve for the sample from the gradients of the layers before a learned position embedding.
 
-    The gradient of the positions is the slope of the loss in the tokens. Which parameter that is, and which weights lie
-    before it, is found by trying: their gradients at a random sample have to obey the equations.
+    The gradient of the positions is the slope of the loss in the tokens. The position parameter and the weights before
+    it are detected by checking which gradients at a random sample satisfy the equations.
     """
 
     place_labels: ClassVar[str] = "unneeded"
@@ -61,7 +62,7 @@ class April:
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         return studied(_reconstruction, observations, model, generators)
 
 
@@ -114,26 +115,26 @@ def _equations(probed: Probe, added: _Sum, weights: Sequence[str], gradient: Nam
 
 
 def _telling(function: Callable[[Tensor], Tensor], samples: Tensor) -> Tensor:
-    """Return which equations depend on the sample, bool: those of biases and of class tokens do not.
+    """Return a mask of the equations that depend on the sample; those of biases and class tokens do not.
 
-    Where these alone are under noise, it would count as distance from any sample.
+    Noise on equations without the sample would count as distance for every sample.
     """
     with torch.no_grad():
         return function(samples) != function(1 - samples)
 
 
 def _chosen(function: Callable[[Tensor], Tensor], which: Tensor, inputs: Tensor) -> Tensor:
-    """Return the values of a function at inputs, of the equations of a mask alone."""
+    """Return the values of a function at `inputs`, restricted to the equations in a mask."""
     return function(inputs)[which]
 
 
 def _slope(added: _Sum, output: Tensor, gradient: Named) -> Tensor:
-    """Return the slope of the loss in a tensor, which is the gradient of the parameter that is added to it."""
+    """Return the slope of the loss in a tensor: the gradient of the parameter that is added to it."""
     return gradient[added.parameter].flatten()[added.order].view_as(output)
 
 
 def _sums(probed: Probe, names: Sequence[str]) -> Iterator[_Sum]:
-    """Yield the tensors to which a parameter is added, in the forward pass's order."""
+    """Yield the tensors to which a parameter is added, in the order of the forward pass."""
     uses, leaves, _ = probed.run(probed.samples(1))
     for place, use in enumerate(uses):
         for parameter in sorted(use.names & set(names)):
@@ -143,7 +144,7 @@ def _sums(probed: Probe, names: Sequence[str]) -> Iterator[_Sum]:
 
 
 def _weights_before(probed: Probe, added: _Sum, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the weights through which a tensor is made, and nothing else is."""
+    """Return the weights that affect the loss only through one tensor."""
     own, leaves = probed.own_gradient, probed.leaves()
     output = probed.reached(probed.samples(1), leaves, added.use).output
     wanted = [leaves[name] for name in names]
@@ -153,11 +154,10 @@ def _weights_before(probed: Probe, added: _Sum, names: Sequence[str]) -> tuple[s
 
 
 def _no_equation(probed: Probe, names: Sequence[str]) -> bool:
-    """Return whether no weight before a sum has a gradient that is affine in the sample, whole.
+    """Return whether no weight before a sum has a gradient that is affine in the sample.
 
-    This is of the model, whatever gradients it has at its weights: those of a head that begins at 0 show no layer.
-    Single entries say nothing: of millions some are as if affine by chance. Where the operations are others at another
-    sample, it is not known.
+    The test uses a random slope of the loss, because a head initialised to 0 has no gradient to test. Whole tensors are
+    tested, because single entries can look affine by chance. Return False if the operations depend on the sample.
     """
     one, other = probed.samples(1, seed=1), probed.samples(1, seed=2)
     if not one.is_floating_point():
@@ -180,7 +180,7 @@ def _between(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _of_sums(probed: Probe, sample: Tensor, names: Sequence[str]) -> Iterator[tuple[int, str, Tensor | None]]:
-    """Yield the number of each sum with the gradient of each weight before it, if the loss has a random slope in it."""
+    """Yield the index of each sum with the gradient of each weight before it, for a random slope of the loss."""
     uses, leaves, _ = probed.run(sample)
     for place, use in enumerate(uses):
         for parameter in sorted(use.names & set(names)):
@@ -194,7 +194,7 @@ def _of_sums(probed: Probe, sample: Tensor, names: Sequence[str]) -> Iterator[tu
 
 
 def _order(output: Tensor, parameter: Tensor) -> Tensor | None:
-    """Return the place in a parameter of each entry of a tensor to which it is added, None if it is not."""
+    """Return the parameter index for each entry of a tensor, or None if the parameter is not added to the tensor."""
     if output.numel() != parameter.numel():
         return None
     drawn = torch.rand(output.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(output)

@@ -1,4 +1,4 @@
-"""The contract of an attack: from observations to the images and labels behind them, or to an inference."""
+"""Interfaces and result types of attacks, which turn observations into reconstructions or inferences."""
 
 from __future__ import annotations
 
@@ -15,49 +15,48 @@ from rayfed.update import Named, Observation
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """A reconstruction of the samples behind one observation."""
+    """A reconstruction of the samples of one observation."""
 
     images: Tensor
-    """Inputs (N, *shape) as the observation's `sample` says, such as images (N, C, H, W) in [0, 1], for its batch size
-    N; the order is the attack's own."""
+    """Inputs (N, *shape) in the format of the observation's `sample`, such as images (N, C, H, W) in [0, 1]; in any
+    order."""
     labels: Tensor
-    """(N,) int64, the attack's own estimate (equal to the observation's where those were given)."""
+    """(N,) int64, the attack's own estimate, or the observation's labels if these were given."""
     loss: float = float("nan")
-    """The attack's own final objective, by which restarts are compared; of closed forms the sine of the angle between
-    the gradient at what was found and the observed one, NaN where labels and images are not matched."""
+    """The attack's final objective, used to compare restarts. Closed forms: the sine of the angle between the observed
+    gradient and that of the reconstruction; NaN if labels and images are not matched."""
     fit: float | None = None
-    """How far the gradient at these samples and labels is from the observed one, as a share of a grey sample's; filled
-    in after the attack (`rayfed.attacks.fit`)."""
+    """Distance between the gradient at this reconstruction and the observed one, divided by that of a grey sample; set
+    after the attack (`rayfed.attacks.fit`)."""
     fits: Tensor | None = None
-    """The same of each part of the gradient by itself, (P,), in which small values count nearly as much as large."""
+    """The same distance for each part of the gradient, (P,), with small values weighted nearly as much as large."""
     nats: float | None = None
-    """By how many nats an update in noise is less likely at these samples than without noise."""
+    """Decrease of the log-likelihood (nats) of a noisy update at this reconstruction, compared with no noise."""
     trace: list[tuple[int, float]] = field(default_factory=list)
-    """(iteration, objective) pairs along the way."""
+    """(iteration, objective) pairs."""
     snapshots: tuple[tuple[int, Tensor], ...] = ()
-    """(iteration, the first few of `images` as they were then) of the restart that counts, the last as it is returned;
-    none of closed forms."""
+    """(iteration, first few of `images` at that iteration) of the chosen restart, the last as returned; empty for
+    closed forms."""
     iterations: int = 0
     seconds: float = 0.0
-    """Wall time of the batched call divided by its observations."""
+    """Wall time of the batched call divided by its number of observations."""
     status: Literal["ok", "diverged", "not applicable", "failed"] = "ok"
     message: str = ""
-    """Why the status is not ok, or what the attacker had to do without, in words for the report."""
+    """Reason why the status is not ok, or the information that the attacker lacked; shown in the report."""
     inherent: bool = False
-    """Of one that is not applicable: whether it is so for every update of such a model and batch size, whatever the
-    attacker knows beside it."""
+    """Whether an attack with status "not applicable" is so for every update of this model and batch size, with any
+    attacker knowledge."""
     notes: tuple[str, ...] = ()
-    """Messages for the run's log, which change nothing about the result."""
+    """Messages for the run's log; they do not affect the result."""
 
 
 @runtime_checkable
 class Attack(Protocol):
     """An attack that reconstructs samples: a frozen dataclass whose fields are the scenario's parameters.
 
-    One that never looks at the update says so by a class variable `reads_update = False`: encryption does not stop it.
-    One that has no meaning where labels are numbers says `needs_classes = True`, and is not applicable there. Where
-    labels are a class for each place (`Observation.has_places`) those alone are played that say `place_labels`: "given"
-    of attacks that need them, "unneeded" of others.
+    Optional class variables: `reads_update = False` if the attack ignores the update, so encryption does not stop it;
+    `needs_classes = True` if the attack is not applicable to numeric labels; `place_labels` if it supports one label
+    per position (`Observation.has_places`): "given" if it needs these labels, "unneeded" otherwise.
     """
 
     def reconstruct(
@@ -65,9 +64,9 @@ class Attack(Protocol):
     ) -> list[Reconstruction]:
         """Return one reconstruction for each observation, in order.
 
-        `model` is the architecture (its own weights carry no meaning; its training or evaluation mode is the
-        clients'). All observations were sent the same weights; batch sizes may differ. `generators[i]` is the only
-        source of randomness for observation i, so a result does not depend on what else is in the call.
+        `model` is the architecture in the clients' training or evaluation mode; ignore its weights. All observations
+        share the weights that were sent; batch sizes may differ. `generators[i]` is the only source of randomness for
+        observation i, so its result does not depend on the other observations in the call.
         """
         ...
 
@@ -77,7 +76,7 @@ class Checked(Protocol):
     """An attack that can check before a run whether it applies."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-        """Raise `UserError` where the attack, this model and such samples do not fit."""
+        """Raise `UserError` if the attack does not support this model or these samples."""
         ...
 
 
@@ -86,30 +85,31 @@ InferenceMetric = Literal["auc", "accuracy", "class_share"]
 
 @dataclass(frozen=True)
 class Inference:
-    """A statement of an attack about a victim's data, without rebuilding them."""
+    """A fact about a victim's data that an attack infers without reconstructing samples."""
 
     metric: InferenceMetric
-    """Metric of its score: `auc` of the candidates' scores, `accuracy` of the answer whether class `label` is in the
-    batch, share of `images` that look like class `label` to a classifier of the test data."""
+    """`auc`: area under the ROC curve of the candidates' scores. `accuracy`: of predicting whether class `label` is in
+    the batch. `class_share`: share of `images` that a classifier of the test data assigns to class `label`."""
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
-    """`auc`: (M,) one for each candidate, higher for members. `accuracy`: (1,) the probability of yes."""
+    """`auc`: (M,) one for each candidate, higher for members. `accuracy`: (1,) the probability that the class is in the
+    batch."""
     control: Tensor | None = None
-    """`auc`: (M,) scores of the same candidates on an update behind which none of them is; None without a control."""
+    """`auc`: (M,) scores of the same candidates on an update of other samples; None without a control."""
     images: Tensor = field(default_factory=lambda: torch.empty(0))
     """`class_share`: (G, C, H, W) in [0, 1]."""
     label: int = -1
-    """The class that the inference is about, -1 for none."""
+    """The target class, -1 for none."""
     chance: float = 0.5
-    """Value of the metric without any observation."""
+    """Expected value of the metric without an observation."""
     seconds: float = 0.0
     status: Literal["ok", "diverged", "not applicable", "failed"] = "ok"
     message: str = ""
-    """Why the status is not ok, or what the attacker had to do without, in words for the report."""
+    """Reason why the status is not ok, or the information that the attacker lacked; shown in the report."""
     inherent: bool = False
-    """Of one that is not applicable: whether it is so for every update of such a model and batch size, whatever the
-    attacker knows beside it."""
+    """Whether an attack with status "not applicable" is so for every update of this model and batch size, with any
+    attacker knowledge."""
     notes: tuple[str, ...] = ()
-    """Messages for the run's log, which change nothing about the result."""
+    """Messages for the run's log; they do not affect the result."""
 
 
 Guess = Reconstruction | Inference
@@ -118,10 +118,10 @@ Guess = Reconstruction | Inference
 
 @runtime_checkable
 class InferenceAttack(Protocol):
-    """An attack that infers something of a victim's data and rebuilds no sample: a frozen dataclass, as an `Attack`."""
+    """An attack that infers a fact about a victim's data without reconstructing samples: a frozen dataclass."""
 
     metric: ClassVar[InferenceMetric]
-    """Metric of its inferences."""
+    """Metric of the inferences."""
 
     def infer(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -132,7 +132,7 @@ class InferenceAttack(Protocol):
 
 @runtime_checkable
 class MaliciousServer(Protocol):
-    """An attack by a server that breaks the protocol: it sends its victims another model."""
+    """An attack by a server that breaks the protocol and sends its victims a modified model."""
 
     def tamper(
         self,
@@ -143,27 +143,27 @@ class MaliciousServer(Protocol):
         extra: Mapping[str, Any],
         generator: torch.Generator,
     ) -> tuple[nn.Module, Named, Named]:
-        """Return the model, weights and buffers that victims are sent in place of these, which stay as they are.
+        """Return the modified model, weights and buffers to send to victims, without changing the arguments.
 
-        A pure function of its arguments. What never leaves a client (`rayfed.models.private`) is not among them: of
-        such tensors `model` has a draw of its own, and what is returned of them is not used. `extra` holds the public
-        data where they are granted, as in the observation; the tampered weights and buffers are those of the
-        observation, so `reconstruct` can read what was done.
+        The result must depend only on the arguments. Tensors that never leave a client (`rayfed.models.private`) are
+        not passed: `model` holds random values for them, and returned values are ignored. `extra` holds the public
+        data if they are granted. The observation contains the modified weights and buffers, so `reconstruct` can use
+        them.
         """
         ...
 
 
 class NotApplicable(Exception):
-    """What an attack raises that does not fit a model or an observation, and finds out late; its message says why."""
+    """Raised by an attack that detects during its work that it does not apply; the message gives the reason."""
 
     def __init__(self, message: str, inherent: bool = False) -> None:
         super().__init__(message)
         self.inherent = inherent
-        """As that of `Reconstruction`."""
+        """See `Reconstruction.inherent`."""
 
 
 def not_applicable(observation: Observation, message: str, inherent: bool = False) -> Reconstruction:
-    """Return the result of an attack that does not fit the model or the observation: zeros, label 0."""
+    """Return a result with status "not applicable": blank samples with label 0."""
     return Reconstruction(
         images=observation.sample.blank(observation.batch_size),
         labels=torch.zeros(observation.batch_size, dtype=torch.int64),
@@ -174,7 +174,7 @@ def not_applicable(observation: Observation, message: str, inherent: bool = Fals
 
 
 def check_form(results: Sequence[Any], observations: Sequence[Observation]) -> None:
-    """Raise `ValueError` unless an attack returned one reconstruction of the right shape for each observation."""
+    """Raise `ValueError` unless there is one reconstruction of the right shape for each observation."""
     if len(results) != len(observations):
         raise ValueError(f"the attack returned {len(results)} results for {len(observations)} observations")
     for result, observation in zip(results, observations, strict=True):

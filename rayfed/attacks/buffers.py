@@ -1,8 +1,8 @@
-"""The samples behind what a model keeps of them in its buffers, which clients return beside the update.
+"""Buffers attack: reconstruct samples from the model's buffers, such as running statistics, that clients return.
 
-Running statistics are meant: of pixels, of features, of whatever the model's author keeps. Defences of the update do
-not change them. In a batch that is shown to the model once they are a known function of the samples, so these solve
-an equation: exactly where the function is affine, as a running mean of pixels is, else by Gauss-Newton.
+Defences of the update do not change the buffers. After one step, the buffers are a known function of the batch, and the
+samples solve an equation. The solution is exact if the function is affine, such as a running mean of pixels. Otherwise
+it is found by Gauss-Newton.
 
 Source: none; batch norm's moments are matched in Yin et al. 2021, "See through Gradients", section 3.
 """
@@ -32,24 +32,24 @@ from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _NOTHING = "no buffer that clients return depends on the samples"
-_SEVERAL = "a client that takes several local steps moves the buffers at weights that nobody else sees"
-_FEW = "the buffers that clients return hold {} numbers of a batch, and one of its samples has {}"
+_SEVERAL = "the client takes several local steps, and the later ones change the buffers at weights that are not sent"
+_FEW = "the returned buffers hold {} values that depend on the batch, but one sample has {}"
 _SAME = 1e-9
-"""Relative change of a buffer up to which two batches leave it alike, in double precision."""
+"""Relative difference below which two batches leave a buffer at the same value, in double precision."""
 _FITS = 1e-3
-"""Part of the distance to grey samples that a solution may leave."""
+"""Maximum residual of a solution, as a share of that of grey samples."""
 
 
 @component
 class Buffers:
-    """Solves the buffers that a client returned for the samples that made them so."""
+    """Solve for the samples from the buffers (such as running statistics) that a client returned."""
 
     place_labels: ClassVar[str] = "unneeded"
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         model, observations = without_weight_norm(model, observations)
 
         def find(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
@@ -75,7 +75,7 @@ def _reconstruction(model: nn.Module, probed: Probe, observation: Observation) -
 def _solved(
     probed: Probe, observation: Observation, kept: Callable[[Tensor], Named], sizes: Mapping[str, int]
 ) -> Reconstruction:
-    """Return the batch that has the buffers which move, of these sizes, those that are affine in it first."""
+    """Return the batch that yields the returned buffers; first only those affine in the batch, then all in `sizes`."""
     shape, moved = (observation.batch_size, *observation.sample.shape), list(sizes)
     names = [name for name in moved if is_affine(_of(kept, [name]), probed.samples(shape[0], 1))]
     for chosen, affine in ((names, True), (moved, False)):
@@ -85,12 +85,12 @@ def _solved(
         solution = solve(_of(kept, chosen), target.to(probed.device), shape, affine)
         if solution.residual < _FITS:
             return answer(probed, observation, solution.samples, aligned=shape[0] == 1)
-    told = f"no samples were found that fit the buffers {', '.join(moved)}"
+    told = f"no samples found that fit the buffers {', '.join(moved)}"
     return nothing_found(observation, f"{UNSOLVED}: {told}" if sum(sizes.values()) >= prod(shape) else told)
 
 
 def _kept(model: nn.Module, probed: Probe, observation: Observation) -> Callable[[Tensor], Named]:
-    """Return the map from a batch (N, *shape) to the buffers that are returned after it, with their graph."""
+    """Return the function from a batch (N, *shape) to the buffers that are returned after it, with their graph."""
     model = copy_model(model).to(probed.device, probed.dtype)
     draw_nothing(model)
     buffers = {n: t.to(probed.dtype) if t.is_floating_point() else t for n, t in observation.buffers.items()}
@@ -108,7 +108,7 @@ def _kept(model: nn.Module, probed: Probe, observation: Observation) -> Callable
 
 
 def _of(kept: Callable[[Tensor], Named], names: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    """Return the map from a batch to some of the buffers, in one vector."""
+    """Return the function from a batch to the named buffers, concatenated to one vector."""
 
     def function(inputs: Tensor) -> Tensor:
         found = kept(inputs)
@@ -118,7 +118,7 @@ def _of(kept: Callable[[Tensor], Named], names: Sequence[str]) -> Callable[[Tens
 
 
 class _Followed(TorchFunctionMode):
-    """Keeps the graph of what a model writes into its buffers, where it takes care to leave none."""
+    """Keep the graph of values that a model writes into its buffers, even if the model detaches them."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -1,10 +1,10 @@
-"""Attack that recovers a linear layer's input from the columns of its gradient, where rows or signs say nothing.
+"""Columns attack: recover a linear layer's input from the columns of its gradient if rows or signs were changed.
 
-A sample's gradient at `W h + b` is d h^T, so column i is h_i times that of the bias. Of a column its sum and its length
-outlive a shuffle of its values, and the length random signs too, a rotation of the rows, factors of the rows, and noise
-in proportion. So h_i is the column's sum over the bias's, or, where that makes no sample, its length over the bias's.
-Where all values that were sent are of one size, how many a column has tells how large h_i is: the larger, the more of
-its values passed a threshold.
+A sample's gradient at `W h + b` is d h^T, so column i is h_i times the bias gradient. A shuffle of a column's values
+preserves the column's sum and length. Random signs, rotated or rescaled rows and proportional noise preserve only the
+length. So h_i is the column's sum divided by the bias gradient's, or, if that gives no valid sample, the ratio of the
+lengths. If all sent values have one size, the number of values per column estimates h_i: a larger h_i moves more values
+over the threshold.
 
 Source: none.
 """
@@ -26,20 +26,20 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
 from rayfed.update import Observation
 
-_NO_LAYER = "no linear layer whose gradient is sent sees numbers of each sample that are affine in it and never below 0"
-_SEVERAL = "columns of several samples' gradients add up"
+_NO_LAYER = "no linear layer whose gradient is sent has an input that is affine in the sample and never negative"
+_SEVERAL = "the columns of several samples' gradients are summed and cannot be separated"
 _SAME = 1e-3
-"""Relative difference up to which values are of one size."""
+"""Relative difference up to which values have the same size."""
 _SLACK = 0.01
-"""How far rounding may carry an entry out of [0, 1]."""
+"""Distance by which rounding may move an entry out of [0, 1]."""
 
 
 @component
 class Columns:
-    """Reads a single sample off the sums and lengths of the columns of a linear layer's gradient.
+    """Reconstruct a single sample from the sums and lengths of the columns of a linear layer's gradient.
 
-    For defences that change rows or signs and leave the columns' sizes. Where their scale is not known, by a bias's
-    that makes no sample, the largest entry is 1.
+    Works against defences that change rows or signs but preserve the sizes of columns. If the bias gradient does not
+    give the scale, the largest entry is set to 1.
     """
 
     place_labels: ClassVar[str] = "unneeded"
@@ -47,7 +47,7 @@ class Columns:
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         return studied(_reconstruction, observations, model, generators)
 
 
@@ -66,7 +66,7 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
 
 
 def _never_negative(probed: Probe, layer: Layer) -> bool:
-    """Return whether what enters a layer is at least 0 for samples in [0, 1]: signs are lost in a length."""
+    """Return whether a layer's input is never negative for samples in [0, 1], as lengths lose the sign."""
     ends = torch.stack([torch.zeros(probed.shape), torch.ones(probed.shape)]).to(probed.device, probed.dtype)
     seen = torch.cat([layer.features(probed, part).detach() for part in (ends, probed.samples(16, seed=3))])
     return bool((seen >= 0).all())
@@ -77,7 +77,7 @@ def _read(probed: Probe, observation: Observation, layer: Layer) -> Reconstructi
     bias = layer.vector(observation.gradient)
     lengths = weight.norm(dim=0)
     if not lengths.any():
-        return nothing_found(observation, f"no entry of the gradient of '{layer.weight}' is finite and not 0")
+        return nothing_found(observation, f"the gradient of '{layer.weight}' has no finite non-zero entry")
     sizes, counts = weight.abs()[weight != 0], (weight != 0).sum(0).to(weight)
     of_one_size = counts.amin() < counts.amax() and sizes.max() - sizes.min() <= _SAME * sizes.max()
     largest = counts if of_one_size else lengths
@@ -85,7 +85,7 @@ def _read(probed: Probe, observation: Observation, layer: Layer) -> Reconstructi
     if bias is not None:
         bias = bias.nan_to_num(0, 0, 0)
         scaled = [lengths / bias.norm()]
-        if bias.sum().abs() > _SAME * bias.norm():  # that of a head's biases is 0
+        if bias.sum().abs() > _SAME * bias.norm():  # a head's bias gradient sums to 0
             scaled.insert(0, weight.sum(0) / bias.sum())
     shape = (1, *observation.sample.shape)
     for entered in scaled:
@@ -97,6 +97,6 @@ def _read(probed: Probe, observation: Observation, layer: Layer) -> Reconstructi
 
 
 def _solved(probed: Probe, layer: Layer, features: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the sample (1, *shape) behind what enters a layer, (F,)."""
+    """Return the sample (1, *shape) that gives a layer the input `features` (F,)."""
     target = features.to(probed.device, probed.dtype)[None]
     return solve(lambda x: layer.features(probed, x), target, shape, affine=True).samples

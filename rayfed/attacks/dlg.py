@@ -1,7 +1,7 @@
-"""Deep leakage from gradients: images and soft labels fitted to the observed gradient by L-BFGS.
+"""Deep leakage from gradients (DLG): fit images and soft labels to the observed gradient by L-BFGS.
 
-Source: Zhu et al. 2019, "Deep Leakage from Gradients" (DLG), algorithm 1. Two changes make it robust: every step is
-found by a line search (the authors step 1), and a start that ended in a local minimum is followed by another one.
+Source: Zhu et al. 2019, "Deep Leakage from Gradients" (DLG), algorithm 1. Two changes make the search robust: a line
+search replaces the authors' step size of 1, and another random start follows if one ends in a local minimum.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 _STEPS = 20
-"""Quasi-Newton steps in one iteration, as `torch.optim.LBFGS` and so the papers count them."""
+"""Quasi-Newton steps per iteration, as `torch.optim.LBFGS` and the papers count them."""
 _SOLVED = 1e-6
-"""A start has found the images when the objective is below this share of the observed gradient's squared norm."""
+"""Objective, as a share of the observed gradient's squared norm, below which no further start is needed."""
 _ROUNDING = 1e-14
-"""Share of the squared norm below which only the rounding of the observed float32 is left: the end."""
+"""Share of the squared norm below which only float32 rounding of the observed gradient is left and a start ends."""
 _PRECISION = torch.float64
-"""In float32 one colour image in six stops between 30 and 40 dB, where rounding stops the line search."""
+"""In float32, rounding stops the line search of one colour image in six between 30 and 40 dB."""
 _TRACED = 50
 
 
 @component
 class Dlg(GradientMatching):
-    """Fits dummy images and soft labels (images alone where the labels are known) in squared L2 by L-BFGS.
+    """Fit images and soft labels to the gradient in squared L2 distance by L-BFGS; only images if labels are known.
 
-    The images move freely and are clamped to [0, 1] at the end only.
+    Pixels are unbounded during the search and clamped to [0, 1] at the end.
     """
 
     iterations: Annotated[int, Field(ge=1)] = 300
-    """Largest number of iterations of a start, of 20 L-BFGS steps each; it ends when nothing improves any more."""
+    """Maximum number of iterations per start, each of 20 L-BFGS steps; a start ends early if it no longer improves."""
     restarts: Annotated[int, Field(ge=1)] = 3
-    """Largest number of random starts, N(0, 1); further ones only while no start has matched the gradient."""
+    """Maximum number of random starts from N(0, 1); another start is run only if none has matched the gradient."""
 
     @property
     def evaluations(self) -> int:
-        """Most evaluations of the objective, one after another."""
+        """Maximum number of successive evaluations of the objective."""
         return self.restarts * self.iterations * _STEPS
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        """Return one reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
         return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _matching(self, observations: Sequence[Observation], model: nn.Module) -> Matching:
@@ -76,12 +76,12 @@ class Dlg(GradientMatching):
         return [best[v] for v in range(len(observations))]
 
     def _starts(self, problem: Matching, observation: Observation, generator: torch.Generator) -> Tensor:
-        """Draw the starts of a victim, (restarts, D)."""
+        """Sample the starts of a victim, (restarts, D)."""
         noise = torch.stack([torch.randn(problem.dimension, generator=generator) for _ in range(self.restarts)])
         return self._started(noise, observation)
 
     def _attempt(self, problem: Matching, members: list[int], start: Tensor) -> dict[int, Reconstruction]:
-        """Search from one more start (Q, D) for each of the victims `members`."""
+        """Run the search from another start (Q, D) for each victim in `members`."""
         victims = torch.tensor(members, device=problem.device)
         snapshots = Snapshots(problem.images, _STEPS)
         minima = minimise(
@@ -114,7 +114,7 @@ def _reconstructions(problem: Matching, minima: Minima, victims: Tensor, snapsho
 
 
 def _trace(values: Tensor, steps: int) -> list[tuple[int, float]]:
-    """Return (iteration, objective) at about `_TRACED` of the iterations, the first and the last among them."""
+    """Return (iteration, objective) at about `_TRACED` iterations, including the first and the last."""
     last = ceil(steps / _STEPS)
     chosen = sorted({*range(0, last, max(1, last // _TRACED)), last})
     return [(i, values[min(i * _STEPS, steps)].item()) for i in chosen]

@@ -1,11 +1,11 @@
-"""Recover a sample entry by entry: look up the input of a linear layer among all values that an entry may have.
+"""Entries attack: recover a sample entry by entry by trying all values that an entry may have.
 
-Models that cut a sample into levels, bits or rows of a table before their first linear layer have a gradient without a
-slope in the sample, and no search can follow it. But the layer's input stands in its gradient, as `analytic` has it,
-and each of its numbers depends on few entries of the sample. Which, is found by changing entries one by one; then an
-entry is the value at which the numbers that depend on it, and on none that is not known yet, are those that were read.
-So are read encodings of every pixel by itself (thermometers, waves, tables of levels) and of every token (its bits, its
-number, its vector), and sequences in which each place sees those before it.
+Some models encode a sample as levels, bits or table rows before their first linear layer. Their gradient has no slope
+in the sample, so gradient descent cannot follow it. But the layer's input follows from its gradient, as in `analytic`,
+and each number of that input depends on few entries of the sample. The attack finds these dependencies by changing
+entries one by one. An entry is then the value that reproduces the numbers that depend on it and on no unknown entry.
+It works for encodings per pixel (thermometer, sine, table), encodings per token (bits, number, vector), and sequences
+in which each position sees only earlier ones.
 
 Source: none.
 """
@@ -29,26 +29,28 @@ from rayfed.registry import component
 from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Observation
 
-_NO_LAYER = "no linear layer with a bias whose gradient is sent sees one vector of each sample that is not affine in it"
-_MIXED = "every number that enters '{}' depends on several entries of the sample: none can be looked up by itself"
-_TOO_LARGE = "the numbers that enter '{}' and the entries of a sample are too many to look up which depends on which"
-_SEVERAL = "of several samples together no layer's input is known by itself"
+_NO_LAYER = "no linear layer with a bias whose gradient is sent sees one vector per sample that is not affine in it"
+_MIXED = "every input value of '{}' depends on several entries of the sample, so no entry can be recovered separately"
+_TOO_LARGE = "the inputs of '{}' and the entries of a sample are too many to test which depends on which"
+_SEVERAL = "the gradient of several samples does not give a layer's input for each of them"
 _LEVELS = 256
-"""Values of an entry that is a number in [0, 1], as those of 8 bits."""
+"""Number of values tried for an entry in [0, 1], as in 8-bit images."""
 _MOST = 2**24
-"""Entries of a sample, times numbers that enter a layer, up to which their dependence is looked at."""
+"""Maximum of a sample's entries times a layer's inputs for which dependencies are tested."""
 _HALVES = 32
-"""Random halves of the entries by which it is seen first whether any number depends on one alone: of a large model,
-each entry takes long."""
+"""Random halves of the entries that are changed first, to test quickly whether any number depends on one entry only."""
 _DEPENDS = 1e-6
-"""Part of its size by which a number changes with an entry on which it depends."""
+"""Minimum relative change of a number that depends on a changed entry."""
 _ALIKE = 1e-9
-"""Part of the usual miss by which values that are cut to one level differ."""
+"""Difference, as a share of the mean miss, up to which values count as the same level."""
 
 
 @component
 class Entries:
-    """Looks up each entry of a single sample by the input of a linear layer, also behind steps without a slope."""
+    """Recover each entry of a single sample from a linear layer's input by trying all values.
+
+    Works for operations without a slope, such as rounding or table look-up.
+    """
 
     takes: ClassVar[tuple[Modality, ...]] = MODALITIES
     place_labels: ClassVar[str] = "unneeded"
@@ -56,7 +58,7 @@ class Entries:
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         return studied(_reconstruction, observations, model, generators)
 
 
@@ -85,19 +87,19 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
 
 
 def _is_affine(probed: Probe, observation: Observation, layer: Layer) -> bool:
-    """Return whether a layer's input is affine in a sample of numbers, which `analytic` solves without trying."""
+    """Return whether a layer's input is affine in a numeric sample, so that `analytic` solves it directly."""
     return observation.sample.modality != "tokens" and front(probed, layer)[0]
 
 
 def _features(probed: Probe, layer: Layer) -> Callable[[Tensor], Tensor]:
-    """Return the map from samples (N, *shape) to what enters a layer, (N, F), without a graph."""
+    """Return the function from samples (N, *shape) to a layer's inputs (N, F), without a graph."""
     return lambda samples: layer.features(probed, samples).detach()
 
 
 def _dependence(probed: Probe, layer: Layer) -> Tensor:
-    """Return which of the numbers that enter a layer depend on which entry of a sample, (D, F).
+    """Return a mask (D, F) of which of a layer's F inputs depend on which of a sample's D entries.
 
-    None does where some depend on entries, and none on one alone: then there is no entry to begin with.
+    Return all False if no input depends on exactly one entry, because then there is no entry to start with.
     """
     function = _features(probed, layer)
     pairs = [tuple(probed.samples(1, seed=2 * seed + side).flatten(1) for side in (0, 1)) for seed in range(4)]
@@ -106,7 +108,7 @@ def _dependence(probed: Probe, layer: Layer) -> Tensor:
     seen = [function(one.view(1, *probed.shape)) for one, _ in pairs]
 
     def moved(entries: Tensor) -> Tensor:
-        """Return which numbers change with some of the entries, (n, D) bool, in (n, F) bool."""
+        """Return a mask (n, F) of the inputs that change if the entries in a mask (n, D) change."""
         found = list[Tensor]()
         for (one, other), here in zip(pairs, seen, strict=True):
             there = function(torch.where(entries, other, one).view(-1, *probed.shape))
@@ -123,15 +125,15 @@ def _dependence(probed: Probe, layer: Layer) -> Tensor:
 
 
 def _one_in_all(halves: Tensor, changed: Tensor) -> bool:
-    """Return whether some number, (H, F) bool, changes with just those halves, (H, D) bool, that have one entry."""
+    """Return whether some input, in `changed` (H, F), changes exactly if `halves` (H, D) contains one certain entry."""
     shared = changed.T.float() @ halves.float()
     return bool(((shared == changed.sum(0)[:, None]) & (shared == halves.sum(0))).any())
 
 
 def _order(depends: Tensor) -> list[tuple[int, Tensor]]:
-    """Return entries in an order in which each has numbers that depend on it and on no later one, with these (F,).
+    """Return an order of entries, each with a mask (F,) of the inputs that depend on it and on no later entry.
 
-    Entries on which nothing depends are left out; empty where an entry cannot be told from others.
+    Entries that affect no input are omitted. Return an empty list if there is no such order.
     """
     open_entries = depends.any(1)
     order: list[tuple[int, Tensor]] = []
@@ -153,7 +155,7 @@ def _looked_up(
     order: Sequence[tuple[int, Tensor]],
     read: Tensor,
 ) -> Tensor:
-    """Return the sample (1, *shape) at which what enters the layer is what was read."""
+    """Return the sample (1, *shape) that gives the layer the inputs `read` (F,)."""
     function, blank = _features(probed, layer), observation.sample.blank(1).flatten()
     if blank.is_floating_point():
         values = torch.linspace(0, 1, _LEVELS, dtype=probed.dtype, device=probed.device)
@@ -175,7 +177,7 @@ def _looked_up(
 
 
 def _nearest(values: Tensor, misses: Tensor) -> Tensor:
-    """Return for each entry (D,) the value that misses (V, D) least, of numbers the middle of all that do alike."""
+    """Return the value with the smallest of `misses` (V, D) for each entry (D,); for numbers, the mean of ties."""
     least = misses.argmin(0)
     if not values.is_floating_point():
         return values[least]

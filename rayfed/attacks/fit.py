@@ -1,4 +1,4 @@
-"""Whether what an attack found explains what it saw: the samples behind a gradient have that gradient."""
+"""Fit of a reconstruction: the distance between its gradient and the observed one."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from rayfed.attacks.forward_probe import buffers_for, returned, without_tracking
 from rayfed.update import Named, Observation
 
 _OWN = 0.05
-"""Fit of the samples themselves up to which the values that were left are told rightly."""
+"""Maximum fit of the true samples for which the comparison is considered valid."""
 _EVEN = 1 / 8
-"""Power of a part's values, with their signs, that are compared: small ones then count nearly as much as large."""
+"""Power to which a part's absolute values are raised, so that small ones count nearly as much as large ones."""
 _PART, _MOST_PARTS = 64, 2**16
-"""Fewest values of a part, and about how many parts a large gradient has."""
+"""Minimum number of values per part, and approximate maximum number of parts per gradient."""
 _ROUNDING = 1e-6
-"""Relative distance that rounding leaves."""
+"""Relative distance due to rounding."""
 _LIKELY = 10.0
-"""Nats by which the samples may explain an update better than an answer that explains it."""
+"""Maximum difference in nats between the true samples and a reconstruction that explains the update."""
 
 
 def with_fit(
     found: Sequence[Reconstruction], observations: Sequence[Observation], model: nn.Module
 ) -> list[Reconstruction]:
-    """Return reconstructions with their `fit` and `fits`, how far their gradient is from the observed one, and `nats`.
+    """Return reconstructions with `fit`, `fits` and `nats`: how well their gradients match the observed ones.
 
-    The fit is the sine of an angle over that of a grey sample: 0 of the samples themselves and of others that the
-    gradient does not tell from them, 1 and more of what explains no more than nothing. The fits are the distances of
-    each part of the gradient over a grey sample's, with values to the power `_EVEN`: what a sample moves little may
-    still tell it apart; and of the buffers that the client returned, which no defence changes. Who knows the defences'
-    code compares the values that these leave as they are, and by the nats those with noise of which no value tells of
-    another (`rayfed.client.grants.understood`). Fit and nats are None where there is nothing to compare: after several
-    local steps, without samples or an update, where values of the update are not finite, where defences leave none, or
-    where the model does not take what was found.
+    `fit` is the sine of the angle between the two gradients, divided by that of a grey sample. It is 0 for the true
+    samples and any with the same gradient, and about 1 if a reconstruction explains no more than grey. `fits` are
+    distances for each part of the gradient, relative to grey, with values raised to the power `_EVEN`, and for the
+    buffers that the client returned.
+
+    An attacker that knows the defences' code compares only values that the defences leave unchanged. `nats` covers
+    values with independent noise (`rayfed.client.grants.understood`). Fit and nats are None if a comparison is
+    impossible: several local steps, no update, non-finite values, no unchanged values, or a failing model.
     """
 
     def explaining(one: Reconstruction, seen: Observation) -> Reconstruction:
@@ -52,7 +52,7 @@ def with_fit(
 def fit_of(
     images: Tensor, labels: Tensor, observation: Observation, model: nn.Module
 ) -> tuple[float | None, Tensor | None, float | None]:
-    """Return the `fit` of samples (N, *shape), their `fits` and their `nats`."""
+    """Return `fit`, `fits` and `nats` of samples (N, *shape); see `with_fit`."""
     if not observation.update or observation.local.steps > 1:
         return None, None, None
     blank = observation.sample.blank(len(images))
@@ -61,9 +61,9 @@ def fit_of(
     try:
         own, other = (_gradient(samples, labels, observation, network) for samples in (images, grey))
         kept = _kept(images, grey, observation, model)
-    except (torch.OutOfMemoryError, MemoryError):  # which the caller answers by a smaller group
+    except (torch.OutOfMemoryError, MemoryError):  # the caller retries with a smaller group
         raise
-    except Exception:  # whatever a user's model, or one that lacks a private part, raises: then nothing is compared
+    except Exception:  # a user's model, or one without its private part, can raise anything
         return None, None, None
     seen = {name: tensor.double().cpu() for name, tensor in observation.gradient.items() if name in own}
     as_sent = observation.scale == 1 and not observation.local.weight_decay
@@ -74,11 +74,11 @@ def fit_of(
 
 
 def judged(found: Reconstruction, fit: float | None, fits: Tensor | None, nats: float | None) -> float | None:
-    """Return how far an answer is from explaining what was seen, beside `fit`, `fits` and `nats` of the samples.
+    """Return how much worse a reconstruction explains the update than the true samples, or None if not comparable.
 
-    It is by how much its own fit, or one of its fits, is larger than the samples', without those by which the samples
-    themselves explain nothing, or what noise leaves: 1 where it lacks more nats to the samples than `_LIKELY`. What
-    cannot be compared, and can be with the samples, is not explained.
+    `fit`, `fits` and `nats` are those of the true samples. The result is the largest excess of the reconstruction's fit
+    or fits over theirs, ignoring parts that the true samples do not fit either. It is 1 if the reconstruction is more
+    than `_LIKELY` nats less likely. A non-finite excess counts as infinite.
     """
     told = []
     if found.fit is not None and (fit is None or fit <= _OWN):
@@ -100,7 +100,7 @@ def _gradient(images: Tensor, labels: Tensor, observation: Observation, network:
 
 
 def _beside(own: Named, other: Named, seen: Named, observation: Observation) -> float | None:
-    """Return the sine of the angle of one gradient with what was seen, over another's; None where there is none."""
+    """Return the sine of the angle between `own` and `seen`, divided by that of `other`, or None if undefined."""
     sines = [_sine(_known(found, seen, observation), _known(seen, seen, observation)) for found in (own, other)]
     if sines[0] is None or not sines[1]:
         return None
@@ -108,9 +108,9 @@ def _beside(own: Named, other: Named, seen: Named, observation: Observation) -> 
 
 
 def _parts(own: Named, other: Named, seen: Named, observation: Observation) -> Tensor:
-    """Return of each part of a gradient, (P,), its distance from what was seen, over another gradient's.
+    """Return the distance between `own` and `seen` for each part of a gradient, (P,), divided by that of `other`.
 
-    All parts of a gradient are multiplied by one factor, that fits best.
+    Each gradient is first multiplied by the factor that fits best.
     """
     true = _known(seen, seen, observation)
 
@@ -122,9 +122,9 @@ def _parts(own: Named, other: Named, seen: Named, observation: Observation) -> T
 
 
 def _apart(made: Tensor, grey: Tensor, true: Tensor) -> Tensor:
-    """Return of each part of some values (n,) how far they are from the true ones, over how far grey ones are.
+    """Return the distance between `made` and `true` (n,) for each part, (P,), divided by that of `grey`.
 
-    Compared are powers (`_EVEN`). NaN is what grey ones explain as well.
+    Values are compared after the power `_EVEN`. The result is NaN if grey samples match exactly, up to rounding.
     """
     size = max(_PART, len(true) // _MOST_PARTS)
     made, grey, true = (
@@ -139,14 +139,14 @@ def _apart(made: Tensor, grey: Tensor, true: Tensor) -> Tensor:
         return apart
 
     near, far = gap(made), gap(grey)
-    far = far.where(far.isfinite(), whole.clamp(min=_ROUNDING))  # grey ones that are no numbers explain nothing
+    far = far.where(far.isfinite(), whole.clamp(min=_ROUNDING))  # non-finite grey values explain nothing
     return torch.where(far > _ROUNDING * whole, near / far, torch.nan)
 
 
 def _kept(images: Tensor, grey: Tensor, observation: Observation, model: nn.Module) -> Tensor:
-    """Return of each part of the buffers that a client returned, (P,), how far those after samples are from them.
+    """Return the distance between computed and returned buffers for each part, (P,), divided by that of grey samples.
 
-    It is over how far those after grey samples are; NaN is what these explain as well.
+    The result is NaN if grey samples match exactly, up to rounding.
     """
     if not observation.returned_buffers:
         return torch.empty(0, dtype=torch.float64)
@@ -157,7 +157,7 @@ def _kept(images: Tensor, grey: Tensor, observation: Observation, model: nn.Modu
 
 
 def _known(tensors: Named, seen: Named, observation: Observation) -> Tensor:
-    """Return the values of a gradient, (n,), that were sent as they are, as far as the attacker knows."""
+    """Return the values of a gradient, (n,), that were sent unchanged as far as the attacker knows."""
     values = gradients.flatten({name: tensors[name] for name in seen})
     if "left" not in observation.extra:
         return values
@@ -167,7 +167,7 @@ def _known(tensors: Named, seen: Named, observation: Observation) -> Tensor:
 
 
 def _sine(one: Tensor, other: Tensor) -> float | None:
-    """Return the sine of the angle between two vectors; None where there is none."""
+    """Return the sine of the angle between two vectors, or None if one is zero or not finite."""
     lengths = float(one.norm() * other.norm())
     if not lengths or lengths != lengths or lengths == float("inf"):
         return None

@@ -1,4 +1,4 @@
-"""Forward probes: an attacker runs the model that it was shown on samples of its own."""
+"""Forward passes of an attacker: run the model that clients were sent on the attacker's own samples."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from rayfed.update import Named, Observation
 def without_tracking(model: nn.Module) -> nn.Module:
     """Return a copy of a model that an attacker can differentiate as a function of its images.
 
-    Modules in training mode change: batch norms use the statistics of the (dummy) batch and keep none, as running
-    statistics cannot be updated under `torch.func.vmap`; what draws random numbers is as in evaluation mode (dropouts
-    pass, a variational bottleneck gives its mean), as nobody knows what the client drew. Other modules that write into
-    their buffers (a running mean of their own, the power iteration of a spectral norm) begin every pass with those that
-    the client was sent. What is in evaluation mode stays as it is.
+    Only modules in training mode change. Batch norms use the statistics of the batch and keep no running statistics,
+    which cannot be updated under `torch.func.vmap`. Random modules run as in evaluation mode, because the client's
+    random numbers are unknown: dropout passes values on, and a variational bottleneck returns its mean. Other modules
+    that write into buffers (such as a spectral norm) start every pass with the buffers that the client was sent.
     """
     model = copy_model(model)
     draw_nothing(model)
@@ -36,7 +35,7 @@ def without_tracking(model: nn.Module) -> nn.Module:
 
 
 def _lend(module: nn.Module, _: Any) -> None:
-    """Put copies into the place of a module's buffers, for one pass."""
+    """Replace a module's buffers by copies for one pass."""
     module.__dict__["_lent"] = dict(module._buffers)
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.is_floating_point():
@@ -54,7 +53,7 @@ def buffers_for(model: nn.Module, observation: Observation) -> Named:
 
 @torch.no_grad()
 def returned(model: nn.Module, observation: Observation, inputs: Tensor) -> Named:
-    """Return the buffers that a client with these inputs (N, *shape) has after a pass, where nothing is random."""
+    """Return the buffers of a client after a pass on inputs (N, *shape), with random modules disabled."""
     device = next(iter(observation.weights.values())).device
     model = copy_model(model).to(device)
     draw_nothing(model)
@@ -69,9 +68,9 @@ def returned(model: nn.Module, observation: Observation, inputs: Tensor) -> Name
 
 @torch.no_grad()
 def run(model: nn.Module, observation: Observation, layer: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the input (n, ...) of the module called `layer` and the logits (n, K), at the observed weights.
+    """Return the input (n, ...) of the module `layer` and the logits (n, K) at the observed weights.
 
-    `inputs` is (n, *shape), on any device.
+    `inputs` is (n, *shape) on any device.
     """
     device = next(iter(observation.weights.values())).device
     model = without_tracking(model).to(device)

@@ -1,8 +1,8 @@
-"""The untrained generator of GRNN: from a latent to an image and the logits of its label.
+"""Untrained generator of GRNN: map a latent to an image and the logits of its label.
 
-Source: Ren 2022, thesis, section 3.2.2, figure 3.2 and table 3.1. Widths are those of the authors' published code: 32
-channels at half the image's size, twice as many at every halving; the code makes the image in the last upsampling
-block, the thesis behind it, where 16 channels continue the row.
+Source: Ren 2022, thesis, section 3.2.2, figure 3.2 and table 3.1. Widths follow the authors' published code: 32
+channels at half the image's size, and twice as many at every halving. The code makes the image in the last upsampling
+block. As in the thesis, the image is made after that block, which has 16 channels.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _WIDTH = 16
 
 
 class Generator(nn.Module):
-    """Image branch: 4x4 features, doubled until the image fits, a sigmoid; label branch: one linear layer.
+    """Generator with an image branch (upsampling blocks and a sigmoid) and a label branch (one linear layer).
 
-    Images whose sides are no power of two are cut from the middle of the next larger square: a resampled image would
-    have fewer free numbers than pixels along each edge, a cut one has all of them.
+    The image branch starts from 4x4 features and doubles their size until the image fits. Other image sizes are
+    cropped from the centre, because resampling would leave fewer free numbers than pixels.
     """
 
     def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
@@ -37,7 +37,7 @@ class Generator(nn.Module):
         self.to_label = nn.Linear(LATENT, classes)
 
     def forward(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents (N, LATENT) to images (N, C, H, W) in [0, 1] and label logits (N, K)."""
+        """Return images (N, C, H, W) in [0, 1] and label logits (N, K) of latents (N, LATENT)."""
         square = self.to_image(self.blocks(self.coarse(latents[:, :, None, None]))).sigmoid()
         height, width = self.size
         top, left = (square.shape[-2] - height) // 2, (square.shape[-1] - width) // 2
@@ -45,7 +45,7 @@ class Generator(nn.Module):
 
 
 def _upsampling(channels_in: int, channels_out: int) -> nn.Module:
-    """Return a block of table 3.1, with batch norm by the batch's statistics: there are no data but these latents."""
+    """Return an upsampling block of table 3.1; its batch norm always uses the statistics of the batch."""
     return nn.Sequential(
         nn.Upsample(scale_factor=2),
         nn.Conv2d(channels_in, 2 * channels_out, 3, padding=1, bias=False),

@@ -78,7 +78,7 @@ def judged(found: Reconstruction, fit: float | None, fits: Tensor | None, nats: 
 
     `fit`, `fits` and `nats` are those of the true samples. The result is the largest excess of the reconstruction's fit
     or fits over theirs, ignoring parts that the true samples do not fit either. It is 1 if the reconstruction is more
-    than `_LIKELY` nats less likely. A non-finite excess counts as infinite.
+    than `_LIKELY` nats less likely. An excess of NaN counts as infinite.
     """
     told = []
     if found.fit is not None and (fit is None or fit <= _OWN):

@@ -1,9 +1,9 @@
-"""Generative gradient leakage: search for a generator's latent whose image has the observed gradient.
+"""Generative gradient leakage (GGL): search for a generator's latent whose image has the observed gradient.
 
 Sources: Li et al. 2022, "Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage" (GGL),
 equation 3, with CMA-ES; Fan et al. 2024, "Refiner", appendix, for the KL divergence as prior (there: GGA); Hansen 2016,
-"The CMA Evolution Strategy: A Tutorial". The generator is conditional, which theirs need not be: it makes images of the
-class that the labels' inference found.
+"The CMA Evolution Strategy: A Tutorial". Unlike theirs, the generator must be conditional: it generates images of the
+given or inferred class.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ _TRACED = 50
 
 @component
 class Ggl:
-    """Searches the latents of a generator trained on public images; labels given or inferred.
+    """Search the latents of a generator trained on public images; labels are given or inferred.
 
-    What it finds looks like a real image of its class under every defence: judge it by how near the truth it is.
+    The result looks like a real image under every defence, so judge it only by its distance to the original.
     """
 
     needs_classes: ClassVar[bool] = True
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     generator: Path
-    """File that `rayfed train-generator` wrote; `~` and environment variables are expanded."""
+    """Generator file written by `rayfed train-generator`; `~` and environment variables are expanded."""
     optimiser: Literal["cma", "adam"] = "cma"
-    """`cma`: CMA-ES, which needs values alone and leaves local minima; `adam`: descent on the latent."""
+    """`cma`: CMA-ES, which needs no gradient and escapes local minima; `adam`: gradient descent on the latent."""
     iterations: Annotated[int, Field(ge=1)] = 200
     """Number of generations of CMA-ES, or of steps of Adam."""
     population: Annotated[int, Field(ge=2)] = 50
-    """Number of latents in one generation (cma)."""
+    """Number of latents per generation (cma)."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Step size (adam)."""
     distance: Literal["squared_l2", "cosine"] = "cosine"
-    """Distance of the gradients: squared Euclidean as in the paper, or one minus the cosine, which stands pruning."""
+    """Gradient distance: squared Euclidean as in the paper, or one minus the cosine, which is robust to pruning."""
     prior: Annotated[float, Field(ge=0)] = 0.1
     """Weight of the latents' divergence from N(0, 1)."""
     layers: list[str] | None = None
-    """Names or patterns (`conv*`) of the parameters that are matched; all by default."""
+    """Names or patterns (`conv*`) of the parameters to match. Default: all."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-        """Raise `UserError` for an unknown layer, and unless the generator is there and makes such images."""
+        """Raise `UserError` for an unknown layer, or if the generator is missing or makes images of another shape."""
         matched_layers([name for name, _ in model.named_parameters()], self.layers)
         load_generator(self.generator, sample.shape, classes)
 
@@ -74,9 +74,9 @@ class Ggl:
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`).
+        """Return one reconstruction for each observation (see `Attack`).
 
-        Raises `UserError` for an unknown layer and for a generator that is missing, altered or of other images.
+        Raises `UserError` for an unknown layer, and if the generator is missing, altered or for other images.
         """
         pretrained = load_generator(self.generator, observations[0].sample.shape, observations[0].classes)
         return in_groups(lambda o, g: self._group(o, model, pretrained, g), observations, generators)
@@ -103,7 +103,7 @@ class Ggl:
 
 @dataclass(frozen=True)
 class LatentSearch:
-    """The matching problems of V victims as functions of latents: a point is a row of D = N * latent numbers."""
+    """Gradient matching of V victims as a function of latents; a point has D = N * latent numbers."""
 
     problem: Matching
     generator: Generator
@@ -111,27 +111,27 @@ class LatentSearch:
 
     @property
     def dimension(self) -> int:
-        """The length of a point."""
+        """Length of a point."""
         return self.problem.images_shape[0] * self.generator.latent
 
     def images(self, latents: Tensor, victims: Tensor) -> Tensor:
-        """(Q, D) -> (Q, N, C, H, W), of the classes of each victim's labels."""
+        """Return images (Q, N, C, H, W) of latents (Q, D), with the classes of each victim's labels."""
         labels = self.problem.hard_labels(latents, victims)
         images = self.generator(latents.reshape(-1, self.generator.latent), labels.flatten())
         batches: Tensor = images.unflatten(0, labels.shape)
         return batches
 
     def values(self, latents: Tensor, victims: Tensor) -> Tensor:
-        """The objective at points (Q, D) of victims (Q,), inf where it is not finite: (Q,)."""
+        """Return the objective (Q,) at points (Q, D) of victims (Q,); inf if it is not finite."""
         pixels = self.images(latents, victims).flatten(1)
         return _or_infinite(self.problem.values(pixels, victims) + self._penalty(latents))
 
     def value_and_gradient(self, latents: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
-        """`values` (Q,) and their gradients (Q, D), detached."""
+        """Return `values` (Q,) and their gradients (Q, D), detached."""
         latents = latents.detach().requires_grad_()
         pixels, penalty = self.images(latents, victims).flatten(1), self._penalty(latents)
         values, slopes = self.problem.value_and_gradient(pixels, victims)
-        # The chain rule by hand, so that the matching stays cut into chunks.
+        # Apply the chain rule by hand, so that the matching is still computed in chunks.
         (gradient,) = torch.autograd.grad((pixels, penalty), latents, (slopes, torch.ones_like(penalty)))
         return _or_infinite(values + penalty.detach()), gradient
 
@@ -140,10 +140,10 @@ class LatentSearch:
 
 
 class Found:
-    """The best latents of V searches so far."""
+    """Best latents of V searches so far."""
 
     def __init__(self, start: Tensor, snapshots: Snapshots) -> None:
-        """Start with the latents `start` (V, D), the result of a search that finds no finite value."""
+        """Start with the latents `start` (V, D), which stay the result if no value is finite."""
         self.latents = start.clone()
         self.values = torch.full_like(start[:, 0], torch.inf)
         self.trace: list[Tensor] = []
@@ -165,7 +165,7 @@ class Found:
 def evolve(
     search: LatentSearch, generators: Sequence[torch.Generator], iterations: int, population: int, snapshots: Snapshots
 ) -> Found:
-    """Run CMA-ES from N(0, I), one strategy for each victim; a generation of all of them is evaluated in one call."""
+    """Run CMA-ES from N(0, I), one strategy per victim; evaluate a generation of all victims in one call."""
     device, count = search.problem.device, len(generators)
     seeds = [int(torch.randint(2**31, (), generator=g)) for g in generators]
     start = torch.zeros(count, search.dimension)
@@ -189,7 +189,7 @@ def evolve(
 def descend(
     search: LatentSearch, generators: Sequence[torch.Generator], iterations: int, lr: float, snapshots: Snapshots
 ) -> Found:
-    """Run Adam from one draw of N(0, I) for each victim; a gradient that is not finite moves its victim no further."""
+    """Run Adam from one sample of N(0, I) per victim; entries of a gradient that are not finite are set to 0."""
     start = torch.stack([torch.randn(search.dimension, generator=g) for g in generators]).to(search.problem.device)
     latents = start.clone().requires_grad_()
     victims = torch.arange(len(start), device=start.device)
@@ -218,5 +218,5 @@ def _reconstruction(images: Tensor, labels: Tensor, found: Found, victim: int, i
         snapshots=found.snapshots.until(iterations, images, victim),
         iterations=iterations,
         status="ok" if isfinite(loss) else "diverged",
-        message="" if isfinite(loss) else "the objective was finite for no latent",
+        message="" if isfinite(loss) else "the objective is not finite for any latent",
     )

@@ -1,7 +1,7 @@
-"""Updates from outside a run: what a client was sent and returned, looked over, becomes an observation.
+"""Build and check an observation from an update that was recorded outside rayfed.
 
-What an attack cannot be given (missing tensors, wrong shapes) is refused. What is odd but may be meant (a sign, a
-scale) is a remark: an attack on such an update finds little, and that says nothing of a right one.
+Missing tensors and wrong shapes raise an error. An unusual sign or scale may be intended and gives a remark, because an
+attack on a wrong update fails and shows nothing about the right one.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from rayfed.samples import SampleSpec
 from rayfed.update import LocalTraining, Named, Observation, list_nonfinite
 
 _ROUNDING = 1e-2
-"""Share by which the entries of a bias' gradient may miss their sum of zero, for differences of weights are rounded."""
+"""Relative tolerance for the sum of a bias gradient, which should be zero; differences of weights are rounded."""
 _ALIKE = 1.3
-"""Ratio of a class's probabilities on blank, bright and random inputs up to which it is taken for that on any."""
+"""Maximum ratio of a class's probabilities on blank, bright and random inputs that counts as independent of inputs."""
 _FAR = 2.0
-"""Ratio of what is returned to what it should be from which on it is remarked upon."""
+"""Ratio of the actual to the expected size of an update from which on a remark is made."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """An update as attacks take it."""
+    """A recorded update as an observation for attacks."""
 
     observation: Observation
     remarks: tuple[str, ...]
-    """What was put right, and what seems wrong, a sentence each; empty where nothing does, which proves nothing."""
+    """One sentence for each correction and each apparent error. Empty remarks do not prove that the update is right."""
 
 
 def observe(
@@ -51,10 +51,12 @@ def observe(
 ) -> Given:
     """Return the observation of a client that was sent a state dict.
 
-    Give either the state dict that it `returned` after the `local` steps, or the `gradient` of the mean loss over its
-    `batch_size` samples. Each may hold NumPy arrays, by name or in the order of `model.state_dict()`. Prefixes of
-    wrappers are removed from the names. Raises `UserError` with the names of tensors that are missing, have other
-    shapes than the model's or are not finite; the counters of batch norms (`num_batches_tracked`) are not compared.
+    Give either the state dict that the client `returned` after its `local` steps, or the `gradient` of the mean loss
+    over its `batch_size` samples. Each may hold NumPy arrays, by name or in the order of `model.state_dict()`. Prefixes
+    of wrappers are removed from the names.
+
+    Raises `UserError` with the names of tensors that are missing, not finite or of another shape than the model's. The
+    counters of batch norms (`num_batches_tracked`) are not compared.
 
     >>> import torch
     >>> from rayfed.attacks.given import observe
@@ -71,12 +73,12 @@ def observe(
     if (returned is None) == (gradient is None):
         raise UserError("give either the state that the client `returned`, or its `gradient`")
     if returned is not None and local is None:
-        raise UserError("a state that was returned needs its `local` steps: LocalTraining(steps=..., lr=...)")
+        raise UserError("a `returned` state needs its `local` steps: give local=LocalTraining(steps=..., lr=...)")
     if local is not None:
         local.check()
     check_model(model, type(model).__name__)
     remarks: list[str] = []
-    note = _ignore if is_wrapped(model) else remarks.append  # its own names have the prefixes, too
+    note = _ignore if is_wrapped(model) else remarks.append  # a wrapped model's own names have the prefixes, too
     with unwrapped(model) as model:
         trained, fixed = weights_of(model), buffers_of(model)
         known, stored = trained | fixed, model.state_dict().keys()
@@ -114,30 +116,30 @@ def _ignore(remark: str) -> None:
 
 
 def _named(what: str, given: Named, needed: Iterable[str], known: Named, note: Callable[[str], None]) -> Named:
-    """Return tensors by the model's names, in its types; raises `UserError` if one is missing or does not fit."""
+    """Return tensors by the model's names and in its types; raise `UserError` if one is missing or does not fit."""
     found: Named = {}
     for prefix, wrapper in _taken_off(given, known).items():
-        note(f"{what}: the names begin with '{prefix}', as {wrapper} writes them: that was taken off")
+        note(f"{what}: removed the prefix '{prefix}' of {wrapper} from the names")
     for name, tensor in given.items():
         found[bare_name(name, known)] = tensor.detach()
     if absent := [name for name in needed if name not in found]:
         more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         raise UserError(
-            f"{what}: {', '.join(absent[:3])}{more} of the model's tensors are missing: give all, under the names of "
-            f"model.state_dict(); the first that it has is {next(iter(found), 'none')}"
+            f"{what}: {', '.join(absent[:3])}{more} of the model's tensors are missing: give all, named as in "
+            f"model.state_dict(); the first name found is {next(iter(found), 'none')}"
         )
     taken = {name: found[name] for name in known if name in found}
     for name, tensor in taken.items():
         if tensor.shape != known[name].shape:
-            shapes = f"{tuple(tensor.shape)}, the model's {tuple(known[name].shape)}"
-            raise UserError(f"{what}: {name} has shape {shapes}: is it this model's, with as many classes?")
+            shapes = f"{tuple(tensor.shape)}, but the model's is {tuple(known[name].shape)}"
+            raise UserError(f"{what}: {name} has shape {shapes}: check the model and its number of classes")
         if tensor.is_complex() and not known[name].is_complex():
             raise UserError(
-                f"{what}: {name} is {type_name(tensor.dtype)}, and the model's is real: give the state of this model"
+                f"{what}: {name} is {type_name(tensor.dtype)}, but the model's is real: give the state of this model"
             )
     typed = {name: tensor.to(known[name].dtype) for name, tensor in taken.items()}
     if bad := list_nonfinite(typed, known):
-        raise UserError(f"{what}: {bad[0]} has values that are not finite: there is nothing to match")
+        raise UserError(f"{what}: {bad[0]} has values that are not finite: give a finite update")
     return typed
 
 
@@ -147,25 +149,25 @@ def _taken_off(given: Mapping[str, Tensor], known: Named) -> dict[str, str]:
 
 
 def _oddities(model: nn.Module, seen: Observation, difference: bool) -> Iterator[str]:
-    """Yield what contradicts that the update is the gradient of a mean cross entropy.
+    """Yield remarks on an update that cannot be the gradient of a mean cross entropy.
 
-    The gradient of the last bias is the mean of the predicted probabilities less the share of each label: it sums to
-    zero, classes that are not in the batch have positive entries, and these are no more than 1 together. Where the
-    update has no such bias, or is too far from one (noise, pruning, another loss), nothing is said.
+    The gradient of the last bias is the mean predicted probability of each class minus the share of its label. It sums
+    to zero, entries of classes that are not in the batch are positive, and positive entries sum to at most 1. No remark
+    is made if the update has no such bias or does not resemble one (noise, pruning, another loss).
     """
     if not any(tensor.count_nonzero() for tensor in seen.update.values()):
-        yield "the update is zero in all places: what was returned is what was sent"
+        yield "the update is zero everywhere: the returned state equals the sent state"
         return
     entries = _last_bias(seen)
     if entries is None:
         return
     labels, others = int((entries < 0).sum()), int((entries > 0).sum())
     if labels > seen.batch_size >= others:
-        order = "sent and returned are in each other's place" if difference else "it is what is added to the weights"
+        order = "sent and returned may be swapped" if difference else "it may be the step that is added to the weights"
         yield (
-            f"the update seems to point the wrong way, {order}: {labels} entries of the last bias are negative, as "
-            f"those of labels, of which {seen.batch_size} samples have no more than {seen.batch_size}; with the other "
-            f"sign there are {others}"
+            f"the update seems to have the wrong sign ({order}): {labels} entries of the last bias are negative, but "
+            f"{seen.batch_size} samples have at most {seen.batch_size} labels; with the opposite sign, {others} are "
+            "negative"
         )
         entries = -entries
     elif labels > seen.batch_size:
@@ -173,19 +175,19 @@ def _oddities(model: nn.Module, seen: Observation, difference: bool) -> Iterator
     ratio = _ratio(model, seen, entries) if seen.local.steps == 1 else None
     largest = float(entries.clamp(min=0).sum())
     if ratio is not None and not 1 / _FAR < ratio < _FAR:
-        found = f"{ratio:.3g} times that of a mean loss at these weights, by the last bias"
+        found = f"{ratio:.3g} times as large as that of a mean loss at these weights, by the last bias"
     elif largest > 1 + _ROUNDING:
         found = f"larger than that of any mean loss: the last bias' positive entries sum to {largest:.3g}, above 1"
     else:
         return
     yield (
-        f"the gradient behind the update is {found}: look at lr ({seen.local.lr:g}) and steps ({seen.local.steps}), at "
-        f"a loss that is a sum over {seen.batch_size} samples, and at a factor before the update"
+        f"the gradient computed from the update is {found}: check lr ({seen.local.lr:g}), steps "
+        f"({seen.local.steps}), whether the loss is a sum over {seen.batch_size} samples, and any factor on the update"
     )
 
 
 def _last_bias(seen: Observation) -> Tensor | None:
-    """Return the estimated gradient of the last bias of a linear layer over the classes, where it is like one."""
+    """Return the estimated gradient of the last bias over the classes, or None if it does not resemble one."""
     for name, tensor in reversed(seen.gradient.items()):
         if tensor.shape == (seen.classes,) and name.endswith("bias") and seen.classes > 2:
             alike = tensor.double().sum().abs() <= _ROUNDING * tensor.double().abs().sum() and bool(tensor.all())
@@ -194,9 +196,9 @@ def _last_bias(seen: Observation) -> Tensor | None:
 
 
 def _ratio(model: nn.Module, seen: Observation, entries: Tensor) -> float | None:
-    """Return how many times larger the entries of absent classes are than probabilities on inputs of our own.
+    """Return the ratio of the entries of absent classes to the model's probabilities on random and constant inputs.
 
-    None where these depend on the inputs, as a trained model's do, or where classes disagree.
+    Return None if the probabilities depend on the inputs, as in a trained model, or if the classes disagree.
     """
     generator = torch.Generator().manual_seed(0)
     inputs = torch.cat([seen.sample.trial(), seen.sample.noise(6, generator)])
@@ -204,7 +206,7 @@ def _ratio(model: nn.Module, seen: Observation, entries: Tensor) -> float | None
     with torch.no_grad():
         try:
             logits = functional_call(model, state, (inputs,))
-        except (RuntimeError, ValueError):  # a model that does not take such inputs
+        except (RuntimeError, ValueError):  # the model does not accept such inputs
             return None
     if not isinstance(logits, Tensor) or logits.shape != (len(inputs), seen.classes):
         return None

@@ -1,9 +1,8 @@
-"""GradInversion: squared distance of the gradients with image priors, and several seeds that agree.
+"""GradInversion: match gradients in squared distance with image priors and agreement between several seeds.
 
-Source: Yin et al. 2021, "See through Gradients: Image Batch Recovery via GradInversion", section 3. Left out is the
-registration of the seeds' images before they are averaged: the mean is taken pixel by pixel, so seeds that found the
-same thing at different places are pulled to a blur. Labels are inferred as by the other attacks, where the paper takes
-the minima of the columns of the last layer, which find no label twice.
+Source: Yin et al. 2021, "See through Gradients: Image Batch Recovery via GradInversion", section 3. Two differences:
+the seeds' images are not registered before averaging, so shifted copies average to a blur. Labels are inferred as in
+the other attacks, because the paper's column minima of the last layer cannot find a label twice.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ _WARM_UP = 50 / 20_000
 
 @component
 class GradInversion(GradientMatching):
-    """Fits images in [0, 1] from several seeds that are drawn to their mean, with labels given or inferred.
+    """Fit images in [0, 1] from several seeds that are pulled towards their mean; labels are given or inferred.
 
-    The prior on the statistics of batch norms is absent where these were never tracked. The seed with the smallest
-    objective counts; the group's term is not part of that.
+    The batch-norm prior is omitted if the model tracks no running statistics. The seed with the smallest objective is
+    returned; the group term is not part of this objective.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     iterations: Annotated[int, Field(ge=1)] = 4000
-    """Adam steps; the step size rises, then falls as a cosine to nothing."""
+    """Number of Adam steps; the step size rises, then falls along a cosine to zero."""
     seeds: Annotated[int, Field(ge=1)] = 4
-    """Random starts that are fitted together."""
+    """Number of random starts that are fitted together."""
     lr: Annotated[float, Field(gt=0)] = 0.1
-    """The largest step size, in units of the range of a pixel."""
+    """Maximum step size, in units of the pixel range."""
     matching: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the squared distance of the gradients."""
     tv: Annotated[float, Field(ge=0)] = 1e-4
@@ -55,19 +54,19 @@ class GradInversion(GradientMatching):
     l2: Annotated[float, Field(ge=0)] = 1e-6
     """Weight of the images' Euclidean norm."""
     batch_norm: Annotated[float, Field(ge=0)] = 0.1
-    """Weight of the distance to the running statistics, which says how the batch looks to every batch norm."""
+    """Weight of the distance between the batch's statistics and the running statistics, at every batch norm."""
     group: Annotated[float, Field(ge=0)] = 0.01
     """Weight of an image's Euclidean distance to the mean of the seeds."""
     noise: Annotated[float, Field(ge=0)] = 0.01
-    """Deviation of the Gaussian noise in every step, over the step size."""
+    """Standard deviation of the Gaussian noise added in every step, divided by the step size."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the model and its gradients; images, objective and priors stay in float32."""
+    """Precision of the model and its gradients; images, objective and priors are always float32."""
 
     @fits_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        """Return one reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
         return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _group(
@@ -119,9 +118,9 @@ class GradInversion(GradientMatching):
 
 
 def _apart(images: Tensor, seeds: int) -> Tensor:
-    """Return the slope of every image's distance to its mean over the seeds, that mean held; (Q, N, C, H, W).
+    """Return the slope of every image's distance to its mean over the seeds, with the mean fixed; (Q, N, C, H, W).
 
-    Divided by N, as all terms are means over the batch. Row v * seeds + s holds seed s of victim v.
+    The slope is divided by N, as all terms are means over the batch. Row v * seeds + s holds seed s of victim v.
     """
     groups = images.unflatten(0, (-1, seeds))
     difference = groups - groups.mean(1, keepdim=True)
@@ -131,6 +130,6 @@ def _apart(images: Tensor, seeds: int) -> Tensor:
 
 
 def _rates(lr: float, iterations: int) -> list[float]:
-    """Return the step sizes: linear to `lr` in the warm-up, then half a cosine; scaled to the budget."""
+    """Return the step size of each iteration: linear warm-up to `lr`, multiplied by half a cosine."""
     warm_up = max(1, round(_WARM_UP * iterations))
     return [lr * min(1, (i + 1) / warm_up) * (1 + cos(pi * i / iterations)) / 2 for i in range(iterations)]

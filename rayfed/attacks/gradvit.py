@@ -1,14 +1,13 @@
-"""GradViT: gradient matching for vision transformers, which also searches for the order of the patches.
+"""GradViT: gradient matching for vision transformers that also searches for the order of the patches.
 
-Such a network tells patches apart by little, so that a search finds what they show sooner than where they lie: patches
-in each other's places are a minimum that no small step leaves. So pixels on both sides of a border of patches are to be
-alike, and between the parts of a search patches change places wherever the gradients are nearer to each other then.
+A search reconstructs the content of patches sooner than their positions, and swapped patches are a local minimum. So a
+prior makes pixels on both sides of a patch border similar. Between the parts of a search, two patches swap places if
+that brings the gradients closer.
 
-Source: Hatamizadeh et al. 2022, "GradViT: Gradient Inversion of Vision Transformers", for the prior on borders, and for
-a schedule between priors and gradients. No more than its abstract and introduction was at hand: how that schedule goes
-and all constants are our own, and so are the units of the distance and the changes of places. Left out is the paper's
-image prior, the batch-norm statistics of a pretrained CNN, as a scenario has no such network. The priors that are left
-do harm where they come late, so they are turned off half way.
+Source: Hatamizadeh et al. 2022, "GradViT: Gradient Inversion of Vision Transformers", for the border prior and a
+schedule between priors and gradients. The details of the schedule, the constants, the relative distance and the swaps
+are our own. The paper's image prior (batch-norm statistics of a pretrained CNN) is omitted. The other priors reduce
+quality late in a search, so they are used only in its first half.
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ from rayfed.samples import Modality
 from rayfed.update import Named, Observation
 
 _PARTS = 4
-"""Parts of a search, between which patches change places; the later half of them is without priors."""
+"""Number of parts of a search, with swaps between them; the second half has no priors."""
 _STEPS_A_CHANGE = 3
-"""Steps for each change of places that is tried: it takes a value, a third of the work of a step."""
+"""Steps per tried swap; a swap needs one evaluation, about a third of the time of a step."""
 _LEAST = 1e-3
-"""Share of the whole gradient's length that a parameter's counts for at least: some are nothing but rounding."""
-_NO_PATCHES = "the first trained operation that sees more than one pixel does not cut images into patches"
+"""Minimum length of a parameter's gradient in the distance, as a share of the whole; some are only rounding errors."""
+_NO_PATCHES = "the first trained operation that uses more than one pixel does not cut images into patches"
 
 
 class Patches(NamedTuple):
-    """Height and width of the patches into which a network cuts images."""
+    """Height and width of the patches into which a model cuts images."""
 
     height: int
     width: int
 
     def borders(self, images: Tensor) -> Tensor:
-        """Return the mean absolute difference across borders, down plus across, (..., C, H, W) -> (...)."""
+        """Return the mean absolute difference across patch borders, vertical plus horizontal, of (..., C, H, W)."""
         down = images[..., self.height :: self.height, :] - images[..., self.height - 1 : -1 : self.height, :]
         across = images[..., self.width :: self.width] - images[..., self.width - 1 : -1 : self.width]
         variation = images.new_zeros(images.shape[:-3])
@@ -63,7 +62,7 @@ class Patches(NamedTuple):
         return variation
 
     def places(self, shape: Sequence[int]) -> list[tuple[int, slice, slice]]:
-        """Return image, rows and columns of every whole patch of images of a shape (N, C, H, W)."""
+        """Return the image index, rows and columns of every whole patch of images of shape (N, C, H, W)."""
         return [
             (image, slice(top, top + self.height), slice(left, left + self.width))
             for image in range(shape[0])
@@ -74,33 +73,33 @@ class Patches(NamedTuple):
 
 @component
 class GradVit(GradientMatching):
-    """Fits images in [0, 1] to the gradient of a vision transformer, and reorders their patches.
+    """Fit images in [0, 1] to the gradient of a vision transformer, and reorder their patches.
 
-    Labels are given or inferred. Which patches a model has is found by trying; one without, such as a CNN whose first
-    convolution overlaps, is not applicable. Priors count in the first half of the steps.
+    Labels are given or inferred. The patch size is detected by test inputs. The attack is not applicable to models
+    without patches, such as a CNN with overlapping convolutions. Priors are used in the first half of the steps.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
     several_rounds: ClassVar[bool] = False
 
     iterations: Annotated[int, Field(ge=1)] = 3000
-    """Adam steps; the step size falls along half a cosine. For every third one a change of places is tried."""
+    """Number of Adam steps; the step size falls along half a cosine. One swap of patches is tried per three steps."""
     restarts: Annotated[int, Field(ge=1)] = 1
-    """Number of random starts; the one with the smallest objective counts."""
+    """Number of random starts; the result with the smallest objective is returned."""
     lr: Annotated[float, Field(gt=0)] = 0.1
-    """The first step size, in units of the range of a pixel."""
+    """Initial step size, in units of the pixel range."""
     tv: Annotated[float, Field(ge=0)] = 0.1
-    """Weight of the total variation beside the relative distance of the gradients."""
+    """Weight of the total variation relative to the distance of the gradients."""
     borders: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the variation across the borders of patches alone."""
+    """Weight of the variation across patch borders."""
     moves: bool = True
-    """Whether patches change places, in their image or with those of others in the batch."""
+    """Swap patches within an image or between images of the batch."""
 
     @fits_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        """Return one reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
         return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _group(
@@ -135,12 +134,12 @@ class GradVit(GradientMatching):
         return best_restarts(whole, descent, victims, snapshots)
 
     def _prior(self, patches: Patches, images: Tensor) -> Tensor:
-        """Return the weighted priors of images (Q, N, C, H, W), (Q,)."""
+        """Return the weighted sum of priors (Q,) of images (Q, N, C, H, W)."""
         return (self.tv * total_variation(images) + self.borders * patches.borders(images)).mean(1)
 
 
 def relative_distance(gradients: Named, targets: Named) -> Tensor:
-    """Return the mean over parameters of the Euclidean distance over the target's length, (Q,)."""
+    """Return the Euclidean distance divided by the target's length, averaged over parameters, (Q,)."""
     pairs = [(g.reshape(len(g), -1), targets[name].reshape(len(g), -1)) for name, g in gradients.items()]
     lengths = torch.stack([vector_norm(target, dim=1) for _, target in pairs])
     apart = torch.stack([vector_norm(gradient - target, dim=1) for gradient, target in pairs])
@@ -150,9 +149,10 @@ def relative_distance(gradients: Named, targets: Named) -> Tensor:
 
 
 def patches_of(probed: Probe, samples: int) -> Patches:
-    """Return the patches into which a model cuts images, found at a random batch; raises `NotApplicable` for others.
+    """Return the patches into which a model cuts images, detected on a random batch; raise `NotApplicable` if none.
 
-    Pixels on which the same numbers of an operation depend are a patch, if no number depends on two neighbouring ones.
+    A patch is a set of pixels that affect the same outputs of an operation. No output may depend on two neighbouring
+    patches.
     """
     images, leaves = probed.samples(samples), probed.leaves()
     for use in range(len(probed.run(images)[0])):
@@ -168,7 +168,7 @@ def patches_of(probed: Probe, samples: int) -> Patches:
 
 
 def _seen_with_corner(probed: Probe, leaves: Named, use: int, images: Tensor) -> Tensor:
-    """Return the pixels (H, W) on which those numbers depend that depend on the first image's first pixel."""
+    """Return the pixels (H, W) that affect the same outputs of an operation as the first image's first pixel."""
     corner = torch.zeros(images.shape[-2:], dtype=torch.bool, device=images.device)
     corner[0, 0] = True
     changed = _changed(probed, leaves, use, images, corner)
@@ -179,14 +179,14 @@ def _seen_with_corner(probed: Probe, leaves: Named, use: int, images: Tensor) ->
 
 
 def _are_apart(probed: Probe, leaves: Named, use: int, images: Tensor, patches: Patches) -> bool:
-    """Return whether no number depends on black and white patches of a chequerboard at once."""
+    """Return whether no output depends on both black and white patches of a chequerboard."""
     rows, columns = (torch.arange(size, device=images.device) for size in images.shape[-2:])
     white = (rows[:, None] // patches.height + columns // patches.width) % 2 == 0
     return not (_changed(probed, leaves, use, images, white) & _changed(probed, leaves, use, images, ~white)).any()
 
 
 def _changed(probed: Probe, leaves: Named, use: int, images: Tensor, pixels: Tensor) -> Tensor:
-    """Return which numbers of an operation other values of some pixels (H, W) of the first image change."""
+    """Return which outputs of an operation change if some pixels (H, W) of the first image change."""
     other = images.clone()
     other[0] = torch.where(pixels, 1 - images[0], images[0])
     return probed.reached(other, leaves, use).output.detach() != probed.reached(images, leaves, use).output.detach()
@@ -200,9 +200,9 @@ def _moved(
     tries: int,
     generators: Sequence[torch.Generator],
 ) -> Tensor:
-    """Return points (Q, D) of victims (Q,) after so many tries of two random patches in each other's places.
+    """Return points (Q, D) of victims (Q,) after `tries` random swaps of two patches.
 
-    They stay where the objective is smaller then.
+    A swap is kept only if it decreases the objective.
     """
     places, values = patches.places(problem.images_shape), problem.values(points, victims)
     for _ in range(tries):

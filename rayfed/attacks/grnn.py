@@ -1,14 +1,14 @@
-"""Generative regression: the weights of a generator are trained until its images have the observed gradient.
+"""GRNN (generative regression): train a generator's weights until its images have the observed gradient.
 
 Source: Ren 2022, "GRNN: Generative Regression Neural Network - A Data Leakage Attack for Federated Learning", equation
 4, and his thesis, section 3.2.2, equation 3.4, algorithm 1; the terms' weights from section 3.3.1.
 
-RMSprop with the thesis' settings needs 1300 steps to a CIFAR-10 image of 33 dB. The objective falls by a factor of 10^4
-on the way, and a mean square that forgets 1 % a step keeps the step short for the large slopes of the past: at 10 %, as
-in Tieleman and Hinton 2012, "Lecture 6.5 - RMSProp", where the method comes from, 700 steps are enough.
+RMSprop with the thesis' settings needs 1300 steps to reconstruct a CIFAR-10 image at 33 dB. The objective falls by a
+factor of 10^4, and a mean square with a decay of 0.99 keeps steps short long after the slopes have become small. With
+0.9, as in Tieleman and Hinton 2012, "Lecture 6.5 - RMSProp", 700 steps are enough.
 
-The Wasserstein distance is the true one (W1) between the values of the two gradients; the total variation is that of
-`priors.py`, where the authors' published code squares the differences.
+The Wasserstein distance is the exact W1 distance between the values of the two gradients. The total variation is that
+of `priors.py`; the authors' published code squares the differences.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from rayfed.samples import Modality, SampleSpec
 from rayfed.update import Named, Observation
 
 _WEIGHTS_AT_ONCE = 64_000_000
-"""Number of parameters of generators that train together: with their slopes and RMSprop's two states 1 GB."""
+"""Maximum number of generator parameters trained together: 1 GB with their slopes and the states of RMSprop."""
 _EPSILON = 1e-8
 _TRACED = 50
 
 
 @component
 class Grnn:
-    """Trains a fresh generator for each victim that makes the whole batch, images and soft labels.
+    """Train a generator per victim that makes the whole batch: images and, if the labels are unknown, soft labels.
 
-    Images alone where the labels are known. One latent an image; the latents stay as they are drawn.
+    Each image has one latent, sampled at the start and then fixed.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
@@ -55,11 +55,11 @@ class Grnn:
     iterations: Annotated[int, Field(ge=1)] = 1000
     """Number of steps of RMSprop."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """Step size; the momentum makes steps up to 1 / (1 - momentum) times as long. The thesis: 1e-4."""
+    """Step size before momentum, which makes steps up to 1 / (1 - momentum) times as long. In the thesis: 1e-4."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Share of the last step that the next one repeats. The thesis: 0.99, so that lr / (1 - momentum) is the same."""
+    """Momentum of RMSprop. In the thesis: 0.99, with the same lr / (1 - momentum)."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the mean square of the slopes, by whose root a step is divided. The thesis: PyTorch's 0.99."""
+    """Decay of the mean square of the slopes (PyTorch's `alpha`). In the thesis: 0.99."""
     mse: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the squared L2 distance of the gradients."""
     wd: Annotated[float, Field(ge=0)] = 1.0
@@ -67,33 +67,33 @@ class Grnn:
     cd: Annotated[float, Field(ge=0)] = 0.0
     """Weight of one minus the cosine of the gradients."""
     tv: Annotated[float, Field(ge=0)] = 1e-3
-    """Weight of the total variation; the thesis takes 1e-3 for LeNet, 1e-6 for ResNet-18."""
+    """Weight of the total variation. In the thesis: 1e-3 for LeNet, 1e-6 for ResNet-18."""
     layers: list[str] | None = None
-    """Names or patterns (`conv*`) of the parameters that are matched; all by default."""
+    """Names or patterns (`conv*`) of the parameters to match. Default: all."""
     local_steps: LocalSteps = "divided"
-    """An update of several local steps: `divided` by learning rate and steps into one gradient, or `simulated`."""
+    """Treatment of several local steps: `divided` by learning rate and steps into one gradient, or `simulated`."""
 
     def __post_init__(self) -> None:
         if not (self.mse or self.wd or self.cd):
-            raise ValueError("mse, wd and cd are all 0: give one of them a weight, or nothing is matched")
+            raise ValueError("mse, wd and cd are all 0: set at least one of them above 0")
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-        """Raise `UserError` for a pattern in `layers` that no parameter of the model fits."""
+        """Raise `UserError` for a pattern in `layers` that matches no parameter of the model."""
         matched_layers([name for name, _ in model.named_parameters()], self.layers)
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        """Return one reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
         return in_groups(lambda o, g: self._group(o, model, g), observations, generators)
 
     def distance(self, gradients: Named, targets: Named) -> Tensor:
-        """Return the weighted terms of the objective that compare gradients, (Q,)."""
+        """Return the weighted sum of the gradient distances (Q,)."""
         terms = ((self.mse, squared_l2), (self.wd, wasserstein), (self.cd, one_minus_cosine))
         return torch.stack([weight * term(gradients, targets) for weight, term in terms if weight]).sum(0)
 
     def prior(self, images: Tensor) -> Tensor:
-        """Return the weighted total variation of images (Q, N, C, H, W), (Q,)."""
+        """Return the weighted total variation (Q,) of images (Q, N, C, H, W)."""
         return self.tv * total_variation(images).mean(1)
 
     def _group(
@@ -129,9 +129,9 @@ class Grnn:
 
 
 def wasserstein(gradients: Named, targets: Named) -> Tensor:
-    """Return the Wasserstein-1 distance between the values in two gradients, all layers together, (Q,).
+    """Return the Wasserstein-1 distance (Q,) between the values of two gradients, over all layers together.
 
-    Of two sets of the same size it is the mean distance of the values in order of size.
+    For two sets of equal size, this is the mean distance of the sorted values.
     """
     values, goals = (
         torch.cat([t.reshape(len(t), -1) for t in g.values()], 1).sort(1).values for g in (gradients, targets)
@@ -140,7 +140,7 @@ def wasserstein(gradients: Named, targets: Named) -> Tensor:
 
 
 def trained_together(problem: Matching) -> int:
-    """Return the number of victims whose generators are in memory at a time."""
+    """Return the number of victims whose generators are trained together."""
     with torch.device("meta"):
         generator = Generator(problem.images_shape[1:], problem.classes)
     size = sum(weight.numel() for weight in generator.parameters())
@@ -149,20 +149,20 @@ def trained_together(problem: Matching) -> int:
 
 @dataclass(frozen=True)
 class Makers:
-    """One generator for each of V victims, as one batched network."""
+    """Generators of V victims as one batched network."""
 
     network: nn.Module
-    """The architecture."""
+    """Architecture."""
     weights: Named
     """Weights, each with a leading dimension V."""
     latents: Tensor
     """(V, N, LATENT)"""
     labels: bool
-    """Whether label logits are made too."""
+    """Whether the generators also return label logits."""
 
     @classmethod
     def draw(cls, problem: Matching, generators: Sequence[torch.Generator]) -> Makers:
-        """Fresh generators and latents from each victim's own randomness."""
+        """Initialise generators and sample latents from each victim's own random generator."""
         size, channels, height, width = problem.images_shape
         made = [_drawn((channels, height, width), problem.classes, generator) for generator in generators]
         latents = torch.stack([torch.randn(size, LATENT, generator=generator) for generator in generators])
@@ -175,7 +175,7 @@ class Makers:
         )
 
     def points(self) -> Tensor:
-        """Return what the generators make, with its graph: points (V, D) of the matching problem."""
+        """Return the generators' outputs as points (V, D) of the matching problem, with their graph."""
         images, logits = vmap(lambda weights, latents: functional_call(self.network, weights, (latents,)))(
             self.weights, self.latents
         )
@@ -183,15 +183,15 @@ class Makers:
 
 
 def _drawn(image_shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Generator:
-    """Return a generator with PyTorch's initial weights, drawn from `generator`."""
+    """Return a generator with PyTorch's default initialisation, seeded from `generator`."""
     with seeds.global_stream(seeds.drawn(generator)):
         return Generator(image_shape, classes)
 
 
 class RmsProp:
-    """RMSprop with momentum, in place, like `torch.optim.RMSprop`, whose first use costs seconds of imports.
+    """RMSprop with momentum, in place; avoids the seconds of imports at the first use of `torch.optim.RMSprop`.
 
-    It works entry by entry: stacked problems stay independent, also of one whose slopes are not finite.
+    It works entry by entry, so stacked problems stay independent even if the slopes of one are not finite.
     """
 
     def __init__(self, weights: Named, lr: float, momentum: float, smoothing: float) -> None:
@@ -202,7 +202,7 @@ class RmsProp:
 
     @torch.no_grad()
     def step(self, slopes: Sequence[Tensor]) -> None:
-        """Move the weights against their slopes, in the order of the weights."""
+        """Apply one step to the weights; `slopes` are in the order of the weights."""
         for weight, square, velocity, slope in zip(self.weights, self.squares, self.velocities, slopes, strict=True):
             square.mul_(self.smoothing).addcmul_(slope, slope, value=1 - self.smoothing)
             velocity.mul_(self.momentum).addcdiv_(slope, square.sqrt().add_(_EPSILON))

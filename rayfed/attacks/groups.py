@@ -1,4 +1,4 @@
-"""Observations that make one batched problem, attacked together."""
+"""Group observations that form one batched problem, so that they are attacked together."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rayfed.attacks.base import NotApplicable, Reconstruction, not_applicable
 from rayfed.update import LocalTraining, Named, Observation
 
 Group = Callable[[Sequence[Observation], Sequence[torch.Generator]], list[Reconstruction]]
-"""An attack on observations of equal buffers, batch size and local training, whose labels are all of a kind."""
+"""An attack on observations with equal buffers, batch size, local training and type of labels."""
 
 
 def in_groups(
     attack: Group, observations: Sequence[Observation], generators: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
-    """Attack observations that make one batched problem together; return the results in the observations' order.
+    """Attack each group of observations that form one batched problem; return results in the order of observations.
 
-    Where the attack raises `NotApplicable`, its message stands in the group's results.
+    If the attack raises `NotApplicable`, all results of the group have that status and message.
     """
     members: dict[tuple[int, LocalTraining, torch.dtype | None, int], list[int]] = defaultdict(list)
     kinds: list[Named] = []
@@ -42,9 +42,9 @@ def in_groups(
 
 
 def _kind(buffers: Named, known: list[Named]) -> int:
-    """Return the index of these buffers among the known ones, by value, to which they are added where new.
+    """Return the index of equal buffers in `known`; append new buffers.
 
-    Who is given clients' keys meets another model at every victim.
+    Buffers differ between victims if the attacker knows the clients' keys.
     """
     for place, others in enumerate(known):
         if all(torch.equal(tensor, others[name]) for name, tensor in buffers.items()):

@@ -1,16 +1,15 @@
-"""The head of a model: what a gradient shows of the logits' residuals, whatever the model ends in.
+"""Head of a model: compute the residuals of the logits from a gradient, for any kind of last layer.
 
-Cross entropy's slope in the logits is the residual r = p - y: what the model gives each class, less the label. A
-gradient is the mean of J^T r over the batch, J the slope of the logits in the parameters. Two kinds of heads are told
-apart by trials, not by names or shapes:
+The slope of cross entropy in the logits is the residual r = p - y, the predicted probabilities minus the label. A
+gradient is the mean of J^T r over the batch, where J is the slope of the logits in the parameters. Two kinds of heads
+are distinguished by test inputs, not by names or shapes:
 
-- A matrix W whose product with some layer's input is what the logits are made of (times a number, plus a constant,
-  plus anything that is the same for all classes, as a logarithm of softmax adds): its gradient is the mean of r h^T,
-  h the features, and that of a bias behind it is the mean of r itself.
-- Anything else (a convolution and a mean, a cosine, several matrices, tied or normalised weights), and a matrix without
-  a bias behind parameters whose slopes are the same for all inputs, such as a norm's shift: r is that for which
-  J^T r fits the gradient best. J is measured on inputs of the attacker's own, and every parameter counts by how little
-  its slope varies with the input: those that do not vary, as a bias in front of a pooling, give r exactly.
+- Linear head: the logits are a matrix W times a layer's input h, up to a factor, a constant, and terms that are equal
+  for all classes (as in log softmax). The gradient of W is the mean of r h^T, and that of its bias is the mean of r.
+- Any other head (such as a convolution with a mean, a cosine, or tied weights), and a linear head without a bias
+  whose earlier parameters have a constant slope, such as a norm's shift. Here r is the least-squares solution of
+  J^T r = gradient. J is measured on the attacker's own inputs, and parameters whose slope varies less with the input
+  have a larger weight. Parameters with a constant slope, such as a bias before pooling, give r exactly.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ from rayfed.gradients import within
 from rayfed.update import Named, Observation
 
 _LARGEST = 20_000_000
-"""Values of a J that is measured, the smallest parameters first."""
+"""Maximum number of measured values of J; the smallest parameters are measured first."""
 _TRIALS = 8
-"""Inputs on which a head is tried."""
+"""Number of test inputs for a head."""
 _AT_ONCE = 100
-"""Inputs of one pass without its graph."""
+"""Number of inputs per pass without a graph."""
 _SAME = 1e-4
-"""Relative difference of two float32 results that are the same by algebra."""
+"""Maximum relative difference of two float32 results that are algebraically equal."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A model as far as its head goes, at the weights that clients were sent."""
+    """The head of a model at the weights that clients were sent."""
 
     model: nn.Module
     state: Named
     layer: str | None
-    """The module that takes the features; None where no matrix of the update makes the logits of them."""
+    """Name of the linear layer that takes the features; None if the head is not linear."""
     scale: float
-    """The logits are this times the layer's output."""
+    """Ratio of the logits to the layer's output."""
     slopes: _Slopes | None
-    """What shows r where there is no such layer, or none with a bias."""
+    """Slopes from which r is computed if there is no such layer, or if it has no bias."""
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> Head:
-        """Find the head of the clients' model."""
+        """Detect the head of the clients' model."""
         device = next(iter(observation.weights.values())).device
         network = without_tracking(model).to(device)
         state = {**observation.weights, **buffers_for(network, observation)}
@@ -77,13 +76,13 @@ class Head:
 
     @torch.no_grad()
     def forward(self, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Return the features (n, F), where a layer takes them, and the logits (n, K) of inputs (n, *shape)."""
+        """Return the features (n, F), or None without a linear head, and the logits (n, K) of inputs (n, *shape)."""
         found = [_forward(self.model, self.state, self.layer, part) for part in inputs.split(_AT_ONCE)]
         features = None if self.layer is None else torch.cat([f for f, _ in found if f is not None])
         return features, torch.cat([logits for _, logits in found])
 
     def products(self, gradient: Named) -> tuple[Tensor | None, Tensor | None]:
-        """Return what a gradient shows of the means of r h^T (K, F) and of r (K,), each None where it does not."""
+        """Return the means of r h^T (K, F) and of r (K,) from a gradient; each is None if it is unknown."""
         fitted = None if self.slopes is None else self.slopes.residual(gradient)
         if self.layer is None:
             return None, fitted
@@ -93,13 +92,13 @@ class Head:
 
 @dataclass(frozen=True)
 class _Slopes:
-    """Slopes of the logits in the smallest parameters, measured on inputs of the attacker's own."""
+    """Slopes of the logits in the smallest parameters, measured on the attacker's own inputs."""
 
     names: tuple[str, ...]
     mean: Tensor
     """(K, P) float64"""
     variance: Tensor
-    """(P,) float64, how much they vary with the input."""
+    """(P,) float64, variance of the slopes over the inputs."""
 
     @classmethod
     def of(cls, model: nn.Module, state: Named, observation: Observation, inputs: Tensor) -> _Slopes:
@@ -108,18 +107,18 @@ class _Slopes:
 
     @property
     def _rounding(self) -> Tensor:
-        """Variance of slopes that do not vary."""
+        """Variance due to rounding of slopes that are constant."""
         return _SAME**2 * self.mean.square().mean(0).max()
 
     def exact(self, centred: bool) -> bool:
-        """Return whether those that do not vary tell all of r, which sums to nothing over classes (`centred`)."""
+        """Return whether the constant slopes determine r; if `centred`, r sums to zero over classes."""
         same = self.mean[:, self.variance <= self._rounding]
         if not centred:
             return bool(torch.linalg.matrix_rank(same) == len(same))
         return bool(torch.linalg.matrix_rank(same - same.mean(0)) == len(same) - 1)
 
     def residual(self, gradient: Named) -> Tensor:
-        """Return the r (K,) that fits a gradient best."""
+        """Return the weighted least-squares solution r (K,) for a gradient."""
         seen = torch.cat([gradient[name].flatten() for name in self.names]).double().nan_to_num(0, 0, 0)
         weights = 1 / (self.variance + self._rounding).clamp(min=torch.finfo(torch.float64).tiny)
         weighted = self.mean * weights
@@ -128,7 +127,7 @@ class _Slopes:
 
 
 def _candidates(observation: Observation) -> Iterator[str]:
-    """Yield the modules with a matrix of a row for each class in the update, the last first."""
+    """Yield the modules of the update whose weight is a matrix with one row per class, last module first."""
     for name, tensor in reversed(observation.update.items()):
         layer, _, leaf = name.rpartition(".")
         if leaf == "weight" and tensor.ndim == 2 and len(tensor) == observation.classes and layer:
@@ -136,9 +135,9 @@ def _candidates(observation: Observation) -> Iterator[str]:
 
 
 def _forward(model: nn.Module, state: Named, layer: str | None, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Return the layer's input, where there is one, and the logits, both in the type of the weights.
+    """Return the layer's input, or None without a layer, and the logits, both in the type of the weights.
 
-    A model may compute in another type within, as under `torch.autocast`.
+    Models may compute in another type internally, such as under `torch.autocast`.
     """
     own = next(iter(state.values())).dtype
     if layer is None:
@@ -153,9 +152,9 @@ def _forward(model: nn.Module, state: Named, layer: str | None, inputs: Tensor) 
 
 
 def _scale(model: nn.Module, state: Named, layer: str, inputs: Tensor) -> float | None:
-    """Return by what the layer's product with its input is multiplied to make the logits; None where it does not.
+    """Return the factor between the layer's output and the logits, or None if the head is not linear in this layer.
 
-    The slope of some combination of the logits in the layer's matrix tells: nothing else than this product may read it.
+    The check uses the slope of a random combination of the logits in the layer's matrix.
     """
     weight = state[f"{layer}.weight"].detach().requires_grad_()
     features, logits = _forward(model, state | {f"{layer}.weight": weight}, layer, inputs)
@@ -175,12 +174,12 @@ def _scale(model: nn.Module, state: Named, layer: str, inputs: Tensor) -> float 
 
 
 def _centred(logits: Tensor) -> Tensor:
-    """Return logits (n, K) less their mean: what is added to all of a sample's changes no loss."""
+    """Return logits (n, K) minus their mean per sample, because a constant does not change the loss."""
     return logits - logits.mean(1, keepdim=True)
 
 
 def _smallest(observation: Observation) -> list[str]:
-    """Return the names of parameters whose slopes can be held, the smallest before the others."""
+    """Return the names of the parameters whose slopes fit in memory, smallest parameters first."""
     left = _LARGEST // observation.classes
     chosen: list[str] = []
     for name, tensor in sorted(observation.update.items(), key=lambda item: item[1].numel()):
@@ -192,7 +191,7 @@ def _smallest(observation: Observation) -> list[str]:
 
 
 def _mean_slopes(model: nn.Module, state: Named, names: tuple[str, ...], inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of J over the inputs, (K, P) float64, and the variance of its columns, (P,)."""
+    """Return the mean of J over the inputs (K, P) in float64, and the variance of its columns (P,)."""
     leaves = {name: state[name].detach().requires_grad_() for name in names}
 
     def rows(module: nn.Module, one: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Improved deep leakage from gradients: the labels are inferred first, then the images alone are fitted.
+"""Improved deep leakage from gradients (iDLG): infer the labels first, then fit only the images.
 
 Source: Zhao et al. 2020, "iDLG: Improved Deep Leakage from Gradients", algorithm 1.
 """
@@ -12,9 +12,9 @@ from rayfed.registry import component
 
 @component
 class Idlg(Dlg):
-    """DLG that infers the labels from the gradient first, for batches from estimated label counts.
+    """Infer the labels from the gradient, then fit the images as in DLG; batches use estimated label counts.
 
-    Where the gradient does not tell them, soft labels are fitted as by DLG, too, from the likeliest on.
+    If the gradient does not determine the labels, soft labels are fitted as well, starting from the likeliest labels.
     """
 
     reconstruct = fits_labels(Dlg.reconstruct)

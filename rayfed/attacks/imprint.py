@@ -1,14 +1,14 @@
-"""Imprint: a malicious server reads images out of a layer that it puts in front of the model.
+"""Imprint: a malicious server inserts a layer before the model and reconstructs images from its gradient.
 
-All rows of the layer measure the brightness h(x), the mean pixel; they differ in their thresholds c_1 < c_2 < ...
-alone, which cut the distribution of brightness into bins of equal mass. With g_i the slope of the loss in a row's
-activation by image i, row l gets the gradients sum g_i x_i (weight) and sum g_i (bias) over the images it answers to:
+All rows of the layer measure the brightness h(x), the mean pixel. They differ only in their thresholds
+c_1 < c_2 < ..., which cut the distribution of brightness into bins of equal mass. With g_i the slope of the loss in a
+row's activation by image i, row l has the gradients sum g_i x_i (weight) and sum g_i (bias) over these images:
 
-    relu:    all images with h(x_i) > c_l, with the same g_i in every row: rows l and l + 1 differ by bin l alone;
-    sparse:  the images of bin l themselves, as the activation is flat outside of it.
+    relu:    all images with h(x_i) > c_l, with the same g_i in every row, so rows l and l + 1 differ only by bin l;
+    sparse:  the images of bin l, because the activation is flat outside of the bin.
 
-So weight over bias is the image where one is alone in its bin, exactly, and a weighted mean of images elsewhere. Of n
-images in k bins of equal mass, n (1 - 1/k)^(n - 1) are expected to be alone.
+The ratio of weight to bias is exactly the image if it is the only one in its bin, and otherwise a weighted mean. With n
+images in k bins of equal mass, n (1 - 1/k)^(n - 1) are expected to be the only one in their bin.
 
 Source: Fowl et al. 2022, "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified
 Models", section 3 (`relu`) and its sparse variant for federated averaging.
@@ -32,15 +32,15 @@ from rayfed.attacks.labels import filled, with_labels
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
-_NO_BLOCK = "the client was sent no imprint block: the server has to tamper with the model (see `MaliciousServer`)"
+_NO_BLOCK = "the client was sent no imprint block: the server must modify the model (see `MaliciousServer`)"
 _PHOTOGRAPHS = (0.45, 0.13)
-"""Mean and standard deviation of brightness over natural photographs: CIFAR-10 has 0.473 and 0.121."""
+"""Mean and standard deviation of brightness over natural photographs; CIFAR-10 has 0.473 and 0.121."""
 _TOLERANCE = 1e-3
-"""Tolerance, on [0, 1], by which rounding may move an image's brightness out of its bin."""
+"""Distance, on [0, 1], by which rounding may move an image's brightness out of its bin."""
 
 
 class ImprintBlock(nn.Module):
-    """Linear, activation, linear back to the image's shape: (N, C, H, W) to the same."""
+    """Linear layer, activation, and linear layer back to the image's shape (N, C, H, W)."""
 
     def __init__(self, pixels: int, bins: int, sparse: bool) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ImprintBlock(nn.Module):
         self.sparse = sparse
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the input of the model behind the block: a pattern as strong as the images are bright."""
+        """Return the input of the model after the block: a fixed pattern scaled by the brightness of the images."""
         measured = self.encode(images.flatten(1))
         pattern: Tensor = self.decode(measured.clamp(0, 1) if self.sparse else measured.relu()).view_as(images)
         return pattern
@@ -57,23 +57,23 @@ class ImprintBlock(nn.Module):
 
 @component
 class Imprint:
-    """Active attack: the victims are sent a model with an imprint block in front, and its gradient holds images.
+    """Insert an imprint block before the victims' model (active attack) and reconstruct images from its gradient.
 
-    The bins' thresholds follow a normal distribution of brightness. Bins whose content has the bin's own brightness
-    come first, those with the largest bias gradient before the others; labels are read from the gradient.
+    The thresholds of the bins follow a normal distribution of brightness. Images whose brightness matches their bin
+    come first, ordered by the size of the bias gradient. Labels are inferred from the gradient.
     """
 
     place_labels: ClassVar[str] = "unneeded"
 
     bins: Annotated[int, Field(ge=2)] = 128
-    """Number of rows of the block; take several times the batch size, as images that share a bin are lost."""
+    """Number of bins. Use several times the batch size, because images that share a bin are lost."""
     variant: Literal["relu", "sparse"] = "relu"
-    """`relu` for gradients; `sparse` for updates after several local steps, in which images move their own bin only."""
+    """`relu` for gradients; `sparse` for updates after several local steps, where images change only their own bin."""
     gain: Annotated[float, Field(gt=0)] = 1.0
-    """Scale of the block's output: more lifts the images above rounding and noise, and moves bins in local steps."""
+    """Scale of the block's output. A larger gain lifts images above noise, but shifts bins during local steps."""
     brightness: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0)]] | None = None
-    """Mean and standard deviation of the images' mean pixel; null: those of the public images under `knowledge:
-    [public]`, and otherwise 0.45 and 0.13, as of photographs."""
+    """Mean and standard deviation of the images' mean pixel. Default: those of the public images with `knowledge:
+    [public]`, else 0.45 and 0.13, as for photographs."""
 
     def tamper(
         self,
@@ -84,7 +84,7 @@ class Imprint:
         extra: Mapping[str, Any],
         generator: torch.Generator,
     ) -> tuple[nn.Module, Named, Named]:
-        """Return the model with an imprint block in front (see `MaliciousServer`)."""
+        """Return the model with an imprint block before it (see `MaliciousServer`)."""
         tampered = self._in_front_of(model, image_shape)
         device = next(iter(weights.values())).device
         block = {f"imprint.{name}": w.to(device) for name, w in self._block(image_shape, extra, generator).items()}
@@ -94,7 +94,7 @@ class Imprint:
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         if "imprint.encode.weight" not in observations[0].weights:
             return [not_applicable(observation, _NO_BLOCK) for observation in observations]
         tampered = self._in_front_of(model, observations[0].sample.shape)
@@ -112,9 +112,9 @@ class Imprint:
         pixels, sparse = prod(image_shape), self.variant == "sparse"
         mean, deviation = self.brightness or _of_public(extra) or _PHOTOGRAPHS
         edges = thresholds(mean, deviation, self.bins)
-        # a sparse row rises from 0 to 1 within its bin; all others rise for ever, from their threshold
+        # a sparse row rises from 0 to 1 within its bin; a relu row rises from its threshold without a limit
         slopes = 1 / edges.diff() if sparse else torch.full((self.bins,), 1 / (self.bins * deviation)).double()
-        # equal columns give equal slopes; sparse rows do not need them, and alternate so that their sum stays small
+        # equal columns give equal slopes; sparse rows do not need these, so signs alternate to keep the sum small
         signs = torch.ones(self.bins)
         signs[1::2] = -1 if sparse else 1
         pattern = self.gain * torch.randn(pixels, generator=generator)
@@ -131,7 +131,7 @@ class Imprint:
         shape = (observation.batch_size, *observation.sample.shape)
         found = _by_trust(*self._bins(observation))
         if len(found) == 0:
-            message = "no bin of the imprint block holds a finite image"
+            message = "no bin of the imprint block contains a finite image"
             return Reconstruction(images=torch.full(shape, 0.5), labels=labels, status="diverged", message=message)
         chosen = found[torch.arange(observation.batch_size) % len(found)]
         return Reconstruction(images=chosen.reshape(shape).clamp(0, 1).float().cpu(), labels=labels)
@@ -148,9 +148,9 @@ class Imprint:
 
 
 def thresholds(mean: float, deviation: float, bins: int) -> Tensor:
-    """Return the edges (bins + 1,) of bins of equal mass under a normal distribution of brightness, float64, ascending.
+    """Return the edges (bins + 1,) of bins of equal mass under a normal distribution of brightness, ascending, float64.
 
-    The outermost two lie where no image is: at 0 and 1, or a deviation beyond their neighbours.
+    The outermost two are beyond all images: at 0 and 1, or one standard deviation beyond their neighbours.
     """
     shares = torch.arange(1, bins, dtype=torch.float64) / bins
     inner = mean + deviation * torch.special.ndtri(shares)
@@ -159,7 +159,7 @@ def thresholds(mean: float, deviation: float, bins: int) -> Tensor:
 
 
 def _of_public(extra: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return mean and standard deviation of the public images' brightness, None without public images."""
+    """Return mean and standard deviation of the public images' brightness, or None without public images."""
     if "public" not in extra:
         return None
     brightness = extra["public"][0].flatten(1).mean(1)
@@ -167,10 +167,9 @@ def _of_public(extra: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _by_trust(rows: Tensor, sums: Tensor, edges: Tensor) -> Tensor:
-    """Return the finite images (R, D) in the bins, most trusted first (see `Imprint`).
+    """Return the finite images (R, D) in the bins, most reliable first (see `Imprint`).
 
-    The brightness of an image is known from its bin before its bias gradient is read, which rounding spoils where
-    bins are narrow: it cannot leave the bin.
+    The brightness computed from the bias gradient is clamped to the bin, because rounding affects it in narrow bins.
     """
     brightness = rows.mean(1) / sums
     inside = brightness.clamp(edges[:-1], edges[1:])

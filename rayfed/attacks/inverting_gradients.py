@@ -1,10 +1,11 @@
-"""Inverting gradients: the cosine of the gradients and total variation, Adam on the slope or on its sign.
+"""Inverting gradients: maximise the cosine similarity of the gradients with a total-variation prior by Adam.
 
-An attacker who knows Refiner adds its evaluation network as a prior against images that look like noise.
+An attacker that knows the defence `refiner` can add its evaluation network as a prior against images that look like
+noise.
 
 Sources: Geiping et al. 2020, "Inverting Gradients - How easy is it to break privacy in federated learning?", equation 4
-and section 5; Loshchilov and Hutter 2017, "SGDR", equation 5 without restarts, for the step size. Theirs falls by ten
-at 3/8, 5/8 and 7/8 of the steps, which leaves the last ones too short to get anywhere where there are few.
+and section 5; Loshchilov and Hutter 2017, "SGDR", equation 5 without restarts, for the step size. Geiping et al. divide
+the step size by ten at 3/8, 5/8 and 7/8 of the steps, which makes the last steps too small in a short search.
 """
 
 from __future__ import annotations
@@ -36,46 +37,46 @@ from rayfed.samples import SampleSpec
 from rayfed.update import Observation
 
 _ROUNDED = 7 / 8
-"""Share of the steps whose passes are in bfloat16, where that is faster."""
+"""Share of the steps that run in bfloat16 if that is faster."""
 _TRIAL = 1 / 4
-"""Share of the steps of the searches that choose the weight of the variation, and steps with or without the sign."""
+"""Share of the steps in each trial search, which select the weight of the variation and signed or unsigned steps."""
 _BETA2 = 0.85
-"""Decay of the mean square of slopes without the sign. With Adam's 0.999 the large slopes at the start shorten the next
-thousand steps, so that most searches end before the steps are long again."""
+"""Decay of the mean square of unsigned slopes. With Adam's 0.999, the large initial slopes shorten the next thousand
+steps, and most searches end before the steps grow again."""
 _LEAD = 32.0
-"""Factor by which the objective of steps on the sign has to be smaller for them to continue. Without the sign the
-objective falls later and further: after 50 steps it was up to 19 times as large where it led to the better images."""
+"""Factor by which the objective of signed steps must be smaller for them to continue. Without the sign the objective
+falls later: after 50 steps it was up to 19 times larger in searches that led to better images."""
 _AS_GOOD = 2.0
-"""Ratio to the smallest objective on the way up to which the last point is taken: larger steps meet small values by
-chance. On an untrained ConvNet last points are nearer by 1.4 dB, elsewhere as near (docs/benchmarks.md)."""
+"""Maximum ratio of the last to the smallest objective for which the last point is returned: large steps can hit small
+values by chance. Last points gain 1.4 dB on an untrained ConvNet and nothing elsewhere (docs/benchmarks.md)."""
 
 
 @component
 class InvertingGradients(GradientMatching):
-    """Fits images in [0, 1] to the direction of the observed gradient, with labels given or inferred."""
+    """Fit images in [0, 1] to the direction of the observed gradient; labels are given or inferred."""
 
     iterations: Annotated[int, Field(ge=1)] = 4800
     """Number of Adam steps; the step size falls along half a cosine."""
     restarts: Annotated[int, Field(ge=1)] = 1
-    """Number of random starts; the one with the smallest objective counts."""
+    """Number of random starts; the result with the smallest objective is returned."""
     signed: bool | None = None
-    """Whether Adam sees only the sign of the slope. Default: both are tried with a quarter of the steps each. Steps on
-    the sign continue if their objective is smaller by a factor of 32, because the objective falls later without it."""
+    """Use only the sign of the slope in Adam. Default: try both with a quarter of the steps each. Signed steps continue
+    if their objective is smaller by a factor of 32, because the objective falls later without the sign."""
     lr: Annotated[float, Field(gt=0)] = 0.1
-    """The first step size, in units of the range of a pixel."""
+    """Initial step size, in units of the pixel range."""
     tv: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the total variation; null: in proportion to the distance of the gradients, wherever the search is, by a
-    large factor or a small one: searches with a quarter of the steps choose, where the factors are far apart."""
+    """Weight of the total variation. Default: proportional to the current distance of the gradients, with the better of
+    two factors; if these differ much, searches with a quarter of the steps select one."""
     precision: Literal["float32", "bfloat16"] | None = None
-    """Precision of the model and its gradients; images, objective and priors stay in float32. null: bfloat16 but for
-    the last eighth of the steps, where the processor has units for it (AMX) and the model is large; else float32."""
+    """Precision of the model and its gradients; images, objective and priors are always float32. Default: float32, or
+    bfloat16 except in the last eighth of the steps if the processor supports it (AMX) and the model is large."""
     noise: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the share of noise that an evaluation network sees in the images, for attackers who know `refiner`."""
+    """Weight of the noise that an evaluation network detects in the images, for attackers that know `refiner`."""
     evaluator: Path | None = None
-    """File of the evaluation network, as `refiner` takes it; null takes the one that comes with rayfed."""
+    """File of the evaluation network, as in `refiner`. Default: the network that comes with rayfed."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-        """Raise `UserError` for an unknown layer, and where the evaluation network is asked for and not there."""
+        """Raise `UserError` for an unknown layer, or if the evaluation network is needed but missing."""
         super().check(model, sample, classes)
         if self.noise:
             load_evaluator(self.evaluator, torch.device("cpu"))
@@ -84,7 +85,7 @@ class InvertingGradients(GradientMatching):
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        """Return one reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
         return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _matching(
@@ -96,7 +97,7 @@ class InvertingGradients(GradientMatching):
         return self._weighted(problem, observations)
 
     def _weighted(self, problem: Matching, observations: Sequence[Observation]) -> Matching:
-        """Return the problem with the total variation, where its weight is to be chosen."""
+        """Return the problem with a relative total variation if `tv` is not set."""
         if self.tv is not None:
             return problem
         return replace(problem, relative=RelativeVariation.of(observations, problem.sent))
@@ -129,7 +130,7 @@ class InvertingGradients(GradientMatching):
         )
         for index, (one, signed) in enumerate(whole):
             rows = chosen[victims.cpu()] == index
-            if rows.any():  # they go on from where the trial ended
+            if rows.any():  # continue from the end of the trial
                 begin = trials[index][1][rows]
                 found = iter(self._ends(one, problem, begin, victims[rows], self.iterations, signed)[0])
                 ends.append([next(found) if c == index else end for c, end in zip(chosen, ends[index], strict=True)])
@@ -138,9 +139,9 @@ class InvertingGradients(GradientMatching):
     def _ends(
         self, problem: Matching, judge: Matching, start: Tensor, victims: Tensor, iterations: int, signed: bool
     ) -> tuple[list[Reconstruction], Tensor]:
-        """Return each victim's best end, as `judge` compares them, and all ends (Q, D) of the way that led there.
+        """Return each victim's best result over `problem.ways`, compared by `judge`, and its end points (Q, D).
 
-        Searches begin at `start` (Q, D) of victims (Q,).
+        Searches begin at `start` (Q, D) for victims (Q,).
         """
         ends = [self._found(way, judge, start, victims, iterations, signed) for way in problem.ways]
         found, points = zip(*ends, strict=True)
@@ -152,7 +153,7 @@ class InvertingGradients(GradientMatching):
     def _found(
         self, problem: Matching, judge: Matching, start: Tensor, victims: Tensor, iterations: int, signed: bool
     ) -> tuple[list[Reconstruction], Tensor]:
-        """Return each victim's best end of its searches, and the ends of all (Q, D)."""
+        """Return the best result of each victim's searches, and the end points of all searches (Q, D)."""
         snapshots, step = Snapshots(problem.images), count()
         rough, few = rounded(problem, start, victims) if self.precision is None else problem, _ROUNDED * iterations
         fine = problem.objective(victims)
@@ -178,7 +179,7 @@ class InvertingGradients(GradientMatching):
         return best_restarts(problem, descent, victims, snapshots), descent.best
 
     def _prior(self, images: Tensor) -> Tensor:
-        """Return the weighted priors of images (Q, N, C, H, W), (Q,)."""
+        """Return the weighted sum of priors (Q,) of images (Q, N, C, H, W)."""
         prior = images.new_zeros(len(images)) if self.tv is None else self.tv * total_variation(images).mean(1)
         if not self.noise:
             return prior
@@ -188,14 +189,14 @@ class InvertingGradients(GradientMatching):
 
 
 def _leads(problem: Matching, count: int) -> list[float]:
-    """Return for each of `count` victims the factor by which steps on the sign have to lead.
+    """Return the factor by which the objective of signed steps must be smaller, for each of `count` victims.
 
-    It is 1 if the update tells only signs: searches are then compared by nats, which do not fall to zero.
+    The factor is 1 if the update contains only signs: searches are then compared by nats, which do not fall to zero.
     """
     bare = None if problem.sent is None else problem.sent.signs
     return [1.0 if bare is not None and bool(bare[victim]) else _LEAD for victim in range(count)]
 
 
 def decayed(lr: float, iterations: int) -> list[float]:
-    """Return the step sizes, scaled to the budget."""
+    """Return the step size of each iteration, which falls from `lr` along half a cosine."""
     return [lr * (1 + cos(pi * step / iterations)) / 2 for step in range(iterations)]

@@ -1,15 +1,16 @@
-"""Shares of the classes in a batch, by the best linear estimate from what its gradient shows.
+"""Estimate the share of each class in a batch from its gradient by linear regression.
 
-The estimate is learnt on samples of the attacker's own, in stages, and judged on stages that it was not learnt on: the
-victim's samples are of a further one. Where what is shown says little of the labels, as of a model that is right nearly
-everywhere, or says something else from stage to stage, it stays at the shares that are expected anyway. Two things
-are read from the batch itself (empirical Bayes): what own samples do not explain of it is noise, which no estimate may
-trust; and where more is shown of labels than classes that are drawn alike would show, they are skewed: of estimates for
-several skews the mean is taken, each weighed by how likely it makes that.
+The regression is trained on the attacker's own samples in several stages, and validated on stages that were left out,
+because the victim's samples come from an unknown stage. If the gradient says little about the labels, or differs
+between stages, the estimate stays at the shares in the attacker's own samples.
+
+Two quantities are estimated from the batch itself (empirical Bayes). Variation that the own samples do not explain is
+noise, which sets a minimum ridge. The spread of the shares is unknown, so estimates for several spreads are averaged,
+weighted by their likelihood.
 
 Sources: MacKay 1992, "Bayesian Interpolation" (noise by its evidence); Hoeting et al. 1999, "Bayesian Model Averaging:
-A Tutorial"; leaving out whole groups for data of a further one is usual where these differ, as in Roberts et al. 2017,
-"Cross-validation strategies for data with temporal, spatial, hierarchical, or phylogenetic structure".
+A Tutorial"; Roberts et al. 2017, "Cross-validation strategies for data with temporal, spatial, hierarchical, or
+phylogenetic structure" (leaving out whole groups).
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ import torch
 from torch import Tensor
 
 _RIDGES = torch.logspace(-6, 3, 19)
-"""Weights of the ridge that are tried, in units of the mean square of what own samples show, all together."""
+"""Ridge weights to try, in units of the mean square of all features of the own samples."""
 _NOTHING = 1e-60
-"""Least sum of squares of what own samples show: where it is 0 they tell nothing, and shares stay even."""
+"""Minimum sum of squares of the features; if it is 0, the features say nothing and shares stay equal."""
 _AWAY = 2
-"""How much farther real samples are supposed to be from the stages than these, all of one kind, from each other."""
+"""Assumed distance of real samples from the stages, divided by the distance of the stages from each other."""
 
 
 class _Moments(NamedTuple):
-    """Of numbers (S, M, K) of own samples: what a mean over a batch of one has of it, each (K,)."""
+    """Parts of the second moment of predictions (S, M, K) for the own samples, each (K,)."""
 
     common: Tensor
-    """The square of a stage's mean, which all batches share."""
+    """Square of a stage's mean, shared by all batches."""
     between: Tensor
-    """The variance of the classes' means, which a batch has by its shares."""
+    """Variance of the class means, which depends on a batch's shares."""
     within: Tensor
-    """The variance inside the classes."""
+    """Variance within classes."""
 
     @classmethod
     def of(cls, numbers: Tensor, labels: Tensor) -> _Moments:
-        """Return the moments of numbers (..., S, M, K), averaged over the stages."""
+        """Return the moments of `numbers` (..., S, M, K), averaged over the stages."""
         mean = numbers.mean(-2, keepdim=True)
         means = (labels / labels.sum(0).clamp(min=1)).T @ numbers - mean
         between = labels.mean(0) @ means.square()
@@ -50,29 +51,29 @@ class _Moments(NamedTuple):
         )
 
     def expected(self, size: int, spread: float) -> Tensor:
-        """Return the mean square in a batch of real samples whose shares vary `spread` times as even ones."""
+        """Return the expected mean square in a batch whose shares vary `spread` times as much as uniform sampling."""
         return _AWAY**2 * self.common + (spread * self.between + self.within) / size
 
 
 class _Estimate(NamedTuple):
-    """The linear estimate for batches of a given spread."""
+    """Linear estimate for batches with a given spread of shares."""
 
     slope: Tensor
     """(D, K)"""
     error: Tensor
-    """(K,) its mean squared error."""
+    """(K,) mean squared error."""
 
 
 def estimated_shares(shown: Tensor, labels: Tensor, seen: Tensor, size: int, noise: float) -> tuple[Tensor, Tensor]:
-    """Return the shares (K,) of the classes among `size` samples, whose mean shows `seen` (K, m), and their deviations.
+    """Return the estimated shares (K,) of the classes in a batch of `size` samples, and their standard deviations.
 
-    `shown` (S, M, K, m) is what single samples of one's own show, in S stages; `labels` (M, K) theirs, as 0 and 1;
-    `noise` the variance of a number of `seen` by itself.
+    `seen` (K, m) are the features of the batch's gradient. `shown` (S, M, K, m) are those of the attacker's single
+    samples in S stages, with one-hot `labels` (M, K). `noise` is the variance of the noise in each value of `seen`.
     """
     shown, away = shown.flatten(2), seen.flatten() - shown.mean((0, 1)).flatten()
     learnt = _Learnt.of(shown, labels, size, noise)
     unexplained = learnt.fit.unexplained(away, size)
-    # as many spreads as doublings fit between classes that are drawn alike and samples that are all of one class
+    # spreads double from 1 (uniform sampling) to `size` (all samples of one class)
     spreads = 2.0 ** torch.arange(size.bit_length(), dtype=torch.float64, device=away.device)
     weights = learnt.weights(away, spreads)
     found = [learnt.estimate(float(spread), unexplained / float(spread)) for spread in spreads]
@@ -84,18 +85,18 @@ def estimated_shares(shown: Tensor, labels: Tensor, seen: Tensor, size: int, noi
 
 
 class _Learnt(NamedTuple):
-    """What own samples tell of labels, and what is told of each stage by the others."""
+    """Regressions on all stages of the own samples, and on all but one for validation."""
 
     fit: _Fit
     others: list[tuple[_Fit, Tensor]]
-    """A fit to all other stages, with what a stage (M, D) shows; none where there is one stage."""
+    """For each stage, a fit to all other stages and the features (M, D) of this stage; empty with a single stage."""
     labels: Tensor
     size: int
     noise: float
 
     @classmethod
     def of(cls, shown: Tensor, labels: Tensor, size: int, noise: float) -> _Learnt:
-        """Fit all stages, and all but one."""
+        """Fit the regressions."""
         rest = [torch.cat([shown[:s], shown[s + 1 :]]) for s in range(len(shown) if len(shown) > 1 else 0)]
         others = [
             (_Fit.of(own, labels, size, noise), one - own.mean((0, 1))) for own, one in zip(rest, shown, strict=False)
@@ -103,26 +104,26 @@ class _Learnt(NamedTuple):
         return cls(_Fit.of(shown, labels, size, noise), others, labels, size, noise)
 
     def answers(self, ridge: int, spread: float) -> Tensor:
-        """Return what is told of own samples (S, M, K) that the estimate was not learnt on."""
+        """Return cross-validated predictions for the own samples, (S, M, K)."""
         if not self.others:
             return self.fit.without_each(ridge)[None]
         return torch.stack([one @ fit.slope(ridge, spread) for fit, one in self.others])
 
     def weights(self, away: Tensor, spreads: Tensor) -> Tensor:
-        """Return how likely each spread is where a batch is `away` from the mean, by a chi-square's density.
+        """Return the probability of each spread for a batch with deviation `away` from the mean, by a chi-square density.
 
-        The largest ridge tells: it looks where classes differ most, and others show how far real ones are, too.
+        Only the largest ridge is used, which weights the directions in which classes differ most.
         """
         last = len(self.fit.ridges) - 1
         slope, answers = self.fit.slope(last, 1), _Moments.of(self.answers(last, 1), self.labels)
         blurred = self.noise * slope.square().sum() + _NOTHING
         expected = torch.stack([answers.expected(self.size, float(spread)).sum() for spread in spreads]) + blurred
         off = (away @ slope).square().sum()
-        # before a batch is seen, 1 / spread is as likely to be anything between 0 and 1
+        # the prior of 1 / spread is uniform on [0, 1]
         return (-(slope.shape[1] - 1) / 2 * (expected.log() + off / expected) - spreads.log()).softmax(0)
 
     def estimate(self, spread: float, least: Tensor) -> _Estimate:
-        """Return the estimate with a ridge of at least `least` that errs least."""
+        """Return the estimate with the smallest validation error among ridges of at least `least`."""
         tried = [i for i, ridge in enumerate(self.fit.ridges) if ridge >= least]
         told = self.labels - self.labels.mean(0)
         missed = [_Moments.of(self.answers(i, spread) - told, self.labels) for i in tried]
@@ -132,27 +133,28 @@ class _Learnt(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """Ridge regressions of labels on what samples show."""
+    """Ridge regressions of labels on the features of samples."""
 
     directions: Tensor
-    """(r, D) of what is shown, orthonormal; r at most the smaller of D and the number of rows that are fitted"""
+    """(r, D) orthonormal directions of the features; r is at most D and at most the number of fitted rows"""
     values: Tensor
-    """(r,) sums of squares of the rows in these"""
+    """(r,) sums of squares of the rows in these directions"""
     own: Tensor
-    """(R, r) the rows that are of samples"""
+    """(R, r) rows of samples"""
     labels: Tensor
-    """(R, K) theirs, less those that are expected"""
+    """(R, K) labels of the samples minus their mean"""
     apart: Tensor
-    """(K, r) rows of classes, which count as often as they have samples"""
+    """(K, r) rows of classes, weighted by their numbers of samples"""
     classes: Tensor
-    """(K, K) their labels, less those that are expected"""
+    """(K, K) labels of the classes minus their mean"""
     ridges: Tensor
 
     @classmethod
     def of(cls, shown: Tensor, labels: Tensor, size: int, noise: float) -> _Fit:
-        """Decompose differences of samples, of stages and of classes, for batches of `size` samples.
+        """Decompose the differences between samples, stages and classes, for batches of `size` samples.
 
-        In a mean over them a stage that was not seen yet counts as a whole; stages tell nothing of labels.
+        All samples of a batch share a stage, so averaging does not reduce differences between stages. Stages contain no
+        information about labels.
         """
         stages, samples, width = shown.shape
         expected, mean = labels.mean(0), shown.mean((0, 1))
@@ -177,9 +179,9 @@ class _Fit(NamedTuple):
         )
 
     def unexplained(self, away: Tensor, size: int) -> Tensor:
-        """Return the ridge that makes a batch likeliest which is `away` from the mean: what it has beside own samples.
+        """Return the ridge with the maximum likelihood for a batch with deviation `away` (D,) from the mean.
 
-        Of all rows it is a normal one, with as large a variance in each direction as the ridge adds.
+        The model is a normal distribution with the variance of the rows plus the ridge in every direction.
         """
         weight = len(self.own) * size
         seen = weight * (self.directions @ away).square()
@@ -190,7 +192,7 @@ class _Fit(NamedTuple):
         return self.ridges[fits.argmin()]
 
     def _solved(self, sums: Tensor, ridge: int, spread: float) -> Tensor:
-        """Return sums (r, n) over the products of the rows, those of classes `spread` - 1 times more (Woodbury)."""
+        """Return the solution (r, n) of the ridge system for `sums`, with classes weighted by `spread` (Woodbury)."""
         inverse = 1 / (self.values + self.ridges[ridge])[:, None]
         sums = inverse * sums
         if spread == 1:
@@ -201,17 +203,17 @@ class _Fit(NamedTuple):
         return sums - repeated
 
     def _turned(self, ridge: int, spread: float) -> Tensor:
-        """Return the slope (r, K) in the directions."""
+        """Return the slope (r, K) in the coordinates of `directions`."""
         return self._solved(self.own.T @ self.labels + (spread - 1) * self.apart.T @ self.classes, ridge, spread)
 
     def slope(self, ridge: int, spread: float) -> Tensor:
-        """Return the slope (D, K) of the labels in what is shown."""
+        """Return the slope (D, K) of the labels in the features."""
         return self.directions.T @ self._turned(ridge, spread)
 
     def without_each(self, ridge: int) -> Tensor:
-        """Return what is foretold of each sample's labels (R, K) from all others, for the least spread.
+        """Return leave-one-out predictions of the labels (R, K) for a spread of 1.
 
-        A row of a class would tell of all its samples.
+        Larger spreads are not used, because the row of a class would include the sample that is left out.
         """
         kept = self.own.square() @ (1 / (self.values + self.ridges[ridge]))[:, None]
         told = self.own @ self._turned(ridge, 1)

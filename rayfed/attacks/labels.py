@@ -1,14 +1,14 @@
-"""Labels from a gradient: how often each class occurs in a batch.
+"""Recover labels from a gradient: how often each class occurs in a batch.
 
-With mean cross entropy over N samples the gradient shows the mean residual of class k (`rayfed.attacks.head`),
-g_k = mean_i(p_ik) - n_k / N: p_ik is what the model gives sample i for class k, n_k how often the class occurs. Of one
-sample the class follows. Of more, p has to be supposed, and a trained model gives p = y nearly everywhere: the gradient
-is that of the few samples which it gets wrong. So the counts are the best linear estimate from what a gradient shows
-(`label_shares`), learnt on samples of the attacker's own (`own_samples`): where these say nothing of the labels, or
-each kind of them something else, neither does it, and all classes come out as often.
+With mean cross entropy over N samples, the gradient gives the mean residual of class k (`rayfed.attacks.head`),
+g_k = mean_i(p_ik) - n_k / N. Here p_ik is the predicted probability of class k for sample i, and n_k the count of the
+class. One sample's class follows directly. For a batch, p must be assumed, and a trained model has p = y for most
+samples, so only its few errors contribute to the gradient. So the counts are estimated by linear regression
+(`label_shares`), trained on the attacker's own samples (`own_samples`). If these say nothing about the labels, all
+classes get equal counts.
 
-Labels are sure where the counts come out whole. An attack that can fit soft labels beside the samples is played with
-the others as they are and once more from there on, and its own objective chooses (`fits_labels`).
+Labels are sure if the estimated counts are close to integers. Otherwise, an attack that can fit soft labels is run with
+the likeliest labels and again with soft labels, and the result with the smaller objective is used (`fits_labels`).
 
 Sources: Zhao et al. 2020, "iDLG" (one sample);
 Wainakh et al. 2022, "User-Level Label Leakage from Gradients in Federated Learning" (LLG, counts); Ma et al. 2023,
@@ -38,25 +38,25 @@ from rayfed.objective import NO_TARGET
 from rayfed.update import Named, Observation
 
 _SHOWN = 400
-"""Numbers that are read of a gradient: residuals times features, of all classes together."""
+"""Maximum number of features taken from a gradient: products of residuals and features, over all classes."""
 _OFF = 0.25
-"""Samples by which counts that are sure are off a whole number, and expected to be."""
+"""Maximum distance of a sure count from an integer, and maximum standard deviation of a count, in samples."""
 _PROVEN = 3
-"""Deviations of the noise by which a residual has to be negative to prove that its class occurs."""
+"""Standard deviations of the noise by which a residual must be negative to prove that its class occurs."""
 
 _LEAST = 0.05
 """Residual of an output, between -1 and 1, below which noise may have changed its sign."""
 
-_UNSURE = "the update does not tell the labels for sure"
+_UNSURE = "the labels are not certain from the update"
 _FITTED = "soft labels were fitted with the samples"
-_FITTED_PLACES = "labels of each place were not given: soft ones were fitted with the samples"
-_TAKEN = "the likeliest were taken, which matched better than fitted ones"
+_FITTED_PLACES = "labels per position were not given: soft labels were fitted with the samples"
+_TAKEN = "the likeliest labels were used, which matched better than fitted soft labels"
 
 Reconstruct = TypeVar("Reconstruct", bound=Callable[..., list[Reconstruction]])
 
 
 def last_linear(tensors: Named, classes: int) -> str | None:
-    """Return the module whose weight is the last matrix with `classes` rows, None if there is none."""
+    """Return the module whose weight is the last matrix with `classes` rows, or None."""
     names = [
         n for n, t in tensors.items() if t.ndim == 2 and t.shape[0] == classes and n.rpartition(".")[2] == "weight"
     ]
@@ -64,18 +64,18 @@ def last_linear(tensors: Named, classes: int) -> str | None:
 
 
 class Labels(NamedTuple):
-    """Labels that were read from a gradient."""
+    """Labels recovered from a gradient."""
 
     numbers: Tensor
     """(N,) int64"""
     sure: bool
-    """Whether what they were read from is near to what such labels show: elsewhere they are a guess."""
+    """Whether the labels are reliable; otherwise they are a guess."""
 
 
 def one_label(cross: Tensor | None, residual: Tensor | None) -> Labels:
-    """Return the label of a single sample from r (K,), or from r h^T (K, F), h unknown.
+    """Return the label of a single sample from r (K,), or from r h^T (K, F) with unknown h.
 
-    Only its class has a negative entry in r, as large as all others together; the smallest where that is no number.
+    The label's entry of r is the only negative one and as large as all others together.
     """
     if residual is None:
         assert cross is not None
@@ -88,9 +88,9 @@ def one_label(cross: Tensor | None, residual: Tensor | None) -> Labels:
 
 
 def counted_labels(expected: Tensor, proven: Tensor, size: int) -> Tensor:
-    """Return the labels behind expected counts (K,) of N = `size` samples, sorted, (N,) int64; labels may repeat.
+    """Return `size` labels, sorted, (N,) int64, for the expected counts (K,) of the classes.
 
-    One sample after the other goes to the class with the largest remainder, the `proven` classes (K,) bool first.
+    Samples are assigned one by one to the class with the largest remainder, to `proven` classes (K,) first.
     """
     remainders, counts = expected.clone(), torch.zeros_like(expected, dtype=torch.int64)
     for _ in range(size):
@@ -104,20 +104,20 @@ def counted_labels(expected: Tensor, proven: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class OwnProducts:
-    """What gradients of the attacker's own samples show, each alone: residuals times features."""
+    """Products of residuals and features for each of the attacker's own samples."""
 
     basis: Tensor
     """(F, m) directions of the features, with orthonormal columns."""
     unit: float
-    """The typical length of the features: the weight of residuals beside products with them."""
+    """Mean length of the features, used as the weight of the residuals."""
     shown: Tensor
-    """(S, M, K, m + 1) by stage, the last of the residuals themselves."""
+    """(S, M, K, m + 1) products by stage; the last column holds the weighted residuals."""
     labels: Tensor
-    """(M, K), the samples' labels as 0 and 1."""
+    """(M, K), one-hot labels of the samples."""
 
     @classmethod
     def of(cls, head: Head, observation: Observation) -> OwnProducts:
-        """Measure the samples that the attacker has, or makes."""
+        """Measure the products on the attacker's samples."""
         stages, numbers = own_samples(head, observation)
         features, logits = head.forward(stages.flatten(0, 1))
         labels = F.one_hot(numbers, observation.classes).double()
@@ -132,11 +132,11 @@ class OwnProducts:
 
 @dataclass(frozen=True)
 class LabelReader:
-    """Reads labels from gradients at the weights that clients were sent."""
+    """Recover labels from gradients at the weights that clients were sent."""
 
     head: Head
     given: Observation
-    """Some observation at these weights."""
+    """Any observation at these weights."""
 
     @cached_property
     def _own(self) -> OwnProducts:
@@ -148,7 +148,7 @@ class LabelReader:
         cross, residual = self.head.products(observation.gradient)
         size, smoothed = observation.batch_size, residual
         if residual is not None and (smoothing := getattr(losses.of(self.head.model), "label_smoothing", 0.0)):
-            smoothed = residual + smoothing / len(residual)  # what each class of a label that is smoothed has anyway
+            smoothed = residual + smoothing / len(residual)  # undo the constant of label smoothing
         if size == 1:
             return one_label(cross, smoothed)
         own = self._own
@@ -157,7 +157,7 @@ class LabelReader:
         parts += [] if residual is None else [own.unit * residual.double()[:, None]]
         seen = torch.cat(parts, 1).nan_to_num(0, 0, 0)
         shown = own.shown[..., 0 if cross is not None else width : width if residual is None else width + 1]
-        # residuals sum to nothing over the classes: what is left of their sum is the noise of a defence
+        # residuals sum to zero over the classes, so any remaining sum is a defence's noise
         noise = float(seen.sum(0).square().mean()) / len(seen)
         shares, deviations = estimated_shares(shown, own.labels, seen, size, noise)
         proven = torch.zeros_like(shares, dtype=torch.bool)
@@ -165,14 +165,14 @@ class LabelReader:
             proven = smoothed < -_PROVEN * noise**0.5 / own.unit
         numbers = counted_labels(size * shares, proven, size)
         off = (size * shares - numbers.bincount(minlength=len(shares))).abs()
-        lengths = observation.local.clip_norm is None  # counts are lengths, and clipping leaves directions
+        lengths = observation.local.clip_norm is None  # counts need lengths, and clipping preserves only directions
         return Labels(numbers, lengths and bool((torch.maximum(off, size * deviations) < _OFF).all()))
 
 
 def one_samples_numbers(head: Head, observation: Observation) -> Tensor | None:
-    """Return the binary labels (1, K) of a single sample, inferred from its gradient; None if it does not tell all.
+    """Return the binary labels (1, K) of a single sample, inferred from its gradient; None if any is uncertain.
 
-    The residual of each output is its sigmoid less the label, over K: negative where that is 1.
+    The residual of each output is (sigmoid - label) / K, which is negative if the label is 1.
     """
     if observation.batch_size > 1 or not isinstance(losses.of(head.model), losses.BinaryCrossEntropy):
         return None
@@ -180,12 +180,12 @@ def one_samples_numbers(head: Head, observation: Observation) -> Tensor | None:
     if residual is None:
         return None
     sizes = residual.abs() * len(residual)
-    told = (sizes > _LEAST) & (sizes <= 1 + _LEAST)  # else a defence has changed it, or nobody knows its sign
+    told = (sizes > _LEAST) & (sizes <= 1 + _LEAST)  # else a defence changed the residual or its sign is uncertain
     return (residual < 0).float()[None] if bool(told.all()) else None
 
 
 def filled(observation: Observation) -> Observation:
-    """Return the observation with NaN for labels that are numbers and could not be read, or none at any place."""
+    """Return the observation with missing labels filled in: NaN for numbers, `NO_TARGET` for labels per position."""
     if observation.labels is not None:
         return observation
     if observation.has_places:
@@ -194,10 +194,10 @@ def filled(observation: Observation) -> Observation:
 
 
 def with_labels(observations: Sequence[Observation], model: nn.Module, soft: bool = False) -> list[Observation]:
-    """Return the observations, all sent the same weights in a round, with labels: inferred where not given.
+    """Return the observations with missing labels inferred; all observations of a round share the weights.
 
-    Where `soft`, those that are not sure are probabilities (N, K), to be fitted from there. Numbers that the gradient
-    does not tell stay None, as only a search or the samples tell them, and so do classes of places.
+    With `soft`, uncertain labels are returned as probabilities (N, K), from which a search can start. Numeric labels
+    that do not follow from the gradient and labels per position stay None.
     """
     readers: list[tuple[Observation, LabelReader]] = []
 
@@ -226,9 +226,10 @@ def with_labels(observations: Sequence[Observation], model: nn.Module, soft: boo
 
 
 def _agreed(read: Sequence[Labels], rounds: Sequence[Observation]) -> Labels:
-    """Return the labels behind all of a victim's rounds, the attacked one first.
+    """Return the labels that agree best with all rounds of a victim, the attacked one first.
 
-    Only sure ones count, where there are, and those of larger gradients more; one that is not finite says nothing.
+    Rounds are weighted by their squared gradient norm. Only sure labels are used if there are any, and rounds with a
+    non-finite gradient are ignored.
     """
     norms = torch.stack([norm(one.gradient) for one in rounds]).double()
     sure = norms.isfinite() & torch.tensor([one.sure for one in read], device=norms.device)
@@ -243,7 +244,7 @@ def _agreed(read: Sequence[Labels], rounds: Sequence[Observation]) -> Labels:
 
 
 def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
-    """Wrap an attack that needs labels: they are inferred where they are not given."""
+    """Wrap an attack that needs labels: infer those that are not given."""
 
     @wraps(reconstruct)
     def inferring(
@@ -255,9 +256,10 @@ def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
 
 
 def fits_labels(reconstruct: Reconstruct) -> Reconstruct:
-    """Wrap an attack that can fit labels with the samples: they are inferred where they are not given.
+    """Wrap an attack that can fit labels with the samples: infer those that are not given.
 
-    Where they are not sure it is played with the likeliest and again with soft ones. The smaller objective counts.
+    If inferred labels are uncertain, run the attack with the likeliest and again with soft labels, and return the
+    result with the smaller objective.
     """
 
     @wraps(reconstruct)
@@ -268,7 +270,7 @@ def fits_labels(reconstruct: Reconstruct) -> Reconstruct:
         classes = {i: o.labels for i, o in enumerate(labelled) if o.labels is not None and not o.has_numbers}
         unsure = {i: labels for i, labels in classes.items() if labels.is_floating_point()}
         likeliest = [replace(o, labels=unsure[i].argmax(-1)) if i in unsure else o for i, o in enumerate(labelled)]
-        same = [generators[i].clone_state() for i in unsure]  # both begin at the same images
+        same = [generators[i].clone_state() for i in unsure]  # both runs start from the same images
         found = reconstruct(attack, likeliest, model, generators)
         if unsure:
             fitted = reconstruct(attack, [labelled[i] for i in unsure], model, same)
@@ -283,12 +285,12 @@ def fits_labels(reconstruct: Reconstruct) -> Reconstruct:
 
 
 def _fitted(found: Reconstruction, observation: Observation) -> bool:
-    """Return whether labels of places, which are not read from a gradient, were fitted."""
+    """Return whether labels per position, which cannot be inferred from a gradient, were fitted."""
     return observation.has_places and observation.labels is None and found.status != "not applicable"
 
 
 def _better(hard: Reconstruction, soft: Reconstruction) -> Reconstruction:
-    """Return the reconstruction with the smaller objective, with a message on how its labels were found."""
+    """Return the reconstruction with the smaller objective, with a message on the source of its labels."""
     if hard.status == "not applicable":
         return hard
     fitted = isfinite(soft.loss) and not hard.loss <= soft.loss

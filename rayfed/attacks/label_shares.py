@@ -110,7 +110,7 @@ class _Learnt(NamedTuple):
         return torch.stack([one @ fit.slope(ridge, spread) for fit, one in self.others])
 
     def weights(self, away: Tensor, spreads: Tensor) -> Tensor:
-        """Return the probability of each spread for a batch with deviation `away` from the mean, by a chi-square density.
+        """Return the probability of each spread for a batch with deviation `away` from the mean (chi-square density).
 
         Only the largest ridge is used, which weights the directions in which classes differ most.
         """

@@ -47,7 +47,7 @@ _PROVEN = 3
 _LEAST = 0.05
 """Residual of an output, between -1 and 1, below which noise may have changed its sign."""
 
-_UNSURE = "the labels are not certain from the update"
+_UNSURE = "the update does not determine the labels with certainty"
 _FITTED = "soft labels were fitted with the samples"
 _FITTED_PLACES = "labels per position were not given: soft labels were fitted with the samples"
 _TAKEN = "the likeliest labels were used, which matched better than fitted soft labels"

@@ -1,1 +1,1 @@
-"""What closed forms share: a model under study (`probe.py`), linear layers (`layers.py`), equations for samples."""
+"""Shared code of closed-form attacks: a model under study (`probe.py`), linear layers (`layers.py`), equations."""

@@ -1,4 +1,4 @@
-"""The frame of a closed form: the model's probe and labels in, images and their distance from the gradient out."""
+"""Run closed-form attacks: provide the model's probe and labels, and turn solutions into reconstructions."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from rayfed.losses import BinaryCrossEntropy, OwnLoss
 from rayfed.update import Named, Observation
 
 _NEWTON_STEPS, _WAY = 5, 1e-3
-"""Steps to numbers under a loss whose gradient is not affine in them, and the difference by which slopes are taken."""
+"""Newton steps to numeric labels if the gradient is not affine in them, and the step of finite differences."""
 _MOST_CLASSES = 100
-"""Number of classes up to which the label of a single sample is found by trying them all."""
+"""Maximum number of classes for which the label of a single sample is found by trying all classes."""
 _SAME, _TINY = 1e-3, 1e-6
-"""Relative difference up to which two values are the same, and size beside the largest from which on they count."""
+"""Relative difference up to which two values are equal, and minimum size of compared values relative to the largest."""
 
 
 Find = Callable[[Probe, Observation, torch.Generator], Reconstruction]
-"""A closed form on one observation."""
+"""A closed form for one observation."""
 
 
 def studied(
     find: Find, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
-    """Return what a closed form finds in each observation, on one probe of the model for all of a kind.
+    """Return the results of a closed form for all observations, with one probe of the model per kind of batch.
 
-    The probe is kept for the attacker's other closed forms on such batches. Where labels that this one asks for
-    (`labelled`) cannot be read, the results say why. A model with weight norm is studied without it.
+    The probe is cached for the attacker's other closed forms. If required labels (`labelled`) cannot be inferred, the
+    results' messages give the reason. Weight norm is removed from the model first.
     """
     model, observations = without_weight_norm(model, observations)
 
@@ -64,10 +64,10 @@ def _found(find: Find, probed: Probe, observation: Observation, generator: torch
 def labelled(
     find: Callable[[Probe, Observation], Reconstruction], probed: Probe, observation: Observation
 ) -> Reconstruction:
-    """Return what a closed form finds with labels, which are read off the gradient where they are not given.
+    """Return the result of a closed form with labels, which are inferred from the gradient if they are not given.
 
-    The observation is the one that `studied` gave. Where labels cannot be read, the message says why. To read a batch's
-    takes many passes of the model, so a closed form asks for them where it is known to apply.
+    `observation` must be the object passed by `studied`. If labels cannot be inferred, the message gives the reason.
+    Inferring the labels of a batch takes many passes, so call this only after the closed form is known to apply.
     """
     read: Mapping[int, tuple[Observation, str]] = probed.read_labels()
     own, unread = read[id(observation)]
@@ -79,25 +79,25 @@ def labelled(
 
 
 def _labelled(group: Sequence[Observation], model: nn.Module) -> dict[int, tuple[Observation, str]]:
-    """Return, by identity, observations with labels, and the reason why they could not be read, empty if they were."""
+    """Return the observations with inferred labels by `id`, each with the reason if inference failed, else ""."""
     try:
         return {id(one): (read, "") for one, read in zip(group, with_labels(group, model), strict=True)}
-    except Exception as error:  # whatever a user's own model raises on samples it was not made for
+    except Exception as error:  # a user's model can raise anything on samples it was not made for
         if len(group) > 1:
             return {name: read for one in group for name, read in _labelled([one], model).items()}
         return {
             id(group[0]): (
                 group[0],
-                f"labels could not be read ({type(error).__name__}: {str(error).partition(chr(10))[0]})",
+                f"labels could not be inferred ({type(error).__name__}: {str(error).partition(chr(10))[0]})",
             )
         }
 
 
 def distance(probe: Probe, observation: Observation, images: Tensor, labels: Tensor, scaled: bool = True) -> float:
-    """Return how far the gradient at some samples is from the observed one, relatively: 0 for the true samples.
+    """Return the relative distance between the gradient at some samples and the observed one; 0 for the true samples.
 
-    Observed values that are not finite are left out. Not `scaled`, both count by their direction alone, as of a loss
-    that may be a sum or a mean: the sine of the angle.
+    Observed values that are not finite are ignored. Without `scaled`, only directions count, because the loss may be a
+    sum or a mean: the result is then the sine of the angle.
     """
     found = probe.gradient(images, labels)
     own_square = both = observed_square = torch.zeros((), dtype=torch.float64, device=probe.device)
@@ -110,7 +110,7 @@ def distance(probe: Probe, observation: Observation, images: Tensor, labels: Ten
 
 
 def _pairs(found: Named, observation: Observation, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the values of each tensor of a gradient beside those observed ones that are finite."""
+    """Yield the computed and observed values of each tensor of a gradient, where the observed ones are finite."""
     for name, tensor in observation.gradient.items():
         observed = tensor.to(probe.dtype).flatten()
         finite = observed.isfinite()
@@ -118,11 +118,10 @@ def _pairs(found: Named, observation: Observation, probe: Probe) -> Iterator[tup
 
 
 def agreement(probe: Probe, observation: Observation, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return how far the values that were sent are those of the gradient at some samples: a share and a distance.
+    """Return the share of sent values that equal the gradient at some samples, and the relative L1 distance.
 
-    The share is that of its values that were sent as they are, 0 where the gradient is not finite. The distance is the
-    sum of the absolute differences from the gradient, times the best factor, over that of the values: noise on some of
-    them, however large, hides little of how well the others fit. Values that are 0 or not finite were left out.
+    The share is 0 if the gradient is not finite. The distance is taken after multiplying the gradient by the best
+    factor; it is robust to large noise on some values. Sent values that are 0 or not finite are ignored.
     """
     found = probe.gradient(images, labels)
     sent: Named = {name: tensor.to(probe.dtype) for name, tensor in observation.gradient.items()}
@@ -140,10 +139,10 @@ def agreement(probe: Probe, observation: Observation, images: Tensor, labels: Te
 
 
 def fitted_numbers(probe: Probe, observation: Observation, images: Tensor) -> Tensor:
-    """Return the labels (N, K) at which images have the observed gradient, in least squares.
+    """Return the numeric labels (N, K) for which images have the observed gradient, by least squares.
 
-    A gradient is affine in labels under binary cross entropy and squared error, and one step is exact; of a loss of the
-    user's own more are made.
+    One step is exact for binary cross entropy and squared error, whose gradients are affine in the labels. A user's own
+    loss takes several steps.
     """
     sent = {name: tensor.to(probe.dtype) for name, tensor in observation.gradient.items()}
     observed = flatten(sent)
@@ -163,15 +162,15 @@ def fitted_numbers(probe: Probe, observation: Observation, images: Tensor) -> Te
 
 
 def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool) -> Reconstruction:
-    """Return images (N, *shape) as a reconstruction, whose `loss` is the `distance` of its gradient, not scaled.
+    """Return images (N, *shape) as a reconstruction whose `loss` is the unscaled `distance` of its gradient.
 
-    Unless the labels are `aligned` with the images, as that of a single sample is, the loss stays NaN; so it does where
-    they are of each place and were not given.
+    The loss is NaN unless the labels are `aligned` with the images, as for a single sample. It is also NaN if labels
+    per position were not given.
     """
     images = images.reshape(observation.batch_size, *observation.sample.shape)
     if (
         images.is_floating_point() and observation.extra.get("as_trained") is None
-    ):  # of which the samples themselves are made later
+    ):  # images as trained are converted to samples later
         images = images.clamp(0, 1)
     if observation.labels is None and observation.has_numbers:
         observation, aligned = replace(observation, labels=fitted_numbers(probe, observation, images)), True
@@ -189,10 +188,10 @@ def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool
 
 
 def nothing_found(observation: Observation, message: str) -> Reconstruction:
-    """Return grey samples, for a closed form that applies but finds nothing in this observation.
+    """Return grey samples, for a closed form that applies but finds no solution for this observation.
 
-    It has diverged where it looked and nothing fits, and failed where the gradient is not finite: that hides nothing
-    from an attacker who leaves out what is no number.
+    The status is "diverged", or "failed" if the gradient is not finite, because a better attack could ignore values
+    that are not finite.
     """
     labels = filled(observation).labels if observation.has_numbers else observation.labels
     finite = all(tensor.isfinite().all() for tensor in observation.gradient.values())

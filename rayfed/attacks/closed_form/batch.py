@@ -1,4 +1,4 @@
-"""The samples of a batch, and their labels, from what entered a linear layer and the slopes of the loss behind it."""
+"""Reconstruct a batch and its labels from a linear layer's inputs and the slopes of the loss in its outputs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.update import Observation
 
 _NO_SCALE = (
-    "the linear layer '{}' has no bias, so the scale of what enters it is told by labels that can be tried one by one, "
-    "and these are numbers"
+    "the linear layer '{}' has no bias, so the scale of its inputs follows only from labels that can be tried one by "
+    "one; numeric labels cannot"
 )
 
 
 def samples_behind(
     probe: Probe, observation: Observation, layer: Layer, inputs: Tensor, slopes: Tensor
 ) -> Reconstruction:
-    """Return the samples behind a layer's inputs (n, F [+ 1]) and slopes (n, O), both known but for a scale each.
+    """Reconstruct samples from a layer's inputs (n, F [+ 1]) and slopes (n, O), both known up to a scale per sample.
 
-    The scale is that of the last entry, which is 1, and without a bias the one at which the model has such slopes. Each
-    sample has the class that its slopes fit. Samples are repeated where there are fewer than the batch has.
+    With a bias, the last input is 1, which gives the scale. Without one, the scale is chosen so that the model's slopes
+    match. Each sample gets the class that its slopes fit best. Samples repeat if there are fewer than the batch has.
     """
     shape = (len(inputs), *probe.shape)
     affine, _ = front(probe, layer)
@@ -57,7 +57,7 @@ def samples_behind(
 
 
 def _guesses(probe: Probe, observation: Observation) -> Tensor | None:
-    """Return labels (R,) or (R, ...) of which each sample has one: given ones, or all there are of classes, or None."""
+    """Return the candidate labels (R,) or (R, ...) of a sample: given labels, all possible labels, or None."""
     if (observation.has_numbers or observation.has_places) and observation.labels is not None:
         return observation.labels.cpu()
     return probe.hypotheses(observation.classes)
@@ -71,7 +71,7 @@ def _misses(
         outputs = probe.run(images.to(probe.dtype))[0][layer.use].output.flatten(1)
     labels = guesses[:, None].expand(-1, len(images), *guesses.shape[1:])
     own = probe.slopes(layer.use, outputs, labels).double() / observation.batch_size
-    if layer.bias is not None:  # whose scale counts nothing, as the loss may be a sum
+    if layer.bias is not None:  # ignore the scale, as the loss may be a sum
         along = (own * slopes[:, None]).sum(2, keepdim=True) / own.square().sum(2, keepdim=True)
         own = along.clamp(min=0) * own
     misses: Tensor = (own - slopes[:, None]).norm(dim=2) / slopes.norm(dim=1, keepdim=True)
@@ -79,9 +79,9 @@ def _misses(
 
 
 def _labelled(probe: Probe, observation: Observation, layer: Layer, images: Tensor, slopes: Tensor) -> Reconstruction:
-    """Return the reconstruction of images (n, *shape), each with the label that its slopes fit, of those given if any.
+    """Return the reconstruction of images (n, *shape), each with the label (of the given ones, if any) that fits best.
 
-    Numbers of which there are countless are left to the whole gradient.
+    Numeric labels that cannot be enumerated are fitted to the whole gradient.
     """
     order, guesses = torch.arange(observation.batch_size) % len(images), _guesses(probe, observation)
     if guesses is None:

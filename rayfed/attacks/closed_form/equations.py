@@ -1,4 +1,4 @@
-"""Equations for samples: f(x) = b, solved exactly where f is affine and by Gauss-Newton elsewhere.
+"""Solve equations f(x) = b for samples x: exactly if f is affine, otherwise by Gauss-Newton.
 
 Sources: Paige and Saunders 1982, "LSQR: An Algorithm for Sparse Linear Equations and Sparse Least Squares"; Levenberg
 1944 and Marquardt 1963, for the damping of steps.
@@ -20,32 +20,33 @@ Map = Callable[[Tensor], Tensor]
 _LSQR_STEPS = 1000
 _NEWTON_STEPS = 20
 _SLOW = 0.9
-"""Part of the distance that a step of Gauss-Newton leaves at most: near a solution it leaves far less."""
+"""Ratio of the distance after a step to that before from which on Gauss-Newton stops."""
 _USUAL = 0.2
-"""Standard deviation of the values of a usual photograph."""
+"""Standard deviation of pixels in a typical photograph."""
 _AT_END, _MUCH = 0.01, 0.1
-"""How near to its least or largest value, beside their distance, a value counts as alike; and how many of them do."""
+"""Distance from the extremes, as a share of the range, within which a value counts as extreme; and the share of such
+values from which on an image counts as high-contrast."""
 _MOST_NUMBERS, _MOST_SLOPES = 1024, 2**22
-"""Numbers of a sample, and times those of f, up to which all slopes are taken at once."""
+"""Maximum number of entries of a sample, and of slopes per sample, for which all slopes are computed at once."""
 _APART = 1e-5
-"""Half the way between two samples whose difference is a slope."""
+"""Step of the central differences."""
 _DAMPING = (1e-10, 1e-7, 1e-5, 1e-3, 1e-2, 1e-1)
-"""Singular values of the slopes, beside the largest, below which a step is held back."""
+"""Damping factors to try, relative to the largest singular value of the slopes."""
 _EXACT = 1e-6
-"""Relative error up to which double precision takes two values for the same."""
+"""Relative error up to which two values are equal in double precision."""
 
 
 class Solution(NamedTuple):
-    """Samples that solve f(x) = b as far as it can be solved."""
+    """Least-squares solution of f(x) = b."""
 
     samples: Tensor
-    """(N, *shape), not clamped; what f says nothing of is grey, as where the search began."""
+    """(N, *shape), not clamped; entries that f does not determine stay grey, the start of the search."""
     residual: float
     """|f(x) - b| / |b - f(grey)|: 0 for a solution, 1 for a grey sample."""
 
 
 def is_affine(function: Map, samples: Tensor) -> bool:
-    """Return whether f is affine between samples x (N, *shape) and 1 - x, by three of its values."""
+    """Return whether f is affine between samples x (N, *shape) and 1 - x, tested at three points."""
     with torch.no_grad():
         low, high = function(samples), function(1 - samples)
         between = function(0.25 * samples + 0.75 * (1 - samples))
@@ -54,11 +55,11 @@ def is_affine(function: Map, samples: Tensor) -> bool:
 
 
 def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -> Solution:
-    """Solve f(x) = target for samples of a shape (N, *shape) from grey on, in least squares.
+    """Solve f(x) = target for samples of a shape (N, *shape) by least squares, starting from grey.
 
-    An affine f takes one step, which is exact where f determines the samples; another f at most twenty. Where such an f
-    does not see a sample's brightness, as behind a layer norm, the sample is moved into [0, 1]; where it does not see
-    its contrast either, the sample is given all of [0, 1].
+    An affine f takes one step, which is exact if f determines the samples. Any other f takes at most twenty steps. If f
+    does not depend on a sample's brightness, as after a layer norm, the sample is shifted into [0, 1]. If f does not
+    depend on contrast either, the sample is rescaled.
     """
     samples = torch.full(shape, 0.5, device=target.device, dtype=target.dtype)
     first = best = float(_values(function, samples, target).norm())
@@ -78,11 +79,11 @@ def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -
 
 
 def _in_range(function: Map, samples: Tensor, target: Tensor, best: float, rounding: float) -> Tensor:
-    """Rescale samples to the brightness and contrast of usual images, if f at them stays as near to the target.
+    """Rescale samples to typical brightness and contrast if f stays as close to the target.
 
-    Each channel by itself comes before all alike. What has much that is alike at an end, as a digit's black, reaches
-    from 0 to 1, also where noise speaks a little against it; what has not is given a usual deviation. Where f tells
-    contrast, by the number that keeps a norm from dividing by zero, the sample is moved into [0, 1], its mean near 0.5.
+    Rescaling per channel is tried before rescaling all channels together. Images with many extreme values, such as the
+    black background of a digit, are stretched to [0, 1], with some tolerance for noise. Others get a typical standard
+    deviation. If f depends on contrast, the sample is only shifted into [0, 1] with a mean near 0.5.
     """
     for scaled in (True, False):
         for first in (min(2, samples.ndim - 1), 1):
@@ -107,7 +108,7 @@ def _values(function: Map, samples: Tensor, target: Tensor) -> Tensor:
 
 
 def _steps(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Iterator[Tensor]:
-    """Yield least-squares solutions of J d = target - f(x), J being the slope of f at x, whole and shorter ones."""
+    """Yield least-squares steps d of J d = target - f(x), where J is the slope of f at x: full steps, then shorter."""
     if affine or (slopes := _slopes(function, samples)) is None:
         step = _iterated(function, samples, target, affine)
         yield from (size * step for size in (1.0, 0.5, 0.1, 0.01))
@@ -120,12 +121,12 @@ def _steps(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Iter
 
 
 def _iterated(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Tensor:
-    """Return the least-squares solution of J d = target - f(x) by LSQR, which never holds J."""
+    """Return the least-squares solution of J d = target - f(x) by LSQR, without storing J."""
     inputs = samples.clone().requires_grad_()
     with torch.enable_grad():
         values = function(inputs)
     here = values.detach()
-    if not values.requires_grad:  # nothing of f has a slope
+    if not values.requires_grad:  # f has no slope
         return torch.zeros_like(samples)
     small = 1.0 if affine else _EXACT
 
@@ -149,9 +150,9 @@ def _iterated(function: Map, samples: Tensor, target: Tensor, affine: bool) -> T
 
 @torch.no_grad()
 def _slopes(function: Map, samples: Tensor) -> Tensor | None:
-    """Return the slopes of f at samples (N, *shape) by differences, (N, F, D), of all their numbers in one call each.
+    """Return the slopes (N, F, D) of f at samples (N, *shape) by central differences, in one call per sample.
 
-    None where they are many, where differences are not exact enough, or where f is not one of each sample by itself.
+    Return None if there are too many slopes, if precision is insufficient, or if f mixes samples.
     """
     numbers = samples[0].numel()
     if numbers > _MOST_NUMBERS or samples.dtype != torch.float64:

@@ -1,4 +1,4 @@
-"""The gradient of a linear layer as slopes times inputs, of which only the spans are known."""
+"""Factorise the gradient of a linear layer into slopes and inputs, up to a change of basis."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from rayfed.update import Observation
 
 
 class Factors(NamedTuple):
-    """A gradient dL/d[W b] = D^T [H 1], (O, F [+ 1]), as left @ diag(values) @ right of rank b, by singular values.
+    """Singular value decomposition left @ diag(values) @ right of a gradient dL/d[W b] = D^T [H 1] of rank b.
 
-    D is the slopes of the loss in the layer's outputs, H its inputs: their spans are those of `left` and `right`.
+    D holds the slopes of the loss in the layer's outputs and H its inputs. They span the same spaces as `left` and
+    `right`. The gradient has shape (O, F [+ 1]).
     """
 
     left: Tensor
@@ -24,13 +25,12 @@ class Factors(NamedTuple):
     right: Tensor
     """(b, F [+ 1])"""
     noise: float
-    """Error of the entries of `left`, over that of a column: from the singular values that should be 0."""
+    """Error of the columns of `left`, estimated from the largest singular value that should be 0."""
 
     def guides(self, biased: bool) -> tuple[Tensor, Tensor]:
         """Return the gradient's rows in the coordinates of `right`, (O', b), and the coordinates' last column (b, 1).
 
-        With a bias the rows are divided by its gradient, where there is any, and so are mixtures of inputs; without,
-        they have length 1.
+        With a bias, rows are divided by the bias gradient and are thus mixtures of inputs. Without, they have length 1.
         """
         rows = self.left * self.values
         rows = rows[rows.norm(dim=1) > 1e-6 * rows.norm()]
@@ -38,7 +38,7 @@ class Factors(NamedTuple):
         if not biased:
             return rows / rows.norm(dim=1, keepdim=True) * rows[:, :1].sign(), one
         guides = rows / (rows @ one)
-        guides = guides[guides.isfinite().all(1)]  # others have no gradient of their bias left
+        guides = guides[guides.isfinite().all(1)]  # the other rows have a bias gradient of 0
         if not len(guides):
             return guides, one
         far = (guides - guides.median(0).values).norm(dim=1)
@@ -46,7 +46,7 @@ class Factors(NamedTuple):
 
 
 def factorise(layer: Layer, observation: Observation) -> Factors | str:
-    """Return the factors of a layer's gradient, or why they cannot be those of as many samples as the batch has."""
+    """Return the factors of a layer's gradient, or the reason why they cannot be those of the whole batch."""
     gradient, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     size = observation.batch_size
     if bias is not None:
@@ -64,9 +64,9 @@ def factorise(layer: Layer, observation: Observation) -> Factors | str:
 
 
 def outputs_of(probe: Probe, layer: Layer, factors: Factors) -> Tensor | None:
-    """Return the map (O, b) from an input's coordinates to the layer's outputs, None if it is not linear.
+    """Return the matrix (O, b) from an input's coordinates to the layer's outputs, or None if they are not linear.
 
-    A bias that is added later is no part of the outputs.
+    The outputs do not include a bias that is added later.
     """
     samples = probe.samples(1, seed=3)
     with torch.no_grad():

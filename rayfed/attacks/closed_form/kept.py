@@ -1,8 +1,8 @@
-"""What entered a linear layer for a single sample, by the few values of its gradient that a defence left as they were.
+"""Recover a linear layer's input for one sample from the few gradient values that a defence left unchanged.
 
-The gradient of W is d h^T. Two values of a row that were left as they are have the ratio of two entries of h, in
-whatever row. Values that were changed seldom agree with others to five digits, so what agrees was left: the factors of
-some rows come from the ratios to one of them, entries of h from rows whose factors are known, and these give more rows.
+The gradient of W is d h^T, so two unchanged values of any row have the ratio of two entries of h. Changed values rarely
+agree to five digits, so values that agree are taken as unchanged. Ratios to one row give the factors of other rows,
+these give entries of h, and those give the factors of further rows.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from rayfed.update import Observation
 _SAME = 1e-5
 """Relative difference up to which two values agree."""
 _CHANCE = 0.1
-"""Number of pairs that may agree by chance, beyond which two values alone say nothing."""
+"""Expected number of pairs that agree by chance from which on three values must agree."""
 _BEGINNINGS, _FOLLOWED = 32, 8
-"""Rows to which others are compared, and those of them with most agreement that are followed up."""
+"""Number of reference rows, and number of those with most agreement that are refined."""
 _ROWS, _COLUMNS = 256, 1024
-"""Most rows that are looked at, and columns by which their factors are found."""
+"""Maximum numbers of rows, and of columns to compute their factors."""
 _ROUNDS = 30
 _DISTINCT = 0.5
-"""Share of values that differ from each other, below which a defence has cut them to levels."""
+"""Minimum share of distinct values; below, a defence has quantised the gradient."""
 
 
 def kept(layer: Layer, observation: Observation) -> tuple[Tensor, bool] | None:
-    """Return what entered a layer, (F,), by values that agree, and whether its scale is known; None if hardly any do.
+    """Return a layer's input (F,) from agreeing values, and whether its scale is known; None if too few values agree.
 
-    The scale is that of values of the bias that agree, too; otherwise it is known up to scale and sign. Values on a
-    few levels agree by chance, and say nothing. An entry on which no rows agree is what one of them says of it:
-    in the range of the other entries, the nearest to least squares, drawn to their mean as far as noise goes.
+    The scale follows from agreeing values of the bias; without these, the input is known up to scale and sign.
+    Quantised gradients are rejected, because their values agree by chance. For an entry without agreeing rows, the
+    result is one row's value: within the range of the other entries, the closest to a regularised least-squares
+    estimate.
     """
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     rows = _even(weight.isfinite().sum(1) > 1, _ROWS)
@@ -58,13 +59,13 @@ def kept(layer: Layer, observation: Observation) -> tuple[Tensor, bool] | None:
 
 
 def _even(which: Tensor, most: int) -> Tensor:
-    """Return the places of a mask, or so many of them, evenly spread."""
+    """Return at most `most` indices of a mask's true entries, evenly spread."""
     places = which.nonzero()[:, 0]
     return places[torch.linspace(0, len(places) - 1, min(len(places), most)).long()]
 
 
 def _factors(weight: Tensor) -> Tensor:
-    """Return the factors of rows, (O,), of whose products with numbers of columns most are values; NaN where none."""
+    """Return the row factors (O,) whose products with column values match most entries; NaN if a row has none."""
     begun = []
     for row in weight[:_BEGINNINGS]:
         factors, agreed = _commonest(weight / row.where(row != 0, torch.nan))
@@ -84,9 +85,9 @@ def _factors(weight: Tensor) -> Tensor:
 
 
 def _commonest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each row of (N, M) the value on which most of its values agree, and how many: NaN and 0 for too few.
+    """Return the most common value of each row of (N, M), and its count; NaN and 0 if too few values agree.
 
-    Zeros that are more than two that agree are no accident: the value is 0, or was left out.
+    If only two values agree and there are more zeros, the result is also NaN: the value is probably 0.
     """
     finite = values.where(values.isfinite() & (values != 0), torch.inf).sort(1).values.contiguous()
     ends = torch.searchsorted(finite, finite + _SAME * finite.abs(), right=True)

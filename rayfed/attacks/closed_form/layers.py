@@ -1,7 +1,7 @@
-"""Linear layers that see one vector of each sample, found by their gradients.
+"""Detect linear layers that see one vector per sample, from their gradients.
 
-For z = W h + b the gradients of one sample are dL/dW = d h^T and dL/db = d, with d the slope of the loss in z. A
-parameter is such a W, and another its b, where that holds at a random sample of the attacker's own.
+For z = W h + b, the gradients of one sample are dL/dW = d h^T and dL/db = d, where d is the slope of the loss in z. Two
+parameters are such a W and b if these equations hold at a random sample.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _SAME = 1e-5
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer of a model, and its place in the forward pass."""
+    """A linear layer of a model and its position in the forward pass."""
 
     weight: str
     bias: str | None
     transposed: bool
     """Whether the weight is (F, O), not (O, F)."""
     use: int
-    """Which of the probe's uses it is."""
+    """Index into the probe's uses."""
     operand: int
-    """Which of that use's inputs it sees."""
+    """Index into the inputs of that use."""
     width: int
-    """Numbers of a sample that enter it, F: the weight may be a stack of several layers', of which each takes some."""
+    """Number of inputs F; smaller than the weight's width if the weight stacks several layers."""
 
     def features(self, probe: Probe, inputs: Tensor) -> Tensor:
-        """Return what enters the layer, (N, F), with its graph to inputs (N, *shape)."""
+        """Return the layer's inputs (N, F), with their graph to samples `inputs` (N, *shape)."""
         return probe.run(inputs)[0][self.use].inputs[self.operand].reshape(len(inputs), -1)
 
     def matrix(self, gradient: Named) -> Tensor:
@@ -45,15 +45,15 @@ class Layer:
         return weight.flatten(1).T if self.transposed else weight.reshape(-1, self.width)
 
     def vector(self, gradient: Named) -> Tensor | None:
-        """Return the bias's part of a gradient, (O,), None if there is no bias."""
+        """Return the bias's part of a gradient, (O,), or None without a bias."""
         return None if self.bias is None else gradient[self.bias].double().flatten()
 
 
 def linear_layers(probe: Probe, sent: Named) -> list[Layer]:
     """Return the linear layers whose gradients are sent, in the order of the forward pass.
 
-    A weight that is read at several places of a sample, as a convolution's or a recurrent layer's is, is none. Raises
-    `NotApplicable` where the model takes no single sample.
+    Weights that are applied at several positions of a sample, such as in convolutions and recurrent layers, are
+    excluded. Raises `NotApplicable` if the model does not accept a single sample.
     """
     names = tuple(sent)
     found: list[Layer] = probe.once(("linear layers", names), lambda: list(_linear_layers(probe, names)))
@@ -65,10 +65,10 @@ def _linear_layers(probe: Probe, sent: Sequence[str]) -> Iterator[Layer]:
         gradient = probe.own_gradient
         uses, _, _ = probe.run(probe.samples(1))
         others, _, _ = probe.run(probe.samples(1, seed=1))
-    except Exception as error:  # such as batch norm's in training mode
-        probe.run(probe.samples(2))  # an error of larger batches, too, is raised: it is no matter of single samples
+    except Exception as error:  # such as from batch norm in training mode
+        probe.run(probe.samples(2))  # raises an error that also occurs with larger batches
         reason = str(error).partition("\n")[0]
-        message = f"layers are found by a single sample, which the model does not take: {reason}"
+        message = f"the attack detects layers with a single sample, which the model does not accept: {reason}"
         raise NotApplicable(message, inherent=True) from error
     for place, use in enumerate(uses):
         for name in sorted(use.names & set(sent)):
@@ -79,7 +79,7 @@ def _linear_layers(probe: Probe, sent: Sequence[str]) -> Iterator[Layer]:
 
 
 def _is_fixed(entering: Tensor, others: Sequence[Use], place: int, operand: int) -> bool:
-    """Return whether an operand is the same for another sample, such as the norm that a spectral norm divides by."""
+    """Return whether an operand does not depend on the sample, such as the divisor of a spectral norm."""
     if place >= len(others) or operand >= len(others[place].inputs):
         return False
     return torch.equal(entering, others[place].inputs[operand])
@@ -108,7 +108,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def front(probe: Probe, layer: Layer) -> tuple[bool, int]:
-    """Return whether a layer's input is affine in the sample, and how many numbers it has."""
+    """Return whether a layer's input is affine in the sample, and the number of its entries."""
     found: tuple[bool, int] = probe.once(("front", layer), lambda: _front(probe, layer))
     return found
 

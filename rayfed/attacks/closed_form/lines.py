@@ -1,4 +1,4 @@
-"""Samples that are known but for their scale: the points on a line at which something else fits best."""
+"""Find the scale of samples that are known up to scale: the best-fitting points on lines."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 _SLACK = 0.01
-"""How far rounding and noise may carry an entry out of [0, 1]."""
+"""Distance by which rounding and noise may move an entry out of [0, 1]."""
 _POINTS = 33
 _ZOOMS = 8
 
 
 def best_points(origins: Tensor, directions: Tensor, miss: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the points of lines inside [0, 1] that miss least, and their scales (N,).
+    """Return the points of lines inside [0, 1] that minimise `miss`, and their scales (N,).
 
-    `origins` and `directions` are (N, *shape); `miss` gives (N,) for one point on each line and its scales. The search
-    looks at evenly spread points, and again around the best one.
+    `origins` and `directions` are (N, *shape). `miss(points, scales)` returns (N,) for one point per line. The search
+    evaluates evenly spaced points and repeats this around the best one.
     """
     low, high = _inside(origins, directions)
     best = (low + high) / 2
@@ -35,7 +35,7 @@ def _at(origins: Tensor, directions: Tensor, scales: Tensor) -> Tensor:
 
 
 def _inside(origins: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scales (N,) between which all entries are in [0, 1]; where noise leaves none, the middle ones."""
+    """Return the scales (N,) between which all entries are in [0, 1]; if there are none, the medians over entries."""
     ends = torch.stack([(-_SLACK - origins) / directions, (1 + _SLACK - origins) / directions]).flatten(2)
     ends = ends.where(directions.flatten(1) != 0, torch.tensor([-torch.inf, torch.inf]).to(ends)[:, None, None])
     lower, upper = ends.amin(0), ends.amax(0)

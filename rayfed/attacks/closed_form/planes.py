@@ -1,4 +1,4 @@
-"""Planes through the origin that hold many of a set of points exactly, and nearly no point else."""
+"""Find planes through the origin that contain many of a set of points exactly."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import torch
 from torch import Tensor
 
 _DRAWS = 1024
-"""Planes through random points that are tried in a round."""
+"""Number of planes through random points per round."""
 _STARTS = 256
 _STEPS = 20
 _ROUNDS = 10
 _FLAT = 1e-5
-"""Cosine between a point and a normal below which the point lies in the plane, as far as float32 tells."""
+"""Maximum cosine between a point and a normal for a point in the plane, given float32 precision."""
 _CELL = 0.9
-"""Score of a normal that fits the slopes in one place exactly: less than that of a plane whose points fit, too."""
+"""Score of a normal that fits the slopes at one vector exactly; below that of a plane whose points also fit."""
 _NEAR = 64
-"""Places that come nearest to such a normal, around which the next round looks."""
+"""Number of vectors closest to such a normal, around which the next round searches."""
 _SETS = 8
-"""Sets of normals that are tried in a round."""
+"""Number of sets of normals per round."""
 _MISPLACED = 0.02
-"""Share of points on the wrong side that rounding of slopes close to 0 explains."""
+"""Maximum share of points on the wrong side due to rounding of slopes close to 0."""
 
 
 class Sides(NamedTuple):
-    """Which points a plane has to hold: those that some vector y maps below 0, and no others."""
+    """Constraint on the points of a plane: exactly the points that some vector y maps below 0."""
 
     map: Tensor
-    """(O, b): a row for each point."""
+    """(O, b): one row per point."""
     guides: Tensor
-    """(G, b): vectors among which, and between which, such y are likely."""
+    """(G, b): likely vectors y; mixtures of two of them are likely as well."""
     signed: bool
     """Whether the guides' sign is known."""
     slopes: Callable[[Tensor], Tensor] | None
-    """From vectors (S, b) to what the points' products with a normal are there, but for a factor: (S, K, O) guesses."""
+    """Maps vectors (S, b) to K guesses (S, K, O) of the points' products with a normal, up to a factor."""
 
 
 def planes(points: Tensor, noise: float, sides: Sides | None, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield sets of independent unit normals (at most b, b) of planes that hold many of the points (O, b).
+    """Yield sets of independent unit normals (at most b, b) of planes that contain many of the points (O, b).
 
-    Normals are looked for in rounds. The first set of a round is of those with most merit, the next leave some out by
-    chance. `noise` is the error of a point's entries, in units of the points'. Points and normals are float64.
+    The search has rounds. The first sets of a round hold the normals with the best scores; later sets are partly
+    random. `noise` is the error of a point's entries, in the points' units. Points and normals are float64.
     """
     size = points.norm(dim=1)
     flat = torch.maximum(torch.full_like(size, _FLAT), 10 * noise / len(points) ** 0.5 / size)
@@ -70,14 +70,17 @@ def planes(points: Tensor, noise: float, sides: Sides | None, generator: torch.G
 
 
 def _sets(normals: Tensor, scores: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield independent normals: the best by each score, and some that chance decides."""
+    """Yield sets of independent normals: the best by each score, then partly random ones."""
     for attempt in range(_SETS if len(normals) > normals.shape[1] else 1):
         luck = torch.rand(len(scores), generator=generator).to(scores) if attempt > 1 else 0
         yield normals[_independent(normals, scores[:, min(attempt, 1)] + luck)]
 
 
 def _around(near: Tensor, vectors: Tensor, generator: torch.Generator) -> Tensor:
-    """Return vectors around `near` (M, b), at up to half of a random pair's distance, and the first half."""
+    """Return random vectors around `near` (M, b), and the first half of `vectors`.
+
+    The distance from `near` is at most half of that of a random pair of vectors.
+    """
     half = len(vectors) // 2
     steps = vectors[:half] - vectors[half : 2 * half]
     size = 0.5 * torch.rand(half, 1, generator=generator).to(steps) ** 2
@@ -97,7 +100,8 @@ def _between(sides: Sides, generator: torch.Generator) -> Tensor:
 def _separated(normals: Tensor, below: Tensor, points: Tensor, sides: Sides) -> tuple[Tensor, Tensor]:
     """Return the normals whose points can be separated, with two scores (S, 2).
 
-    The share of points inside, and how well the slopes at the separating vector fit the points' products.
+    The scores are the share of points in the plane, and the fit of the slopes at the separating vector to the points'
+    products.
     """
     vectors, misplaced = _separation(sides.map, below)
     right = misplaced <= _MISPLACED
@@ -110,9 +114,10 @@ def _separated(normals: Tensor, below: Tensor, points: Tensor, sides: Sides) -> 
 
 
 def _cells(points: Tensor, sides: Sides, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the normals for which the slopes at some vectors are the points' products exactly, and near vectors.
+    """Return the normals for which the slopes at a vector equal the points' products, and the next-best vectors.
 
-    `points` have orthonormal columns. Slopes that vectors with the same points below 0 share are found so.
+    `points` have orthonormal columns. All vectors with the same points below 0 have the same slopes, so one of them is
+    enough.
     """
     assert sides.slopes is not None
     classes = sides.slopes(vectors[:1]).shape[1]
@@ -127,10 +132,10 @@ def _cells(points: Tensor, sides: Sides, vectors: Tensor) -> tuple[Tensor, Tenso
 
 
 def _candidates(rows: Tensor, likely: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Return normals of planes through random points, the likely ones if there are enough, and better ones from some.
+    """Return normals of planes through random points, preferably `likely` ones, and refined versions of some.
 
-    Least squares with the weights 1 / distance of the points, which are set anew in every step, lead from a plane to
-    one that holds as many points as it can.
+    The refinement is iteratively reweighted least squares with weights 1 / distance, which increases the number of
+    points in a plane.
     """
     count, size = rows.shape
     order = torch.rand(_DRAWS, count, generator=generator).to(rows)
@@ -155,7 +160,7 @@ def _normals(spans: Tensor) -> Tensor:
 
 
 def _exact(normals: Tensor, rows: Tensor, flat: Tensor) -> Tensor:
-    """Return the different planes with more points than chance puts there, each fitted to its points."""
+    """Return the distinct planes that contain more points than by chance, each refitted to its points."""
     inside = (normals @ rows.T).abs() < 10 * flat
     inside = torch.unique(inside[inside.sum(1) >= rows.shape[1]], dim=0).to(rows)
     products = (rows[:, :, None] * rows[:, None, :]).flatten(1)
@@ -163,7 +168,7 @@ def _exact(normals: Tensor, rows: Tensor, flat: Tensor) -> Tensor:
 
 
 def _different(normals: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the normals without those that another one of a better first score repeats, and their scores."""
+    """Return the distinct normals and their scores; of equal normals, the one with the best first score is kept."""
     order = scores[:, 0].argsort(descending=True, stable=True)
     normals, scores = normals[order], scores[order]
     new = ~((normals @ normals.T).abs() > 1 - 1e-8).tril(-1).any(1)
@@ -171,7 +176,7 @@ def _different(normals: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _independent(normals: Tensor, merits: Tensor) -> list[int]:
-    """Return the places of linearly independent ones of some normals, those with most merit first."""
+    """Return the indices of linearly independent normals, best merit first."""
     chosen, basis = [], normals[:0]
     for place in merits.argsort(descending=True, stable=True).tolist():
         rest = normals[place] - (basis @ normals[place]) @ basis
@@ -182,9 +187,9 @@ def _independent(normals: Tensor, merits: Tensor) -> list[int]:
 
 
 def _separation(map_: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
-    """Return vectors (S, b) that map the rows of sets (S, O) below 0 and no others, and the share on the wrong side.
+    """Return vectors (S, b) that map the rows in sets `below` (S, O), and no others, below 0, and the share of errors.
 
-    The map is (O, b). The fit is a logistic regression: Newton's steps with a small ridge.
+    `map_` is (O, b). The fit is a logistic regression by Newton steps with a small ridge.
     """
     rows = map_ / map_.norm(dim=1, keepdim=True).clamp(min=1e-30)
     signs = torch.where(below, -1.0, 1.0).to(rows)

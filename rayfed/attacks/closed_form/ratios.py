@@ -1,8 +1,7 @@
-"""What a single sample gives as the ratio of two parameters' gradients, as those of scale and shift.
+"""Solve for a single sample from the ratio of two parameters' gradients, such as those of scale and shift.
 
-Of y = s * h + b the gradients of one sample are d * h and d, entry by entry: their ratio is h, whatever the label. So
-it is of slopes and biases in front of a rectifier, too. No layer's type is asked for: pairs of parameters whose ratio
-does not change with the label are found by experiment.
+For y = s * h + b, the gradients of one sample are d * h and d, entry by entry. Their ratio h does not depend on the
+label. Pairs of such parameters are detected by test inputs and labels, not by the type of a layer.
 """
 
 from __future__ import annotations
@@ -20,24 +19,25 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.update import Named, Observation
 
 _SAME = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Relative difference up to which two ratios are the same."""
+"""Relative difference up to which two ratios are equal."""
 _AT_ONCE = 64
-"""Samples whose gradients are taken in one call."""
+"""Number of samples whose gradients are computed in one call."""
 _MOST = 2**16
-"""Most numbers of a parameter whose ratios are looked at."""
+"""Maximum number of entries of a parameter whose ratios are used."""
 
 
 class Pair(NamedTuple):
-    """Two parameters whose gradients' ratio tells of the sample alone."""
+    """Two parameters whose ratio of gradients depends only on the sample, not on the label."""
 
     over: str
     under: str
 
 
 def pairs(probe: Probe, sent: Named) -> list[Pair]:
-    """Return the pairs whose gradients are sent and have as many numbers as a sample, those with most ratios first.
+    """Return the pairs whose gradients are sent and have at least as many entries as a sample, most ratios first.
 
-    Of two ways to divide that one counts whose ratios are more alike in size: the other divides by numbers near zero.
+    Of the two orders of a pair, the one with more uniform ratios is kept, because the other divides by values near
+    zero.
     """
     names = tuple(name for name, tensor in sent.items() if prod(probe.shape) <= tensor.numel() <= _MOST)
     found: list[Pair] = probe.once(("ratios", names), lambda: list(_pairs(probe, names)))
@@ -67,9 +67,9 @@ def _pairs(probe: Probe, names: Sequence[str]) -> Iterator[Pair]:
 
 
 def solved(probe: Probe, observation: Observation, pair: Pair, weighted: bool) -> Tensor:
-    """Return the sample (1, *shape) at which two parameters' gradients have the ratios that were seen, or nearly.
+    """Return the sample (1, *shape) whose ratios of two parameters' gradients fit the observed ratios best.
 
-    `weighted`, each ratio counts by the size of what is under it, which under noise tells how sure it is.
+    If `weighted`, each ratio is weighted by its denominator, because noise affects ratios with a small one more.
     """
     over, under = (observation.gradient[name].to(probe.dtype).flatten() for name in pair)
     known = over.isfinite() & under.isfinite() & (under != 0)
@@ -87,6 +87,6 @@ def solved(probe: Probe, observation: Observation, pair: Pair, weighted: bool) -
 
 
 def _ratio(gradient: Named, over: str, under: str, samples: int | None = None) -> Tensor:
-    """Return ratios of two parameters' gradients (D,), of so many samples (N, D); not finite where none is known."""
+    """Return the ratios (D,) of two parameters' gradients, or (N, D) for N samples; undefined ones are not finite."""
     shape = (-1,) if samples is None else (samples, -1)
     return gradient[over].double().reshape(shape) / gradient[under].double().reshape(shape)

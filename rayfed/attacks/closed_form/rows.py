@@ -1,7 +1,7 @@
-"""What entered a linear layer for a single sample, by the rows of its gradient.
+"""Estimate a linear layer's input for a single sample from the rows of its gradient.
 
-For `W h + b` the gradient of row j is `dL/dW_j = (dL/db_j) h`: every row says all of h, so that they can be put
-together in more ways than one, as a defence has changed few of the values or nearly all.
+For `W h + b`, the gradient of row j is `dL/dW_j = (dL/db_j) h`, so every row determines h. The estimators differ in how
+they combine rows if a defence has changed few or nearly all of the values.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from rayfed.attacks.closed_form.layers import Layer
 from rayfed.update import Observation
 
 _NEIGHBOURS = 3
-"""Rows that have to say nearly the same of an entry, so that it is not by chance."""
+"""Number of rows that must agree on an entry."""
 
 
 def least_squares(layer: Layer, observation: Observation) -> Tensor:
-    """Return the input (F,) of the layer by least squares over all rows; without a bias, up to scale and sign.
+    """Return the layer's input (F,) by least squares over all rows; without a bias, up to scale and sign.
 
-    Entries that are 0 were left out by a defence, or are 0 in all rows; those that are not finite count as such,
-    without a bias their rows.
+    Entries that are 0 or not finite are ignored, because a defence may have removed them. Without a bias, only rows
+    that are not finite are ignored.
     """
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     if bias is None:
@@ -32,14 +32,14 @@ def least_squares(layer: Layer, observation: Observation) -> Tensor:
 
 
 def middle(layer: Layer, observation: Observation) -> Tensor:
-    """Return what entered a layer with a bias, (F,), where a few values are far off: the medians over the rows."""
+    """Return the input (F,) of a layer with a bias as the median over rows, which tolerates a few wrong values."""
     return _ratios(layer, observation).nanmedian(0).values.nan_to_num(0)
 
 
 def alike(layer: Layer, observation: Observation) -> Tensor | None:
-    """Return the input (F,) of a layer with a bias by the values on which a few rows agree, where most are far off.
+    """Return the input (F,) of a layer with a bias from values on which three rows agree, even if most are wrong.
 
-    Noise seldom says the same thrice. None where a layer has too few rows.
+    Return None if the layer has too few rows.
     """
     ratios = _ratios(layer, observation).nan_to_num(torch.inf).sort(0).values
     if len(ratios) < _NEIGHBOURS:
@@ -50,9 +50,9 @@ def alike(layer: Layer, observation: Observation) -> Tensor | None:
 
 
 def inside(layer: Layer, observation: Observation) -> Tensor | None:
-    """Return the input (F,) of a layer with a bias by the row nearest to [0, 1]; None if no row is finite.
+    """Return the input (F,) of a layer with a bias from the row closest to [0, 1]; None if no row is finite.
 
-    It is what noise on all other rows leaves.
+    The estimate is right even if noise has changed all other rows.
     """
     ratios = _ratios(layer, observation)
     ratios = ratios[ratios.isfinite().all(1)]
@@ -62,7 +62,7 @@ def inside(layer: Layer, observation: Observation) -> Tensor | None:
 
 
 def _ratios(layer: Layer, observation: Observation) -> Tensor:
-    """Return the input that each row gives by itself, (O, F); NaN where it gives none."""
+    """Return the input according to each row, (O, F); NaN if undefined."""
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     assert bias is not None
     ratios = weight / bias[:, None]

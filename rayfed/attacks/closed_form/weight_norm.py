@@ -1,10 +1,10 @@
-"""Weight norm undone: the gradient of a weight from those of its length and its direction.
+"""Remove weight norm: compute the gradient of a weight from those of its length and its direction.
 
-A weight `w = g v / |v|` has no gradient of its own in an update. Those of its parts are, row by row,
-`dL/dg = dL/dw . v/|v|` and `dL/dv = g/|v| (dL/dw - dL/dg v/|v|)`, and these two determine `dL/dw`. So closed forms can
-study the model without weight norm.
+An update does not contain the gradient of a weight `w = g v / |v|`, only those of g and v. Row by row, they are
+`dL/dg = dL/dw . v/|v|` and `dL/dv = g/|v| (dL/dw - dL/dg v/|v|)`, and they determine `dL/dw`. So closed forms can study
+the model without weight norm.
 
-Source: Salimans and Kingma 2016, "Weight Normalization", equation 3; solving it for `dL/dw` is ours.
+Source: Salimans and Kingma 2016, "Weight Normalization", equation 3; the solution for `dL/dw` is our own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rayfed.update import Named, Observation
 
 @dataclass(frozen=True)
 class _Norm:
-    """One weight norm of a model, by the names of the tensors."""
+    """Names of the tensors of one weight norm of a model."""
 
     path: str
     """Path of the module."""
@@ -33,7 +33,7 @@ class _Norm:
     length: str
     direction: str
     dimension: int
-    """The dimension whose places have a length each; -1: the whole weight has one."""
+    """Dimension along which each slice has its own length; -1 if the whole weight has one length."""
 
     @property
     def weight(self) -> str:
@@ -50,16 +50,16 @@ class _Norm:
         norm = torch.norm_except_dim(direction, 2, self.dimension)
         unit = direction / norm
         others = [dim for dim in range(unit.ndim) if dim != self.dimension]
-        along = (of_direction * unit).sum(others, keepdim=True)  # 0 but for noise
+        along = (of_direction * unit).sum(others, keepdim=True)  # 0 except for noise
         return ((of_direction - along * unit) * norm / length + of_length * unit).to(weights[self.direction].dtype)
 
 
 def without_weight_norm(
     model: nn.Module, observations: Sequence[Observation]
 ) -> tuple[nn.Module, Sequence[Observation]]:
-    """Return a model without weight norm, and observations of it; the arguments if the model has none.
+    """Return a model without weight norm and observations of it, or the arguments if the model has none.
 
-    A weight norm stays if its length or its direction was not sent.
+    A weight norm is kept if its length or its direction was not sent.
     """
     norms = [
         norm for norm in _norms(model) if all({norm.length, norm.direction} <= o.update.keys() for o in observations)
@@ -78,14 +78,14 @@ def _remove(module: nn.Module, name: str) -> None:
         nn.utils.remove_weight_norm(module, name)
         return
     weight = getattr(module, name).detach()
-    # Not `remove_parametrizations`, which changes the class, and with it the module that this one is a copy of.
+    # `remove_parametrizations` would change the class, and thereby the module that this one is a copy of
     module.__class__ = parametrize.type_before_parametrizations(module)
     del module.parametrizations
     module.register_parameter(name, nn.Parameter(weight))
 
 
 def _norms(model: nn.Module) -> Iterator[_Norm]:
-    """Yield the weight norms of a model, of PyTorch's older kind and of its newer one."""
+    """Yield the weight norms of a model, both of PyTorch's older and of its newer implementation."""
     for path, module in model.named_modules():
         start = f"{path}.".lstrip(".")
         for hook in module._forward_pre_hooks.values():
@@ -108,5 +108,5 @@ def _without(norms: Sequence[_Norm], observation: Observation) -> Observation:
         observation,
         weights={name: tensor for name, tensor in weights.items() if name not in gone} | values,
         update={name: tensor * observation.scale for name, tensor in (gradient | made).items() if name not in gone},
-        local=replace(observation.local, weight_decay=0.0),  # `gradient` is without it
+        local=replace(observation.local, weight_decay=0.0),  # `gradient` excludes weight decay
     )

@@ -1,1 +1,1 @@
-"""Attacks that state something about a victim's data without rebuilding a batch, one a file."""
+"""Attacks that infer facts about a victim's data without reconstructing samples, one per file."""

@@ -1,10 +1,10 @@
-"""GAN attack: a client trains a generator against the model that it received, for a class that others own.
+"""GAN attack: a client trains a generator against the received model to generate images of other clients' class.
 
-The received model is the discriminator: generated images shall be taken for the class. The attacker looks at the
-weights alone, at no update.
+The received model is the discriminator, and the generator is trained until the model assigns its images to the class.
+The attacker uses only the weights, no update.
 
 Source: Hitaj et al. 2017, "Deep Models Under the GAN: Information Leakage from Collaborative Deep Learning",
-algorithm 1, without its active step: nothing false is sent back, so the victims are not provoked to reveal more.
+algorithm 1, without its active step: the attacker sends no false updates that make victims reveal more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BATCH = 32
 
 
 class Generator(nn.Module):
-    """Latent (G, 64) to images (G, C, H, W) in [0, 1]: a linear layer and two upsampling convolutions."""
+    """Generator with a linear layer and two upsampling convolutions."""
 
     def __init__(self, image_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Generator(nn.Module):
         self.conv2 = nn.Conv2d(_CHANNELS, channels, 3, padding=1)
 
     def forward(self, latent: Tensor) -> Tensor:
-        """The images of some latent draws."""
+        """Return images (G, C, H, W) in [0, 1] of latents (G, 64)."""
         hidden = F.leaky_relu(self.linear(latent), 0.2).unflatten(1, self.start)
         hidden = F.leaky_relu(self.conv1(F.interpolate(hidden, scale_factor=2)), 0.2)
         images: Tensor = self.conv2(F.interpolate(hidden, (self.height, self.width))).sigmoid()
@@ -52,9 +52,9 @@ class Generator(nn.Module):
 
 @component
 class Gan(OneByOne):
-    """Generates images of a class from the weights alone, as any client could; metric: share of the class.
+    """Generate images of a class using only the weights, as any client could; metric: share of the class.
 
-    The share is judged by the nearest neighbours among the test images, never by the model that was attacked.
+    The share is determined by the nearest neighbours among the test images, not by the attacked model.
     """
 
     needs_classes: ClassVar[bool] = True
@@ -63,17 +63,17 @@ class Gan(OneByOne):
     reads_update: ClassVar[bool] = False
 
     target_class: Annotated[int, Field(ge=0)] = 0
-    """Class that is generated, counted from 0."""
+    """Class to generate, counted from 0."""
     iterations: Annotated[int, Field(ge=1)] = 300
-    """Adam steps of the generator, each on 32 draws."""
+    """Number of Adam steps of the generator, each on 32 latents."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Learning rate of Adam."""
     images: Annotated[int, Field(ge=1)] = 16
-    """Number of generated images that are kept and judged."""
+    """Number of generated images to evaluate."""
 
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if self.target_class >= observation.classes:
-            message = f"there is no class {self.target_class}: they count from 0 to {observation.classes - 1}"
+            message = f"there is no class {self.target_class}: classes are numbered from 0 to {observation.classes - 1}"
             return Inference(metric=self.metric, status="not applicable", message=message)
         device = next(iter(observation.weights.values())).device
         state = {**observation.weights, **buffers_for(model, observation)}
@@ -91,12 +91,12 @@ class Gan(OneByOne):
         with torch.no_grad():
             images = maker(torch.randn(self.images, _LATENT, generator=generator).to(device)).cpu()
         if not images.isfinite().all():
-            return Inference(metric=self.metric, status="diverged", message="not a number")
+            return Inference(metric=self.metric, status="diverged", message="the generated images are not finite")
         chance = 1 / observation.classes
         return Inference(metric=self.metric, images=images, label=self.target_class, chance=chance)
 
 
 def _initialised(image_shape: tuple[int, ...], generator: torch.Generator) -> Generator:
-    """Return a generator whose weights come from `generator` alone."""
+    """Return a generator whose weights are seeded from `generator`."""
     with seeds.global_stream(seeds.drawn(generator)):
         return Generator(image_shape)

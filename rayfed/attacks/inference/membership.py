@@ -1,20 +1,19 @@
-"""Membership inference: which of some candidates did the victim train on?
+"""Membership inference: decide which of the candidates the victim trained on.
 
-`regression`: the update is a sum of the members' gradients, so its regression on the gradients of all candidates has
-large coefficients at members. They are taken at the weights that were sent, after several local steps also at those at
-which the victim arrived, and each to length 1; entries at which the update is zero tell nothing and are left out.
-`lira`: how much likelier the candidate's loss is in shadow clients that train on it than in others that do not.
-`loss`: members have a small loss in the victim's local model (the weights that it was sent minus its update). `norm`:
-their gradients are small there. `cosine`: a member's own gradient at the weights sent is a part of the update, so the
-angle between them is small.
+- `regression`: the update is a sum of the members' gradients, so its regression on the gradients of all candidates has
+  large coefficients for members. Gradients are normalised and taken at the weights that were sent; after several local
+  steps, those at the victim's final weights are added. Entries with an update of zero are excluded.
+- `lira`: likelihood ratio of the candidate's loss in shadow clients that train on it and in others that do not.
+- `loss`: members have a small loss in the victim's local model (the sent weights minus the update).
+- `norm`: members have small gradients in the victim's local model.
+- `cosine`: a member's gradient at the sent weights is a part of the update, so the angle between them is small.
 
 Sources: Yeom et al. 2018, "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", section 3
-(`loss`); Nasr et al. 2019, "Comprehensive Privacy Analysis of Deep Learning", which feeds gradients to a trained
-attack model: their norm and direction are used here as they are; Li et al. 2023, "Effective Passive Membership
-Inference Attacks in Federated Learning against Overparameterized Models", on gradients that are nearly orthogonal:
-`regression`, which is ours, needs them linearly independent only; Golub et al. 1979, "Generalized Cross-Validation as
-a Method for Choosing a Good Ridge Parameter"; Carlini et al. 2022, "Membership Inference Attacks From First
-Principles", section 5 (`lira`, online, one variance for all candidates).
+(`loss`); Nasr et al. 2019, "Comprehensive Privacy Analysis of Deep Learning" (gradients, there as inputs of a trained
+attack model); Li et al. 2023, "Effective Passive Membership Inference Attacks in Federated Learning against
+Overparameterized Models" (nearly orthogonal gradients; our `regression` only needs linear independence); Golub et al.
+1979, "Generalized Cross-Validation as a Method for Choosing a Good Ridge Parameter"; Carlini et al. 2022, "Membership
+Inference Attacks From First Principles", section 5 (`lira`, online, one variance for all candidates).
 """
 
 from __future__ import annotations
@@ -41,25 +40,25 @@ from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Named, Observation
 
 _AT_ONCE = 32
-"""Number of candidates whose gradients are held at the same time."""
+"""Number of candidates whose gradients are held in memory at once."""
 _ENTRIES = 65_536
-"""Most entries of the update that are regressed: those at which candidates' gradients are largest."""
-_NOBODY = "there is nobody to ask about: grant `knowledge: [candidates]`"
+"""Maximum number of update entries in the regression: those with the largest gradients of candidates."""
+_NOBODY = "there are no candidates: grant `knowledge: [candidates]`"
 _NO_MATCH = (
-    "there is nobody to ask about: of no label behind the update are there two samples that never trained anybody; "
-    "have clients hold out a larger share (federation.validation)"
+    "there are no candidates: no label of the update has two samples that no client trained on; "
+    "increase the held-out share of clients (federation.validation)"
 )
-_NO_PUBLIC = "score lira trains shadow clients on public samples: grant `knowledge: [candidates, public]`"
+_NO_PUBLIC = "score `lira` trains shadow clients on public samples: grant `knowledge: [candidates, public]`"
 
 
 @component
 class Membership(OneByOne):
-    """Scores the candidates of `knowledge: [candidates]`, of which some are behind the update; metric: AUC.
+    """Score how likely each candidate (`knowledge: [candidates]`) is a member of the update's batch; metric: AUC.
 
-    The AUC is that of members against non-members of the same labels. The control is the AUC of the same candidates on
-    an update behind which none of them is: the mean gradient, as long as the update, of other samples which trained
-    nobody. Where it is not 0.5 but for chance, members and non-members differ without the update: in where they are
-    from, or in what the model that was sent has learnt of them in earlier rounds.
+    The AUC compares members with non-members of the same labels. The control is the AUC of the same candidates on the
+    mean gradient of other samples that no client trained on, scaled to the length of the update. If the control differs
+    significantly from 0.5, members and non-members differ even without the update. Possible reasons are different
+    sources, or earlier rounds in which the model was trained on members.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = MODALITIES
@@ -67,11 +66,11 @@ class Membership(OneByOne):
     metric: ClassVar[InferenceMetric] = "auc"
 
     score: Literal["regression", "lira", "loss", "norm", "cosine"] = "regression"
-    """Sign of a member: a large share of the update, a loss like that of shadow clients which train on it (needs
-    `knowledge: [candidates, public]`), a small loss or gradient norm after the victim's update, or a gradient in its
-    direction."""
+    """Score of a candidate: its regression coefficient, its likelihood ratio from shadow clients (`lira`, needs
+    `knowledge: [candidates, public]`), the negative loss or gradient norm in the victim's local model, or the cosine of
+    its gradient and the update."""
     shadows: Annotated[int, Field(ge=4)] = 32
-    """Number of shadow clients (lira)."""
+    """Number of shadow clients (`lira`)."""
 
     def _own(self, model: nn.Module) -> nn.Module:
         return copy_model(model)
@@ -85,7 +84,7 @@ class Membership(OneByOne):
         model = model.to(device)
         scores = self._scores(observation, model, generator)
         if not scores.isfinite().all():
-            message = f"the {self.score} of some candidates is not a number"
+            message = f"the {self.score} score of some candidates is not finite"
             return Inference(metric=self.metric, scores=scores, status="diverged", message=message)
         control = self._scores(replace(observation, update=_nobodys(observation, model)), model, generator)
         return Inference(metric=self.metric, scores=scores, control=control if control.isfinite().all() else None)
@@ -107,7 +106,7 @@ class Membership(OneByOne):
 
 
 def _nobodys(observation: Observation, model: nn.Module) -> Named:
-    """Return an update as long as the one seen, behind which no candidate is: the control's samples' mean gradient."""
+    """Return the mean gradient of the control samples, scaled to the length of the observed update."""
     inputs, labels = (t.to(next(iter(observation.weights.values())).device) for t in observation.extra["control"])
     made, _ = gradient(copy_model(model).eval(), observation.weights, observation.buffers, inputs, labels)
     long, length = (flatten(dict(update)).norm() for update in (observation.update, made))
@@ -115,17 +114,17 @@ def _nobodys(observation: Observation, model: nn.Module) -> Named:
 
 
 class _Candidates:
-    """The candidates of an observation, M, and what each of them would do to a model; all scores are (M,)."""
+    """Scores (M,) of the M candidates of an observation."""
 
     def __init__(self, observation: Observation, model: nn.Module) -> None:
-        self.observation, self.model = observation, copy_model(model).eval()  # no score depends on who is beside
+        self.observation, self.model = observation, copy_model(model).eval()  # scores do not depend on other candidates
         device = next(iter(observation.weights.values())).device
         self.inputs, self.labels = (t.to(device) for t in observation.extra["candidates"])
         self.local = {name: w - observation.update[name] for name, w in observation.weights.items()}
 
     @torch.no_grad()
     def each(self, score: Literal["loss", "norm", "cosine"]) -> Tensor:
-        """Return a score of each candidate by itself, (C,)."""
+        """Return the score of each candidate, (M,)."""
         if score == "loss":
             return -self._losses(self.local)
         if score == "norm":
@@ -135,7 +134,7 @@ class _Candidates:
 
     @torch.no_grad()
     def shares(self) -> Tensor:
-        """Return the coefficients of the update's ridge regression on the candidates' gradients, each of length 1."""
+        """Return the coefficients of a ridge regression of the update on the candidates' normalised gradients."""
         weights, update = self.observation.weights, self._flat()
         at = [weights] if self.observation.local.steps == 1 else [weights, self.local]
         entries = update.nonzero().flatten()
@@ -146,10 +145,10 @@ class _Candidates:
         return ridge(rows, update[entries].double())
 
     def likelihood_ratios(self, count: int, model: nn.Module, generator: torch.Generator) -> Tensor:
-        """Return the log ratio of the loss's likelihoods in shadow clients with each candidate and in those without.
+        """Return the log likelihood ratio of each candidate's loss in shadow clients with and without the candidate.
 
-        `model` is the clients' as `without_tracking` makes it. A shadow client's samples are half of the candidates,
-        or as many as it has room for, and public ones.
+        `model` is the result of `without_tracking`. The batch of a shadow client contains up to half of the candidates
+        and is filled with public samples.
         """
         public, size = self.observation.extra["public"], self.observation.batch_size
         own = min(size, len(self.labels) // 2)
@@ -182,12 +181,12 @@ class _Candidates:
         return losses.of(self.model)(logits, self.labels, "none")
 
     def _confidences(self, weights: Named) -> Tensor:
-        """Return log(p / (1 - p)) of the probability p of each candidate's label, which is spread like a normal."""
+        """Return log(p / (1 - p)) for the probability p of each candidate's label; it is roughly normal."""
         losses = self._losses(weights).double().clamp(min=1e-12)
         return -torch.log(torch.expm1(losses.clamp(max=500)))
 
     def _gradients(self, at: Sequence[Named]) -> Iterator[Tensor]:
-        """Yield the sums over some weights of the candidates' gradients (m, D), some at a time."""
+        """Yield the candidates' gradients (m, D), summed over the weights in `at`, in chunks."""
         buffers = self.observation.buffers
         for inputs, labels in zip(self.inputs.split(_AT_ONCE), self.labels.split(_AT_ONCE), strict=True):
             found = [per_sample_gradients(self.model, weights, buffers, inputs, labels) for weights in at]
@@ -198,7 +197,7 @@ class _Candidates:
 def ridge(rows: Tensor, seen: Tensor) -> Tensor:
     """Return coefficients (M,) of a ridge regression of `seen` (D,) on `rows` (M, D), by generalised cross-validation.
 
-    Of 23 penalties, from 1e-10 to 10 times the largest eigenvalue, the one of the smallest score counts.
+    The penalty is the best of 23 values from 1e-10 to 10 times the largest eigenvalue.
     """
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     values = values.clamp(min=0)
@@ -215,9 +214,9 @@ def ridge(rows: Tensor, seen: Tensor) -> Tensor:
 
 
 def log_ratios(seen: Tensor, shadows: Tensor, trained: Tensor) -> Tensor:
-    """Return log N(seen | with) - log N(seen | without) (M,): means of each candidate, one variance on each side.
+    """Return log N(seen | with) - log N(seen | without) (M,), with a mean per candidate and one variance per side.
 
-    `shadows` (T, M) are the values in shadow clients, `trained` (T, M) bool tells which of these had the candidate.
+    `shadows` (T, M) are the values in T shadow clients. `trained` (T, M) marks the clients that had the candidate.
     """
     logs = []
     for side in (trained, ~trained):

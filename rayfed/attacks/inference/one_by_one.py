@@ -1,4 +1,4 @@
-"""Base of inference attacks: one observation after the other, each with its time."""
+"""Base class of inference attacks that handle one observation at a time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rayfed.update import Observation
 
 
 class OneByOne(ABC):
-    """An attack that handles every observation on its own."""
+    """An attack that handles observations one at a time and measures the time of each."""
 
     def infer(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Inference]:
-        """One inference for each observation (see `InferenceAttack`)."""
+        """Return one inference for each observation (see `InferenceAttack`)."""
         model = self._own(model)
         found = []
         for observation, generator in zip(observations, generators, strict=True):
@@ -31,7 +31,7 @@ class OneByOne(ABC):
         return found
 
     def _own(self, model: nn.Module) -> nn.Module:
-        """Return a copy of the model as the attack runs it."""
+        """Return a copy of the model in the form that the attack uses."""
         return without_tracking(model)
 
     @abstractmethod

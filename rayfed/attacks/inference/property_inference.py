@@ -1,8 +1,7 @@
-"""Property inference: does the batch behind an update hold a sample of some class?
+"""Property inference: decide whether the batch of an update contains a sample of a class.
 
-The attacker makes the updates of public batches with and without the property at the weights that the victim was sent,
-as the victim sends its own (`shadows`), and trains a classifier on them. The property is a class here, which a batch
-may hold or not.
+The attacker computes updates of public batches with and without the class, at the weights that the victim was sent
+(`shadows`), and trains a classifier on them.
 
 Source: Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", section 5 (passive,
 single-batch property inference).
@@ -26,15 +25,15 @@ from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Observation
 
 _FEATURES = 4096
-"""Number of entries of the update, drawn at random, that the classifier sees: enough, and few for its memory."""
+"""Number of randomly chosen entries of the update used as features; limits the memory of the classifier."""
 
 
 @component
 class PropertyInference(OneByOne):
-    """Asks whether a class is in the batch, of a classifier trained on updates of public batches; metric: accuracy.
+    """Predict whether a class is in the batch with a classifier trained on public updates; metric: accuracy.
 
-    With `knowledge: [public, defence]` these go through the victim's defences. Chance is what always giving the answer
-    that is right for most of the batches gets that the attack's victims could have drawn.
+    With `knowledge: [public, defence]`, the public updates pass through the victim's defences. Chance is the accuracy
+    of always predicting the more frequent outcome among the batches that the victims could have sampled.
     """
 
     needs_classes: ClassVar[bool] = True
@@ -42,18 +41,18 @@ class PropertyInference(OneByOne):
     metric: ClassVar[InferenceMetric] = "accuracy"
 
     target_class: Annotated[int, Field(ge=0)] = 0
-    """The class asked for, counted from 0."""
+    """Class to predict, counted from 0."""
     batches: Annotated[int, Field(ge=10)] = 400
-    """Number of public batches that the classifier is trained on; one half holds the class."""
+    """Number of public batches to train the classifier on; half of them contain the class."""
 
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if "public" not in observation.extra:
-            message = "there are no batches to learn from: grant `knowledge: [public]`"
+            message = "there are no public batches to train the classifier on: grant `knowledge: [public]`"
             return Inference(metric=self.metric, status="not applicable", message=message)
         images, labels = (t.cpu() for t in observation.extra["public"])
         holds = labels == self.target_class
         if not holds.any() or holds.all():
-            message = f"public images with and without class {self.target_class} are needed"
+            message = f"the public samples must include class {self.target_class} and at least one other class"
             return Inference(metric=self.metric, status="not applicable", message=message)
         if not all(t.isfinite().all() for t in observation.update.values()):
             return Inference(metric=self.metric, status="diverged", message="the update is not finite")
@@ -71,13 +70,13 @@ class PropertyInference(OneByOne):
 
 
 def _entries(seen: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw the entries of the update (D,) that the classifier sees, those that are not zero first."""
+    """Return random indices of the update's entries (D,) to use as features, non-zero entries first."""
     order = torch.randperm(len(seen), generator=generator)
     return order[(seen[order] == 0).to(torch.uint8).argsort(stable=True)][:_FEATURES]
 
 
 def _batch(holds: Tensor, yes: bool, size: int, generator: torch.Generator) -> Tensor:
-    """Return the indices (size,) of a random batch that does hold the property, or does not; samples may repeat."""
+    """Return the indices (size,) of a random batch with (`yes`) or without the class; samples may repeat."""
     if not yes:
         return _one_of((~holds).nonzero().flatten(), size, generator)
     rows = _one_of(torch.arange(len(holds)), size, generator)

@@ -1,8 +1,8 @@
-"""Shadow clients: the updates that the victim would have sent for an attacker's own samples, as it sends them.
+"""Shadow clients: compute the updates that the victim would have sent for an attacker's own samples.
 
-Who is granted the defence (`knowledge: [defence]`) plays it. Anybody else sees in the update itself how the values of
-each tensor are spread, zeros, levels and length included, and gives the shadows' values that spread in their own
-order: whatever a defence does to each value alone, as long as larger ones stay larger, is played by that.
+An adaptive attacker (`knowledge: [defence]`) runs the victim's defences. A non-adaptive attacker copies the
+distribution of the observed values of each tensor, including zeros, levels and length, and assigns them to the shadow
+update by rank. This reproduces any defence that changes each value separately and preserves their order.
 
 Source: Shokri et al. 2017, "Membership Inference Attacks Against Machine Learning Models", section 4, for shadows.
 """
@@ -26,9 +26,9 @@ _SAMPLES_AT_ONCE = 256
 def shadow_updates(
     observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Yield the updates (p, D) of P shadow clients, some at a time, tensor after tensor as the observed update is.
+    """Yield the updates (p, D) of P shadow clients in chunks; tensors are concatenated in the observed update's order.
 
-    `inputs` is (P, N, *shape), `labels` (P, N), on any device; `model` is the clients' as `without_tracking` makes it.
+    `inputs` is (P, N, *shape) and `labels` (P, N), on any device. `model` is the result of `without_tracking`.
     """
     device = next(iter(observation.weights.values())).device
     model, together = model.to(device), max(1, _SAMPLES_AT_ONCE // labels.shape[1])
@@ -53,6 +53,6 @@ def _undefended(observation: Observation, model: nn.Module, inputs: Tensor, labe
 
 
 def spread_as(values: Tensor, sent: Tensor) -> Tensor:
-    """Return the values `sent` (D,), in the order of size that each row of `values` (P, D) has."""
+    """Return the values `sent` (D,), permuted to the ranks of each row of `values` (P, D)."""
     places = values.argsort(1)
     return torch.empty_like(values).scatter_(1, places, sent.sort().values.to(values).expand_as(values))

@@ -64,14 +64,14 @@ def test_prefixes_of_wrappers_are_taken_off() -> None:
     owner = nn.Sequential()
     owner.add_module("module", nn.Linear(64, CLASSES))  # a name of the model's own
     own = observe(owner, owner.state_dict(), Pixels(*SHAPE), CLASSES, 1, gradient=dict(owner.named_parameters()))
-    assert not any("taken off" in line for line in own.remarks)
+    assert not any("prefix" in line for line in own.remarks)
 
 
 def test_what_attacks_cannot_be_given_is_refused() -> None:
     first, *rest = STATE
     with pytest.raises(UserError, match=rf"returned: {first} of the model's tensors are missing"):
         given(returned={name: STATE[name] for name in rest}, local=ONE)
-    with pytest.raises(UserError, match=rf"gradient: {first} has shape \(3,\), the model's \(16, 64\)"):
+    with pytest.raises(UserError, match=rf"gradient: {first} has shape \(3,\).*\(16, 64\)"):
         given(gradient=of_batch() | {first: torch.zeros(3)})
     with pytest.raises(UserError, match=rf"gradient: {first} has values that are not finite"):
         given(gradient=of_batch() | {first: torch.full((16, 64), torch.nan)})
@@ -84,10 +84,11 @@ def test_what_attacks_cannot_be_given_is_refused() -> None:
 
 
 def test_the_wrong_sign() -> None:
-    assert "wrong way, it is what is added to the weights: 8 entries" in remark(
-        gradient={name: -g for name, g in of_batch().items()}
-    )
-    assert "wrong way, sent and returned are in each other's place" in remark(sent=stepped(), returned=STATE, local=ONE)
+    negative = remark(gradient={name: -g for name, g in of_batch().items()})
+    assert "wrong sign" in negative
+    assert "8 entries" in negative
+    assert "swapped" not in negative
+    assert "swapped" in remark(sent=stepped(), returned=STATE, local=ONE)
 
 
 @pytest.mark.parametrize("factor", [0.1, 2.5, 30.0])
@@ -95,11 +96,11 @@ def test_the_wrong_scale(factor: float) -> None:
     scaled = {name: factor * g for name, g in of_batch().items()}
     told = remark(gradient=scaled)
     assert float(told.split("is ")[1].split(" times")[0]) == pytest.approx(factor, rel=0.3)
-    assert "look at lr (1) and steps (1), at a loss that is a sum over 2 samples" in told
+    assert all(part in told for part in ("lr (1)", "steps (1)", "2 samples"))
 
 
 def test_a_learning_rate_that_was_not_said() -> None:
-    assert "times that of a mean loss" in remark(returned=stepped(), local=LocalTraining(steps=1, lr=1.0))
+    assert "lr (1)" in remark(returned=stepped(), local=LocalTraining(steps=1, lr=1.0))
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:
@@ -114,4 +115,4 @@ def test_nothing_is_said_where_nothing_is_known() -> None:
 
 
 def test_an_update_of_nothing() -> None:
-    assert remark(returned=STATE, local=ONE) == "the update is zero in all places: what was returned is what was sent"
+    assert "zero" in remark(returned=STATE, local=ONE)

@@ -354,7 +354,7 @@ def test_labels_that_are_right_but_not_sure_cost_nothing(attack: Attack) -> None
     assert soft.labels.is_floating_point()
     [found], [given] = (attack.reconstruct([one], model, seeded(0)) for one in (seen, likeliest))
     assert torch.equal(found.images, given.images)
-    assert "the likeliest were taken" in found.message
+    assert "the likeliest labels were used" in found.message
     assert not given.message
 
 

@@ -275,7 +275,7 @@ def test_what_seems_wrong_with_updates_is_said_also_to_the_quiet(
     quiet: tuple[str, ...], tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replaying, "METHODS", QUICK)
-    sent, wrong = replaying.Replay.sent, "client 0: the update seems to point the wrong way"
+    sent, wrong = replaying.Replay.sent, "client 0: the update seems to have the wrong sign"
     monkeypatch.setattr(replaying.Replay, "sent", lambda one: (sent(one)[0], [wrong]))
     options = ("--model", MODEL, "--minutes", "0", "--out", str(tmp_path / "o"), *LOCAL, *quiet)
     for truth in (False, True):
@@ -289,7 +289,7 @@ def test_what_seems_wrong_with_updates_is_said_also_to_the_quiet(
     files = (part for name in ("before", "after") for part in (f"--{name}", str(tmp_path / f"{name}.pt")))
     given = ("--lr", "0.1", "--shape", "1,8,8", "--classes", "10", "--iterations", "1", "--model", MODEL)
     result = CliRunner().invoke(app, ["attack-update", *files, *given, "--out", str(tmp_path / "o"), *quiet])
-    assert (result.exit_code, result.stderr.count("sent and returned are in each other's place")) == (0, 1)
+    assert (result.exit_code, result.stderr.count("sent and returned may be swapped")) == (0, 1)
 
 
 @pytest.mark.engine
@@ -388,7 +388,7 @@ def test_one_update_of_two_state_dicts_is_attacked(tmp_path: Path, net: Net) -> 
         ("--mean", "0.5"): "--mean and --std",
         ("--before", str(tmp_path / "no.pt")): "no.pt",
         ("--before", str(tmp_path / "none.pt")): "none.pt",
-        ("--classes", "5"): "is it this model's, with as many classes?",
+        ("--classes", "5"): "number of classes",
     }.items():
         code, output = run("attack-update", *files, *options, *wrong)
         assert (code, said in output) == (2, True), output

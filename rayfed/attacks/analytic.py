@@ -7,8 +7,8 @@ In a batch, a row gives one input if a single sample activates its neuron, and o
 The ratio of the gradients of two other parameters, such as the scale and shift of a norm layer, can give h as well
 (`closed_form/ratios.py`).
 
-The operations before the layer are inverted: exactly if they are affine (a normalisation, frozen linear layers),
-otherwise by Gauss-Newton if h has at least as many numbers as the sample.
+Affine operations before the layer (a normalisation, frozen linear layers) are inverted exactly. Others are inverted by
+Gauss-Newton if h has at least as many numbers as the sample.
 
 Sources: Phong et al. 2018, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", section 3;
 Boenisch et al. 2023, "When the Curious Abandon Honesty", section 4.
@@ -62,7 +62,7 @@ _PART = 0.9
 _PLAINLY = 0.05
 """Minimum decrease of the distance for which another label replaces the given or inferred one."""
 _FITS = 1e-2
-"""Sine of the angle between gradients below which the search stops."""
+"""Sine of the angle between gradients below which no further method is tried."""
 _CHANCE = 0.02
 """Share of values that may agree by chance."""
 _MOST_LABELS = 100
@@ -76,8 +76,8 @@ class Analytic:
     """Divide a linear layer's weight gradient by its bias gradient and invert the operations before the layer.
 
     One sample: exact least squares over all rows. If there is no bias, or the weight gradient contradicts it, the scale
-    with the best-fitting gradient is used. If the result does not fit the whole gradient, the attack tries robust
-    estimates over the rows, unchanged values, later layers, and ratios of other parameters' gradients.
+    with the best-fitting gradient is used. If the result does not fit the whole gradient, the attack also tries robust
+    estimates over rows, unchanged values, later layers, and ratios of other gradients.
 
     Several samples: rows whose image another row repeats come first, because two mixtures would differ. Then come rows
     closest to another row. Rows inside [0, 1] precede others. Images repeat only if there are fewer than samples.
@@ -294,7 +294,10 @@ def _rows(layer: Layer, observation: Observation) -> Tensor:
 
 
 def _isolated(rows: Tensor, size: int) -> list[int]:
-    """Return the indices of `size` rows, likeliest single samples first (see `Analytic`); repeat if there are fewer."""
+    """Return the indices of `size` rows, those most likely to be single samples first (see `Analytic`).
+
+    Indices repeat if there are fewer rows.
+    """
     precise = rows.double()  # the fast form of cdist loses digits in float32
     apart = torch.cdist(precise, precise) / rows.shape[1] ** 0.5
     nearest = apart.clone().fill_diagonal_(torch.inf).amin(1)

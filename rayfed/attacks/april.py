@@ -1,8 +1,8 @@
 """APRIL: reconstruct one sample of a transformer with learned position embeddings, in closed form.
 
-A parameter p that is added entry by entry to a tensor u has the gradient dL/dp = dL/du = D, so the update contains the
-slope of the loss in u. Every weight W that only contributes to u has the gradient d<u(x), D>/dW. The left side is sent,
-and the right side is a function of the sample x, linear if u is linear in x. So x solves a linear system.
+A parameter p that is added entry by entry to a tensor u has the gradient dL/dp = dL/du = D. So the update contains the
+slope of the loss in u. A weight W that contributes only to u has the gradient dL/dW = d<u(x), D>/dW. The left side is
+sent, and the right side is a function of the sample x, linear if u is linear in x. So x solves a linear system.
 
 With patches X and patch-embedding weight W, the system is dL/dW = D^T X with the solution X = pinv(D^T) dL/dW. It is
 exact if there are at most as many patches as rows of W. Otherwise undetermined pixels stay grey.

@@ -54,9 +54,12 @@ class Reconstruction:
 class Attack(Protocol):
     """An attack that reconstructs samples: a frozen dataclass whose fields are the scenario's parameters.
 
-    Optional class variables: `reads_update = False` if the attack ignores the update, so encryption does not stop it;
-    `needs_classes = True` if the attack is not applicable to numeric labels; `place_labels` if it supports one label
-    per position (`Observation.has_places`): "given" if it needs these labels, "unneeded" otherwise.
+    Optional class variables:
+
+    - `reads_update = False`: the attack ignores the update, so encryption does not stop it.
+    - `needs_classes = True`: the attack is not applicable to numeric labels.
+    - `place_labels`: the attack supports one label per position (`Observation.has_places`). "given" if it needs these
+      labels, else "unneeded".
     """
 
     def reconstruct(

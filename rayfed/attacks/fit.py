@@ -33,8 +33,8 @@ def with_fit(
 
     `fit` is the sine of the angle between the two gradients, divided by that of a grey sample. It is 0 for the true
     samples and any with the same gradient, and about 1 if a reconstruction explains no more than grey. `fits` are
-    distances for each part of the gradient, relative to grey, with values raised to the power `_EVEN`, and for the
-    buffers that the client returned.
+    distances for each part of the gradient and of the returned buffers, relative to grey. Their values are raised to
+    the power `_EVEN`.
 
     An attacker that knows the defences' code compares only values that the defences leave unchanged. `nats` covers
     values with independent noise (`rayfed.client.grants.understood`). Fit and nats are None if a comparison is

@@ -1,7 +1,7 @@
 """Build and check an observation from an update that was recorded outside rayfed.
 
-Missing tensors and wrong shapes raise an error. An unusual sign or scale may be intended and gives a remark, because an
-attack on a wrong update fails and shows nothing about the right one.
+Missing tensors and wrong shapes raise an error. An unusual sign or scale may be intended and only gives a remark. An
+attack on a wrong update fails, which shows nothing about the right update.
 """
 
 from __future__ import annotations

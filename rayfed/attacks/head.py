@@ -1,15 +1,15 @@
 """Head of a model: compute the residuals of the logits from a gradient, for any kind of last layer.
 
 The slope of cross entropy in the logits is the residual r = p - y, the predicted probabilities minus the label. A
-gradient is the mean of J^T r over the batch, where J is the slope of the logits in the parameters. Two kinds of heads
-are distinguished by test inputs, not by names or shapes:
+gradient is the mean of J^T r over the batch, where J is the slope of the logits in the parameters. Test inputs, not
+names or shapes, distinguish two kinds of heads.
 
-- Linear head: the logits are a matrix W times a layer's input h, up to a factor, a constant, and terms that are equal
-  for all classes (as in log softmax). The gradient of W is the mean of r h^T, and that of its bias is the mean of r.
-- Any other head (such as a convolution with a mean, a cosine, or tied weights), and a linear head without a bias
-  whose earlier parameters have a constant slope, such as a norm's shift. Here r is the least-squares solution of
+- Linear head: the logits are a matrix W times a layer's input h, up to a factor and constants. The gradient of W is the
+  mean of r h^T, and that of its bias is the mean of r.
+- Any other head, such as a convolution with a mean, a cosine, or tied weights. Here r is the least-squares solution of
   J^T r = gradient. J is measured on the attacker's own inputs, and parameters whose slope varies less with the input
-  have a larger weight. Parameters with a constant slope, such as a bias before pooling, give r exactly.
+  have a larger weight. Parameters with a constant slope, such as a bias before pooling, give r exactly. A linear head
+  without a bias also uses them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inverting gradients: maximise the cosine similarity of the gradients with a total-variation prior by Adam.
+"""Inverting gradients: maximise the cosine similarity of gradients by Adam, with a total-variation prior.
 
 An attacker that knows the defence `refiner` can add its evaluation network as a prior against images that look like
 noise.
@@ -65,8 +65,8 @@ class InvertingGradients(GradientMatching):
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Initial step size, in units of the pixel range."""
     tv: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the total variation. Default: proportional to the current distance of the gradients, with the better of
-    two factors; if these differ much, searches with a quarter of the steps select one."""
+    """Weight of the total variation. Default: proportional to the current distance of the gradients. If the two
+    possible factors differ much, searches with a quarter of the steps select one of them."""
     precision: Literal["float32", "bfloat16"] | None = None
     """Precision of the model and its gradients; images, objective and priors are always float32. Default: float32, or
     bfloat16 except in the last eighth of the steps if the processor supports it (AMX) and the model is large."""

@@ -1,8 +1,8 @@
 """Estimate the share of each class in a batch from its gradient by linear regression.
 
-The regression is trained on the attacker's own samples in several stages, and validated on stages that were left out,
-because the victim's samples come from an unknown stage. If the gradient says little about the labels, or differs
-between stages, the estimate stays at the shares in the attacker's own samples.
+The regression is trained on the attacker's own samples in several stages, because the stage of the victim's samples is
+unknown. It is validated on stages that were left out. If the gradient says little about the labels, or differs between
+stages, the estimate stays at the shares in the attacker's own samples.
 
 Two quantities are estimated from the batch itself (empirical Bayes). Variation that the own samples do not explain is
 noise, which sets a minimum ridge. The spread of the shares is unknown, so estimates for several spreads are averaged,
@@ -23,7 +23,7 @@ from torch import Tensor
 _RIDGES = torch.logspace(-6, 3, 19)
 """Ridge weights to try, in units of the mean square of all features of the own samples."""
 _NOTHING = 1e-60
-"""Minimum sum of squares of the features; if it is 0, the features say nothing and shares stay equal."""
+"""Minimum sum of squares of the features; if it is 0, the shares stay at those of the own samples."""
 _AWAY = 2
 """Assumed distance of real samples from the stages, divided by the distance of the stages from each other."""
 

@@ -2,13 +2,12 @@
 
 With mean cross entropy over N samples, the gradient gives the mean residual of class k (`rayfed.attacks.head`),
 g_k = mean_i(p_ik) - n_k / N. Here p_ik is the predicted probability of class k for sample i, and n_k the count of the
-class. One sample's class follows directly. For a batch, p must be assumed, and a trained model has p = y for most
-samples, so only its few errors contribute to the gradient. So the counts are estimated by linear regression
-(`label_shares`), trained on the attacker's own samples (`own_samples`). If these say nothing about the labels, all
-classes get equal counts.
+class. One sample's class follows directly. For a batch, p is unknown, and only the few errors of a trained model
+contribute to the gradient. So the counts are estimated by linear regression (`label_shares`), trained on the attacker's
+own samples (`own_samples`). If their gradients say nothing about labels, the counts follow the shares in these samples.
 
-Labels are sure if the estimated counts are close to integers. Otherwise, an attack that can fit soft labels is run with
-the likeliest labels and again with soft labels, and the result with the smaller objective is used (`fits_labels`).
+Labels are sure if the estimated counts are close to integers. Otherwise, an attack that can fit soft labels is run
+twice: with the likeliest labels and with soft labels. The smaller objective decides (`fits_labels`).
 
 Sources: Zhao et al. 2020, "iDLG" (one sample);
 Wainakh et al. 2022, "User-Level Label Leakage from Gradients in Federated Learning" (LLG, counts); Ma et al. 2023,

@@ -162,7 +162,7 @@ def fitted_numbers(probe: Probe, observation: Observation, images: Tensor) -> Te
 
 
 def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool) -> Reconstruction:
-    """Return images (N, *shape) as a reconstruction whose `loss` is the unscaled `distance` of its gradient.
+    """Return images (N, *shape) as a reconstruction; its `loss` is the sine of the angle between gradients.
 
     The loss is NaN unless the labels are `aligned` with the images, as for a single sample. It is also NaN if labels
     per position were not given.

@@ -17,8 +17,8 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.update import Observation
 
 _NO_SCALE = (
-    "the linear layer '{}' has no bias, so the scale of its inputs follows only from labels that can be tried one by "
-    "one; numeric labels cannot"
+    "the linear layer '{}' has no bias, so the scale of its inputs can be found only by trying all labels; numeric "
+    "labels cannot be enumerated"
 )
 
 

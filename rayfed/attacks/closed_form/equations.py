@@ -24,8 +24,8 @@ _SLOW = 0.9
 _USUAL = 0.2
 """Standard deviation of pixels in a typical photograph."""
 _AT_END, _MUCH = 0.01, 0.1
-"""Distance from the extremes, as a share of the range, within which a value counts as extreme; and the share of such
-values from which on an image counts as high-contrast."""
+"""A value counts as extreme within this share of the range from its ends, and an image as high-contrast with more than
+this share of extreme values."""
 _MOST_NUMBERS, _MOST_SLOPES = 1024, 2**22
 """Maximum number of entries of a sample, and of slopes per sample, for which all slopes are computed at once."""
 _APART = 1e-5

@@ -64,7 +64,7 @@ def factorise(layer: Layer, observation: Observation) -> Factors | str:
 
 
 def outputs_of(probe: Probe, layer: Layer, factors: Factors) -> Tensor | None:
-    """Return the matrix (O, b) from an input's coordinates to the layer's outputs, or None if they are not linear.
+    """Return the matrix (O, b) that maps an input's coordinates to the layer's outputs; None if they are not linear.
 
     The outputs do not include a bias that is added later.
     """

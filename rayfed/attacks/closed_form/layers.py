@@ -1,6 +1,6 @@
 """Detect linear layers that see one vector per sample, from their gradients.
 
-For z = W h + b, the gradients of one sample are dL/dW = d h^T and dL/db = d, where d is the slope of the loss in z. Two
+For z = W h + b, one sample's gradients are dL/dW = d h^T and dL/db = d, with d the slope of the loss in z. Two
 parameters are such a W and b if these equations hold at a random sample.
 """
 

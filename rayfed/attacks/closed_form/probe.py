@@ -181,7 +181,7 @@ class NotRounded(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation, or return what it would have rounded."""
+        """Run an operation, or return the input of a rounding operation."""
         given = kwargs or {}
         if getattr(func, "__name__", "") in _ROUNDING:
             return args[0] if args else given["input"]
@@ -233,7 +233,7 @@ class _Recorder(TorchFunctionMode):
         return output.clone()
 
     def _names(self, tensor: Tensor) -> frozenset[str]:
-        """Return the parameters of which a tensor is a view, or from which only it was computed."""
+        """Return the parameters that a tensor is a view of, or was computed from without the samples."""
         if id(tensor) in self._made:
             return self._made[id(tensor)][1]
         name = self._storages.get(tensor.untyped_storage().data_ptr())

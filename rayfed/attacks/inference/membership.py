@@ -1,7 +1,7 @@
 """Membership inference: decide which of the candidates the victim trained on.
 
-- `regression`: the update is a sum of the members' gradients, so its regression on the gradients of all candidates has
-  large coefficients for members. Gradients are normalised and taken at the weights that were sent; after several local
+- `regression`: the update is a sum of the members' gradients, so members have large coefficients in its regression on
+  all candidates' gradients. Gradients are normalised and taken at the weights that were sent. After several local
   steps, those at the victim's final weights are added. Entries with an update of zero are excluded.
 - `lira`: likelihood ratio of the candidate's loss in shadow clients that train on it and in others that do not.
 - `loss`: members have a small loss in the victim's local model (the sent weights minus the update).
@@ -55,10 +55,10 @@ _NO_PUBLIC = "score `lira` trains shadow clients on public samples: grant `knowl
 class Membership(OneByOne):
     """Score how likely each candidate (`knowledge: [candidates]`) is a member of the update's batch; metric: AUC.
 
-    The AUC compares members with non-members of the same labels. The control is the AUC of the same candidates on the
-    mean gradient of other samples that no client trained on, scaled to the length of the update. If the control differs
-    significantly from 0.5, members and non-members differ even without the update. Possible reasons are different
-    sources, or earlier rounds in which the model was trained on members.
+    The AUC compares members with non-members of the same labels. The control is the AUC of the same candidates on an
+    update of equal length from samples that no client trained on. If the control differs significantly from 0.5,
+    members and non-members differ even without the update. Possible reasons are different sources, or earlier rounds in
+    which the model was trained on members.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = MODALITIES
@@ -66,9 +66,9 @@ class Membership(OneByOne):
     metric: ClassVar[InferenceMetric] = "auc"
 
     score: Literal["regression", "lira", "loss", "norm", "cosine"] = "regression"
-    """Score of a candidate: its regression coefficient, its likelihood ratio from shadow clients (`lira`, needs
-    `knowledge: [candidates, public]`), the negative loss or gradient norm in the victim's local model, or the cosine of
-    its gradient and the update."""
+    """Score of a candidate. `regression`: coefficient of its gradient in the update. `lira`: likelihood ratio from
+    shadow clients (needs `knowledge: [candidates, public]`). `loss`, `norm`: negative loss or gradient norm in the
+    victim's local model. `cosine`: cosine of its gradient and the update."""
     shadows: Annotated[int, Field(ge=4)] = 32
     """Number of shadow clients (`lira`)."""
 

@@ -1,7 +1,7 @@
 """Property inference: decide whether the batch of an update contains a sample of a class.
 
-The attacker computes updates of public batches with and without the class, at the weights that the victim was sent
-(`shadows`), and trains a classifier on them.
+The attacker computes updates of public batches with and without the class (`shadows`), at the weights that the victim
+was sent. A classifier is trained on these updates.
 
 Source: Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", section 5 (passive,
 single-batch property inference).

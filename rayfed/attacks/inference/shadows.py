@@ -1,8 +1,8 @@
 """Shadow clients: compute the updates that the victim would have sent for an attacker's own samples.
 
-An adaptive attacker (`knowledge: [defence]`) runs the victim's defences. A non-adaptive attacker copies the
-distribution of the observed values of each tensor, including zeros, levels and length, and assigns them to the shadow
-update by rank. This reproduces any defence that changes each value separately and preserves their order.
+An adaptive attacker (`knowledge: [defence]`) runs the victim's defences. A non-adaptive attacker replaces the values of
+each tensor by the observed ones of equal rank, including zeros, levels and length. This reproduces any defence that
+changes each value separately and preserves their order.
 
 Source: Shokri et al. 2017, "Membership Inference Attacks Against Machine Learning Models", section 4, for shadows.
 """

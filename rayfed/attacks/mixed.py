@@ -1,7 +1,8 @@
-"""Unmixing of FedBoosting's fused models by a curious client, into every update by itself.
+"""Recover each client's update from the fused models of FedBoosting, as a curious client can.
 
-All clients of a round are shown N mixtures of N updates in known shares, so the updates solve N linear equations for
-each value. The shares of Ren's thesis (equation 4.5) are never singular: its own update dominates every mixture.
+Every client of a round receives N mixtures of N updates with known weights. Each value therefore satisfies N linear
+equations in N unknowns. The weight matrix of Ren's thesis (equation 4.5) is never singular, because a client's update
+dominates its mixture.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rayfed.update import Named, Observation
 
 
 def unmixed(observation: Observation) -> Observation:
-    """Return the observation with the victim's own update and buffers, where all mixtures of the round were shown."""
+    """Return the observation with the victim's update and buffers if it contains all mixtures of the round."""
     shown = observation.shown
     if shown is None:
         return observation
@@ -30,7 +31,7 @@ def unmixed(observation: Observation) -> Observation:
 
 
 def _combined(mixtures: list[Named], factors: Tensor) -> Named:
-    """Return the sum of mixtures times factors, in double precision, for factors have both signs."""
+    """Return the sum of mixtures times factors, in double precision because factors have both signs."""
     return {
         name: torch.tensordot(factors, torch.stack([m[name].double() for m in mixtures]), dims=1).to(like)
         for name, like in mixtures[0].items()

@@ -1,4 +1,4 @@
-"""Model inversion of a split model: an image that a colluder's private part turns into what the victim's part sent.
+"""Model inversion of a split model: reconstruct images from the activations of the victim's private part.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", appendix A.2.2, algorithm 3; after He et al.
 2019, "Model Inversion Attacks Against Collaborative Inference".
@@ -27,37 +27,37 @@ from rayfed.registry import component
 from rayfed.samples import Modality, SampleSpec
 from rayfed.update import Observation
 
-_NOT_GRANTED = "it needs what the private part sends and a colluder's own part: `knowledge: [activations, colluder]`"
+_NOT_GRANTED = "it needs the victim's activations and a colluder's private part: `knowledge: [activations, colluder]`"
 _TRACED = 50
 
 
 @component
 class ModelInversion:
-    """Fits images to the activations that the victim's private part sent, through another client's private part.
+    """Reconstruct images whose activations in a colluder's private part match those that the victim sent.
 
-    Beside the paper's objective a pixel pays the square of how far it is outside [0, 1]; clamped at the end. Labels are
-    read from the update's last layer.
+    Added to the paper: a penalty on the squared distance of a pixel from [0, 1], and a final clamp. Labels are
+    recovered from the gradient of the last layer.
     """
 
     needs_classes: ClassVar[bool] = True
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     cut: str
-    """The last private module, for example `features.0`."""
+    """Name of the last private module, for example `features.0`."""
     iterations: Annotated[int, Field(ge=1)] = 500
-    """Largest number of L-BFGS steps; it ends when nothing improves any more."""
+    """Maximum number of L-BFGS steps. The search ends earlier if the objective stops improving."""
     tv: Annotated[float, Field(ge=0)] = 0.1
-    """Weight of an image's total variation, beside the sum of its activations' squared errors."""
+    """Weight of an image's total variation, relative to the sum of squared errors of its activations."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-        """Raise `UserError` unless the model has the module of the cut and runs it."""
+        """Raise `UserError` unless the model has the module `cut` and runs it."""
         Front(model, self.cut).names(sample)
 
     @needs_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown `cut`."""
+        """Return one reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown `cut`."""
         if any(not {"activations", "colluder"} <= observation.extra.keys() for observation in observations):
             return [not_applicable(observation, _NOT_GRANTED) for observation in observations]
         return in_groups(lambda o, g: self._group(o, model, g), observations, generators)
@@ -93,7 +93,7 @@ class ModelInversion:
 
 
 def _squares(tensors: Tensor) -> Tensor:
-    """Return the sums of squares of tensors (Q, ...), (Q,)."""
+    """Return the sum of squares of each tensor, (Q, ...) -> (Q,)."""
     return tensors.square().flatten(1).sum(1)
 
 

@@ -1,8 +1,7 @@
-"""Samples of an attacker's own: public ones where they are granted, otherwise made from the model alone.
+"""Samples for an attacker's experiments: public ones if granted, otherwise samples made from the model.
 
-What is made follows the model from noise to what it takes for each class, and is kept at several stages on the way.
-Which of them real samples are most like, nobody knows: how much they differ says how far a sample of one's own may be
-from a real one.
+Made samples start as noise and descend towards each class. Samples are kept at several stages, because it is unknown
+which stage resembles real samples most. The spread between stages shows how far a made sample may be from a real one.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ from rayfed.attacks.head import Head
 from rayfed.update import Observation
 
 _PUBLIC = 1000
-"""Public samples that are looked at."""
+"""Maximum number of public samples."""
 _MADE = 60
-"""Samples that are made, or one for each class where there are more classes."""
+"""Number of samples to make, at least one for each class."""
 _MOST = 250
-"""Classes for which samples are made; beyond, noise has to do."""
+"""Maximum number of classes for which samples descend. With more classes, the samples are noise."""
 _AT_ONCE = 20
-"""Inputs of one pass with its graph."""
+"""Number of inputs in one pass with its graph."""
 _KEPT = (0, 1, 3, 6, 12)
-"""Steps after which the samples are kept."""
+"""Steps at which the samples are kept."""
 _STEP = 0.025
-"""Root mean square of a step, in units of the range of a pixel."""
+"""Root mean square of a step, as a share of the pixel range."""
 _DRAWN = 20
-"""Random inputs, for each that is made, among which those are chosen that cannot be followed."""
+"""Random candidates per sample, for inputs such as tokens that have no gradient."""
 
 
 def own_samples(head: Head, observation: Observation) -> tuple[Tensor, Tensor]:
     """Return inputs in stages (S, n, *shape) and their labels (n,) int64.
 
-    They depend on the weights and on what is granted alone.
+    They depend only on the weights and on the granted public samples.
     """
     generator = torch.Generator().manual_seed(0)
     if "public" in observation.extra:
@@ -74,7 +73,7 @@ def _slope(head: Head, inputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _chosen(head: Head, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return for each label an input that the model gives it before others."""
+    """Return for each label the candidate input with the highest probability of this label, relative to the mean."""
     with torch.no_grad():
         shares = torch.cat([head.logits(part).log_softmax(1) for part in inputs.split(_AT_ONCE)])
     best = (shares - shares.mean(0)).argsort(0, descending=True)

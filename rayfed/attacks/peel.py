@@ -1,14 +1,14 @@
-"""Peel: recover a whole batch from a linear layer, one sample after the other, with any activation.
+"""Peel: recover a batch from a linear layer's gradient, one sample after the other, with any activation.
 
-The gradient of z_i = W h_i + b over N samples is M = D^T [H 1], of rank N. So every input h_i lies in the span of its
-rows, and the slopes of the loss at h_i lie in the span of its columns. That is a test of a single sample, which a
-random h fails: O - N equations for N unknowns, the coordinates of h. They are solved by Levenberg-Marquardt from
-mixtures of the gradient's rows, for every class. Samples that are found are taken out of M, which lowers its rank:
-M - U (V^T M+ U)^-1 V^T for their slopes U and inputs V. Solutions for the others are all that is left.
+The gradient of z_i = W h_i + b over N samples is M = D^T [H 1], of rank N. Every input h_i lies in the span of its
+rows, and the slopes of the loss at h_i lie in the span of its columns. A random h fails this test, so a single sample
+can be tested: O - N equations for N unknowns, the coordinates of h. Levenberg-Marquardt solves them from mixtures of
+the gradient's rows, for every class. Each sample found is removed from M, which lowers the rank: M - U (V^T M+ U)^-1
+V^T for its slopes U and inputs V. Only solutions for the remaining samples are left.
 
-Sources: the test of spans is that of Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models",
-section 4, there for tokens; taking out is Wedderburn 1934, "Lectures on Matrices", section 5.06; the search over the
-slopes' span is our own.
+Sources: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", section 4, for the span test
+(of tokens); Wedderburn 1934, "Lectures on Matrices", section 5.06, for the removal. The search over the span of the
+slopes is ours.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
 from rayfed.update import Observation
 
-_NO_LAYER = "no linear layer whose gradient is sent sees each sample as one vector that determines the sample"
-_NONE = "the gradient of '{}' holds no sample at which the model's slopes are in its span"
+_NO_LAYER = "no linear layer in the update receives each sample as one vector that determines the sample"
+_NONE = "the gradient of '{}' contains no sample at which the model's slopes are in its span"
 _STARTS = 192
 _STEPS = 40
 _IDLE_ROUNDS = 4
-"""Rounds without a new sample after which the search ends."""
+"""Number of rounds without a new sample after which the search ends."""
 _AT_ONCE = 8
-"""Directions whose slopes are asked for at once."""
+"""Number of directions whose slopes are computed in one call."""
 _FOUND = 1e-5
-"""Relative distance of slopes from the span below which float32 explains it."""
+"""Relative distance of slopes from the span below which it is float32 rounding."""
 _APART = 1e-2
-"""Relative distance below which two descents have ended at the same sample."""
+"""Relative distance below which two descents count as the same sample."""
 
 Residual = Callable[[Tensor], Tensor]
-"""From coordinates (S, n) to how far the slopes there are from the span, (S, O), relatively; several times S, too."""
+"""Function from coordinates (S, n) to relative residuals of slopes (S, O). S may be multiplied."""
 
 
 @component
 class Peel:
-    """Finds samples whose input and slopes are in the spans of a layer's gradient, and takes them out.
+    """Reconstruct samples whose input and slopes lie in the spans of a layer's gradient, one after the other.
 
-    Exact for batches smaller than the layer's inputs and outputs, behind smooth activations (sigmoid, tanh, GELU, ...);
-    behind those that are flat in places `spear` finds more. Labels are found with the samples.
+    Exact for batches smaller than the layer's inputs and outputs if the activations are smooth (sigmoid, tanh, GELU,
+    ...). For piecewise flat activations such as ReLU, `spear` reconstructs more. Labels are recovered with the samples.
     """
 
     place_labels: ClassVar[str] = "unneeded"
@@ -59,7 +59,7 @@ class Peel:
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         return studied(_reconstruction, observations, model, generators)
 
 
@@ -84,11 +84,11 @@ def _reconstruction(probed: Probe, observation: Observation, generator: torch.Ge
     return not_applicable(observation, _NO_LAYER, inherent=True)
 
 
-_COUNTLESS = "it tries the labels that a sample may have one by one, and these are numbers, or labels of many outputs"
+_COUNTLESS = "it tries each possible label of a sample, but labels are numbers, or there are too many combinations"
 
 
 class _Search:
-    """The search for the samples of one batch."""
+    """Search for the samples of one batch."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _Search:
             self._length = float(layer.features(probed, samples).norm(dim=1).mean())
 
     def all(self) -> Tensor:
-        """Return the coordinates of all inputs that are found, (n, b)."""
+        """Return the coordinates (n, b) of the inputs of all samples found."""
         full = self._factors
         vectors, labels = full.right[:0] @ full.right.T, self._guesses[:0]
         idle = 0
@@ -124,12 +124,12 @@ class _Search:
         return vectors
 
     def _slopes(self, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Return the model's slopes (S, R, O) at inputs of coordinates (S, b), for R labels each (R, S)."""
+        """Return the model's slopes (S, R, O) at inputs with coordinates (S, b), for R labels each (R, S)."""
         slopes: Tensor = self._probed.slopes(self._use, vectors @ self._outputs.T, labels).double()
         return slopes
 
     def _rest(self, vectors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return orthonormal bases of what the inputs (k, b) and slopes (O, k) of samples not yet found span."""
+        """Return orthonormal bases of the spans of inputs (k, b) and slopes (O, k) of the samples not yet found."""
         left, values, _, _ = self._factors
         if len(vectors) == 0:
             return torch.eye(len(values)).to(left), left
@@ -141,7 +141,7 @@ class _Search:
         return rows[:rank], left @ columns[:, :rank]
 
     def _started(self, basis: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-        """Return vectors (S, b) of the rest's span between, and beyond, random guides, with a label each (S,)."""
+        """Return start vectors (S, b), from pairs of random guides within the remaining span, and labels (S,)."""
         guides, _ = self._factors.guides(self._biased)
         pairs = torch.randint(len(guides), (2, _STARTS), generator=self._generator).to(guides.device)
         share = 2 * torch.rand(_STARTS, 1, generator=self._generator).to(guides) - 0.5
@@ -160,15 +160,15 @@ class _Search:
         return vectors, self._guesses[torch.where(torch.arange(_STARTS) % 2 == 0, best, cycled)]
 
     def _scaled(self, vectors: Tensor) -> Tensor:
-        """Return vectors on the plane on which inputs have a 1 for the bias; as they are where there is none."""
+        """Return vectors scaled so that the bias entry of the input is 1, unchanged if the layer has no bias."""
         return vectors / (vectors @ self._factors.right[:, -1:]) if self._biased else vectors
 
     def _descended(
         self, vectors: Tensor, labels: Tensor, basis: Tensor, left: Tensor, steps: int = _STEPS
     ) -> tuple[Tensor, Tensor]:
-        """Return the vectors (S, b) of a span at which descents end, and the residuals' lengths (S,)."""
+        """Return the end points (S, b) of descents within a span, and their residual norms (S,)."""
         ways = basis
-        if self._biased:  # ways along which the entry of the bias stays 1
+        if self._biased:  # directions that keep the bias entry at 1
             one = basis @ self._factors.right[:, -1:]
             ways = torch.linalg.svd(one, full_matrices=True)[0][:, 1:].T @ basis
 
@@ -182,24 +182,24 @@ class _Search:
 
 
 def _outside(slopes: Tensor, left: Tensor) -> Tensor:
-    """Return the part of slopes (..., O) outside a span with the orthonormal basis `left` (O, b), over their length."""
+    """Return the part of slopes (..., O) outside the span of `left` (O, b, orthonormal), relative to their length."""
     length = slopes.norm(dim=-1, keepdim=True)
     outside = (slopes - slopes @ left @ left.T) / length
-    nowhere = torch.full_like(outside, slopes.shape[-1] ** -0.5)  # no slope at all is in no span
+    nowhere = torch.full_like(outside, slopes.shape[-1] ** -0.5)  # zero slopes count as outside any span
     return torch.where(length > 1e-12, outside, nowhere)
 
 
 def _with(vectors: Tensor, labels: Tensor, vector: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the vectors and labels with one more, unless it is one that is there, as far as descents are exact."""
+    """Return the vectors and labels with one sample more, unless an equal vector is among them (up to `_APART`)."""
     if ((vectors - vector).norm(dim=1) < _APART * vector.norm()).any():
         return vectors, labels
     return torch.cat([vectors, vector[None]]), torch.cat([labels, label[None]])
 
 
 def levenberg_marquardt(residual: Residual, moves: Tensor, steps: int) -> Tensor:
-    """Return the coordinates (S, n) at which S independent sums of squares are smaller than at `moves`.
+    """Return coordinates (S, n) that reduce S independent sums of squared residuals, starting at `moves`.
 
-    Slopes are differences of double-precision values.
+    Derivatives are finite differences in double precision.
     """
     values = residual(moves)
     costs, damping = values.square().sum(1), torch.full_like(values[:, 0], 1e-3)

@@ -1,25 +1,27 @@
-"""PEFTLeak: a malicious server reads patches of images out of the adapters of a vision transformer.
+"""PEFTLeak: a malicious server recovers image patches from the adapter gradients of a vision transformer.
 
-Clients train bottleneck adapters, u + W' act(W u + b), in a frozen transformer. The server made both. In all blocks but
-the last, attention and MLP pass each token on as it is, so that what enters an adapter is an affine image of
+Clients train bottleneck adapters, u + W' act(W u + b), in a frozen transformer. The server chooses the weights of both.
+In all blocks but the last, attention and MLP pass each token on unchanged. The input of an adapter is then an affine
+image of
 
     x = (E (patch - 1/2), tag, R s_p, R, 0, 0)    for the patch at position p:
 
-E are the lowest coefficients of a cosine transform, orthonormal, as many as fit. Norms scale and shift a token by what
-they please: the known entries (R s_p, R, 0), with codes |s_p| = 1, tell scale and shift, and undo both exactly. An MLP
-is made to pass by W2 = (I, -I), W1 = W2^T, for act(t) - act(-t) = t of ReLU, GELU and SiLU alike. The attention of the
-first block, with queries of 0, takes the mean over an image's tokens and writes eight entries of it into `tag`: patches
-of one image have one tag, by which they are put together.
+The rows of E are the lowest-frequency coefficients of an orthonormal cosine transform, as many as fit. A norm scales
+and shifts each token by unknown amounts. The known entries (R s_p, R, 0), with codes |s_p| = 1, reveal both and allow
+an exact inversion. An MLP passes tokens on with W2 = (I, -I) and W1 = W2^T, because act(t) - act(-t) = t for ReLU, GELU
+and SiLU. The attention of the first block, with zero queries, computes the mean over an image's tokens and writes eight
+of its entries into `tag`. All patches of an image share this tag, which groups them.
 
-The rows l of W that aim at position p all measure its brightness, h(x) = E_1 x + l (R s_p x_s - R x_R), which at other
-positions lies below all thresholds, and differ in their thresholds c_1 < c_2 < ... alone. All columns of W' are equal.
-With g_i the slope of the loss in a row's activation, row l gets sum g_i u_i (weight) and sum g_i (bias) over the images
-with h > c_l, so rows l and l + 1 differ by bin l: weight over bias is the token, where one is alone there. A norm's
-outputs have one length, and means of them are shorter, which tells them apart.
+The rows l of W for position p all measure its brightness, h(x) = E_1 x + l (R s_p x_s - R x_R), which is below all
+thresholds at other positions. The rows differ only in their thresholds c_1 < c_2 < ... All columns of W' are equal. Let
+g_i be the slope of the loss in a row's activation. Row l then gets sum g_i u_i (weight) and sum g_i (bias) over the
+images with h > c_l. The difference of rows l and l + 1 contains bin l only: weight over bias is the token if the bin
+holds one token. The outputs of a norm all have one length and their means are shorter, which reveals bins with several
+tokens.
 
-Source: Sami et al. 2025, "Gradient Inversion Attacks on Parameter-Efficient Fine-Tuning" (PEFTLeak), section 4. There
-large biases carry tokens through an MLP, positions are so large that norms hardly change a token, and patches of an
-image are found by clustering; codes, exact inversion of norms and equal tags are our own.
+Source: Sami et al. 2025, "Gradient Inversion Attacks on Parameter-Efficient Fine-Tuning" (PEFTLeak), section 4. There,
+large biases carry tokens through an MLP, positions are so large that norms hardly change a token, and clustering groups
+the patches of an image. Codes, the exact inversion of norms and equal tags are ours.
 """
 
 from __future__ import annotations
@@ -48,40 +50,40 @@ from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _PHOTOGRAPHS = (0.47, 0.23)
-"""Mean and standard deviation of the brightness of patches of photographs, such as CIFAR-10's of 8 x 8."""
+"""Mean and standard deviation of patch brightness in photographs, such as the 8 x 8 patches of CIFAR-10."""
 _SAMPLES = 128
-"""Most images that set the bins."""
+"""Maximum number of images from which bins are set."""
 _TAGS, _CODES = 8, 16
-"""Entries of a token for the tag, and fewest for codes of positions."""
+"""Number of token entries for the tag, and the minimum for position codes."""
 _PREFIX = 4
-"""Most tokens in front of the patches."""
+"""Maximum number of tokens before the patches."""
 _STEEP = 1000.0
-"""Factor on the rows in front of GELU, which then bends within a hundredth of a bin or so."""
+"""Factor on the rows before GELU, so that it is curved only within about a hundredth of a bin."""
 _EXACT = 1e-3
-"""Relative error up to which what enters an adapter is a token as the server means it."""
+"""Maximum relative error of an adapter's input against the token that the server intends."""
 _SURE = 3e-5
-"""Error of known entries and of length up to which a patch was read for sure: it is alone in its bin, or so near to
-those that share it that its pixels are theirs within about 0.01."""
+"""Maximum error of known entries and length for a patch that counts as recovered. The patch is then the only one in its
+bin, or its pixels differ by at most about 0.01 from the others there."""
 _PLAUSIBLE = 0.3
-"""The same, up to which a patch is used at all."""
+"""Maximum error of known entries and length for a patch that is used at all."""
 _SAME_TAG = 0.02
-"""Distance of two tags of one image, over the spread of tags, beside what noise explains."""
+"""Maximum distance of two tags of one image, relative to the spread of tags, in addition to the noise."""
 
-_NO_EMBEDDING = "it is no vision transformer: no convolution cuts the image into patches without overlap"
-_NO_BLOCKS = "it has fewer than two blocks; the last one is left as it is, for the loss to depend on all tokens"
+_NO_EMBEDDING = "it is no vision transformer: no convolution cuts the image into non-overlapping patches"
+_NO_BLOCKS = "it has fewer than two blocks, and the last block stays unchanged so that the loss depends on all tokens"
 _NO_ADAPTERS = (
-    "no adapter with a bias is trained in front of the last block: a linear layer to fewer values, ReLU or GELU, and a "
-    "linear layer back. LoRA's have neither bias nor activation"
+    "no adapter with a bias is trained before the last block: a linear layer to fewer values, ReLU or GELU, and a "
+    "linear layer back. LoRA adapters have neither bias nor activation"
 )
-_NO_POSITIONS = "no position embedding, with a vector for each patch, is among the model's tensors"
-_TOLD = "{} of {} patches were read for sure"
-_NO_LENGTH = "no norm stands before some adapters, so nothing tells which patches are alone in their bin"
+_NO_POSITIONS = "the model has no position embedding with one vector for each patch"
+_TOLD = "{} of {} patches recovered with certainty"
+_NO_LENGTH = "some adapters have no norm before them, so it is unknown which patches are the only ones in their bin"
 _UNTOUCHED = (
-    "no adapter is shown patches by what the client was sent: the server has to tamper with the frozen model and the "
-    "adapters (see `MaliciousServer`), and this attack's own cannot with attention, MLPs or private parts of this kind"
+    "no adapter receives patches with the weights that the client was sent: the server has to tamper with the frozen "
+    "model and the adapters (see `MaliciousServer`); this attack cannot with such attention, MLPs or private parts"
 )
-_OTHER_PRECISION = "a model with weights of {} does not take images of float32, as clients have them"
-_COARSE = "weights of {} are too coarse: what enters an adapter is no patch up to a relative error of {}"
+_OTHER_PRECISION = "a model with weights of {} does not accept the float32 images of clients"
+_COARSE = "weights of {} are too coarse: the input of an adapter differs from the patch by a relative error above {}"
 
 
 class _Adapter(NamedTuple):
@@ -93,29 +95,29 @@ class _Adapter(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What enters an adapter."""
+    """Input of an adapter."""
 
     tokens: Tensor
     """(N, tokens, D)."""
     smooth: bool
-    """Whether the activation is GELU; else it is ReLU."""
+    """Whether the activation is GELU rather than ReLU."""
 
 
 class _Aim(NamedTuple):
-    """Rows of one adapter that aim at one position."""
+    """Rows of one adapter that measure one position."""
 
     adapter: int
     position: int
     rows: slice
     first: int
-    """The bin that the first of the rows opens."""
+    """Index of the bin that the first row opens."""
     last: bool
-    """Whether the last of the rows opens a bin, too; else it only closes the one before."""
+    """Whether the last row opens a bin, too, or only closes the previous one."""
 
 
 @dataclass(frozen=True)
 class _Transformer:
-    """Parts of a vision transformer, found by their kinds and shapes."""
+    """Parts of a vision transformer, identified by their types and shapes."""
 
     model: nn.Module
     embed: str
@@ -127,7 +129,7 @@ class _Transformer:
 
     @classmethod
     def found_in(cls, model: nn.Module, trained: Sequence[str], shape: tuple[int, ...]) -> list[_Transformer]:
-        """Find the parts, with each convolution that may cut patches; raises `NotApplicable` where one is missing."""
+        """Return the parts for each convolution that may cut patches. Raises `NotApplicable` if a part is missing."""
         found, reason = list[_Transformer](), NotApplicable(_NO_EMBEDDING, inherent=True)
         for embed, conv in model.named_modules():
             if _cuts(conv, shape):
@@ -168,7 +170,7 @@ class _Transformer:
 
     @property
     def width(self) -> int:
-        """Entries of a token."""
+        """Number of entries of a token."""
         return int(self._conv.out_channels)
 
     @property
@@ -178,17 +180,17 @@ class _Transformer:
 
     @property
     def radius(self) -> float:
-        """Length R of a position's code: twice that of the brightest patch."""
+        """Length R of a position code: twice that of the brightest patch."""
         return float(self.basis.shape[1] ** 0.5)
 
     @property
     def known(self) -> slice:
-        """Entries of a token that the server knows."""
+        """Entries of a token whose values the server knows."""
         return slice(len(self.basis) + _TAGS, self.width - 1)
 
     @property
     def tags(self) -> slice:
-        """Entries of a token for the tag of its image."""
+        """Entries of a token that hold the tag of its image."""
         return slice(len(self.basis), len(self.basis) + _TAGS)
 
     @property
@@ -209,14 +211,14 @@ class _Transformer:
 
     @cached_property
     def codes(self) -> Tensor:
-        """Known entries of the tokens, (positions + 1, S) float64; the last are those of tokens in front."""
+        """Known entries of tokens, (positions + 1, S) float64. The last row is for tokens before the patches."""
         size = self.known.stop - self.known.start - 2
         drawn = torch.randn(self.places + 1, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         fixed = torch.tensor([1.0, 0.0]).double().expand(len(drawn), -1)
         return self.radius * torch.cat([F.normalize(drawn), fixed], 1)
 
     def measure(self, position: int) -> Tensor:
-        """Return the row (D,) that measures brightness at a position, and less than any image has at all others."""
+        """Return a row (D,) that measures the brightness of one position and is below all images' values elsewhere."""
         units = self.codes[:, :-2] / self.radius
         alike = float((units @ units.T).fill_diagonal_(-1).max())
         row = torch.zeros(self.width, dtype=torch.float64)
@@ -224,12 +226,12 @@ class _Transformer:
         row[self.known][:-2] = units[position]
         row[self.known][-2] = -1
         row[self.known] *= 1.5 / (1 - alike)
-        row[self.known.stop - 1] = -row.sum()  # a norm's shift then changes nothing
+        row[self.known.stop - 1] = -row.sum()  # makes the row insensitive to the shift of a norm
         return row
 
     @torch.no_grad()
     def look(self, state: Named, images: Tensor) -> list[_Seen]:
-        """Return what enters each adapter, of images (N, *shape) at these weights."""
+        """Return the input of each adapter for images (N, *shape) at these weights."""
         copy = without_tracking(self.model)
         seen: dict[str, list[Tensor]] = defaultdict(list)
 
@@ -262,7 +264,7 @@ class _Transformer:
         )
 
     def plain(self, tokens: Tensor, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Undo scale and shift of tokens (..., P, D), at these P positions; return them and their relative errors."""
+        """Undo scale and shift of tokens (..., P, D) at P positions. Returns tokens and relative errors."""
         known = self.codes[positions].to(tokens)
         entries, centred = tokens[..., self.known], known - known.mean(-1, keepdim=True)
         scale = (entries * centred).sum(-1, keepdim=True) / centred.square().sum(-1, keepdim=True)
@@ -272,7 +274,7 @@ class _Transformer:
         return plain, torch.where(scale[..., 0] > 0, error, torch.inf)
 
     def shown(self, state: Named) -> dict[int, bool]:
-        """Return the adapters that are shown patches at these weights, and whether what enters has one length."""
+        """Return the adapters that receive patches at these weights, and whether their inputs have one length."""
         drawn = torch.rand((4, *self.shape), generator=torch.Generator().manual_seed(0))
         images = drawn.to(_device(state))
         patches = self.cut(images).double()
@@ -291,17 +293,17 @@ class _Transformer:
         return good
 
     def cut(self, images: Tensor) -> Tensor:
-        """Return the patches (N, positions, C * height * width) of images."""
+        """Return the patches of images, (N, positions, C * height * width)."""
         return F.unfold(images, self._conv.kernel_size, stride=self._conv.kernel_size).transpose(1, 2)
 
     def joined(self, patches: Tensor) -> Tensor:
-        """Return the images (N, *shape) of patches, NaN at borders that are no part of any."""
+        """Return the images (N, *shape) made of patches, NaN at borders that no patch covers."""
         size = (self.grid[0] * self._conv.kernel_size[0], self.grid[1] * self._conv.kernel_size[1])
         images = F.fold(patches.transpose(1, 2), size, self._conv.kernel_size, stride=self._conv.kernel_size)
         return F.pad(images, (0, self.shape[2] - size[1], 0, self.shape[1] - size[0]), value=torch.nan)
 
     def aims(self, adapters: Sequence[int]) -> list[_Aim]:
-        """Return which rows of these adapters aim at which position."""
+        """Return the rows of these adapters assigned to each position."""
         shares: dict[int, list[tuple[int, slice]]] = {}
         groups: dict[int, list[int]] = {}
         for turn in range(max(len(adapters), self.places)):
@@ -321,21 +323,21 @@ class _Transformer:
 
 @component
 class PeftLeak:
-    """Active attack: the victims are sent a vision transformer and adapters whose gradient holds patches of images.
+    """Reconstruct image patches from adapter gradients, after sending the victims tampered weights (active attack).
 
-    It needs a trained bottleneck adapter in at least one block before the last, and clients who take the frozen part
-    from this server, too. The message of its result counts the patches that were read for sure; what was not read has
-    the mean colour of the image's other patches. Labels are read from the gradient.
+    The attack needs a trained bottleneck adapter in at least one block before the last. Clients must also accept the
+    frozen part of the model from this server. The result's message counts the patches recovered with certainty. Missing
+    patches get the mean colour of the image's other patches. Labels are recovered from the gradient.
     """
 
     place_labels: ClassVar[str] = "unneeded"
 
     gain: Annotated[float, Field(gt=0)] = 1e6
-    """By how much an adapter's first layer scales less, and its second more. The gradient of the first grows with it,
-    above noise and in a gradient that is clipped, and nothing else changes; it is of no use behind GELU."""
+    """Factor by which an adapter's first layer is scaled down and its second layer up. It raises the first layer's
+    gradient above noise and in clipped gradients, and changes nothing else. It has no effect with GELU."""
     brightness: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0)]] | None = None
-    """Mean and standard deviation of patches' mean pixel; null: bins of equal share of the public images' patches under
-    `knowledge: [public]`, and otherwise 0.47 and 0.23, as of photographs."""
+    """Mean and standard deviation of the mean pixel of patches. Default: with `knowledge: [public]`, bins of equal
+    share of the public images' patches, and otherwise 0.47 and 0.23 (photographs)."""
 
     def tamper(
         self,
@@ -346,12 +348,12 @@ class PeftLeak:
         extra: Mapping[str, Any],
         generator: torch.Generator,
     ) -> tuple[nn.Module, Named, Named]:
-        """Return the model with other weights, frozen and trained; the same where it is none that this attack knows."""
+        """Return the model with tampered weights, frozen and trained, or unchanged if the model is not supported."""
         unsent = without(_state(model), weights | buffers)
         kept = {name: tensor.detach().to(_device(weights)) for name, tensor in unsent.items()}
         try:
             for found in _Transformer.found_in(model, list(weights), image_shape):
-                state = _transparent(found, kept | weights | buffers) | kept  # which is not the server's to write
+                state = _transparent(found, kept | weights | buffers) | kept  # the server may not write `kept`
                 if shown := found.shown(state):
                     self._aim(found, state, found.aims(list(shown)), self._samples(found, extra))
                     return model, {name: state[name] for name in weights}, {name: state[name] for name in buffers}
@@ -362,7 +364,7 @@ class PeftLeak:
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         first = observations[0]
         try:
             if first.sample.modality != "pixels":
@@ -378,7 +380,7 @@ class PeftLeak:
         return in_groups(lambda group, _: [_reconstruction(found, shown, o) for o in group], labelled, generators)
 
     def _samples(self, found: _Transformer, extra: Mapping[str, Any]) -> Tensor:
-        """Return images (n, *shape) whose patches are as bright as clients' are taken to be."""
+        """Return images (n, *shape) whose patches have the brightness assumed of the clients' patches."""
         if "public" in extra and self.brightness is None:
             images: Tensor = extra["public"][0]
             return images[:: -(-len(images) // _SAMPLES)]
@@ -387,7 +389,7 @@ class PeftLeak:
         return levels.view(-1, 1, 1, 1).expand(-1, *found.shape).float()
 
     def _aim(self, found: _Transformer, state: Named, aims: Sequence[_Aim], samples: Tensor) -> None:
-        """Write rows, thresholds and outputs of the adapters into the weights."""
+        """Write rows, thresholds and output weights of the adapters into the weights."""
         ends = torch.stack([samples.new_zeros(found.shape), samples.new_ones(found.shape)])
         like = state[found.positions]
         seen = found.look(state, torch.cat([ends, samples]).to(like.device))
@@ -413,12 +415,12 @@ class PeftLeak:
 
 
 def _untouched(dtype: torch.dtype) -> str:
-    """Return why no adapter is shown patches by weights of this kind."""
+    """Return the reason why no adapter receives patches with weights of this precision."""
     return _UNTOUCHED if dtype.itemsize >= 4 else _COARSE.format(str(dtype).split(".")[-1], _EXACT)
 
 
 def _transparent(found: _Transformer, state: Named) -> Named:
-    """Return the weights at which blocks pass tokens on as the server means them, and adapters add nothing."""
+    """Return weights with which blocks pass the server's tokens on unchanged, and adapters add nothing."""
     state = {name: tensor.detach().clone() for name, tensor in state.items()}
     conv, basis = found.model.get_submodule(found.embed), found.basis
     assert isinstance(conv, nn.Conv2d)
@@ -430,7 +432,7 @@ def _transparent(found: _Transformer, state: Named) -> Named:
     rows[:-1, : len(basis)] = -basis @ grey
     table = {name: tensor for name, tensor in state.items() if not name.startswith(found.blocks)}
     for name in (n for n, t in table.items() if t.ndim == 3 and n != found.positions and _is_row(t, conv)):
-        if table[name].numel() <= _PREFIX * found.width:  # tokens in front, which may have no position
+        if table[name].numel() <= _PREFIX * found.width:  # tokens before the patches, perhaps without a position
             state[name] = torch.zeros_like(state[name]) + rows[-1].to(state[name])
     places = state[found.positions].view(-1, found.width)
     places[:] = rows[-1].to(places)
@@ -442,13 +444,13 @@ def _transparent(found: _Transformer, state: Named) -> Named:
     for block in found.blocks[:-1]:
         _pass_on(found, state, block)
     for adapter in found.adapters:
-        state[f"{adapter.down}.bias"] += 1  # ReLU and GELU differ there, and what follows is 0
+        state[f"{adapter.down}.bias"] += 1  # ReLU and GELU differ at 1, and the next layer multiplies by 0
     _tag(found, state)
     return {name: tensor.detach().to(_device(state)) for name, tensor in state.items()}
 
 
 def _pass_on(found: _Transformer, state: Named, block: str) -> None:
-    """Make attention add nothing in a block, norms norm alone, and MLPs give what enters them."""
+    """Set the weights of a block: attention adds nothing, norms only normalise, and MLPs return their input."""
     module = found.model.get_submodule(block)
     for name, parameter in module.named_parameters():
         scale = parameter.ndim < 2 and not name.endswith("bias")
@@ -463,7 +465,7 @@ def _pass_on(found: _Transformer, state: Named, block: str) -> None:
 
 
 def _tag(found: _Transformer, state: Named) -> None:
-    """Make the first block's attention write the mean of an image's tokens into their tags."""
+    """Set the first block's attention so that it writes the mean of an image's tokens into their tags."""
     block, width = found.blocks[0], found.width
     sizes = {n: tuple(p.shape) for n, p in found.model.get_submodule(block).named_parameters() if p.ndim == 2}
     square = [name for name, size in sizes.items() if size == (width, width)]
@@ -477,13 +479,13 @@ def _tag(found: _Transformer, state: Named) -> None:
 
 
 def _entering(found: _Transformer, state: Named) -> tuple[Tensor, Tensor]:
-    """Return shift and scale (C,) by which a pixel enters the embedding, as of a model that normalises images."""
+    """Return shift and scale (C,) of a pixel before the embedding, for models that normalise images."""
     copy, seen = without_tracking(found.model), list[Tensor]()
     copy.get_submodule(found.embed).register_forward_pre_hook(lambda _, entered: seen.append(entered[0]))
     ends = torch.stack([torch.zeros(found.shape), torch.ones(found.shape)])
     with torch.no_grad():
         _run(copy, state, ends.to(_device(state)))
-    if not seen:  # a convolution that the model does not use
+    if not seen:  # the model does not use the convolution
         return torch.zeros(found.shape[0]).double(), torch.ones(found.shape[0]).double()
     low, high = seen[0].double().cpu().flatten(2).mean(2)
     return low, high - low
@@ -529,9 +531,10 @@ def _reconstruction(found: _Transformer, shown: Mapping[int, bool], observation:
 def _patches(
     found: _Transformer, shown: Mapping[int, bool], observation: Observation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the patches (n, pixels) in the bins, their positions, tags, errors, and the noise of an entry of each.
+    """Return the patches in the bins (n, pixels), with positions, tags, errors and noise per entry.
 
-    The error is that of the known entries, and of the length where there is but one; most trusted patches come first.
+    Patches with the smallest error come first. The error is that of the known entries, and of the length if norms give
+    all tokens one length.
     """
     parts, sent = [], observation.undecayed
     for aim in found.aims(list(shown)):
@@ -553,7 +556,7 @@ def _patches(
 
 
 def _best(places: Tensor) -> list[int]:
-    """Return the most trusted patch of each position, whatever its tag: those of a single image, all of them."""
+    """Return the patch with the smallest error at each position, for a batch of one image."""
     first: dict[int, int] = {}
     for patch, place in enumerate(places.tolist()):
         first.setdefault(place, patch)
@@ -561,9 +564,9 @@ def _best(places: Tensor) -> list[int]:
 
 
 def _together(places: Tensor, tags: Tensor, errors: Tensor, noise: Tensor) -> list[list[int]]:
-    """Return groups of patches with the same tag, one for each position at most, most trusted patches first.
+    """Return groups of patches with equal tags, at most one patch for each position, smallest errors first.
 
-    Groups with more patches come first, of the same size those that begin with a better one.
+    Larger groups come first. Groups of equal size are ordered by the error of their first patch.
     """
     groups: list[list[int]] = []
     spread = float((tags - tags.median(0).values).norm(dim=1).median()) if len(tags) else 0.0
@@ -581,7 +584,7 @@ def _together(places: Tensor, tags: Tensor, errors: Tensor, noise: Tensor) -> li
 
 
 def _cuts(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Return whether a module is a convolution that cuts images of this shape into patches without overlap."""
+    """Return whether a module is a convolution that cuts images of this shape into non-overlapping patches."""
     return (
         isinstance(module, nn.Conv2d)
         and len(shape) == 3
@@ -595,7 +598,7 @@ def _cuts(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def _adapters(model: nn.Module, block: str, width: int) -> list[_Adapter]:
-    """Return a block's pairs of linear layers to fewer values and back, the first with a bias."""
+    """Return a block's pairs of linear layers, to fewer values and back. The first of a pair has a bias."""
     return [
         _Adapter(f"{block}.{name}", f"{block}.{after}", one.out_features)
         for (name, one), (after, other) in pairwise(_linear(model.get_submodule(block)))
@@ -619,7 +622,7 @@ def _state(model: nn.Module) -> Named:
 
 
 def _cosines(size: int) -> Tensor:
-    """Return the orthonormal cosine transform (size, size), float64, a frequency in each row."""
+    """Return the orthonormal cosine transform (size, size) float64, one frequency in each row."""
     places = torch.arange(size, dtype=torch.float64)
     waves: Tensor = torch.cos(pi / size * (places[None] + 0.5) * places[:, None]) * (2 / size) ** 0.5
     waves[0] /= 2**0.5

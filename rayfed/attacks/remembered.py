@@ -1,4 +1,4 @@
-"""What an attacker finds of a model alone, kept for its later attacks on the same model at the same weights."""
+"""Cache for facts that attacks compute from a model, shared by attacks on the same model at the same weights."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rayfed.update import Observation
 
 Found = TypeVar("Found")
 _MOST = 16
-"""Findings of a kind that are kept: those of more weights, such as of many earlier rounds, would fill memory."""
+"""Maximum number of cached results of one kind, which limits memory when many rounds are attacked."""
 
 
 class Memory:
-    """Findings of a model, by kind, by what they are and the weights that they are of."""
+    """Cached results for one model, by kind and key."""
 
     def __init__(self) -> None:
         self._found: defaultdict[str, OrderedDict[Hashable, Any]] = defaultdict(OrderedDict)
 
     def once(self, kind: str, what: Hashable, find: Callable[[], Found], most: int = _MOST) -> Found:
-        """Return what is known, or find it; of a kind the `most` that were asked for last are kept."""
+        """Return the cached result, or compute it with `find`. Keeps the `most` recently used results of a kind."""
         known = self._found[kind]
         if what not in known:
             while len(known) >= most:
@@ -40,12 +40,12 @@ class Memory:
 
 _MEMORY: ContextVar[Memory | None] = ContextVar("memory", default=None)
 _ALONE: WeakKeyDictionary[nn.Module, Memory] = WeakKeyDictionary()
-"""What was found of models outside of `remembering`."""
+"""Cached results for models used outside `remembering`."""
 
 
 @contextmanager
 def remembering(memory: Memory) -> Iterator[None]:
-    """Keep what attacks find in the block of a model, which has to be the same for all of a memory's blocks."""
+    """Use `memory` for results of attacks in the block. All blocks of one memory must attack the same model."""
     token = _MEMORY.set(memory)
     try:
         yield
@@ -54,10 +54,10 @@ def remembering(memory: Memory) -> Iterator[None]:
 
 
 def once(kind: str, what: Hashable, observation: Observation, find: Callable[[], Found], most: int = _MOST) -> Found:
-    """Return what is found of a model at an observation's weights, and with the public samples that it grants.
+    """Return a result that depends on an observation's weights and public samples, cached inside `remembering`.
 
-    `what` is all else of the observation that a finding of this kind depends on. Outside of `remembering` it is found
-    anew.
+    `what` holds everything else in the observation on which the result depends. Outside `remembering`, `find` is called
+    every time.
     """
     memory = _MEMORY.get()
     if memory is None:
@@ -66,7 +66,7 @@ def once(kind: str, what: Hashable, observation: Observation, find: Callable[[],
 
 
 def once_for(model: nn.Module, kind: str, what: Hashable, find: Callable[[], Found]) -> Found:
-    """Return what is found of a model at its own weights, whatever the observation."""
+    """Return a cached result that depends only on a model and its current weights, not on the observation."""
     memory = _MEMORY.get()
     if memory is None:
         memory = _ALONE.setdefault(model, Memory())

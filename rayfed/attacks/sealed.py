@@ -1,4 +1,4 @@
-"""Attacks on encrypted, masked or mixed updates, which find nothing unless they break the key or unmix."""
+"""Run attacks on encrypted, masked or mixed updates, which yield nothing unless the key is broken or unmixed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rayfed.attacks.mixed import unmixed
 from rayfed.attacks.undone import noted, undone
 from rayfed.update import Encrypted, Observation, Update
 
-_UNBROKEN = ", and its key cannot be found by factoring in any reasonable time"
-_NO_CLASSES = "it asks about classes, and labels are numbers, or of each place, under this loss"
-_ONE_LABEL = "it knows one label for each sample, and labels are of each place, such as a token or a pixel, here"
+_UNBROKEN = ", and factoring cannot break its key in any reasonable time"
+_NO_CLASSES = "it needs classes, but under this loss labels are numbers, or each token or pixel has a label"
+_ONE_LABEL = "it needs one label for each sample, but here each token or pixel has a label"
 _NOT_GIVEN = (
-    "it needs labels, which are of each place here, such as a token or a pixel: they are not inferred from an update "
-    "and were not given; those of a language model are the tokens themselves, and never given"
+    "it needs the labels, but here each token or pixel has a label: such labels are not inferred from an update and "
+    "were not granted; for a language model they are the tokens, which are never granted"
 )
-_NOT_SHOWN = "this arm's aggregation shows no client another's update"
+_NOT_SHOWN = "the aggregation of this arm shows no client the update of another"
 
 
 def attempt(
@@ -34,9 +34,9 @@ def attempt(
     generators: Sequence[torch.Generator],
     factor: bool,
 ) -> Sequence[Guess]:
-    """Run an attack, and return what it finds: nothing in encrypted updates and in those that were not shown.
+    """Run an attack and return its results, or results without content for encrypted and hidden updates.
 
-    It does find something where it reads no update, or breaks the key first (`factor`).
+    An attack still runs if it does not read the update, or if it breaks the key first (`factor`).
     """
     observations = [undone(unmixed(observation)) for observation in observations]
     sealed = observations[0].sealed
@@ -61,7 +61,7 @@ def attempt(
 
 
 def _of_places(method: Attack | InferenceAttack, observation: Observation) -> str | None:
-    """Return why an attack does not apply to labels of each place; None if it does."""
+    """Return the reason why an attack does not apply to labels of tokens or pixels, or None if it does."""
     needs = getattr(method, "place_labels", None)
     if needs is None:
         return _ONE_LABEL
@@ -74,11 +74,11 @@ def _played(
     model: nn.Module,
     generators: Sequence[torch.Generator],
 ) -> list[Guess]:
-    """Return what the attack finds, with what it had to do without."""
+    """Return the results of an attack, with notes on any knowledge that was not used."""
     if isinstance(method, InferenceAttack):
         guesses: Sequence[Guess] = method.infer(observations, model, generators)
     else:
-        seen = _copies(observations)  # an attack may write on what it is given
+        seen = _copies(observations)  # an attack may modify its observations
         found = method.reconstruct(observations, model, generators)
         check_form(found, observations)
         guesses = with_fit(found, seen, model)
@@ -86,7 +86,7 @@ def _played(
 
 
 def _copies(observations: Sequence[Observation]) -> list[Observation]:
-    """Return the observations with copies of weights, buffers and updates; what they share, the copies share."""
+    """Return observations with copied weights, buffers and updates. Tensors shared before are shared in the copies."""
     parts = deepcopy([(one.weights, one.buffers, one.update) for one in observations])
     return [
         replace(one, weights=weights, buffers=buffers, update=update)
@@ -95,9 +95,9 @@ def _copies(observations: Sequence[Observation]) -> list[Observation]:
 
 
 def _opened(observation: Observation, sealed: Encrypted, pair: bytes) -> Observation:
-    """Return the observation with what was in the ciphertexts, and with what grants tell of that."""
+    """Return the observation with the decrypted update and buffers, and with grants computed from them."""
     update, buffers = sealed.parameters.broken(pair, sealed)
-    # the training loss is not in what is sent
+    # the ciphertexts do not contain the training loss
     whole = Update(observation.victim, observation.round, update, buffers, observation.batch_size, loss=nan)
     extra = {name: given(whole) if callable(given) else given for name, given in observation.extra.items()}
     opened = replace(observation, sealed=None, update=update, returned_buffers=buffers, extra=extra)

@@ -1,19 +1,20 @@
-"""SPEAR: recover a whole batch in closed form from a linear layer before an activation flat in places, as ReLU.
+"""SPEAR: recover a batch in closed form from a linear layer before a piecewise flat activation such as ReLU.
 
-The gradient of z_i = W h_i + b over N samples is dL/d[W b] = D^T [H 1]: D, the slopes of the loss in z, has an exact
-zero wherever the activation is flat, as a ReLU is below 0. Of a factorisation L R of rank N, D^T = L Q and
-[H 1] = Q^-1 R, for one Q: its columns q are those for which L q has many zeros, which nearly no other vector has. A
-plane with normal q holds all rows of L at which one sample's slope is 0: it is found as one through many points.
+The gradient of z_i = W h_i + b over N samples is dL/d[W b] = D^T [H 1]. D holds the slopes of the loss in z, and is
+exactly zero wherever the activation is flat, as ReLU is below 0. For a factorisation L R of rank N, D^T = L Q and [H 1]
+= Q^-1 R for one Q. Its columns q are the vectors for which L q has many zeros, and almost no other vector has many. A
+plane with normal q contains all rows of L at which one sample's slope is 0, so the search looks for planes through many
+rows.
 
-Where the model's slope is 0 exactly for z below a threshold, as before a ReLU, a plane's zeros have to be the units
-that one sample keeps below it: a linear classifier has to separate them from the others. The same tells where to look:
-the gradient's rows, over the bias's, are mixtures of samples, and the units that such a mixture keeps below the
+If the slope is exactly 0 for z below a threshold, as before a ReLU, the zeros of a plane are the units that one sample
+keeps below it. A linear classifier must then separate these units from the others. This also guides the search: the
+gradient's rows divided by the bias gradient are mixtures of samples. The units that such a mixture keeps below the
 threshold are nearly those of a sample.
 
 Sources: Dimitrov et al. 2024, "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", sections 3 and 4
 (factorisation, planes through N - 1 random rows, choice of N of them); Tsakiris and Vidal 2018, "Dual Principal
 Component Pursuit", section 4 (planes through many of the rows by reweighted least squares, which replace most of the
-sampling); the separation and the guides are our own.
+sampling). The separation and the guides are ours.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ from rayfed.models.build import is_stochastic
 from rayfed.registry import component
 from rayfed.update import Observation
 
-_NO_LAYER = "no linear layer whose gradient is sent sees each sample as one vector that determines the sample"
-_NO_ZEROS = "nothing behind the linear layer '{}' is flat: its slopes have no zeros to look for"
-_TOO_FEW = "the gradient of '{}' has too few zeros to tell the batch's samples apart"
+_NO_LAYER = "no linear layer in the update receives each sample as one vector that determines the sample"
+_NO_ZEROS = "no activation after the linear layer '{}' is flat: its slopes have no zeros to search for"
+_TOO_FEW = "the gradient of '{}' has too few zeros to separate the batch's samples"
 _CONSISTENT = 1e-3
-"""Distance of the found batch's gradient from the observed one at which the search ends."""
+"""Distance of the reconstructed batch's gradient from the observed one at which the search ends."""
 
 
 @component
 class Spear:
-    """Factorises the weight gradient of a linear layer into the batch's slopes, which have zeros, and its inputs.
+    """Reconstruct a batch by factorising a linear layer's weight gradient into sparse slopes and inputs.
 
-    Exact for batches smaller than the layer's inputs and outputs, as long as every sample has enough zeros of its own;
-    labels are found with the images, from each sample's slopes. A layer without bias is scaled to fit the model.
+    Exact for batches smaller than the layer's inputs and outputs if every sample has enough zeros that no other sample
+    has. Labels are recovered from each sample's slopes. A layer without bias is scaled to fit the model.
     """
 
     place_labels: ClassVar[str] = "unneeded"
@@ -57,7 +58,7 @@ class Spear:
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         find = partial(_reconstruction, random=is_stochastic(model))
         return studied(find, observations, model, generators)
 
@@ -81,7 +82,7 @@ def _reconstruction(
 
 
 def _slopes_of_own(probed: Probe, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Return the slopes of the loss in a layer's outputs, and the outputs, at samples of the attacker's own."""
+    """Return a layer's outputs, and the slopes of the loss in them, at samples that the attacker makes."""
     uses, _, logits = probed.run(probed.samples(16, seed=2))
     output = uses[layer.use].output
     loss = probed.loss(logits, probed.blank(len(logits)).to(logits.device), "sum")
@@ -108,7 +109,7 @@ def _batch(
 
 
 def _sides(probed: Probe, observation: Observation, layer: Layer, factors: Factors, threshold: float) -> Sides | None:
-    """Return which units a sample keeps below the threshold, as a function of its coordinates in the inputs' span."""
+    """Return the test of which units a sample keeps below the threshold, or None if the layer's outputs are unknown."""
     outputs = outputs_of(probed, layer, factors)
     guides, one = factors.guides(layer.bias is not None)
     if outputs is None or not len(guides) or (layer.bias is None and abs(threshold) > 1e-2):

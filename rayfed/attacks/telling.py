@@ -1,4 +1,4 @@
-"""Progress of searches, reported to a listener that `listening` sets."""
+"""Report the progress of searches to a listener that `listening` sets."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Standing:
-    """Progress of one search; an attack may make several, one after another."""
+    """Progress of one search. An attack may run several, one after the other."""
 
     search: int
-    """Number of the attack's search, from 1."""
+    """Index of the attack's search, from 1."""
     iteration: int
-    """Iterations that are done."""
+    """Number of iterations done."""
     iterations: int
-    """Iterations of the search, unless it ends early."""
+    """Maximum number of iterations of the search."""
     distance: float
-    """Smallest objective at this iteration, in the attack's own unit; NaN where none is finite."""
+    """Smallest objective at this iteration, in the attack's unit, or NaN if none is finite."""
     seconds: float
-    """Seconds since the search began."""
+    """Seconds since the search started."""
 
     @property
     def left(self) -> float:
-        """Seconds left at this pace; infinite before the first iteration is done."""
+        """Seconds left at this rate, or infinity before the first iteration is done."""
         return (self.iterations - self.iteration) * self.seconds / self.iteration if self.iteration else float("inf")
 
 
@@ -43,7 +43,7 @@ _LISTENER: ContextVar[_Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def listening(hear: Callable[[Standing], None], every: float = 1.0) -> Iterator[None]:
-    """Call `hear` with the progress of searches in the block, at most once in `every` seconds."""
+    """Call `hear` with the progress of searches in the block, at most once every `every` seconds."""
     token = _LISTENER.set(_Listener(hear, every))
     try:
         yield
@@ -52,10 +52,10 @@ def listening(hear: Callable[[Standing], None], every: float = 1.0) -> Iterator[
 
 
 def tell(iteration: int, iterations: int, values: Tensor) -> None:
-    """Report a search's iteration with its objectives `values` (P,).
+    """Report an iteration of a search with its objectives `values` (P,).
 
-    Searches call it at every iteration, 0 being the start. The values are read only when a report is due, because
-    reading makes a GPU wait.
+    Searches call this at every iteration, starting with 0. The values are read only when a report is due, because
+    reading them makes a GPU wait.
     """
     listener = _LISTENER.get()
     if listener is None:

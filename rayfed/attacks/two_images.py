@@ -1,9 +1,9 @@
-"""Two images: the adaptive attacker on the defence `dcs2`, who knows it and its `lambda_g`.
+"""Two images: the adaptive attack on the defence `dcs2`, with knowledge of the defence and its `lambda_g`.
 
-The gradient that dcs2 sends is that of two batches, the sensitive images and as many concealed ones. Cross entropy is
-linear in the labels, so the latter's two losses (Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage
-in Federated Learning", equation 10) are one with mixed labels. Matching it is Inverting Gradients on a batch of twice
-the size, half of which is thrown away.
+The gradient that dcs2 sends belongs to two batches: the sensitive images and as many concealed ones. Cross entropy is
+linear in the labels, so the two losses of the concealed images are one loss with mixed labels (Wu et al. 2024,
+"Concealing Sensitive Samples against Gradient Leakage in Federated Learning", equation 10). The attack is Inverting
+Gradients on a batch of twice the size, of which half is discarded.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 _DUMMIES = 64
-_NO_BIAS = "the update has no last linear layer with a bias, from which the labels of concealed samples are read"
+_NO_BIAS = "the update has no last linear layer with a bias, which is needed to recover the labels of concealed samples"
 
 
 @component
 class TwoImages(InvertingGradients):
-    """Fits a concealed image beside every sensitive one, and keeps the sensitive ones.
+    """Reconstruct a sensitive and a concealed image for every sample, and keep the sensitive images.
 
-    All samples of the batch are taken to be concealed, and the step not to be projected. Concealed images leave [0, 1],
-    so theirs are sought in a wider box. The concealed samples' labels are read from the last layer; in a batch of more
-    than one it is a guess which goes with which.
+    The attack assumes that all samples are concealed and that the step is not projected. Concealed images leave [0, 1],
+    so their pixels are searched in a wider box. Labels of concealed samples are recovered from the last layer. In
+    batches of more than one, their assignment to sensitive samples is random.
     """
 
     needs_classes: ClassVar[bool] = True
     several_rounds: ClassVar[bool] = False
 
     lambda_g: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """The defence's `lambda_g`."""
+    """`lambda_g` of the defence."""
     width: Annotated[float, Field(ge=1)] = 10.0
-    """Width of the box for concealed pixels, centred at grey."""
+    """Width of the box of concealed pixels, centred at grey."""
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        """Return one reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
         head = last_linear(observations[0].update, observations[0].classes)
         if head is None or f"{head}.bias" not in observations[0].update:
             return [not_applicable(observation, _NO_BIAS) for observation in observations]
@@ -90,17 +90,17 @@ class TwoImages(InvertingGradients):
         return self._weighted(replace(problem, width=self.width), observations)
 
     def _paired(self, seen: Observation, model: nn.Module, generator: torch.Generator) -> Observation:
-        """Return the observation as one of twice the samples, its labels (2N, K) probabilities."""
+        """Return the observation with twice as many samples and labels (2N, K) as probabilities."""
         own = F.one_hot(_labels(seen), seen.classes).float()
         concealed = F.one_hot(self._concealed_labels(seen, own, model, generator), seen.classes).float()
         labels = torch.cat([own, torch.lerp(own, concealed, self.lambda_g)])
         return replace(seen, batch_size=2 * seen.batch_size, labels=labels)
 
     def _concealed_labels(self, seen: Observation, own: Tensor, model: nn.Module, generator: torch.Generator) -> Tensor:
-        """Return the concealed samples' labels (N,) int64, from the gradient of the last bias.
+        """Return the labels of the concealed samples (N,) int64, recovered from the gradient of the last bias.
 
-        That is the sum over 2N samples of the model's probability of a class less the labels', over N. The model's is
-        measured on noise.
+        This gradient is the sum over 2N samples of model probabilities minus labels, divided by N. The model
+        probabilities are measured on noise.
         """
         head = last_linear(seen.update, seen.classes)
         assert head is not None
@@ -117,7 +117,7 @@ class TwoImages(InvertingGradients):
 
 @dataclass(frozen=True)
 class _Pairs(Matching):
-    """Matching problem whose second half of the images are concealed ones, in a box of their own."""
+    """Matching problem whose second half of images are concealed ones, in a wider box."""
 
     width: float = 1.0
 
@@ -128,6 +128,6 @@ class _Pairs(Matching):
 
 
 def _labels(seen: Observation) -> Tensor:
-    """Return the labels, granted, inferred or supposed, which every group of observations has."""
+    """Return the labels of an observation, which every group has: granted, inferred or assumed."""
     assert seen.labels is not None
     return most_likely(seen.labels)

@@ -1,4 +1,4 @@
-"""Updates from which an attacker has taken what the defences put on everybody's (`rayfed.client.grants.code`)."""
+"""Undo the defences whose code the attacker knows on an observed update (`rayfed.client.grants.code`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rayfed.update import Observation
 
 
 def undone(observation: Observation) -> Observation:
-    """Return the observation with the update undone, where the attacker knows how; of a hidden one nothing changes.
+    """Return the observation and its earlier rounds with the defences undone that the attacker can undo.
 
-    So of the earlier rounds that it looks back on.
+    Hidden updates stay unchanged.
     """
     observation = replace(observation, earlier=tuple(map(undone, observation.earlier)))
     found = observation.extra.get("undone")
@@ -22,9 +22,10 @@ def undone(observation: Observation) -> Observation:
 
 
 def noted(guess: Guess, observation: Observation) -> Guess:
-    """Return what was found with the reason in its message why nothing was undone, or not all that the code tells used.
+    """Return the result with a note if nothing was undone, or if known code was not fully used.
 
-    Samples that were found are those that were trained on: of what they were made is returned, where that is known.
+    Reconstructions are of the samples that were trained on. If a defence transformed the samples invertibly, the
+    original samples are returned.
     """
     made = observation.extra.get("as_trained")
     if made is not None and isinstance(guess, Reconstruction) and guess.status in ("ok", "diverged"):
@@ -34,7 +35,7 @@ def noted(guess: Guess, observation: Observation) -> Guess:
 
 
 def unused(observation: Observation) -> str:
-    """Return why nothing was undone, or not all that the code tells used, in words; empty where all of it was."""
+    """Return the reason why nothing was undone or known code was not fully used, or an empty string."""
     reason, beyond = observation.extra.get("undone"), observation.extra.get("beyond")
     if isinstance(reason, str):
         return reason

@@ -1,10 +1,10 @@
-"""Unlock: the adaptive attacker on models with a private part (keys and locks, passports, private layers).
+"""Unlock: the adaptive attack on models with a private part (keys and locks, passports, private layers).
 
 Ren 2023 (thesis, section 5.3.3) and Gu et al. 2021 ("Federated Deep Learning with Bayesian Privacy", section 5.2) let
-an attacker put a private part of its own in the place of the client's and keep it. But the public layers' gradient
-depends on the private part as it does on the images: both are unknowns of one problem, that of Zhu et al. 2019, "Deep
-Leakage from Gradients", equation 2. A key whose lock is sent needs no search, as the input of a linear layer: Phong et
-al. 2018, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", section 3.
+an attacker substitute a fixed private part for the client's. But the public layers' gradient depends on the private
+part as well as on the images. Both are unknowns of one problem: Zhu et al. 2019, "Deep Leakage from Gradients",
+equation 2. If the update includes the lock, its key is the input of a linear layer and needs no search: Phong et al.
+2018, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", section 3.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from rayfed.samples import SampleSpec
 from rayfed.update import Named, Observation
 
 _NOTHING_PRIVATE = (
-    "the update has the gradients of all the model's layers, so there is nothing to unlock: `dlg` is enough"
+    "the update has the gradients of all the model's layers, so there is nothing to unlock: `dlg` suffices"
 )
 
 
 @component
 class Unlock(Dlg):
-    """Fits images, soft labels and the model's private part in squared L2 by L-BFGS.
+    """Reconstruct images, soft labels and the model's private part, minimising the squared L2 distance by L-BFGS.
 
-    The private part begins where the threat model puts it: at a draw of the attacker's own, or at what it was given. It
-    moves in units of the deviation of each of its tensors; images begin between 0 and 1, for from N(0, 1) a lock often
-    ends up with the negative image. A key that enters layers that are sent is read off their gradient.
+    The private part starts at random values, or at those that the threat model grants. It is scaled by the standard
+    deviation of each of its tensors. Images start between 0 and 1, because a lock often leads to the negative image
+    from N(0, 1). The key of a layer in the update is recovered from the layer's gradient.
     """
 
     several_rounds: ClassVar[bool] = False
 
     kept: tuple[str, ...] = ()
-    """Patterns (`fnmatch`) of private tensors that are not sought but taken as the threat model gives them: what the
-    attacker knows to be right, such as `*.conv.weight` of passports in round 0, which `start: common` deals to all."""
+    """Patterns (`fnmatch`) of private tensors to keep as the threat model gives them, because the attacker knows their
+    values. Example: `*.conv.weight` of passports in round 0, which `start: common` gives to all clients."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-        """Raise `UserError` for a pattern in `layers` or `kept` that fits nothing of a model with a private part."""
+        """Raise `UserError` for a pattern in `layers` or `kept` that matches nothing in a model with a private part."""
         super().check(model, sample, classes)
         if private := private_names(model) - _statistics(model):
             _without(private, self.kept)
@@ -56,7 +56,7 @@ class Unlock(Dlg):
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction an observation (see `Attack`). Raises `UserError` for an unknown layer or pattern."""
+        """Return one reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown pattern."""
         if not private_names(model) - observations[0].weights.keys():
             return [not_applicable(observation, _NOTHING_PRIVATE) for observation in observations]
         read = [replace(seen, buffers=seen.buffers | _keys(seen, model)) for seen in observations]
@@ -75,25 +75,26 @@ class Unlock(Dlg):
 
 
 def _without(hidden: Set[str], kept: Sequence[str]) -> Set[str]:
-    """Return the private tensors that fit no pattern in `kept`; raises `UserError` for a pattern that fits none."""
+    """Return the private tensors that match no pattern in `kept`. Raises `UserError` for an unmatched pattern."""
     for pattern in kept:
         fitting = set(filter_names(hidden, pattern))
         if not fitting:
-            raise UserError(f"kept: no private tensor of the model fits '{pattern}': {nearest(pattern, hidden)}")
+            raise UserError(f"kept: no private tensor of the model matches '{pattern}': {nearest(pattern, hidden)}")
         hidden = hidden - fitting
     return hidden
 
 
 def _statistics(model: nn.Module) -> set[str]:
-    """Return the buffers of batch norms, in which PyTorch does not differentiate; scale and shift make up for them."""
+    """Return the buffers of batch norms, which PyTorch does not differentiate. Scale and shift compensate for them."""
     norms = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
     return {f"{path}.{name}" for path, norm in norms for name, _ in norm.named_buffers()}
 
 
 def _keys(seen: Observation, model: nn.Module) -> Named:
-    """Return the private vectors that enter private linear layers whose gradients are sent, in closed form.
+    """Return the private vectors that enter private linear layers with observed gradients, in closed form.
 
-    Row j of a weight's gradient is the layer's input times entry j of the bias's, in a sum of several steps too.
+    Row j of a weight's gradient is the layer's input times entry j of the bias's gradient, also in a sum of several
+    steps.
     """
     found, update = Named(), seen.undecayed
     for path, module in model.named_modules():

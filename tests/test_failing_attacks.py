@@ -92,7 +92,7 @@ def test_options_that_do_not_fit_what_an_attack_meets_are_rows_that_say_so(tmp_p
 @pytest.mark.parametrize("name", ["dlg", "inverting_gradients", "grnn"])
 def test_layers_that_no_arm_has_are_refused_before_anything_is_played(name: str, tmp_path: Path) -> None:
     changes = [f"attacks=[{{name: {name}, observes: gradient, layers: [cnv*]}}]"]
-    with pytest.raises(UserError, match=r"layers: no parameter of the model fits 'cnv\*'"):
+    with pytest.raises(UserError, match=r"layers: .*'cnv\*'"):
         runs.launch(scenarios.parse(TEXT % "error", changes=changes), str(tmp_path), local, Progress())
     assert not list(tmp_path.iterdir())
 

@@ -228,7 +228,7 @@ def test_without_a_norm_before_adapters_nothing_is_called_alone() -> None:
     net, (images, labels) = own(smooth=False), textures(4)
     seen = victim(net, images, labels)
     found = rebuilt(net, seen)
-    assert "nothing tells" in found.message
+    assert found.message == peftleak._NO_LENGTH
     assert (quality(cut(images).flatten(0, 1)[:, None], cut(found.images).flatten(0, 1)[:, None]) > 50).sum() > 10
 
 

@@ -1,1 +1,1 @@
-"""Common parts of gradient-matching attacks: the problem, priors, optimisers, options, simulated local steps."""
+"""Shared parts of gradient-matching attacks: the problem, priors, optimisers, options, simulated local steps."""

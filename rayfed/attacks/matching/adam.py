@@ -1,4 +1,4 @@
-"""Adam inside the box of the pixels, for many independent problems at once.
+"""Adam for many independent problems at once, with pixels limited to [0, 1].
 
 Sources: Kingma and Ba 2015, "Adam", algorithm 1; Geiping et al. 2020, "Inverting Gradients", section 5 (Adam on the
 sign of the slope); Yin et al. 2021, "See through Gradients", section 3 (noise in every step).
@@ -20,7 +20,7 @@ from rayfed.attacks.telling import tell
 
 _BETA1 = 0.9
 BETA2 = 0.999
-"""Decay of the mean square of the slopes as published."""
+"""Published default for the decay of the mean square of the slopes."""
 _TRACED = 50
 
 
@@ -29,13 +29,13 @@ class Descent:
     """Results of descent on P problems."""
 
     best: Tensor
-    """(P, D), each problem's point with the smallest finite value, its start if there was none."""
+    """(P, D), the point with the smallest finite value of each problem, or its start if no value was finite."""
     best_values: Tensor
-    """(P,), the values there, inf if none was finite."""
+    """(P,), the values at `best`, inf if none was finite."""
     last: Tensor
-    """(P, D), each problem's point at the end."""
+    """(P, D), the last point of each problem."""
     last_values: Tensor
-    """(P,), the values at the end."""
+    """(P,), the values at the last points."""
     trace: list[tuple[int, Tensor]]
     """Pairs (iteration, values (P,))."""
     iterations: int
@@ -51,12 +51,12 @@ def adam(
     boxed: int | None = None,
     beta2: float = BETA2,
 ) -> Descent:
-    """Run Adam on P independent problems (P, D), a step for each step size of `rates`.
+    """Run Adam on P independent problems (P, D), one step for each step size in `rates`.
 
-    The first `boxed` numbers of a point, all for None, stay inside the box [0, 1].
-    `signed` descends along the sign of the slopes. `noise` draws (P, D), of which the step size's share is added to
-    every step. A slope that is not finite pushes nothing. `watch` sees the number of every step and the best points.
-    `beta2` is the decay of the mean square of the slopes.
+    The first `boxed` numbers of a point (all if None) are limited to [0, 1]. `signed` descends along the sign of the
+    slopes. `noise` samples (P, D), which is scaled by the step size and added to every step. Slopes that are not finite
+    count as zero. `watch` is called with the index of every step and the best points. `beta2` is the decay of the mean
+    square of the slopes.
     """
     x, best = start.clone(), start.clone()
     best_values = torch.full_like(start[:, 0], torch.inf)
@@ -86,7 +86,7 @@ def adam(
 
 
 def best_restarts(problem: Matching, descent: Descent, owners: Tensor, snapshots: Snapshots) -> list[Reconstruction]:
-    """Return each victim's best restart; `owners` (P,) are the rows' victims, in blocks of one size."""
+    """Return the best restart of each victim. `owners` (P,) are the victims of the rows, in blocks of equal size."""
     victims = owners.unique_consecutive()
     restarts = len(owners) // len(victims)
     ranked = descent.best_values.reshape(-1, restarts).argmin(1)
@@ -106,5 +106,5 @@ def _reconstruction(images: Tensor, labels: Tensor, descent: Descent, row: int, 
         snapshots=snapshots.until(descent.iterations, images, row),
         iterations=descent.iterations,
         status="ok" if finite else "diverged",
-        message="" if finite else "the objective stopped being finite; the images are the best before that",
+        message="" if finite else "the objective is no longer finite; the images are the best before that",
     )

@@ -1,12 +1,13 @@
-"""Batch-norm statistics: what a batch looks like to every batch norm, as the protocol shows it to an attacker.
+"""Batch-norm statistics as priors: the mean and variance of a batch at each batch norm.
 
-A client returns the running statistics that its local steps have moved. In step j a batch norm of momentum m makes its
-running mean r_j = (1 - m) r_(j-1) + m b_j from the batch's mean b_j, and of the batch's unbiased variance alike. So
-after one step the batch's own mean and variance follow from what was sent and what came back, but for rounding; after k
-steps their mean over the batches, in which step j counts (1 - m)^(k - j), does.
+A client returns the running statistics after its local steps. In step j a batch norm of momentum m updates its running
+mean to r_j = (1 - m) r_(j-1) + m b_j, where b_j is the batch mean. The running variance is updated with the unbiased
+batch variance. After one step, the batch's mean and variance therefore follow from the sent and returned statistics, up
+to rounding. After k steps, only their weighted mean over the batches follows, in which step j has weight (1 - m)^(k -
+j).
 
-Source: Yin et al. 2021, "See through Gradients", section 3 (fidelity regularisation), for the prior, which holds a
-batch's statistics against those of earlier batches.
+Source: Yin et al. 2021, "See through Gradients", section 3 (fidelity regularisation), for the prior, which compares a
+batch's statistics with those of earlier batches.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from rayfed.attacks.matching.priors import Prior
 from rayfed.update import LocalTraining, Named, Observation
 
 Moments = dict[str, tuple[Tensor, Tensor]]
-"""Name of a batch norm -> mean and unbiased variance (C,) of a batch that enters it."""
+"""Name of a batch norm -> mean and unbiased variance (C,) of its input batch."""
 
 
 def batch_norm_prior(model: nn.Module, observation: Observation) -> Prior | None:
-    """Return the prior: distances of mean and variance (divided by N) to the running ones, summed over batch norms.
+    """Return the prior: distances of mean and variance (divided by N) from the running ones, summed over batch norms.
 
-    None for a model without running statistics, whose statistics are still those that it began with, or whose client
-    returned its batch's own. All victims of the problem were sent the observation's weights.
+    Returns None if the model has no running statistics, if they still have their initial values, or if the client
+    returned statistics of its batch. All victims of the problem must have received the observation's weights.
     """
     names = [name for name, _ in _tracking(model) if _has_moved(observation, name)]
     if not names or returned_moments(model, observation):
@@ -55,14 +56,14 @@ def batch_norm_prior(model: nn.Module, observation: Observation) -> Prior | None
 
 
 def returned_moments(model: nn.Module, observation: Observation) -> Moments:
-    """Return the mean moments of a client's batches for every batch norm whose statistics its steps changed.
+    """Return the mean moments of a client's batches for every batch norm whose statistics changed in its local steps.
 
-    Source: this module's first lines.
+    See the module docstring for the derivation.
     """
     found: Moments = {}
     for name, module in _tracking(model):
         kept = _kept(module, observation, name)
-        if kept == 1 or f"{name}.running_mean" not in observation.returned_buffers:  # private, or in evaluation mode
+        if kept == 1 or f"{name}.running_mean" not in observation.returned_buffers:  # frozen (eval mode) or private
             continue
         sent, returned = (
             [tensors[f"{name}.{part}"].double() for part in ("running_mean", "running_var")]
@@ -76,24 +77,24 @@ def returned_moments(model: nn.Module, observation: Observation) -> Moments:
 
 @dataclass(frozen=True)
 class MovedStatistics:
-    """Distance of images' moments from those that V clients returned (`returned_moments`)."""
+    """Distance of images' moments from the moments that V clients returned (`returned_moments`)."""
 
     targets: dict[str, tuple[Tensor, Tensor]]
     """Name of a batch norm -> means and variances (V, C)."""
     probe: _Probe
     state: Named
     each: Callable[..., Callable[..., Moments]]
-    """Maps a function of one batch over many (`Way.each`)."""
+    """Function that maps a function of one batch over many batches (`Way.each`)."""
     shares: tuple[tuple[slice, float], ...]
-    """Samples of every step's batch, and the share of its moments in their mean."""
+    """Samples of each step's batch, and the weight of its moments in their mean."""
 
     @classmethod
     def of(
         cls, observations: Sequence[Observation], model: nn.Module, network: nn.Module, state: Named, each: Any = vmap
     ) -> MovedStatistics | None:
-        """Return the distance of observations that `in_groups` puts together; None where no statistics moved.
+        """Return the distance for a group of observations (`in_groups`), or None if no statistics changed.
 
-        `model` is the clients', `network` is what `without_tracking` made of it, and `state` its tensors.
+        `model` is the clients' model, `network` the copy from `without_tracking`, and `state` the copy's tensors.
         """
         moments = [returned_moments(model, observation) for observation in observations]
         names = [name for name in moments[0] if all(name in of for of in moments)]
@@ -113,10 +114,11 @@ class MovedStatistics:
         return cls(targets, _Probe(network, names, correction=1), state, each, shares)
 
     def __call__(self, images: Tensor, victims: Tensor) -> Tensor:
-        """Return how far images (Q, N, C, H, W) of victims (Q,) are from what these returned, (Q,), with its graph.
+        """Return the distance (Q,) of images (Q, N, C, H, W) from the moments that victims (Q,) returned, with its
+        graph.
 
-        Squared differences of means and deviations, in units of the returned deviation, are averaged over channels and
-        batch norms.
+        The distance is the mean over channels and batch norms of squared differences of means and standard deviations,
+        in units of the returned standard deviation.
         """
         parts = [(self.each(lambda x: self.probe(self.state, x))(images[:, at]), share) for at, share in self.shares]
         distances = []
@@ -130,17 +132,17 @@ class MovedStatistics:
 
 
 _LEAST = 1e-3
-"""Share of the channels' mean variance that a channel's own is raised by: a dead one has none to divide by."""
+"""Share of the mean variance of all channels that is added to each variance, to avoid division by zero."""
 
 
 class _Probe:
-    """Measures what enters the batch norms of a network."""
+    """Measures the inputs of the batch norms of a network."""
 
     def __init__(self, network: nn.Module, names: Sequence[str], correction: int) -> None:
         self._network, self._names, self._correction = network, names, correction
 
     def __call__(self, state: Named, images: Tensor) -> Moments:
-        """Return the moments of images (N, C, H, W)."""
+        """Return the moments of the batch norms' inputs for images (N, C, H, W)."""
         found: Moments = {}
         hooks = [
             self._network.get_submodule(name).register_forward_pre_hook(self._measuring(name, found))
@@ -162,38 +164,38 @@ class _Probe:
 
 
 def _tracking(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
-    """Yield the names of the batch norms that keep running statistics, and these."""
+    """Yield names and modules of the batch norms that track running statistics."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is not None:
             yield name, module
 
 
 def _has_moved(observation: Observation, name: str) -> bool:
-    """Return whether a batch norm's statistics are others than 0 and 1, with which all begin.
+    """Return whether a batch norm's statistics differ from their initial values 0 and 1.
 
-    Federated averaging leaves out what counts them, so that only the values tell.
+    Federated averaging leaves out the batch counter, so only the values show this.
     """
     mean, variance = (observation.buffers[f"{name}.{part}"] for part in ("running_mean", "running_var"))
     return not (bool((mean == 0).all()) and bool((variance == 1).all()))
 
 
 def _steps_before(observation: Observation, name: str) -> int | None:
-    """Return how many batches have moved a batch norm's statistics before; None if they were not counted."""
+    """Return the number of batches that updated a batch norm's statistics earlier, or None if not counted."""
     counted = observation.buffers.get(f"{name}.num_batches_tracked")
     return None if counted is None else int(counted)
 
 
 def _kept(module: _BatchNorm, observation: Observation, name: str) -> float:
-    """Return the share of the sent statistics in the returned ones."""
+    """Return the weight of the sent statistics in the returned ones."""
     steps = observation.local.steps if module.training else 0
-    if module.momentum is None:  # the mean over all batches so far
+    if module.momentum is None:  # cumulative mean over all batches
         before = _steps_before(observation, name) or 0
         return before / (before + steps) if steps else 1.0
     return float((1 - module.momentum) ** steps)
 
 
 def _shares(samples: int, local: LocalTraining, momentum: float | None) -> Iterator[tuple[slice, float]]:
-    """Yield every step's samples and the share of its batch in the mean of `returned_moments`."""
+    """Yield each step's samples, and the weight of its batch in the mean of `returned_moments`."""
     kept = 1.0 if momentum is None else 1 - momentum
     weights = [kept ** (local.steps - 1 - step) for step in range(local.steps)]
     for at, weight in zip(batches(samples, local), weights, strict=True):

@@ -1,4 +1,4 @@
-"""Distances of gradients: squared L2, and one minus the cosine.
+"""Distances between gradients: squared L2, and one minus the cosine.
 
 Sources: Zhu et al. 2019, "Deep Leakage from Gradients", equation 2 (squared L2); Geiping et al. 2020, "Inverting
 Gradients", equation 4 (one minus cosine).
@@ -16,7 +16,7 @@ from torch.linalg import vector_norm
 from rayfed.update import Named
 
 Distance = Callable[[Named, Named], Tensor]
-"""Distance of gradients from targets, each tensor with a leading dimension Q: (Q,)."""
+"""Distance of gradients from targets, (Q,). Each tensor has a leading dimension Q."""
 
 
 def squared_l2(gradients: Named, targets: Named) -> Tensor:
@@ -25,9 +25,9 @@ def squared_l2(gradients: Named, targets: Named) -> Tensor:
 
 
 def one_minus_cosine(gradients: Named, targets: Named) -> Tensor:
-    """Return one minus the cosine of the angle between the gradients, all layers as one vector, (Q,).
+    """Return one minus the cosine of the angle between gradients, with all layers as one vector, (Q,).
 
-    It can be differentiated once, in the gradients.
+    Supports first derivatives with respect to the gradients only.
     """
     distance: Tensor = _OneMinusCosine.apply(*gradients.values(), *(targets[name].detach() for name in gradients))
     return distance
@@ -40,10 +40,10 @@ def inner(left: Named, right: Named) -> Tensor:
 
 
 class _OneMinusCosine(torch.autograd.Function):
-    """With d = g - t |g|/|t|, one minus the cosine is |d|^2 / 2|g|^2, and its slope (d - (1 - cos) g) / |g|^2.
+    """One minus the cosine, |d|^2 / 2|g|^2 with d = g - t |g|/|t|, and its slope (d - (1 - cos) g) / |g|^2.
 
-    So nothing cancels where the two are near each other, and memory is walked through a third as often as by autograd's
-    products, which for large networks take as long as convolutions.
+    This form avoids cancellation when g and t are nearly equal. It also reads memory a third as often as the products
+    of autograd, which take as long as the convolutions of large networks.
     """
 
     @staticmethod
@@ -70,11 +70,11 @@ class _OneMinusCosine(torch.autograd.Function):
 
 
 def _lengths(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the length of Q vectors in parts (Q, ...), (Q,)."""
+    """Return the lengths (Q,) of Q vectors given in parts (Q, ...)."""
     lengths: Tensor = vector_norm(torch.stack([vector_norm(t.reshape(len(t), -1), dim=1) for t in tensors]), dim=0)
     return lengths
 
 
 def _column(numbers: Tensor, like: Tensor) -> Tensor:
-    """Return numbers (Q,) in a shape that spreads over a tensor (Q, ...)."""
+    """Return numbers (Q,) reshaped to broadcast over a tensor (Q, ...)."""
     return numbers.reshape(-1, *(1 for _ in like.shape[1:]))

@@ -1,12 +1,12 @@
 """L-BFGS for many independent problems at once.
 
-Every problem has its own history, step size and end; only the evaluation of the objective is shared. A problem whose
-value is not finite stops without touching the others.
+Each problem has a separate history, step size and end. Only the evaluation of the objective is shared. A problem whose
+value is not finite stops without an effect on the other problems.
 
 Sources: Byrd, Nocedal and Schnabel 1994, "Representations of quasi-Newton matrices and their use in limited memory
-methods", theorem 2.2 (the compact form: a few batched matrix products where the two-loop recursion makes hundreds of
-small steps); Lewis and Overton 2013, "Nonsmooth optimization via quasi-Newton methods", algorithm 2.6 (bisection for
-the weak Wolfe conditions).
+methods", theorem 2.2 (the compact form: a few batched matrix products instead of the hundreds of small steps of the
+two-loop recursion); Lewis and Overton 2013, "Nonsmooth optimization via quasi-Newton methods", algorithm 2.6 (bisection
+for the weak Wolfe conditions).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rayfed.attacks.telling import tell
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(points (Q, D), problems (Q,) int64) -> values (Q,), gradients (Q, D); row q is a point of problem `problems[q]`.
 
-No value is negative."""
+Values must not be negative."""
 
 _MEMORY = 200
-"""Number of remembered steps: gradient matching is ill-conditioned, 200 reach a precision that 20 miss by 30 dB."""
+"""Number of stored steps. Gradient matching is ill-conditioned: 200 reach a precision that 20 miss by 30 dB."""
 _SUFFICIENT_DECREASE = 1e-4
 _CURVATURE = 0.9
 _TRIALS = 25
 _WINDOW, _PROGRESS = 100, 0.01
-"""Steps in which a problem has settled that loses less of its value than a share, and that share."""
+"""A problem has settled if it loses less than this share of its value in this number of steps."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Minima:
     points: Tensor
     """(P, D)"""
     values: Tensor
-    """(P,), the objective there; not finite for a problem whose start was not."""
+    """(P,), the objective at the end points, not finite if the start was not."""
     iterations: Tensor
-    """(P,) int64, the number of steps taken."""
+    """(P,) int64, number of steps taken."""
     history: Tensor
-    """(steps + 1, P), the objective after each step, constant from a problem's end on."""
+    """(steps + 1, P), the objective after each step, constant after a problem's end."""
 
 
 class _Points(NamedTuple):
@@ -56,7 +56,7 @@ class _Points(NamedTuple):
     g: Tensor
 
     def keep(self, which: Tensor) -> _Points:
-        """Return the points of the problems `which` (Q,) bool."""
+        """Return the points of the selected problems, a mask (Q,) bool."""
         return _Points(self.x[which], self.f[which], self.g[which])
 
 
@@ -69,9 +69,9 @@ def minimise(
 ) -> Minima:
     """Minimise P independent problems from `start` (P, D).
 
-    Each ends where its value is at most its `target` (P,), it has settled, or it cannot improve. A problem's
-    values never increase. A trial whose value or gradient is not finite counts as too long a step; a problem whose
-    start is not finite stays there. `watch` sees the number of every step and the points (P, D) after it.
+    Each problem ends when its value is at most its `target` (P,), when it has settled, or when it cannot improve.
+    Values never increase. A trial whose value or gradient is not finite counts as too long a step. A problem whose
+    start is not finite stays there. `watch` is called with the index of every step and the points (P, D) after it.
     """
     problems = torch.arange(len(start), device=start.device)
     targets = torch.as_tensor(target, dtype=start.dtype, device=start.device).expand(len(start))
@@ -93,7 +93,7 @@ def minimise(
         steepest = memory.empty
         length = torch.where(steepest, 1 / at.g.abs().sum(1).clamp(min=1), torch.ones_like(at.f))
         after, moved = _line_search(objective, problems, at, direction, length)
-        # Without progress the curvature is forgotten; without progress along the gradient itself it is the end.
+        # If a step makes no progress, reset the memory. If a step along the gradient makes none, stop.
         going = (moved | ~steepest) & (after.f > targets)
         memory.add(after.x - at.x, after.g - at.g)
         memory.forget(~moved)
@@ -111,9 +111,9 @@ def minimise(
 
 
 class _Memory:
-    """The last steps s and changes of gradient y of each of Q problems, a ring of `size` slots.
+    """The last steps s and gradient changes y of each of Q problems, in a ring buffer of `size` slots.
 
-    A pair that a problem ignores (no positive curvature, or forgotten) is zero in all its tensors.
+    A pair that a problem does not use (no positive curvature, or dropped) is zero in all its tensors.
     """
 
     def __init__(self, like: Tensor, size: int) -> None:
@@ -130,19 +130,19 @@ class _Memory:
         return (self.sy.diagonal(dim1=1, dim2=2) == 0).all(1)
 
     def keep(self, which: Tensor) -> None:
-        """Drop all problems but `which` (Q,)."""
+        """Drop all problems except those selected by a mask (Q,)."""
         for name in ("steps", "changes", "sy", "yy", "scale"):
             setattr(self, name, getattr(self, name)[which])
 
     def forget(self, which: Tensor) -> None:
-        """Forget all pairs of the problems `which` (Q,)."""
+        """Drop all pairs of the problems selected by a mask (Q,)."""
         if which.any():
             for tensor in (self.steps, self.changes, self.sy, self.yy):
                 tensor[which] = 0
             self.scale[which] = 1
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """Remember one more pair of (Q, D) in place of the oldest one."""
+        """Store a pair (Q, D) in place of the oldest one."""
         curvature, squared = (step * change).sum(1), change.square().sum(1)
         counts = curvature > 1e-10 * squared
         step, change = (torch.where(counts[:, None], t, torch.zeros_like(t)) for t in (step, change))
@@ -155,9 +155,9 @@ class _Memory:
         self.yy[:, slot] = self.yy[:, :, slot] = _times(self.changes, change)
 
     def direction(self, g: Tensor) -> Tensor:
-        """Return minus the inverse Hessian times g, (Q, D); where that does not point down -g, and forget the pairs."""
+        """Return minus the inverse Hessian times g, (Q, D), or -g, after dropping pairs, if that does not descend."""
         slots = torch.arange(self.steps.shape[1], device=g.device)
-        order, back = slots.roll(-self.added), slots.roll(self.added)  # the oldest pair first, and undone
+        order, back = slots.roll(-self.added), slots.roll(self.added)  # oldest pair first, and the inverse order
         sy, yy = self.sy[:, order][:, :, order], self.yy[:, order][:, :, order]
         diagonal = sy.diagonal(dim1=1, dim2=2)
         upper = sy.triu() + torch.diag_embed((diagonal == 0).to(sy.dtype))
@@ -172,16 +172,16 @@ class _Memory:
 
 
 def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """Return products (Q, R) of (Q, R, C) and (Q, C), as a row times the transpose: four times as fast on a CPU."""
+    """Return products (Q, R) of (Q, R, C) and (Q, C). A row times the transpose is four times as fast on a CPU."""
     return torch.bmm(vectors[:, None], matrices.mT)[:, 0]
 
 
 def _line_search(
     objective: Objective, problems: Tensor, at: _Points, direction: Tensor, length: Tensor
 ) -> tuple[_Points, Tensor]:
-    """Find step lengths that satisfy the weak Wolfe conditions, by bisection from `length` (Q,).
+    """Return points that satisfy the weak Wolfe conditions, by bisection from step lengths `length` (Q,).
 
-    Returns the new points and (Q,) bool: which problems decreased. Those that did not are where they were.
+    Also returns which problems decreased, (Q,) bool. The other problems stay at their points.
     """
     slope = (direction * at.g).sum(1)
     short, long = torch.zeros_like(length), torch.full_like(length, torch.inf)

@@ -1,4 +1,4 @@
-"""Simulated local steps: a client's update as a differentiable function of its images.
+"""Simulate local steps: a client's update as a differentiable function of its images.
 
 Sources: Geiping et al. 2020, "Inverting Gradients", section 6 (federated averaging); Dimitrov et al. 2022, "Data
 Leakage in Federated Averaging", section 4 (simulation of the epochs; here without its order-invariant prior).
@@ -24,12 +24,12 @@ def local_update(
     local: LocalTraining,
     way: Way = TOGETHER,
 ) -> Named:
-    """Return the weights before minus those after `local`, SGD on one client's images, with the graph to them.
+    """Return the weights before minus those after `local`, SGD on one client's images, with the graph to the images.
 
-    `images` is (N, C, H, W), `labels` (N,) int64 or (N, K) probabilities. Every epoch takes the images in the same
-    order: which permutation the client drew nobody else knows.
+    `images` is (N, C, H, W), `labels` (N,) int64 or (N, K) probabilities. Every epoch uses the images in the same
+    order, because only the client knows its permutations.
     """
-    dtype = images.dtype  # the passes may be coarser than the sum of many small steps
+    dtype = images.dtype  # passes may have lower precision than the sum of many small steps
     now, velocity = weights, Named()
     for part in batches(len(images), local):
         coarse = {name: t.to(dtype) for name, t in now.items()}
@@ -55,9 +55,9 @@ def many_local_updates(
     own: Named | None = None,
     way: Way = TOGETHER,
 ) -> Named:
-    """Return the local updates of Q clients with images (Q, N, C, H, W), by the way that fits; see `local_update`.
+    """Return the local updates of Q clients with images (Q, N, C, H, W), computed by `way`. See `local_update`.
 
-    Each tensor has a leading dimension Q, as the tensors of `own` have: buffers of each client's own.
+    Each tensor has a leading dimension Q, including those of `own`, which are buffers that differ between clients.
     """
     one = way.each(lambda b, x, y: local_update(model, weights, buffers | b, x, y, local, way))
     updates: Named = one(own or {}, images, labels)
@@ -65,7 +65,7 @@ def many_local_updates(
 
 
 def batches(samples: int, local: LocalTraining) -> Iterator[slice]:
-    """Yield the samples of every step's batch, epoch after epoch."""
+    """Yield the samples of each step's batch, epoch after epoch."""
     size, low = local.batch_size or samples, 0
     for _ in range(local.steps):
         yield slice(low, min(low + size, samples))

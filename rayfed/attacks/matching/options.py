@@ -1,8 +1,8 @@
 """Options of gradient-matching attacks: layers, start, how local steps are matched.
 
 Sources: Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage in Federated Learning" (DCS2), table 4,
-for the start at the average image of a class, the adaptive attack; Geiping et al. 2020, "Inverting Gradients", section
-6, for local steps.
+for the start at a class's average image (an adaptive attack); Geiping et al. 2020, "Inverting Gradients", section 6,
+for local steps.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rayfed.samples import SampleSpec
 from rayfed.update import Observation
 
 _NO_PUBLIC = "the start `class_average` is a mean of public images; grant them with `knowledge: [public]`"
-_NO_CLASSES = "the start `class_average` needs classes, and labels are numbers, or of each place, here"
-_NO_LABELS = "the start `class_average` needs labels; grant them with `knowledge: [labels]`, or take `idlg`"
+_NO_CLASSES = "the start `class_average` needs classes, but labels are numbers, or each token or pixel has a label"
+_NO_LABELS = "the start `class_average` needs labels; grant them with `knowledge: [labels]`, or use `idlg`"
 
 
 @component
@@ -32,21 +32,22 @@ class GradientMatching:
     """Options common to gradient-matching attacks."""
 
     several_rounds: ClassVar[bool] = True
-    """Whether what was seen in earlier rounds is matched, too (`Observation.earlier`)."""
+    """Whether the attack also matches updates of earlier rounds (`Observation.earlier`)."""
 
     place_labels: ClassVar[str] = "unneeded"
 
     layers: list[str] | None = None
-    """Names or patterns (`conv*`) of the parameters that are matched, `!fc.*` for those left out; all by default."""
+    """Names or patterns (`conv*`) of the parameters to match. `!fc.*` excludes parameters. Default: all."""
     start: Literal["noise", "grey", "class_average"] = "noise"
-    """Start of the first restart, the others begin from noise: noise, grey images, or the mean public image of each
-    label's class, which needs `knowledge: [public]`."""
+    """Start of the first restart: `noise`, `grey` images, or `class_average`, the mean public image of each label's
+    class, which needs `knowledge: [public]`. Further restarts start from noise."""
     local_steps: LocalSteps = "divided"
-    """An update of several local steps: `divided` by learning rate and steps into one gradient, or `simulated`: the
-    images take the same steps, batch after batch in the same order every epoch. Of one step both are the same."""
+    """How to match an update of several local steps. `divided`: divide it by learning rate and steps, and match it as
+    one gradient. `simulated`: simulate the steps on the images, with the same batch order in every epoch. Both are
+    equal for one step."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-        """Raise `UserError` for a pattern in `layers` that no parameter of the model fits."""
+        """Raise `UserError` for a pattern in `layers` that matches no parameter of the model."""
         matched_layers([name for name, _ in model.named_parameters()], self.layers)
 
     def _problem(
@@ -63,7 +64,7 @@ class GradientMatching:
     def _where_it_can_start(
         self, attack: Group, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """Attack in groups the observations that have what `start` takes; return a message for the others."""
+        """Attack, in groups, the observations that `start` supports. Return a message for each of the others."""
         obstacles = [self._obstacle(observation) for observation in observations]
         able = [i for i, obstacle in enumerate(obstacles) if obstacle is None]
         found = in_groups(attack, [observations[i] for i in able], [generators[i] for i in able])
@@ -83,7 +84,7 @@ class GradientMatching:
         return _NO_LABELS if observation.labels is None else None
 
     def _started(self, points: Tensor, observation: Observation) -> Tensor:
-        """Return the noise `points` (R, D) of an observation's restarts, the first one's pixels replaced by `start`."""
+        """Return the noise `points` (R, D) of an observation's restarts, with pixels of the first set to `start`."""
         if self.start == "noise":
             return points
         shape = (observation.batch_size, *observation.sample.shape)
@@ -94,12 +95,12 @@ class GradientMatching:
 
 
 def model_dtype(precision: str | None) -> torch.dtype:
-    """Return the precision of a model's passes by its name; float32 for None."""
+    """Return the dtype of a model's passes for the name of a precision, float32 for None."""
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def class_averages(observation: Observation) -> Tensor:
-    """Return the mean public image of every label's class, (N, C, H, W); of all public images where it has none."""
+    """Return the mean public image of each label's class, (N, C, H, W), or of all images if the class has none."""
     images, labels = (part.cpu() for part in observation.extra["public"])
     assert observation.labels is not None
     averages = []

@@ -1,4 +1,4 @@
-"""Priors: what an attacker believes of natural images before seeing a gradient.
+"""Priors on natural images that an attacker assumes without a gradient.
 
 Sources: Rudin, Osher and Fatemi 1992, "Nonlinear total variation based noise removal algorithms"; Yin et al. 2021, "See
 through Gradients", section 3 (L2 norm, batch-norm statistics).
@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 Prior = Callable[[Tensor], Tensor]
-"""Images (Q, N, C, H, W) -> (Q,), with its graph: small for images that are believed."""
+"""Images (Q, N, C, H, W) -> (Q,), with its graph: smaller for more plausible images."""
 
 
 def total_variation(images: Tensor) -> Tensor:
     """Return the anisotropic total variation, (..., C, H, W) -> (...): mean absolute difference of neighbours.
 
-    Down plus across, for any number of channels. Only pairs of pixels inside the image count, so a bright border
-    costs nothing. What has one row only is a record, whose neighbouring columns have nothing to do with each other: it
-    costs nothing at all.
+    The sum of the vertical and horizontal means, for any number of channels. Only pairs of pixels inside the image
+    count, so a bright border adds nothing. Inputs of one row are table records, whose neighbouring columns are
+    unrelated: the result is 0.
     """
     if images.shape[-2] == 1:
         return images.new_zeros(images.shape[:-3])
@@ -30,12 +30,12 @@ def total_variation(images: Tensor) -> Tensor:
 
 
 def euclidean(images: Tensor) -> Tensor:
-    """Return the Euclidean norm of every image, (..., C, H, W) -> (...)."""
+    """Return the Euclidean norm of each image, (..., C, H, W) -> (...)."""
     norms: Tensor = vector_norm(images, dim=(-3, -2, -1))
     return norms
 
 
 def latent_divergence(latents: Tensor) -> Tensor:
-    """Return the KL divergence of N(m, v) from N(0, 1) for mean and variance of each latent: (..., Z) -> (...)."""
+    """Return the KL divergence from N(0, 1) of a normal with each latent's mean and variance, (..., Z) -> (...)."""
     mean, variance = latents.mean(-1), latents.var(-1, correction=0)
     return (mean.square() + variance - variance.log() - 1) / 2

@@ -1,4 +1,4 @@
-"""Gradient matching: the problem of finding images whose gradient is the observed one, for many victims at once.
+"""Gradient matching: find images whose gradient equals the observed one, for many victims at once.
 
 Source: Zhu et al. 2019, "Deep Leakage from Gradients", section 3.
 """
@@ -32,31 +32,31 @@ from rayfed.update import LocalTraining, Named, Observation
 
 Found = TypeVar("Found")
 LocalSteps = Literal["divided", "simulated"]
-"""Matching of an update of several local steps: divided into one gradient, or by taking the steps."""
+"""How to match an update of several local steps: divided into one gradient, or with simulated steps."""
 
 _BELIEVED = 0.9
-"""Weight of labels that are supposed, beside even ones, where a search for soft labels begins."""
+"""Weight of assumed labels against uniform ones at the start of a search for soft labels."""
 _IMAGES_AT_ONCE_CPU = 16
-"""Images of one vectorised call: enough for its gain (LeNet 2.5 -> 0.6 ms an image), few enough for the caches."""
+"""Images in one vectorised call on a CPU: enough for a speed-up (LeNet 2.5 -> 0.6 ms per image), but within caches."""
 _GRADIENTS_AT_ONCE_CPU = 16_000_000
-"""Values in the gradients of one call: of ConvNet 4 to 8 problems take 0.88 of the time of one, 16 take 1.3."""
+"""Values in the gradients of one call. Time per problem on ConvNet, relative to one per call: 4 to 8 0.88, 16 1.3."""
 _BYTES_AT_ONCE_CPU = 2**30
-"""Bytes that the points of one call take one by one: together up to twice as many, and actors run side by side."""
+"""Limit for the bytes of a call's points, counted one by one. A call may use twice as many, and actors share memory."""
 _IMAGES_AT_ONCE_GPU = 512
-"""Images of one vectorised call where only memory bounds it."""
+"""Images in one vectorised call on a GPU, which only memory limits."""
 
 
 def matched_layers(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
-    """Return the parameters that are matched, in the order of `names`; all for None.
+    """Return the parameters to match, in the order of `names`. None selects all.
 
-    Those that fit a pattern (`fnmatch`; all where none is without `!`), without those that fit what follows a `!`.
-    Raises `UserError` for a pattern that no parameter fits, and if nothing is left.
+    Selected are names that match a pattern (`fnmatch`; all names if every pattern has `!`), except those that match a
+    pattern after `!`. Raises `UserError` for a pattern that matches no parameter, and if no parameter is left.
     """
     known = list(names)
     chosen = _fitting(known, [p for p in patterns or () if not p.startswith("!")]) or set(known)
     chosen -= _fitting(known, [p[1:] for p in patterns or () if p.startswith("!")])
     if not chosen:
-        raise UserError(f"layers: {', '.join(patterns or ())} leaves no parameter to match: leave fewer out")
+        raise UserError(f"layers: {', '.join(patterns or ())} leaves no parameter to match: exclude fewer")
     return [name for name in known if name in chosen]
 
 
@@ -65,18 +65,18 @@ def _fitting(known: list[str], patterns: Iterable[str]) -> set[str]:
     for pattern in patterns:
         names = matching_names(known, pattern)
         if not names:
-            raise UserError(f"layers: no parameter of the model fits '{pattern}': {nearest(pattern, known)}")
+            raise UserError(f"layers: no parameter of the model matches '{pattern}': {nearest(pattern, known)}")
         found.update(names)
     return found
 
 
 def _as_one(rounds: Sequence[Named]) -> Named:
-    """Return the tensors of several rounds, the attacked one first, under names of their own."""
+    """Return the tensors of several rounds in one dictionary with unique names, the attacked round first."""
     return {f"{name}@{i}" if i else name: t for i, tensors in enumerate(rounds) for name, t in tensors.items()}
 
 
 def most_likely(labels: Tensor) -> Tensor:
-    """Return labels (..., N) int64 as they are, of probabilities or logits (..., N, K) the largest."""
+    """Return labels (..., N) int64 unchanged, or the most likely classes of probabilities or logits (..., N, K)."""
     return labels.argmax(-1) if labels.is_floating_point() else labels
 
 
@@ -86,11 +86,11 @@ def _cast(tensors: Named, dtype: torch.dtype) -> Named:
 
 @dataclass(frozen=True)
 class Matching:
-    """The matching problems of V victims with the same batch size N.
+    """Matching problems of V victims with the same batch size N.
 
-    A point (a row of D numbers) is the pixels of one victim's images, behind them N*K outputs that predict the labels
-    (N*K*H*W of masks) where these are not known, and then what is sought of the model itself: how far from `sought` it
-    is, in deviations of each tensor.
+    A point is a row of D numbers: the pixels of one victim's images, then N*K logits of the labels if these are unknown
+    (N*K*H*W for masks), then the unknown model tensors. The latter are differences from `sought`, in standard
+    deviations of each tensor.
     """
 
     model: nn.Module
@@ -98,44 +98,44 @@ class Matching:
     """All parameters that the client trains."""
     buffers: Named
     targets: Named
-    """The observed gradients of the parameters that are matched, each with a leading dimension V."""
+    """Observed gradients of the matched parameters, each with a leading dimension V."""
     labels: Tensor | None
-    """(V, N) int64, or (V, N, K) probabilities or numbers, or (V, N, H, W) int64 classes of pixels, or None to optimise
-    them with the images."""
+    """(V, N) int64, or (V, N, K) probabilities or numbers, or (V, N, H, W) int64 classes of pixels. None: optimise them
+    with the images."""
     images_shape: tuple[int, ...]
     """(N, C, H, W)"""
     places: tuple[int, ...]
-    """What has one label of its own: () for samples, (H, W) for each pixel (`Observation.places`)."""
+    """Positions with separate labels: () for one label per sample, (H, W) for one per pixel (`Observation.places`)."""
     classes: int
     distance: Distance
     prior: Prior | None
-    """Prior that is added to the distance."""
+    """Prior, added to the distance."""
     local: LocalTraining
-    """The local steps behind the targets."""
+    """Local steps from which the targets result."""
     simulated: bool
-    """Whether the steps are simulated; otherwise a gradient at the weights is matched, clipped as one."""
+    """Whether to simulate the steps. Otherwise a gradient at the weights is matched, clipped once."""
     supposed: Tensor | None
-    """(V, N, K) probabilities of soft labels where a search begins (`begun`); None: it begins anywhere."""
+    """(V, N, K) probabilities of soft labels at the start of a search (`begun`). None: no assumed labels."""
     has_numbers: bool
-    """Whether labels are numbers rather than classes: what the model's loss says that outputs predict."""
+    """Whether labels are numbers rather than classes, according to the model's loss."""
     model_dtype: torch.dtype
-    """The precision of the model's passes; the sums that local steps make keep that of the weights."""
+    """Precision of the model's passes. Sums over local steps keep the precision of the weights."""
     sent: Sent | None = None
-    """What was sent of the targets; None: all, as it was."""
+    """Evidence on which parts of the targets were sent. None: all, unchanged."""
     through: tuple[Callable[[Named], Named], ...] | None = None
-    """What the victims' defences make of a gradient, which is what is compared; None: they leave it as it is."""
+    """Effect of each victim's defence on a gradient, applied before comparison. None: no effect is simulated."""
     relative: RelativeVariation | None = None
-    """Variation of the images by which the distance is multiplied, where its weight is to be chosen."""
+    """Variation prior that multiplies the distance, used if its weight is chosen automatically."""
     sought: Named = field(default_factory=dict)
-    """Tensors in the place of `buffers` that are fitted with the images, as the attacker supposes them."""
+    """Tensors that replace `buffers` and are fitted with the images, at the attacker's initial values."""
     statistics: MovedStatistics | None = None
-    """Distance from the batch-norm statistics that the clients returned; None where none moved."""
+    """Distance from the batch-norm statistics that the clients returned. None if none changed."""
     way: Way = TOGETHER
-    """How the model's gradients are computed so that they can be differentiated again."""
+    """Way to compute the model's gradients with their graphs."""
     earlier: tuple[Matching, ...] = ()
-    """Problems of the same images at earlier rounds' weights: all gradients are compared as one vector."""
+    """Problems of the same images at the weights of earlier rounds. All gradients are compared as one vector."""
     fitting: Fitting = field(default_factory=Fitting)
-    """How many points go together where memory is short."""
+    """Number of points per call when memory is short."""
 
     @classmethod
     def of(
@@ -150,12 +150,12 @@ class Matching:
         model_dtype: torch.dtype | None = None,
         alone: bool = True,
     ) -> Self:
-        """Return the problem of observations that `in_groups` puts together, and of what was seen in earlier rounds.
+        """Return the problem of a group of observations (`in_groups`), including their earlier rounds.
 
-        `alone` is False for one of several rounds. It is solved in the precision `dtype`; that of the model's gradients
-        is `model_dtype` if it is another one, and float32 if the model does not run in float64.
-        Raises `UserError` for a pattern in `layers` that no parameter fits, and `NotApplicable` for a model whose
-        gradient no way can follow.
+        `alone` is False for one of several rounds. `dtype` is the precision of the problem, and `model_dtype` that of
+        the model's gradients if it differs. Models that do not run in float64 use float32.
+        Raises `UserError` for a pattern in `layers` that matches no parameter, and `NotApplicable` for a model whose
+        gradient cannot be differentiated.
         """
         first = observations[0]
         alone = alone and not first.earlier
@@ -211,17 +211,17 @@ class Matching:
 
     @property
     def rounds(self) -> tuple[Matching, ...]:
-        """The problems of all rounds, this one first."""
+        """Problems of all rounds, this one first."""
         return self, *self.earlier
 
     @property
     def device(self) -> torch.device:
-        """Device of the problem: that of the observed weights."""
+        """Device of the observed weights."""
         return next(iter(self.targets.values())).device
 
     @property
     def pixels(self) -> int:
-        """Number of a point's numbers that are pixels."""
+        """Number of entries of a point that are pixels."""
         return prod(self.images_shape)
 
     @property
@@ -231,28 +231,28 @@ class Matching:
 
     @property
     def shown(self) -> int:
-        """Number of a point's numbers that are pixels or label logits."""
+        """Number of entries of a point that are pixels or label logits."""
         return self.pixels + (prod(self._logits_shape) if self.labels is None else 0)
 
     @property
     def _logits_shape(self) -> tuple[int, ...]:
-        """Shape of the outputs that predict labels, (N, K) or (N, K, H, W)."""
+        """Shape of the label logits, (N, K) or (N, K, H, W)."""
         return self.images_shape[0], self.classes, *self.places
 
     @property
     def at_once(self) -> int:
-        """Number of points that one vectorised call takes best."""
+        """Number of points in one vectorised call for the best speed."""
         size = _IMAGES_AT_ONCE_GPU // self.images_shape[0]
         if self.device.type == "cpu":
             matched = sum(target[0].numel() for one in self.rounds for target in one.targets.values())
             size = min(_IMAGES_AT_ONCE_CPU // self.images_shape[0], _GRADIENTS_AT_ONCE_CPU // matched)
-            if size > 1 and self.way is not DIFFERENCED:  # which keeps no graphs
+            if size > 1 and self.way is not DIFFERENCED:  # it keeps no graphs
                 size = min(size, _BYTES_AT_ONCE_CPU // self._bytes)
         return max(1, size)
 
     @property
     def _bytes(self) -> int:
-        """Bytes that the objective of one point takes with its slope: the same on every machine, measured once."""
+        """Bytes for the objective of one point and its slope, measured once and equal on every machine."""
         if self.fitting.each is None:
             dtype, generator = next(iter(self.targets.values())).dtype, torch.Generator().manual_seed(0)
             point = torch.rand(1, self.dimension, generator=generator, dtype=dtype)
@@ -265,16 +265,16 @@ class Matching:
         return images
 
     def begun(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return starts (Q, D) of victims (Q,) with the logits of the labels that are supposed, where there are."""
+        """Return starts (Q, D) of victims (Q,), with logits of the assumed labels if there are any."""
         if self.supposed is None:
             return points
         shares = torch.lerp(torch.full_like(self.supposed, 1 / self.classes), self.supposed, _BELIEVED)[victims]
         return torch.cat([points[:, : self.pixels], shares.log().flatten(1).to(points), points[:, self.shown :]], 1)
 
     def hard_labels(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return the known labels, or the most likely ones of the logits: (Q, N) or (Q, N, H, W) int64.
+        """Return the known labels, or the most likely ones by the logits: (Q, N) or (Q, N, H, W) int64.
 
-        Numbers (Q, N, K) are as they were found.
+        Labels that are numbers (Q, N, K) are returned as float32.
         """
         if self.has_numbers:
             return (self._soft_labels(points) if self.labels is None else self.labels[victims]).detach().float()
@@ -299,7 +299,7 @@ class Matching:
         return loss if self.prior is None else loss + self.prior(images)
 
     def _matched(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Named, Named]:
-        """Return images of points (Q, D) of victims (Q,), and gradients and targets of all rounds as one."""
+        """Return images of points (Q, D) of victims (Q,), with gradients and targets of all rounds merged."""
         images = self.images(points)
         labels = self.labels[victims] if self.labels is not None else self._soft_labels(points)
         found = self._found(points)
@@ -308,7 +308,7 @@ class Matching:
         return images, gradients, targets
 
     def _sides(self, images: Tensor, labels: Tensor, victims: Tensor, found: Named) -> tuple[Named, Named]:
-        """Return what is compared: the gradients of images, as they would have been sent, and the targets."""
+        """Return gradients of the images, with the effects of defences, and targets."""
         targets = {name: _rows(target, victims) for name, target in self.targets.items()}
         gradients = self._gradients(images, labels, found)
         if self.through is not None:
@@ -317,20 +317,20 @@ class Matching:
             return {name: torch.stack([one[name] for one in made]) for name in gradients}, targets
         if self.sent is None:
             return gradients, targets
-        if decay := self.local.weight_decay:  # what a defence changed has it still
+        if decay := self.local.weight_decay:  # altered updates still contain weight decay
             gradients = {name: g + decay * self.weights[name] for name, g in gradients.items()}
         return self.sent.like(gradients, targets, victims), targets
 
     def _unit(self, targets: Named) -> Tensor:
-        """Return half the distance of the opposite gradients, (Q,): a share of it has the distance's units."""
+        """Return half the distance between opposite gradients, (Q,), which converts shares to units of the distance."""
         return self.distance({name: -target for name, target in targets.items()}, targets) / 2
 
     def values(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return `losses` (Q,), detached; a third of the work where no slope is needed."""
+        """Return `losses` (Q,), detached. A third of the work if no slope is needed."""
         return torch.cat(self._in_chunks(lambda *chunk: self.losses(*chunk).detach(), points, victims))
 
     def judged(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return by what ends of different searches are compared, (Q,): no truth is needed."""
+        """Return values (Q,) that compare the ends of different searches, without the true images."""
         judge = None if self.relative is None else self.relative.judge
         values = replace(self, relative=judge).values(points, victims)
         if self.sent is None or self.sent.signs is None:
@@ -340,11 +340,11 @@ class Matching:
 
     @property
     def ways(self) -> list[Self]:
-        """The problem with each measure of signs that is tried."""
+        """The problem with each measure for sign-only updates that the search tries."""
         return [self] if self.sent is None else [replace(self, sent=sent) for sent in self.sent.ways]
 
     def _nats(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return the nats that describe the wrong signs at points, and the images there (`relative`), (Q,)."""
+        """Return the nats that describe the wrong signs at points plus the images there (`relative`), (Q,)."""
         images, gradients, targets = self._matched(points, victims)
         seen = images if self.relative is None else images[:, : self.relative.count]
         return sign_nats(gradients, targets) + image_nats(seen)
@@ -363,16 +363,16 @@ class Matching:
         return torch.cat(values), torch.cat(slopes)
 
     def objective(self, victims: Tensor) -> Replayed:
-        """Return `value_and_gradient` at points (Q, D) of these victims (Q,), for the many calls of a search."""
+        """Return `value_and_gradient` at points (Q, D) of these victims (Q,), for repeated calls by a search."""
         parts = self.distance, self.prior, self.relative, self.sent, self.through
         names = [getattr(part, "__qualname__", type(part).__qualname__) for part in parts]
         kind = repr(self.model), self.images_shape, self.local, self.model_dtype, *names
         return Replayed(lambda points: self.value_and_gradient(points, victims), kind)
 
     def _in_chunks(self, act: Callable[[Tensor, Tensor], Found], points: Tensor, victims: Tensor) -> list[Found]:
-        """Return what `act` makes of points, detached, and their victims.
+        """Return the results of `act` on chunks of detached points and their victims.
 
-        As many go together as one vectorised call takes best, or memory allows.
+        A chunk holds as many points as one vectorised call handles best, or as memory allows.
         """
         points, together = points.detach(), self.at_once if len(points) > 1 else 1
         parts = self.fitting.in_parts(
@@ -400,7 +400,7 @@ class Matching:
         return _cast(self._own_gradients(**inner, found=_cast(found, self.model_dtype)), images.dtype)
 
     def _own_gradients(self, images: Tensor, labels: Tensor, found: Named) -> Named:
-        """Return the gradients of images in the model's precision, those of simulated steps without weight decay."""
+        """Return gradients of images in the model's precision, without weight decay for simulated steps."""
         local = self.local
         if self.simulated:
             updates = many_local_updates(self.model, self.weights, self.buffers, images, labels, local, found, self.way)
@@ -418,30 +418,30 @@ class Matching:
 
 
 def _runs_in(model: nn.Module, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> bool:
-    """Return whether a model takes inputs of a type: in double precision a layer that makes float32 tensors fails."""
+    """Return whether a model accepts inputs of a dtype. Layers that create float32 tensors fail in float64."""
     try:
         with torch.no_grad():
             model(torch.zeros(shape, dtype=dtype, device=device))
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # whatever a user's own model raises
+    except Exception:  # a user's model may raise any exception
         return False
     return True
 
 
 def _through(observations: Sequence[Observation], names: Sequence[str]) -> tuple[Callable[[Named], Named], ...] | None:
-    """Return what the victims' defences make of a gradient, where that is known of all; it takes all tensors."""
+    """Return the effects of the victims' defences on a gradient, if known for all victims and for all tensors."""
     known = tuple(one for observation in observations if (one := observation.extra.get("through")) is not None)
     whole = all(set(one.task.weights) <= set(names) for one in known)
     return known if whole and len(known) == len(observations) and not observations[0].earlier else None
 
 
 def _rows(tensor: Tensor, victims: Tensor) -> Tensor:
-    """Return the rows (Q, ...) of victims (Q,); those of a single victim are no copies."""
+    """Return the rows (Q, ...) of victims (Q,), as a view if there is only one victim."""
     return tensor.expand(len(victims), *tensor.shape[1:]) if len(tensor) == 1 else tensor[victims]
 
 
 def _deviation(supposed: Tensor) -> Tensor:
-    """Return the standard deviation of a tensor's numbers; 1 where they are all the same."""
+    """Return the standard deviation of a tensor's numbers, or 1 if they are all equal."""
     deviation = supposed.std(correction=0)
     return torch.where(deviation > 0, deviation, torch.ones_like(deviation))

@@ -1,7 +1,7 @@
-"""Replaying of a search's objective on a GPU: the kernels of a call are launched all at once, as one CUDA graph.
+"""Replay a search's objective on a GPU as one CUDA graph, which launches all kernels of a call at once.
 
-The calls of a search differ by the point alone, and the kernels of a small model take less time than their launches
-(docs/gpu.md has the figures).
+The calls of a search differ only by the point. For small models, launching kernels takes longer than running them (see
+docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor
 from rayfed.memory import give_back_cache, undivided
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Values (P,) and slopes (P, D) at points (P, D), and nothing else: no counting of calls, no drawing of numbers."""
+"""Points (P, D) -> values (P,) and slopes (P, D), without side effects such as counters or random numbers."""
 
 _FIRST = 3
-"""The call that is captured: what the calls before it set up is there."""
+"""Index of the call to capture. Earlier calls finish any setup."""
 
 _UNFIT: set[tuple[Hashable, torch.Size]] = set()
-"""Kinds of objectives, and shapes of points, of which this process replays none: it has tried."""
+"""Kinds of objectives and shapes of points that this process failed to replay."""
 
 
 class Replayed:
-    """An objective whose later calls at points of one shape are replayed on a GPU, with the same bits.
+    """Objective that is replayed on a GPU after the first calls at points of one shape, with the same bits.
 
-    Every call is a plain one on a CPU. So it stays on a GPU where the objective cannot be captured, as one that reads a
-    value back, where memory does not suffice, or where the first replay differs from the plain call in any bit. That
-    one is at another point than the capture, so that what was captured as a constant differs. Of another objective of
-    its `kind` at points of that shape nothing is captured any more, which costs up to 0.1 s a search.
+    On a CPU, every call runs normally. On a GPU, calls also run normally if the objective cannot be captured (for
+    example because it reads a value back), if memory is short, or if the first replay differs from a normal call in any
+    bit. This check uses another point than the capture, so a value captured as a constant shows. After a failure,
+    objectives of the same `kind` and shape are not captured again, because an attempt costs up to 0.1 s per search.
     """
 
     def __init__(self, objective: Objective, kind: Hashable) -> None:
@@ -61,34 +61,34 @@ class Replayed:
         return values.clone(), slopes.clone()  # the next replay writes over them
 
     def _capture(self, points: Tensor) -> None:
-        """Capture a call at points; leave the objective as it is where that does not do."""
+        """Capture a call at points. If this fails, keep calling the objective normally."""
         self._points = points.detach().clone()
         try:
             self._graph, self._made = _captured(self._objective, self._points)
-        except RuntimeError:  # out of memory among them
+        except RuntimeError:  # includes running out of memory
             _UNFIT.add((self._kind, points.shape))
 
     def _check(self, points: Tensor, made: tuple[Tensor, Tensor]) -> None:
-        """Compare a replay with the plain call of which this was `made`; keep the graph if they are the same."""
+        """Compare a replay with `made`, the result of a normal call. Keep the graph if they are equal."""
         if torch.equal(points.detach(), self._points):
             return
         for tensor in self._made:
-            tensor.fill_(torch.nan)  # a replay that writes nothing is none
+            tensor.fill_(torch.nan)  # detects a replay that writes nothing
         self._is_checked = all(torch.equal(*pair) for pair in zip(self._replayed(points), made, strict=True))
         if not self._is_checked:
             _UNFIT.add((self._kind, points.shape))
             self._graph = None
-            del self._made, self._points  # the memory of the graph is theirs
+            del self._made, self._points  # they hold the graph's memory
 
 
 def _captured(objective: Objective, points: Tensor) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]:
-    """Return a graph of the objective at whatever `points` holds, and where a replay puts values and slopes."""
+    """Return a graph of the objective at the contents of `points`, and the tensors into which a replay writes."""
     before, stream = torch.cuda.current_stream(), _side_stream()
     stream.wait_stream(before)
-    give_back_cache()  # a graph has memory of its own, beside what plain calls have left in the cache
+    give_back_cache()  # the graph has a separate memory pool and cannot use the cache of normal calls
     with undivided():
         with torch.cuda.stream(stream), _refusing_to_wait():
-            objective(points)  # what a library sets up for a stream must not be captured
+            objective(points)  # keeps setup of libraries for this stream out of the capture
         torch.cuda.synchronize()
         give_back_cache()
         graph = torch.cuda.CUDAGraph()
@@ -96,22 +96,22 @@ def _captured(objective: Objective, points: Tensor) -> tuple[torch.cuda.CUDAGrap
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 made = objective(points)
         finally:
-            torch.cuda.set_stream(before)  # which a capture that fails leaves as it was in it
+            torch.cuda.set_stream(before)  # a failed capture does not restore the stream
     return graph, made
 
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """Return the stream of all captures: cuBLAS keeps a workspace of megabytes for each that it has met."""
+    """Return the stream of all captures. cuBLAS keeps a workspace of megabytes for each stream that it has used."""
     return torch.cuda.Stream()
 
 
 @contextmanager
 def _refusing_to_wait() -> Iterator[None]:
-    """Raise in the block where the processor would wait for the GPU, as in reading a value back.
+    """Raise an error in the block if the processor would wait for the GPU, for example to read a value back.
 
-    A capture refuses the same, but one that has failed spoils the process, up to PyTorch 2.11 at least: its allocator
-    takes it to be under way for ever (pytorch/pytorch#180395), and then giving back the cache is an error.
+    A capture refuses this, too. But up to PyTorch 2.11 at least, a failed capture corrupts the process: the allocator
+    treats the capture as unfinished (pytorch/pytorch#180395), and releasing the cache then fails.
     """
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")

@@ -1,8 +1,8 @@
-"""Searches that run most passes through the model in bfloat16 on processors that are faster in it.
+"""Run most passes of a search in bfloat16 on processors that are faster in it.
 
-Steps along the sign of a slope need few of its digits: on ConvNets and ResNets, slopes in bfloat16 have the sign of
-those in float32 at 93 to 99 of 100 pixels until the images are nearly found, and the last steps are in float32. Steps
-without the sign end within 1 dB of those in float32 on CIFAR-10 and within 3 dB on MNIST (LeNet, 200 steps).
+Steps along the sign of a slope need few of its digits. On ConvNets and ResNets, slopes in bfloat16 and float32 agree in
+sign at 93 to 99 of 100 pixels until the images are nearly reconstructed. The last steps run in float32. Searches
+without the sign end within 1 dB of float32 on CIFAR-10, and within 3 dB on MNIST (LeNet, 200 steps).
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from rayfed.attacks.matching.second_derivatives import DIFFERENCED
 from rayfed.models.copying import copy_model
 
 _OPERATIONS = 1e9
-"""Operations of a model's pass through one batch from which on rounding them saves more time than it takes."""
+"""Minimum number of operations in a pass through one batch for which rounding saves time."""
 _ALIKE = 0.9
-"""Least cosine of the slopes in both precisions where a search begins."""
+"""Minimum cosine of the slopes in both precisions at the start of a search."""
 
 
 def rounded(problem: Matching, points: Tensor, victims: Tensor) -> Matching:
-    """Return the problem with passes in bfloat16, or as it is: where that is no faster, or its slopes are others.
+    """Return the problem with passes in bfloat16, or unchanged if that is not faster or gives different slopes.
 
-    `points` (Q, D) of victims (Q,) are where the search begins. Statistics that clients returned, simulated steps and
-    weight decay keep float32, and so does what is differentiated by differences.
+    `points` (Q, D) of victims (Q,) are the starts of the search. The problem stays in float32 if it uses returned
+    statistics, simulated steps, weight decay or derivatives by finite differences.
     """
     if not _is_fast(problem) or not all(_can_be(one) for one in problem.rounds):
         return problem
     coarse = _in_bfloat16(problem)
     _, exact = problem.value_and_gradient(points, victims)
     _, slopes = coarse.value_and_gradient(points, victims)
-    alike = torch.cosine_similarity(exact, slopes, 1) >= _ALIKE  # what is not finite is not alike
+    alike = torch.cosine_similarity(exact, slopes, 1) >= _ALIKE  # False for values that are not finite
     return coarse if bool(alike.all()) else problem
 
 
 def _is_fast(problem: Matching) -> bool:
-    """Return whether the processor has units for matrices in bfloat16 (AMX), and the model enough work for them."""
+    """Return whether the processor has bfloat16 matrix units (AMX) and the model is large enough to benefit."""
     if problem.device.type != "cpu" or not torch.cpu._is_amx_tile_supported():
         return False
-    from torch.utils.flop_counter import FlopCounterMode  # it imports Triton
+    from torch.utils.flop_counter import FlopCounterMode  # slow: imports Triton
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         problem.model(torch.zeros(problem.images_shape, dtype=problem.model_dtype))

@@ -1,16 +1,17 @@
-"""Gradients in the weights that can be differentiated again, for any model.
+"""Compute gradients in the weights that can be differentiated again, for any model.
 
-Three ways, the fastest first. `TOGETHER`: many problems in one vmap call. `IN_TURN`: autograd, one problem after the
-other, for what vmap does not take: recurrent layers, branches on values, checkpoints. `DIFFERENCED`: first derivatives
-alone, for kernels and functions that have no other. Of a loss L(w, x) and any vector v like the weights,
+There are three ways, the fastest first. `TOGETHER` runs many problems in one vmap call. `IN_TURN` runs autograd on one
+problem after the other, for models that vmap does not support: recurrent layers, branches on values, checkpoints.
+`DIFFERENCED` uses only first derivatives, for kernels and functions that have no others. For a loss L(w, x) and any
+vector v in the space of the weights,
 
     d/dx <v, dL/dw (w, x)>  =  d/de dL/dx (w + e v, x)  at e = 0,
 
-which is a central difference of two ordinary backward passes. Attention takes its formula, not its fused kernels, which
-have first derivatives only.
+which is a central difference of two ordinary backward passes. Attention uses its formula instead of the fused kernels,
+which have first derivatives only.
 
-A second derivative that is missing does not always raise: it may come out as zero, or as a part of the truth. So
-`fitting_way` holds each way against differences of the gradients themselves before an attack relies on it.
+A missing second derivative does not always raise an error: the result may be zero or incomplete. `fitting_way`
+therefore compares each way with differences of the gradients before an attack uses it.
 """
 
 from __future__ import annotations
@@ -39,45 +40,45 @@ OneGradient = Callable[[nn.Module, Named, Named, Tensor, Tensor], Named]
 """Model, weights, buffers, inputs and labels of one batch -> gradient in the weights, with its graph."""
 
 _DRAWS = 3
-"""Places at which a way is tried: a kink (of ReLU, of max pooling) next to one of them spoils the differences there."""
+"""Number of trial points. A kink (ReLU, max pooling) close to a trial point invalidates the differences there."""
 _NONE = (
     "the model's gradient cannot be differentiated in its inputs ({}), so no search can follow it; attack with closed "
     "forms, or write the layer in operations that PyTorch differentiates"
 )
-_OTHER = "what autograd gives is not the slope of the gradient"
-_JUMPS = "it changes with them by jumps alone, as behind a threshold or a table of levels, and has no slope"
+_OTHER = "autograd does not return the derivative of the gradient"
+_JUMPS = "it changes only in steps, as after a threshold or a quantisation table, and has no slope"
 _AT_ONCE = 2
-"""Samples of a batch, and batches, of a trial."""
+"""Number of samples per batch, and of batches, in a trial."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute gradients of many problems with their graphs."""
+    """Way to compute the gradients of many problems with their graphs."""
 
     gradient: OneGradient
     together: bool = False
     """Whether `gradient` works inside vmap."""
 
     def each(self, one: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that maps tensors, or dictionaries of them, with a leading dimension Q through `one`."""
+        """Return a function that maps `one` over tensors, or dictionaries of them, with a leading dimension Q."""
         return vmap(one) if self.together else in_turn(one)
 
     def differentiate(self, value: Tensor, point: Tensor) -> None:
-        """Add the slope of a value made of `gradients` in a leaf, `point`, to its `grad`.
+        """Add the slope of a value, computed from `gradients`, to the `grad` of the leaf `point`.
 
-        What leads to the weights alone is left out, a sixth of the work; but reentrant checkpoints, which are taken by
-        differences, know whole passes only.
+        Backward passes to the weights are skipped, which saves a sixth of the work. `DIFFERENCED` cannot skip them,
+        because reentrant checkpoints support only full passes.
         """
         value.backward(inputs=None if self is DIFFERENCED else [point])
 
     def gradients(
         self, model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, own: Named
     ) -> Named:
-        """Return the gradients of Q batches at the same weights: images (Q, N, *shape), labels (Q, N) or (Q, N, K).
+        """Return gradients of Q batches at the same weights, for images (Q, N, *shape), labels (Q, N) or (Q, N, K).
 
-        Each tensor has a leading dimension Q, as the tensors of `own` have: buffers of each batch's own.
+        Each tensor has a leading dimension Q, including those of `own`, which are buffers that differ between batches.
         """
-        # one problem alone is up to 1.6 times as fast without vmap
+        # a single problem is up to 1.6 times as fast without vmap
         way = self if len(images) > 1 or not self.together else IN_TURN
         found: Named = way.each(lambda b, x, y: way.gradient(model, weights, buffers | b, x, y))(own, images, labels)
         return found
@@ -100,7 +101,7 @@ def _differenced(model: nn.Module, weights: Named, buffers: Named, inputs: Tenso
 
 
 class _Differenced(torch.autograd.Function):
-    """Gradient whose derivative is the central difference of this module's first lines."""
+    """Gradient whose derivative is a central difference (see the module docstring)."""
 
     @staticmethod
     def forward(ctx: Any, model: nn.Module, weights: list[str], buffers: list[str], *parts: Tensor) -> Any:
@@ -110,7 +111,7 @@ class _Differenced(torch.autograd.Function):
         own = {name: state.pop(name) for name in weights}
         with torch.enable_grad():
             found, _ = gradient(model, own, state, parts[-2], parts[-1])
-        ctx.reached = [bool(g.any()) for g in found.values()]  # what no backward pass reaches has no slope either
+        ctx.reached = [bool(g.any()) for g in found.values()]  # no slope either for tensors without gradient
         return tuple(found.values())
 
     @staticmethod
@@ -130,7 +131,7 @@ class _Differenced(torch.autograd.Function):
 
     @staticmethod
     def _slopes(ctx: Any, parts: list[Tensor]) -> list[Tensor]:
-        """Return the slopes of the loss in all parts, zeros where it has none."""
+        """Return the slopes of the loss in all parts, zeros for parts without one."""
         leaves = [p.detach().requires_grad_(p.is_floating_point()) for p in parts]
         state = dict(zip(chain(ctx.weights, ctx.buffers), leaves[:-2], strict=True))
         with torch.enable_grad():
@@ -149,10 +150,11 @@ DIFFERENCED = Way(_differenced)
 
 
 def way_of(model: nn.Module, network: nn.Module, weights: Named, images_shape: tuple[int, ...], labels: Tensor) -> Way:
-    """Return `fitting_way` of `network`, a copy of `model` that can be differentiated, which is found once for a model.
+    """Return the result of `fitting_way` for `network`, a differentiable copy of `model`, computed once per model.
 
-    `weights` are those that are trained, of the precision that counts. The trial is at the model's own state, moved at
-    random, as zeros would hide a fault: so no observation decides what the next one gets.
+    `weights` are the trained weights, in the precision to test. The trial uses the model's state moved at random,
+    because zeros would hide errors. It does not use the observation, so results for one observation do not depend on
+    another.
     """
     modes = tuple(module.training for module in model.modules())
     first = next(iter(weights.values()))
@@ -170,7 +172,7 @@ def way_of(model: nn.Module, network: nn.Module, weights: Named, images_shape: t
 
 
 def _moved(weights: Named) -> Named:
-    """Return weights with noise of half an initialisation's scale; biases and factors move by halves."""
+    """Return weights plus noise of half the scale of an initialisation, for vectors a scale of one half."""
     generator = torch.Generator().manual_seed(0)
     moved = {}
     for name, weight in weights.items():
@@ -180,9 +182,9 @@ def _moved(weights: Named) -> Named:
 
 
 def fitting_way(model: nn.Module, weights: Named, buffers: Named, images_shape: tuple[int, ...], labels: Tensor) -> Way:
-    """Return the fastest way whose second derivatives of the model are right at random inputs (N, *shape).
+    """Return the fastest way whose second derivatives of the model are correct at random inputs (N, *shape).
 
-    `labels` is (N,) int64, or (N, K), or those of the first sample alone. Raises `NotApplicable` where none is.
+    `labels` is (N,) int64 or (N, K), or only those of the first sample. Raises `NotApplicable` if no way is correct.
     """
     trials = [_Trial.draw(model, weights, buffers, images_shape, labels, seed) for seed in range(_DRAWS)]
     with _without_tf32() if trials[0].images.is_cuda else nullcontext():
@@ -191,7 +193,7 @@ def fitting_way(model: nn.Module, weights: Named, buffers: Named, images_shape: 
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Let a GPU compute in float32 itself: in TF32 the slopes of deep models are several per cent off."""
+    """Turn off TF32 in the block, in which slopes of deep models differ by several per cent."""
     kinds: Sequence[Any] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [kind.allow_tf32 for kind in kinds]
     try:
@@ -211,22 +213,22 @@ def _fitting_way(trials: Sequence[_Trial]) -> Way:
         alike, _ = _tried(lambda: all(_close(t.slope(TOGETHER), t.slope(IN_TURN)) for t in trials))
         return TOGETHER if alike else IN_TURN
     if _tried(lambda: trials[0].slope(DIFFERENCED))[0] is None or _fault(DIFFERENCED, trials):
-        trials[0].alone.gradients()  # raises if the model has no first derivatives either: then the attack has failed
+        trials[0].alone.gradients()  # fails the attack if the model has no first derivatives either
         raise NotApplicable(_NONE.format(fault))
     return DIFFERENCED
 
 
 def _jumps(trials: Sequence[_Trial]) -> bool:
-    """Return whether gradients differ from one batch to another, and have no slope on the way anywhere.
+    """Return whether gradients differ between batches but have zero slope at every trial point.
 
-    A search would stay where it began, and its end would say nothing of the gradient.
+    A search would then stay at its start, and its end would not depend on the gradient.
     """
     one, other = (trial.alone.gradients() for trial in trials[:2])
     return not torch.equal(one, other) and not any(trial.slope(IN_TURN).any() for trial in trials[1:])
 
 
 def _tried(act: Callable[[], _Result]) -> tuple[_Result | None, str]:
-    """Return the result of a call of the user's model, or None and the error that it raises."""
+    """Return the result of a call to the user's model, or None and the error that it raised."""
     try:
         return act(), ""
     except torch.OutOfMemoryError:
@@ -236,11 +238,11 @@ def _tried(act: Callable[[], _Result]) -> tuple[_Result | None, str]:
 
 
 def _fault(way: Way, trials: Sequence[_Trial]) -> str:
-    """Return what is wrong with a way's second derivatives, nothing where they are right in one of the trials.
+    """Return the error in a way's second derivatives, or an empty string if they are correct in at least one trial.
 
-    They are compared with differences in double precision, where the model takes it, and then with what the way makes
-    in its own: kernels differ by precision. One batch of a trial is enough. Without finite gradients there is nothing
-    to compare, and the attack itself says that it diverges.
+    They are compared with differences in double precision if the model supports it, and then with results in the way's
+    precision, because kernels differ by precision. One batch per trial suffices. Without finite gradients there is
+    nothing to compare: the result is an empty string, and the attack reports that it diverged.
     """
     precise: Sequence[_Trial] = [trial.alone.to(torch.float64) for trial in trials]
     if _tried(precise[0].gradients)[0] is None:
@@ -266,7 +268,7 @@ def _close(rounded: Tensor, slope: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Random batches, and a random direction in which a change of their gradients is measured."""
+    """Random batches, and a random direction along which to measure changes of their gradients."""
 
     model: nn.Module
     weights: Named
@@ -286,7 +288,7 @@ class _Trial:
         labels: Tensor,
         seed: int,
     ) -> Self:
-        """Return a trial of the precision of the weights."""
+        """Return a random trial in the precision of the weights."""
         generator = torch.Generator().manual_seed(seed)
         first = next(iter(weights.values()))
         size = _AT_ONCE, min(_AT_ONCE, images_shape[0]), *images_shape[1:]
@@ -298,7 +300,7 @@ class _Trial:
 
     @property
     def alone(self) -> Self:
-        """The trial with its first batch alone."""
+        """The trial with only its first batch."""
         return replace(self, images=self.images[:1], labels=self.labels[:1])
 
     def to(self, dtype: torch.dtype) -> Self:
@@ -312,19 +314,19 @@ class _Trial:
         return type(self)(self.model, weights, buffers, inputs["images"], inputs["labels"], along)
 
     def gradients(self, moved: Tensor | float = 0.0) -> Tensor:
-        """Return the gradients at `images + moved`, as a client computes them, in one vector."""
+        """Return the gradients at `images + moved` as one vector, computed as a client does."""
         pairs = zip(self.images + moved, self.labels, strict=True)
         return torch.cat([flatten(gradient(self.model, self.weights, self.buffers, x, y)[0]) for x, y in pairs])
 
     def slope(self, way: Way) -> Tensor:
-        """Return the slope of <`along`, gradients> in the images, by a way."""
+        """Return the slope of <`along`, gradients> in the images, computed by a way."""
         images = self.images.clone().requires_grad_()
         found = way.gradients(self.model, self.weights, self.buffers, images, self.labels, {})
         way.differentiate(torch.stack([(g * self.along[name]).sum() for name, g in found.items()]).sum(), images)
         return torch.zeros_like(images) if images.grad is None else images.grad
 
     def shows(self, slope: Tensor) -> bool:
-        """Return whether a slope is that which differences of the gradients show along a random direction."""
+        """Return whether a slope agrees with finite differences of the gradients along a random direction."""
         epsilon = torch.finfo(self.images.dtype).eps
         direction = torch.randn(slope.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(slope)
         step, along = epsilon**0.5, flatten(self.along).repeat(len(self.images))
@@ -334,5 +336,5 @@ class _Trial:
         return bool(rounding.isfinite()) and bool(((slope * direction).sum() - changed).abs() <= rounding)
 
     def is_finite(self) -> bool:
-        """Return whether the gradients at its images are."""
+        """Return whether the gradients at the images are finite."""
         return bool(self.gradients().isfinite().all())

@@ -1,18 +1,18 @@
-"""Evidence on the gradient in an update's zeros and magnitudes, without knowledge of the defence.
+"""Infer from an update's zeros and magnitudes which gradient values were sent, without knowledge of the defence.
 
-A gradient has zeros of its own: a unit that no sample switches on has a row of them, an input that no sample has a
-column. A defence's are told apart by what a gradient of N samples cannot have.
+A gradient has zeros without any defence: a row for each unit that no sample activates, a column for each input that is
+zero in all samples. Zeros from a defence are recognised because the gradient of N samples cannot have them.
 
-- A linear layer's gradient is a sum of products of two vectors, one for each vector that enters it: for r of these at
-  most 2^r - 1 patterns of zeros occur among its rows that are not zero, and among its columns. A mask drawn at random
-  has more: its zeros say nothing. How many vectors enter, more than samples where a layer sees each at several places,
-  the attacker counts on the model.
-- Values that come from a density leave no gap between zero and the smallest of them. A gap is a threshold. A zero then
-  says that the value is below it.
+- A linear layer's gradient is a sum of products of two vectors, one for each vector that enters it. For r such vectors,
+at most 2^r - 1 patterns of zeros occur among its non-zero rows, and among its columns. A random mask produces more
+patterns, and its zeros carry no information. The attacker measures r on the model. It exceeds the number of samples if
+a layer processes each sample at several positions.
+- Values from a density leave no gap between zero and the smallest value. A gap indicates a threshold, and a zero then
+means that the value is below it.
 
-Every other zero says that, too: that its value is no larger than the smallest that was sent. Of a gradient's own zeros
-this is next to nothing away from the truth, of a threshold's it is the truth itself, of a quantiser's it is its cell,
-so that these need no telling apart.
+Any other zero also means that its value is at most the smallest magnitude that was sent. This bound is correct for
+every kind of zero. It is nearly zero for a gradient's natural zeros, exact for a threshold, and the cell width for a
+quantiser. These cases need no separate treatment.
 
 Sources: David and Nagaraja 2003, "Order Statistics", section 2 (spacings); Jacques et al. 2013, "Robust 1-Bit
 Compressive Sensing via Binary Stable Embeddings of Sparse Vectors", section 4 (one-sided consistency of signs).
@@ -35,27 +35,27 @@ from rayfed.gradients import norm
 from rayfed.update import Named, Observation
 
 _SHARP = 14.0
-"""Nats from which a gap between zero and the smallest value is a threshold: a chance of one in a million."""
+"""Nats above which a gap between zero and the smallest value counts as a threshold: a chance of one in a million."""
 _ROUNDING = 1e-3
-"""Norm of all bounds over that of the gradient below which the cosine, in float32, is the same without them."""
+"""Ratio of the norms of bounds and gradient below which bounds do not change the cosine in float32."""
 _ENOUGH = 20_000
-"""Number of values that tell a density."""
+"""Number of values from which a density is estimated."""
 _SIDE = 1024
-"""Largest number of rows and columns whose patterns are counted: a part of them has no more than all."""
+"""Maximum number of rows and columns whose patterns are counted. A subset has at most as many patterns as all."""
 _LEVELS = 2**16
-"""Number of levels up to which evenly spaced magnitudes count as those of a quantiser."""
+"""Maximum number of evenly spaced magnitudes that count as levels of a quantiser."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What was sent of the gradients of V victims, each tensor with a leading dimension V."""
+    """Evidence on which values of V victims' gradients were sent. Each tensor has a leading dimension V."""
 
     bounds: Named
-    """Magnitudes up to which a value costs nothing: 0 where it is matched, infinite where nothing is known of it."""
+    """Magnitudes up to which a value costs nothing: 0 for matched values, infinite for unknown ones."""
     thinned: Tensor
-    """(V,) bool: whose zeros show that not all was sent, so that what was may have been raised by any factor."""
+    """(V,) bool: whether zeros show that values are missing, so that the others may be scaled by any factor."""
     signs: Tensor | None
-    """(V,) bool: whose update tells signs alone; None: nobody's."""
+    """(V,) bool: whether the update contains signs only. None: no update does."""
 
     @classmethod
     def of(
@@ -66,13 +66,13 @@ class Sent:
         model: nn.Module,
         alone: bool = True,
     ) -> Self | None:
-        """Return what observations of one batch size show of the tensors `names`; None where all was sent as it was.
+        """Return the evidence in observations of one batch size on the tensors `names`, or None if all was sent.
 
-        Unless they are matched `alone`, without other rounds, a quantiser's zeros count as they are.
-        Who knows the defence has masks of what it has left to match, besides: the rest may be anything.
+        Unless `alone` (without other rounds), zeros of a quantiser count as values. An adaptive attacker also has masks
+        of the values that the defence left unchanged: all other values are unknown.
         """
-        gradients = [observation.step for observation in observations]  # what a defence had before it
-        entering = cache(lambda: vectors_entering(model, observations[0]))  # takes a while, and is seldom asked for
+        gradients = [observation.step for observation in observations]  # the input of defences
+        entering = cache(lambda: vectors_entering(model, observations[0]))  # slow, and rarely needed
         seen = [bounds(g, o.weights, entering, alone) for g, o in zip(gradients, observations, strict=True)]
         known = [_both(o.extra.get("defence"), o.extra.get("heard")) for o in observations]
         signs = torch.tensor([signs_alone(gradient) for gradient in gradients])
@@ -88,22 +88,22 @@ class Sent:
 
     @property
     def altered(self) -> Tensor:
-        """(V,) bool: whose values are not the gradient's own, as they are or in noise."""
+        """(V,) bool: whether the values are neither the exact gradient nor the gradient plus noise."""
         return self.thinned if self.signs is None else self.thinned | self.signs
 
     @property
     def ways(self) -> tuple[Self, ...]:
-        """The same with each way in which an update is matched that tells signs alone: by signs, and as it is."""
+        """Copies of this evidence, one for each way to match a sign-only update: by signs, and as a gradient."""
         return (self,) if self.signs is None else (self, replace(self, signs=None))
 
     def matched(self, targets: Named) -> Named:
-        """Return the targets (V, ...) without what is not matched."""
+        """Return the targets (V, ...) with unknown values set to zero."""
         return {name: target.masked_fill(self.bounds[name].isinf(), 0) for name, target in targets.items()}
 
     def like(self, gradients: Named, targets: Named, victims: Tensor) -> Named:
-        """Return gradients of victims (Q,) less what the bounds leave open, as near to the targets as that allows.
+        """Return gradients of victims (Q,), moved as close to the targets as the bounds allow.
 
-        Where not all was sent each is brought to the norm of its target before that, in the values that were.
+        If values are missing, each gradient is first scaled to the norm of its target over the values that were sent.
         """
         bounds = {name: bound[victims] for name, bound in self.bounds.items()}
         sent = {name: g.masked_fill(bounds[name] > 0, 0) for name, g in gradients.items()}
@@ -113,7 +113,7 @@ class Sent:
 
 
 def _known_bound(gradient: Named, seen: Named | None, known: Named | None, name: str) -> Tensor:
-    """Return the error allowed at each value of one tensor: what is seen, and infinite where masks say it is spoilt."""
+    """Return the allowed error of each value of a tensor: bounds from `seen`, infinite if masks mark it unknown."""
     sent = gradient[name]
     bound = torch.zeros_like(sent) if seen is None else seen[name]
     if known is None:
@@ -123,22 +123,22 @@ def _known_bound(gradient: Named, seen: Named | None, known: Named | None, name:
 
 
 def _both(one: Named | None, other: Named | None) -> Named | None:
-    """Return what both masks have, or the one that there is."""
+    """Return the intersection of both masks, or the only one."""
     if one is None or other is None:
         return other if one is None else one
     return {name: mask & other[name].to(mask.device) for name, mask in one.items()}
 
 
 def _norms(tensors: Named) -> Tensor:
-    """Return the Euclidean norms of Q gradients, (Q,), not 0."""
+    """Return the Euclidean norms of Q gradients, (Q,), clamped above 0."""
     squares: Tensor = torch.stack([t.reshape(len(t), -1).square().sum(1) for t in tensors.values()]).sum(0)
     return squares.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
 
 
 def vectors_entering(model: nn.Module, observation: Observation) -> dict[str, int]:
-    """Return how many vectors enter each matrix (O, I) of a model for an observation's samples, by name.
+    """Return the number of vectors that enter each matrix (O, I) of a model for an observation's samples, by name.
 
-    None of a matrix whose use is not seen, or of a model that cannot be studied, and then nothing follows of it.
+    Matrices whose use is not observed are missing. The result is empty for a model that cannot be probed.
     """
     try:
         probed = probe(model, observation)
@@ -155,12 +155,12 @@ def vectors_entering(model: nn.Module, observation: Observation) -> dict[str, in
 
 
 def bounds(gradient: Named, weights: Named, entering: Callable[[], dict[str, int]], alone: bool = True) -> Named | None:
-    """Return how large each value that was not sent can have been; 0 for values that were sent.
+    """Return an upper bound on the magnitude of each value that was not sent, 0 for values that were sent.
 
-    It is infinite where a zero says nothing. None where all zeros can be those of a gradient, in whole rows and columns
-    of each tensor or too near to zero to count. `entering` counts the vectors that enter each matrix. Unless the
-    gradient is matched `alone`, a quantiser's zeros are values like its others: where it rounded by chance, the mean
-    over rounds is right with them and not without.
+    The bound is infinite if a zero carries no information. Returns None if all zeros can be those of a gradient: whole
+    rows and columns of each tensor, or bounds too small to matter. `entering` counts the vectors that enter each
+    matrix. Unless the gradient is matched `alone`, zeros of a quantiser count as values, because the mean over rounds
+    of stochastic rounding is unbiased only with them.
     """
     cores = {name: _core(tensor) for name, tensor in gradient.items()}
     if not alone and _levelled(list(cores.values())) and not signs_alone(gradient):
@@ -178,9 +178,9 @@ def bounds(gradient: Named, weights: Named, entering: Callable[[], dict[str, int
 
 
 def _bound(tensor: Tensor, threshold: Tensor | None, silent: bool) -> Tensor:
-    """Return the bound of a tensor's values: a threshold, where there is one, or the smallest magnitude that was sent.
+    """Return the bound of a tensor's values: its threshold if it has one, or the smallest magnitude that was sent.
 
-    Infinite where zeros are `silent`, and for a tensor of zeros.
+    Infinite if zeros are `silent`, and for a tensor of zeros.
     """
     sent = tensor != 0
     if threshold is None:
@@ -190,7 +190,7 @@ def _bound(tensor: Tensor, threshold: Tensor | None, silent: bool) -> Tensor:
 
 
 def signs_alone(gradient: Named) -> bool:
-    """Return whether an update shows only the signs of most values: every tensor has a single magnitude."""
+    """Return whether an update contains only the signs of most values: every tensor has a single magnitude."""
     cores = [core for tensor in gradient.values() if (core := _core(tensor)).numel()]
     sent = [core[core != 0].abs() for core in cores]
     most = sum(map(len, sent)) > sum(core.numel() for core in cores) / 2
@@ -198,9 +198,10 @@ def signs_alone(gradient: Named) -> bool:
 
 
 def wrong_signs(gradients: Named, targets: Named) -> Tensor:
-    """Return the share (Q,) of the gradients' squared norm in values whose sign is not that of the targets.
+    """Return the share (Q,) of the gradients' squared norm in values whose sign differs from the target's.
 
-    Each tensor has a leading dimension Q, and counts as much as it has values: who sees signs knows no tensor's norm.
+    Each tensor has a leading dimension Q. Tensors are weighted by their number of values, because signs do not reveal
+    the norm of a tensor.
     """
     values = sum(target[0].numel() for target in targets.values())
     shares = []
@@ -214,7 +215,7 @@ def wrong_signs(gradients: Named, targets: Named) -> Tensor:
 
 
 def sign_nats(gradients: Named, targets: Named) -> Tensor:
-    """Return the nats that tell which of n signs are wrong in Q gradients, (Q,): n H(d), d the share of these."""
+    """Return the nats that describe which of n signs are wrong in Q gradients, (Q,): n H(d), with d the wrong share."""
     told = torch.stack([(t != 0).reshape(len(t), -1).sum(1) for t in targets.values()]).sum(0)
     right = torch.stack([(gradients[name] * t > 0).reshape(len(t), -1).sum(1) for name, t in targets.items()]).sum(0)
     share = (1 - right / told.clamp(min=1)).clamp(max=0.5)
@@ -223,11 +224,11 @@ def sign_nats(gradients: Named, targets: Named) -> Tensor:
 
 
 def _threshold(tensor: Tensor, weight: Tensor) -> Tensor | None:
-    """Return the bound of every value of a tensor below a threshold of magnitudes, or of these times the weights'.
+    """Return the bound of each value of a tensor below a threshold on magnitudes, or on magnitudes times weights.
 
-    None where there is no threshold.
+    Returns None if there is no threshold.
     """
-    if tensor.ndim < 2:  # a few values may well be nearly equal
+    if tensor.ndim < 2:  # a few values may be nearly equal by chance
         return None
     scores = (tensor, tensor * weight)
     by_size, by_weight = (_sharpness(_core(score)) for score in scores)
@@ -238,7 +239,7 @@ def _threshold(tensor: Tensor, weight: Tensor) -> Tensor | None:
 
 
 def _core(tensor: Tensor) -> Tensor:
-    """Return a tensor's rows and columns (R, C) that are not zero; of a vector one full row."""
+    """Return the non-zero rows and columns (R, C) of a tensor, or one row without zeros for a vector."""
     if tensor.ndim < 2:
         return tensor[tensor != 0][None]
     matrix = tensor.flatten(1)
@@ -247,7 +248,7 @@ def _core(tensor: Tensor) -> Tensor:
 
 
 def _denied(gradient: Named) -> list[str]:
-    """Return the tensors, not zero, of which a row is zero whose bias is not: no single vector gives that."""
+    """Return the non-zero tensors with a zero row whose bias is not zero, which a single vector cannot cause."""
     found = []
     for name, tensor in gradient.items():
         bias = gradient.get(f"{name.removesuffix('weight')}bias") if name.endswith("weight") else None
@@ -260,7 +261,7 @@ def _denied(gradient: Named) -> list[str]:
 
 
 def _drawn(core: Tensor, name: str, entering: Callable[[], dict[str, int]]) -> bool:
-    """Return whether the zeros of a core (R, C) follow neither from the vectors that enter nor from levels."""
+    """Return whether the zeros of a core (R, C) can come neither from the vectors that enter nor from levels."""
     patterns = core != 0
     if patterns.all() or _even(core):
         return False
@@ -269,7 +270,7 @@ def _drawn(core: Tensor, name: str, entering: Callable[[], dict[str, int]]) -> b
 
 
 def _magnitudes(core: Tensor) -> Tensor:
-    """Return the distinct magnitudes of a core that are not zero, in their order: the smallest, and of some values."""
+    """Return distinct non-zero magnitudes of a core, sorted: those of a subset of values, and the smallest of all."""
     sent = core[core != 0].abs().double()
     some = sent[:: max(1, len(sent) // _ENOUGH)]
     distinct: Tensor = torch.cat([some, sent.amin(0, keepdim=True)]).unique() if len(sent) else sent
@@ -277,10 +278,10 @@ def _magnitudes(core: Tensor) -> Tensor:
 
 
 def _sharpness(core: Tensor) -> float:
-    """Return how improbable it is that the smallest magnitude of a core (R, C) is so large by chance, in nats.
+    """Return the improbability, in nats, that the smallest magnitude of a core (R, C) is so large by chance.
 
-    Of m values of a density that is even near zero, the smallest is above a share s of the largest with probability
-    (1 - s)^(m - 1). The values of a layer are products of R and C numbers, no more of which are independent.
+    For m values of a density that is uniform near zero, the smallest exceeds a share s of the largest with probability
+    (1 - s)^(m - 1). A layer's values are products of R and C numbers, so at most R + C - 1 are independent.
     """
     distinct = _magnitudes(core)
     half = min(len(distinct), sum(core.shape) - 1) // 2
@@ -291,14 +292,14 @@ def _sharpness(core: Tensor) -> float:
 
 
 def _levelled(cores: Sequence[Tensor]) -> bool:
-    """Return whether the magnitudes of all cores are a quantiser's: multiples of a step each, and fewer than values."""
+    """Return whether the magnitudes of all cores come from a quantiser: few multiples of one step for each core."""
     sent = [core for core in cores if bool(core.any())]
     few = sum(len(_magnitudes(core)) for core in sent) < sum(int((core != 0).sum()) for core in sent)
     return few and all(map(_even, sent))
 
 
 def _even(core: Tensor) -> bool:
-    """Return whether all magnitudes of a core are multiples of one step, as a quantiser's are."""
+    """Return whether all magnitudes of a core are multiples of one step, as after a quantiser."""
     distinct = _magnitudes(core)
     levels = distinct / distinct.diff(prepend=distinct.new_zeros(1)).min()
     return bool((levels - levels.round()).abs().max() < 0.01 and levels.max() < _LEVELS)

@@ -1,1 +1,1 @@
-"""Attacks on texts, which rebuild the numbers of their tokens."""
+"""Attacks on texts, which recover token numbers."""

@@ -1,9 +1,9 @@
-"""Order of a single text's tokens, by the gradient that a model has of them.
+"""Recover the order of a single text's tokens by matching the model's gradient.
 
-Which tokens a text has, the rows of the table tell; where they stand, the whole gradient does, of any model for which
-that counts, such as a recurrent one. So an order is sought at which the model's gradient is the observed one, by
-descent: a token is exchanged with another, moved, or replaced by one of the others, where that brings the gradient
-nearer. Where nothing does any more, it begins again from another order. Ours.
+The rows of the embedding table reveal which tokens a text has. The whole gradient reveals their positions in models
+that depend on order, such as recurrent ones. The search descends to an order whose gradient equals the observed one. It
+exchanges two tokens, moves one, or replaces one by another if that reduces the distance. If no change helps, it starts
+again from another order. This attack is ours.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.update import Observation
 
 Changes = Callable[[Tensor, int, int], Iterator[Tensor]]
-"""Yields texts that differ from one (L,) at two places."""
+"""Function that yields variants of a text (L,), changed at two positions."""
 
 _MATCHED = 1e-6
-"""Distance of each part of the gradient, squared, over its square, in the mean: up to this it is the same."""
+"""Maximum mean, over the parts of the gradient, of the squared relative distance for a match."""
 _MOST, _MOST_NUMBERS = 3000, 2**31
-"""Gradients that are tried, at most, and numbers in them all."""
+"""Maximum number of gradients to compute, and of numbers in all of them."""
 
 
 def arranged(observation: Observation, model: nn.Module, table: str, tokens: Tensor) -> Tensor:
-    """Return tokens (L,) of a single text in the order, and as often, as the gradient has them.
+    """Return tokens (L,) of a single text in the order, and with the counts, that match the gradient.
 
-    All that are given occur. `table` names the weight of which each has a row, which is compared by itself: what is
-    read early may move its row little. As they are where a model is too large for one look at every pair of places.
+    All given tokens occur. The rows of the weight `table` are compared separately, because early tokens may hardly move
+    the other gradients. The tokens are returned unchanged if the model is too large to try every pair of positions
+    once.
     """
     numbers = sum(weight.numel() for weight in observation.weights.values())
     most = min(_MOST, _MOST_NUMBERS // numbers)
@@ -39,7 +40,7 @@ def arranged(observation: Observation, model: nn.Module, table: str, tokens: Ten
 
 
 class _Search:
-    """Descents over texts, until one has the observed gradient."""
+    """Descents over texts that end when one has the observed gradient."""
 
     def __init__(self, observation: Observation, model: nn.Module, table: str, most: int) -> None:
         assert observation.labels is not None
@@ -56,9 +57,9 @@ class _Search:
         self._weights, self._labels = observation.weights, observation.labels.to(self._device)
 
     def found(self, tokens: Tensor) -> Tensor:
-        """Return the nearest text of all descents: each orders the tokens, and then sees how often each occurs.
+        """Return the best text of all descents. Each descent orders the tokens and then adjusts their counts.
 
-        As they are where labels that nobody could read leave nothing to compare.
+        The tokens are returned unchanged if the labels are unknown, because gradients cannot be compared without them.
         """
         draw = torch.Generator().manual_seed(0)
         if self._labels.isnan().any():
@@ -75,7 +76,7 @@ class _Search:
         return best
 
     def _descended(self, text: Tensor, distance: float, changes: Changes) -> tuple[Tensor, float]:
-        """Return a text (L,) that no single change brings nearer, or the last one that there was time for."""
+        """Return a text (L,) that no single change improves, or the last text when the budget is spent."""
         before = float("inf")
         while _MATCHED < distance < before:
             before = distance
@@ -100,7 +101,7 @@ class _Search:
 
 
 def _reordered(text: Tensor, place: int, other: int) -> Iterator[Tensor]:
-    """Yield a text with the tokens at two places exchanged, and with the first moved to the second."""
+    """Yield a text with the tokens at two positions exchanged, and with the first one moved to the second position."""
     if text[place] == text[other]:
         return
     exchanged, rest = text.clone(), torch.cat([text[:place], text[place + 1 :]])
@@ -110,7 +111,7 @@ def _reordered(text: Tensor, place: int, other: int) -> Iterator[Tensor]:
 
 
 def _changed(text: Tensor, place: int, other: int) -> Iterator[Tensor]:
-    """Yield the same texts, and one with the second token at the first place, where its own stands elsewhere, too."""
+    """Yield these texts, and one with the second token copied to the first position if that loses no token."""
     yield from _reordered(text, place, other)
     if text[place] != text[other] and int((text == text[place]).sum()) > 1:
         replaced = text.clone()

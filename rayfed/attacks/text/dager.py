@@ -1,24 +1,27 @@
-"""DAGER: texts read off the low rank of gradients, exactly.
+"""DAGER: recover texts exactly from the low rank of gradients.
 
 The gradient of a weight that multiplies a vector of each token is a sum of outer products, one for each token of the
-batch, so that it lies in the span of these vectors (`products`). Where a vector is a known function of token and place,
-as what enters the first attention mostly is, those in the span are the batch's. A text of a batch of several is one
-whose vectors further on, which depend on all of its tokens, lie in the span there; where the first vectors do not
-depend on the place, the order of a text is found in the same way. So are whole texts where a layer sees one vector of
-each, such as those of all places beside each other.
+batch. It therefore lies in the span of these vectors (`products`). The input of the first attention is usually a known
+function of token and position. The vectors in the span are then those of the batch. In a batch of several texts, the
+vectors of later layers depend on all tokens of a text, and lie in the span there only for texts of the batch. If the
+first vectors do not depend on the position, the later layers also reveal the order. They reveal whole texts if a layer
+receives one vector per text, such as the concatenated vectors of all positions.
 
-An adapter's product B A x (LoRA) has two gradients. That of B (out, r) lies in the span of A x, of r numbers of each
-token: while there are fewer tokens than r, the same test holds there, for adapters of the same inputs together. That of
-A (r, width) is B^T times that of the layer: nothing at the first step, where B is zero, and later r sums of the vectors
-x. Of fewer sums than tokens a single text is found by `pursuit`.
+A low-rank adapter's product B A x (LoRA) has two gradients. The gradient of B (out, r) lies in the span of A x, which
+has r numbers per token. With fewer tokens than r, the same test applies there, jointly for adapters with the same
+inputs. The gradient of A (r, width) is B^T times that of the layer. It is zero at the first step, when B is zero, and
+later r sums of the vectors x. If there are fewer sums than tokens, `pursuit` recovers a single text.
 
-Source: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", sections 3 and 4. Ours: the
-weights are found by what they multiply, whatever they are called, and of several places in a model that one is taken
-whose gradient has the highest rank and whose vectors have most dimensions; the gradients of all weights that multiply
-the same vectors (query, key and value) are taken together, as the key's alone lack one direction for each text (the
-rows of the softmax's gradient sum to zero); under noise, where no rank can be seen, the span is that of as many leading
-directions as the batch has tokens, and the nearest token counts; texts are put together by coordinate descent in place
-of a search over all of them, from those that `grouping` tells apart.
+Source: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", sections 3 and 4. Ours:
+
+- Weights are identified by the vectors that they multiply, whatever their names.
+- Of several layers, the attack uses the one whose gradient has the highest rank, and then whose vectors have most
+dimensions.
+- Gradients of all weights that multiply the same vectors (query, key and value) are combined, because the key's
+gradient lacks one direction per text (the rows of the softmax's gradient sum to zero).
+- With noise, the rank is unknown. The span then has as many leading directions as the batch has tokens, and the token
+at the smallest distance is used.
+- Coordinate descent assembles texts instead of an exhaustive search, starting from the texts of `grouping`.
 """
 
 from __future__ import annotations
@@ -50,63 +53,64 @@ from rayfed.update import Observation
 
 _TOKENS_AT_ONCE = 2048
 _MOST_OPTIONS = 24
-"""Most tokens tried at a place: where the span is nearly everything, all tokens are near it."""
+"""Maximum number of tokens to try at a position. If the span is almost the whole space, all tokens are near it."""
 _FURTHER = 6
-"""Most entrances looked at whose vectors depend on several tokens: those of about two blocks."""
-_NO_PRODUCT = "the update has no gradients of weights by which the vector of each token is multiplied alone"
-_PROMPTED = "a soft prompt in front of a text moves its tokens to places that this attack does not know of"
-_STEPS = "an update of several local steps mixes the spans of several weights: observe the gradient, or a single step"
+"""Maximum number of inputs to use whose vectors depend on several tokens: those of about two blocks."""
+_NO_PRODUCT = "the update has no gradients of weights that multiply the vector of each token separately"
+_PROMPTED = "a soft prompt before a text moves its tokens to positions that this attack does not support"
+_STEPS = "an update of several local steps mixes the spans of several weights: observe the gradient, or one step"
 _FULL = (
-    "the batch has {tokens} tokens, and what enters the first weights {room} dimensions: from as many on all vectors "
-    "lie in their span"
+    "the batch has {tokens} tokens, and the inputs of the first weights have {room} dimensions: with at least as many "
+    "tokens as dimensions, all vectors lie in the span"
 )
 _UNMOVED = (
-    "the gradient of {name} and of all that multiplies each token's whole vector is zero, as that of an adapter's A is "
-    "at the first step, where its B is zero; B's gradient sees {room} numbers of each token, which tell fewer than "
-    "{room} tokens apart: the batch has {tokens}. A later step, when B has moved, or a larger rank tells more"
+    "the gradient of {name} and of all weights that multiply each token's whole vector is zero, as for an adapter's A "
+    "at the first step, when its B is zero; B's gradient has {room} numbers per token, which identify fewer than "
+    "{room} tokens: the batch has {tokens}. Attack a later step, when B is not zero, or an adapter of larger rank"
 )
 _FEW_SUMS = (
-    "the gradient of {name} has {rank} sums of the vectors of {tokens} tokens (an adapter's has as many as its rank): "
+    "the gradient of {name} has {rank} sums of the vectors of {tokens} tokens (an adapter has as many as its rank): "
     "{why}"
 )
-_OF_SEVERAL = "of so few a single text is found, and no batch"
-_NOT_UNIQUE = "more than one text fits them"
-_TOO_LARGE = "the vectors of all tokens at all places, {numbers:.1e} numbers, are too many to keep"
+_OF_SEVERAL = "with so few, only a single text can be recovered, not a batch"
+_NOT_UNIQUE = "several texts fit them"
+_TOO_LARGE = "the vectors of all tokens at all positions have {numbers:.1e} numbers and do not fit in memory"
 _UNFINISHED = (
-    "no text was found that the gradient is sums of: tokens are the nearest, and another search may find more of them"
+    "no text was found that explains the gradient: tokens are the best match, and another search may recover more"
 )
 _APART = (
-    "no texts were found whose vectors lie in the span further on: tokens are the nearest, and another search may find "
-    "more of them"
+    "no texts were found whose vectors lie in the span of later layers: tokens are the best match, and another search "
+    "may recover more of them"
 )
 _REPEATED = (
-    "fewer different texts were found than the batch has: those that are missing are repeated others, and another "
-    "search may find them"
+    "fewer different texts were found than the batch has: copies of these replace the missing ones, and another "
+    "search may recover them"
 )
 _MOST_NUMBERS = 1 << 30
-"""Most numbers of all tokens' vectors at all places that a pursuit keeps: 4 GB."""
-_NO_ORDER = "no weights tell which tokens are of one text, or in which order"
+"""Maximum number of values in all tokens' vectors at all positions for a pursuit: 4 GB."""
+_NO_ORDER = "no weights reveal which tokens belong to one text, or their order"
 
 
 @component
 class Dager:
-    """Search for tokens and places whose vectors are nearest to the span of the gradients of their weights.
+    """Recover texts by searching for tokens and positions whose vectors lie in the span of the weight gradients.
 
-    Exact for as many different vectors as fit: fewer in the whole batch than what enters the first attention has
-    dimensions, which are its inputs, without one behind a norm. Where no weights multiply a vector of each token, a
-    layer that sees those of all places beside each other gives whole texts away. Off low-rank adapters: as many tokens
-    as their rank has room for at the first step, and later a single text of more, by a greedy search.
+    Exact if the batch has fewer different vectors than the inputs of the first attention have dimensions (one less
+    after a norm). If no weights multiply a vector of each token, a layer on the concatenated vectors of all positions
+    reveals whole texts. Low-rank adapters reveal as many tokens as their rank allows at the first step, and a single
+    longer text at later steps, by a greedy search.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
     place_labels: ClassVar[str] = "unneeded"
 
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """Distance from the span, over a vector's own norm, up to which a token may stand at a place of a batch of several
-    texts; at least as many as there are texts may, the nearest ones. A single text has the nearest token everywhere."""
+    """Maximum distance of a token's vector from the span, relative to its norm, to consider the token in a batch of
+    several texts. At least as many tokens per position are considered as there are texts. A single text takes the
+    nearest token at each position."""
     starts: Annotated[int, Field(ge=1)] = 32
-    """Number of texts from which those of a batch of several are sought: random ones, or those that are told apart by
-    what tokens have added to the gradient, and again with every other token drawn anew."""
+    """Number of starts of the search for a batch of several texts. Starts are texts from grouping tokens by their
+    gradient contributions, then with half of the tokens resampled, or random texts if grouping fails."""
 
     @needs_labels
     def reconstruct(
@@ -149,7 +153,7 @@ class Dager:
         causal, length = is_causal(model), first[0].length
         if observation.batch_size == 1 and not anywhere:
             found, nearest = apart.argmin(0), apart.amin(0)
-            inside = (nearest <= self.threshold).nonzero().flatten()  # a place between them may be just outside
+            inside = (nearest <= self.threshold).nonzero().flatten()  # positions before the last may be just outside
             known = int(inside[-1]) + 1 if causal and len(inside) else 0 if causal else length
             if 0 < known < length:
                 found, nearest = with_last_tokens(observation, model, found[None], known)[0], nearest[:known]
@@ -159,10 +163,10 @@ class Dager:
             return not_applicable(observation, _NO_ORDER)
         least = first[0].rank if anywhere else observation.batch_size
         options = [_options(column, least, self.threshold) for column in apart.unbind(1)]
-        if causal:  # no gradient has what enters at the last place
+        if causal:  # no gradient contains the input at the last position
             behind, options[-1] = [replace(span, seen=length - 1) for span in behind], options[-1][:1]
         told = _told_apart(apart <= self.threshold, first[0], options, observation.batch_size)
-        # the last depends on other tokens most; it may have room for other texts, which random ones come to
+        # The last layer depends most on other tokens. With random starts, the layer with most dimensions is safer.
         span = _roomiest(behind)[0] if told is None else behind[-1]
         if told is None:
             sought = from_random(options, observation.batch_size, self.starts, span.of_places, generator)
@@ -181,30 +185,30 @@ class Dager:
 
 @dataclass(frozen=True)
 class Span:
-    """Span of what entered a product for the batch, as the gradient has it."""
+    """Span of a product's inputs for the batch, computed from the gradient."""
 
     inputs: Callable[[Tensor], Tensor]
-    """Function from token numbers (n, L) to what enters for them, (n, L, width)."""
+    """Function from token numbers (n, L) to the product's inputs, (n, L, width)."""
     basis: Tensor
-    """Basis (r, width) float64, orthonormal rows."""
+    """Orthonormal basis (r, width) float64 in rows."""
     length: int
     room: int
-    """Number of dimensions of the space in which all possible inputs lie."""
+    """Dimension of the space of all possible inputs."""
     rank: int
-    """Rank of the gradient, or the number of tokens of the batch where that is less: it is, under noise."""
+    """Rank of the gradient, at most the number of tokens in the batch. With noise the latter is smaller."""
     gradient: Tensor
-    """The gradient (width, out): sums of the vectors, as many as the weights have outputs."""
+    """Gradient (width, out): sums of the input vectors, one for each output of the weights."""
     name: str = ""
     """Name of the first of the weights."""
     seen: int | None = None
-    """Number of the first places whose vectors gradients have; None: all."""
+    """Number of leading positions whose vectors are in gradients. None: all."""
 
     @classmethod
     def of(cls, observation: Observation, entrance: Entrance) -> Span:
-        """Return the span at an entrance.
+        """Return the span of the inputs of a product.
 
-        The basis is of as many directions as the batch has tokens; where all vectors lay in the span of so many, of as
-        many as the rank: tokens that stand in the batch twice may enter alike.
+        The basis has as many directions as the batch has tokens, or as the gradient's rank if all possible vectors
+        would lie in a span of that size. The latter helps if repeated tokens have equal vectors.
         """
         length, gradient = observation.sample.shape[0], entrance.gradient(observation.gradient)
         room = _dimensions(entrance.inputs, observation)
@@ -216,25 +220,25 @@ class Span:
 
     @classmethod
     def of_whole(cls, observation: Observation, entrance: Entrance) -> Span:
-        """Return the span at an entrance of whole texts: of as many directions as the batch has texts."""
+        """Return the span of a product's inputs for whole texts, with as many directions as the batch has texts."""
         gradient, size = entrance.gradient(observation.gradient).double(), observation.batch_size
         directions = torch.linalg.svd(gradient, full_matrices=False).U.T[:size]
         return cls(entrance.inputs, directions, 1, room=len(gradient), rank=size, gradient=gradient)
 
     @property
     def sums(self) -> int:
-        """Number of sums of the vectors that the gradient is."""
+        """Number of sums of input vectors in the gradient."""
         return self.gradient.shape[1]
 
     @torch.no_grad()
     def of_tokens(self, vocabulary: int) -> Tensor:
-        """Return the distance of every token at every place from the span, over its own norm: (vocabulary, L)."""
+        """Return the distance of each token at each position from the span, relative to its norm, (vocabulary, L)."""
         tokens = torch.arange(vocabulary).split(_TOKENS_AT_ONCE)
         return torch.cat([self.distance(self.inputs(some[:, None].expand(-1, self.length))) for some in tokens])
 
     @torch.no_grad()
     def vectors(self, vocabulary: int) -> Tensor:
-        """Return what enters for every token at every place, (L, vocabulary, width)."""
+        """Return the inputs for each token at each position, (L, vocabulary, width)."""
         found: Tensor | None = None
         for some in torch.arange(vocabulary).split(_TOKENS_AT_ONCE):
             entering = self.inputs(some[:, None].expand(-1, self.length)).transpose(0, 1)
@@ -246,16 +250,16 @@ class Span:
 
     @torch.no_grad()
     def entering(self, numbers: Tensor, place: int) -> Tensor:
-        """Return what enters at a place for texts (n, L), (n, width)."""
+        """Return the inputs at a position for texts (n, L), (n, width)."""
         return torch.cat([self.inputs(some)[:, place] for some in numbers.split(_TOKENS_AT_ONCE)])
 
     @torch.no_grad()
     def of_places(self, numbers: Tensor) -> Tensor:
-        """Return the distance of texts (n, L) from the span at each place that gradients have, (n, L)."""
+        """Return the distances of texts (n, L) from the span at each position that gradients contain, (n, L)."""
         return torch.cat([self.distance(self.inputs(some)[:, : self.seen]) for some in numbers.split(_TOKENS_AT_ONCE)])
 
     def distance(self, vectors: Tensor) -> Tensor:
-        """Return the distance of vectors (..., width) from the span, (...) between 0 and 1."""
+        """Return the distances of vectors (..., width) from the span, relative to their norms: (...) in [0, 1]."""
         vectors = vectors.double()
         left = vectors - (vectors @ self.basis.T) @ self.basis
         distances: Tensor = left.norm(dim=-1) / vectors.norm(dim=-1).clamp_min(torch.finfo(vectors.dtype).tiny)
@@ -263,17 +267,17 @@ class Span:
 
 
 def _behind(spans: Sequence[Span], rank: int) -> list[Span]:
-    """Return the spans of the highest rank, which is at least `rank`, that are not everything."""
+    """Return the spans of the highest rank that do not fill the space, or none if that rank is below `rank`."""
     spans = [span for span in spans if span.rank < span.room]
     most = max((span.rank for span in spans), default=0)
     return [span for span in spans if span.rank == most >= rank]
 
 
 def _told_apart(inside: Tensor, first: Span, options: Sequence[Tensor], count: int) -> Grouped | None:
-    """Return the texts that `grouping` tells apart of tokens `inside` (V, L) the first span.
+    """Return the texts that `grouping` forms from the tokens in the first span, a mask `inside` (V, L).
 
-    At places without any, as the last of a causal model, stand the `options`. None where too many tokens are in the
-    span to be the batch's.
+    Positions without such tokens, such as the last in a causal model, get the `options`. Returns None if the span
+    contains more tokens than the batch has.
     """
     tokens, places = inside.any(1).nonzero().flatten(), inside.any(0)
     numbers = len(tokens) * first.length * first.basis.shape[1]
@@ -293,13 +297,13 @@ def _told_apart(inside: Tensor, first: Span, options: Sequence[Tensor], count: i
 
 
 def _options(distances: Tensor, least: int, threshold: float) -> Tensor:
-    """Return the tokens that are possible at a place, from their distances (V,)."""
+    """Return the possible tokens at a position, by their distances (V,)."""
     count = max(least, min(int((distances <= threshold).sum()), _MOST_OPTIONS))
     return distances.topk(min(count, len(distances)), largest=False).indices
 
 
 def _sorted(found: Sequence[Entrance], observation: Observation) -> tuple[list[Entrance], list[Entrance]]:
-    """Return the entrances of vectors that depend on the token at their place alone, and the first others."""
+    """Return the inputs that depend only on the token at their position, and the first of the other inputs."""
     mixed = torch.arange(observation.sample.shape[0]) % (observation.sample.largest + 1)
     at_places, further = list[Entrance](), list[Entrance]()
     for entrance in found:
@@ -310,13 +314,13 @@ def _sorted(found: Sequence[Entrance], observation: Observation) -> tuple[list[E
 
 
 def _untied(found: Sequence[Entrance], model: nn.Module) -> list[Entrance]:
-    """Return the entrances but those of the table of tokens, whose gradient has more than their vectors where tied."""
+    """Return all inputs except that of the token table, whose gradient has further terms if it is tied to outputs."""
     table = table_of(model)
     return [entrance for entrance in found if table is None or f"{table[0]}.weight" not in entrance.names]
 
 
 def _whole(observation: Observation, model: nn.Module) -> Span | None:
-    """Return the first span of whole texts' vectors in which each place has entries of its own; None without any."""
+    """Return the first span of whole texts whose inputs have separate entries for each position, or None."""
     length, size = observation.sample.shape[0], observation.batch_size
     one, other = observation.sample.noise(2, torch.Generator().manual_seed(1))
     changed = torch.where(
@@ -330,7 +334,7 @@ def _whole(observation: Observation, model: nn.Module) -> Span | None:
 
 
 def _present(observation: Observation, model: nn.Module) -> Tensor:
-    """Return the tokens that the batch may have: those whose rows of the table move, or all."""
+    """Return the tokens whose rows of the embedding table move, or all tokens if the table is not in the update."""
     table, vocabulary = table_of(model), observation.sample.largest + 1
     rows = observation.gradient.get(f"{table[0]}.weight") if table else None
     if rows is None or len(rows) != vocabulary:
@@ -340,7 +344,7 @@ def _present(observation: Observation, model: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def _dimensions(inputs: Callable[[Tensor], Tensor], observation: Observation) -> int:
-    """Return the number of dimensions of the space in which all possible inputs lie."""
+    """Return the dimension of the space of all possible inputs."""
     generator, length = torch.Generator().manual_seed(0), observation.sample.shape[0]
     vectors = inputs(observation.sample.noise(1, generator)).flatten(0, 1)
     shape = ceil(2 * vectors.shape[1] / length), length
@@ -349,33 +353,33 @@ def _dimensions(inputs: Callable[[Tensor], Tensor], observation: Observation) ->
 
 
 def _roomiest(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with the most dimensions to spare of those of the highest rank: one, or several equals."""
+    """Return the spans with the highest rank and, among those, the most dimensions: one span, or several equal ones."""
     best = max(((span.rank, span.room) for span in spans), default=None)
     return [span for span in spans if (span.rank, span.room) == best]
 
 
 def _usable(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans that are not everything, and not empty unless all are."""
+    """Return the spans that do not fill the space. Empty spans are included only if all are empty."""
     nothing = all(span.rank == 0 for span in spans)
     return [span for span in spans if span.rank < span.room and (span.rank or nothing)]
 
 
 def _together(distances: Sequence[Tensor]) -> Tensor:
-    """Return the root mean square of the distances from several spans."""
+    """Return the root mean square of distances from several spans."""
     return torch.stack(list(distances)).square().mean(0).sqrt()
 
 
 def _moved(observation: Observation, model: nn.Module) -> frozenset[str]:
-    """Return the names of the parameters whose gradient at a text of noise is not zero.
+    """Return the names of parameters whose gradient is not zero at a noise text.
 
-    What a defence adds to the others' tells nothing: those of an adapter's A while B is zero.
+    Other gradients contain only what a defence added, for example those of an adapter's A while B is zero.
     """
     found = gradient_of_noise(observation, model)
     return frozenset(name for name, slope in found.items() if slope.any())
 
 
 def _why_full(observation: Observation, at_places: Sequence[Entrance], spans: Sequence[Span]) -> str:
-    """Return why no span distinguishes tokens."""
+    """Return the reason why no span distinguishes tokens."""
     tokens = observation.batch_size * observation.sample.shape[0]
     if not spans:
         return _NO_PRODUCT
@@ -388,7 +392,7 @@ def _why_full(observation: Observation, at_places: Sequence[Entrance], spans: Se
 
 
 def _by_pursuit(observation: Observation, span: Span) -> Reconstruction:
-    """Return the single text of whose vectors the rows of a gradient are sums, fewer than its tokens."""
+    """Return the single text whose vectors add up to the rows of a gradient that has fewer rows than tokens."""
     vocabulary = observation.sample.largest + 1
     numbers = float(vocabulary * span.length * span.basis.shape[1])
     tokens = observation.batch_size * span.length

@@ -1,7 +1,7 @@
-"""Texts of a batch put together by coordinate descent: one token after the other, each where it brings a text nearest.
+"""Assemble the texts of a batch by coordinate descent: one token at a time, each minimising the text's distance.
 
-How near a text is, a function says of each of its places: the distance of its vectors further on in a model, which
-depend on all of its tokens, from the span of the batch's.
+The distance of a text is given per position. It is the distance of its vectors in later layers, which depend on all its
+tokens, from the span of the batch's vectors.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from torch import Tensor
 from rayfed.attacks.text.grouping import Grouped
 
 INSIDE = 1e-3
-"""Distance of a vector from a span, over its own norm, below which it is in it."""
+"""Relative distance of a vector from a span below which it counts as inside."""
 _SWEEPS = 8
-"""Most times that a descent goes through the places."""
+"""Maximum number of passes of a descent over the positions."""
 _ALIKE = 4
-"""Texts that differ in less than one place in so many count as one, unless the second is in the span."""
+"""Texts that differ at no more than 1 in this many positions count as one, unless both are in the span."""
 _FIRST, _LAST = 2, 4
-"""The furthest of so many places are tried with all tokens that are likely there, and then that are possible."""
+"""Shares, 1 in this many, of the positions to correct: first with the likely tokens, then with all possible tokens."""
 
 Distance = Callable[[Tensor], Tensor]
-"""Function from texts (n, L) to their distance at each place that is seen, (n, L or fewer)."""
+"""Function from texts (n, L) to distances at each observed position, (n, L or fewer)."""
 
 
 def put_together(sought: Iterable[Tensor], distance: Distance, count: int) -> tuple[Tensor, float]:
-    """Return the nearest texts (count, L) of those that are found one after the other, and their mean distance.
+    """Return the texts (count, L) with the smallest distances of those in `sought`, and their mean distance.
 
-    The search ends early where as many are in the span.
+    The search ends early if `count` different texts are in the span.
     """
     found, distances = torch.zeros(0), torch.zeros(0)
     for more in sought:
@@ -50,17 +50,17 @@ def put_together(sought: Iterable[Tensor], distance: Distance, count: int) -> tu
 def from_random(
     options: Sequence[Tensor], count: int, starts: int, distance: Distance, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Yield texts (count, L) that descents from random ones find, of tokens that may stand at each place."""
+    """Yield texts (count, L) from descents that start at random texts of the possible tokens at each position."""
     drawn = torch.stack([_drawn(tokens, starts, generator) for tokens in options], 1)
     for some in drawn.split(count):
         yield _descended(some, options, distance)
 
 
 def from_groups(told: Grouped, starts: int, distance: Distance, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield texts (count, L) that descents from those that were told apart find, the nearest first.
+    """Yield texts (count, L) from descents that start at the grouped texts, smallest distances first.
 
-    A token that stands in the batch once is in no other text than one that is in the span. Texts that are not in the
-    span are begun again, with every other place drawn anew.
+    A token that occurs once in the batch is removed from other texts if a text with it is in the span. Texts outside
+    the span are started again, with every other position resampled.
     """
     found = told.texts.clone()
     distances = distance(found).mean(1)
@@ -87,7 +87,7 @@ def _drawn(tokens: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _descended(found: Tensor, options: Sequence[Tensor], distance: Distance) -> Tensor:
-    """Descend texts (n, L) by coordinates: the nearest option at one place after the other, until nothing changes."""
+    """Minimise the distances of texts (n, L) over one position after the other, until no token changes."""
     for _ in range(_SWEEPS):
         before = found.clone()
         for place, tokens in enumerate(options):
@@ -101,7 +101,7 @@ def _descended(found: Tensor, options: Sequence[Tensor], distance: Distance) -> 
 
 
 def _corrected(text: Tensor, options: Sequence[Tensor], distance: Distance, share: int) -> Tensor:
-    """Descend a text (L,) at the places that are furthest from the span alone, one in `share` of all."""
+    """Minimise the distance of a text (L,) only at the positions furthest from the span, 1 in `share` of all."""
     for _ in range(_SWEEPS):
         before, distances = text, distance(text[None])[0]
         if distances.mean() < INSIDE:

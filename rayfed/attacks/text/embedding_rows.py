@@ -1,18 +1,17 @@
-"""Words of a batch, read off the gradient of the table of tokens in closed form.
+"""Recover the words of a batch in closed form from the gradient of the embedding table.
 
-A token's row is the sum of the gradients at the places where it stands: zero for all tokens that the batch does not
-have (Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", section 4.1). How often a
-token occurs is a guess by the norm of its row. A model that also learns a vector for every place gives the order of a
-single text away, which is ours: the gradient of place p is that of the text there, G_p, so row v of the table's is
-E_v = sum_p A_vp G_p with A_vp = 1 where v stands at p, and A = E G^+ for texts that have fewer places than the vectors
-have numbers. A model that has a row of its own for each token at each place gives both away.
+A token's row is the sum of the gradients at the positions of the token, and zero for tokens that the batch does not
+have (Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", section 4.1). The norm of
+its row estimates how often a token occurs. If the model learns a vector for every position, the order of a single text
+follows (ours). The gradient of position p equals that of the text there, G_p. Row v of the table's gradient is
+therefore E_v = sum_p A_vp G_p, with A_vp = 1 if token v is at p. So A = E G^+ for texts with fewer positions than the
+vectors have numbers. A model with a separate row for each token at each position reveals both.
 
-Where the table gives the outputs, too (tied embeddings), these add sums of the vectors that enter them to all rows,
-among them those of tokens that the batch does not have, which tell the span of these vectors: what lies outside of it
-is as above (ours).
+If the table also produces the outputs (tied embeddings), all rows contain sums of the outputs' input vectors. The rows
+of tokens that the batch does not have reveal the span of these vectors. The parts outside the span are as above (ours).
 
-The order of a single text that no places tell is the one at which the model's gradient is the observed one (`arranged`,
-ours).
+Without position vectors, the order of a single text is searched so that the model's gradient equals the observed one
+(`arranged`, ours).
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from rayfed.samples import Modality
 from rayfed.update import Observation
 
 _RESOLVED = 1e-4
-"""Size of a direction, over the largest, below which it is rounding."""
+"""Size of a direction, relative to the largest, below which it is rounding."""
 _NOTHING = 1e-6
-"""Size of a place's gradient, over that of all places, below which it is rounding."""
+"""Norm of a position's gradient, relative to that of all positions, below which it is rounding."""
 
 
 @component
 class EmbeddingRows:
-    """Tokens of the batch from the rows of the table that its gradient moves, under noise the largest.
+    """Recover the tokens whose rows of the embedding table have a gradient. With noise, use the largest rows.
 
-    The order of a single text is that of the model's places, of its tables for each, or at which it has the observed
-    gradient. Of a batch it is unknown, so that texts come out as bags of words.
+    The order of a single text is recovered from position vectors, from tables with rows per position, or by matching
+    the gradient. The order in a batch is unknown, so its texts are bags of words.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
@@ -83,7 +82,7 @@ def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Re
         found = ordered(own, tokens, places.double())
         if is_causal(model):
             there = (places.norm(dim=1) > _NOTHING * places.norm()).nonzero().flatten()
-            known = int(there[-1]) + 1 if len(there) else 0  # a defence may have left out a place between them
+            known = int(there[-1]) + 1 if len(there) else 0  # a defence may have removed positions before the last
             found = with_last_tokens(observation, model, found[None], known)[0]
     else:
         tokens = torch.cat([tokens, tokens_in(rows, most)]).unique() if spread is not None else tokens
@@ -94,7 +93,7 @@ def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Re
 
 
 def _table(model: nn.Module) -> str:
-    """Return the name of the table's weight, which may be one of bags of tokens; empty where there is none."""
+    """Return the name of the table's weight (of an embedding or a bag), empty if the model has none."""
     table = table_of(model)
     bags = (path for path, module in model.named_modules() if isinstance(module, nn.EmbeddingBag))
     path = next(bags, None) if table is None else table[0]
@@ -102,9 +101,10 @@ def _table(model: nn.Module) -> str:
 
 
 def outputs_of(rows: Tensor) -> Tensor | None:
-    """Return an orthonormal basis (r, width) of what tied outputs add to all rows (V, width) of a table.
+    """Return an orthonormal basis (r, width) of the terms that tied outputs add to all rows (V, width) of a table.
 
-    The smaller half of the rows are no tokens of the batch, and hold nothing else. None where that is everything.
+    The smaller half of the rows contain only these terms, because their tokens are not in the batch. Returns None if
+    the terms span the whole space.
     """
     norms = rows.norm(dim=1)
     others = rows[(norms <= norms.median()) & (norms > 0)]
@@ -114,7 +114,7 @@ def outputs_of(rows: Tensor) -> Tensor | None:
 
 
 def apart_from(rows: Tensor, basis: Tensor) -> Tensor:
-    """Return rows (n, width) without their parts in the span of an orthonormal basis (r, width)."""
+    """Return rows (n, width) minus their projections on the span of an orthonormal basis (r, width)."""
     return rows - (rows @ basis.T) @ basis
 
 
@@ -125,7 +125,7 @@ def _not_finite(observation: Observation) -> Reconstruction:
 
 
 def _by_place(observation: Observation, lookup: Lookup) -> Reconstruction:
-    """Return the tokens whose rows move most at each place."""
+    """Return the tokens with the largest rows at each position."""
     assert observation.labels is not None
     if not is_finite(observation):
         return _not_finite(observation)
@@ -135,7 +135,7 @@ def _by_place(observation: Observation, lookup: Lookup) -> Reconstruction:
 
 
 def bag(rows: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """Return so many tokens (count,) of those that occur: each once, then in proportion to the norms of their rows."""
+    """Return `count` of the given tokens (count,): each once, and then in proportion to the norms of their rows."""
     norms = rows[tokens].norm(dim=1)
     expected = count * norms / norms.sum()
     counts = torch.ones_like(tokens)
@@ -145,22 +145,22 @@ def bag(rows: Tensor, tokens: Tensor, count: int) -> Tensor:
 
 
 def ordered(rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
-    """Return the token (L,) at each place of a single text: `rows` (V, width) in terms of the places' (L, width)."""
+    """Return the tokens (L,) of a single text by expressing `rows` (V, width) in gradients of positions (L, width)."""
     shares = rows[tokens] @ torch.linalg.pinv(places)
     return tokens[shares.argmax(0)]
 
 
 def _places(observation: Observation, table: str, model: nn.Module) -> Tensor | None:
-    """Return the gradient of the vectors that a model learns for its places (L, width).
+    """Return the gradient of the model's position vectors (L, width).
 
-    None where there is no such parameter, or where it has too few numbers to tell the places apart. Of one with rows
-    for longer texts, as BERT and GPT-2 have, those are taken that a text of the attacker's own moves.
+    Returns None if the model has no such parameter, or if its vectors are too short to separate positions. If it has
+    rows for longer texts, as in BERT and GPT-2, the rows are those with a gradient at a noise text.
     """
     width, length = observation.update[table].shape[1], observation.sample.shape[0]
     own = (
         f"{module}.{parameter}".lstrip(".")
         for module, held in model.named_modules()
-        if not isinstance(held, nn.Linear | nn.RNNBase)  # whose weights may have that shape too
+        if not isinstance(held, nn.Linear | nn.RNNBase)  # their weights may have the same shape
         for parameter, _ in held.named_parameters(recurse=False)
     )
     sizes = {name: observation.update[name].shape for name in own if name in observation.update and name != table}
@@ -173,7 +173,7 @@ def _places(observation: Observation, table: str, model: nn.Module) -> Tensor | 
     probe = gradient_of_noise(observation, model) if longer else {}
     for name in longer:
         rows = probe[name].any(1).nonzero().flatten()
-        if is_causal(model):  # nothing comes of what enters at the last place
+        if is_causal(model):  # the input at the last position has no gradient
             rows = torch.cat([rows, rows[-1:] + 1])
         if len(rows) == length:
             return observation.gradient[name][rows]

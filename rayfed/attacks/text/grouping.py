@@ -1,14 +1,15 @@
-"""Grouping of a batch's tokens into texts, by what each token has added to a gradient.
+"""Group a batch's tokens into texts, by the contribution of each token to a gradient.
 
 The gradient of weights that multiply a vector x of each token is the sum of x d^T over all tokens of a batch, where d
-is the error that comes back. Where x is made of a part for the token and one for its place, every token of a batch lies
-at every place in the span of the gradient, which then says what is in the batch and not where. The sum does. What is
-orthogonal to the vectors of all others takes out of it what one token has added, or one place. The errors of a place
-are a sum of those of the tokens there, and least squares find which: a token that stands in the batch once has 1 at its
-place and 0 elsewhere. The errors of one text are alike, as attention gives each of its places a share of the same, and
-clusters of them are the texts. Tokens that occur more often are left to a search.
+is the backpropagated error. If x is the sum of a token part and a position part, every token of the batch is in the
+span at every position. The span then reveals which tokens the batch has, but not their positions. The sum does. A
+direction orthogonal to the vectors of all other tokens extracts the contribution of one token, and the same works for
+one position. The errors of a position are a sum of the errors of the tokens there, and least squares assign them. A
+token that occurs once in the batch has weight 1 at its position and 0 elsewhere. The errors of one text are similar,
+because attention gives each of its positions a share of the same error. Clustering them yields the texts. Tokens that
+occur more often are left to a search.
 
-Ours. Source of the clusters: Ward 1963, "Hierarchical Grouping to Optimize an Objective Function".
+This method is ours. Source of the clustering: Ward 1963, "Hierarchical Grouping to Optimize an Objective Function".
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ import torch
 from torch import Tensor
 
 _ONCE = 0.7
-"""Share of a token's errors at one place, above which the token is taken to stand there alone."""
+"""Minimum share of a token's errors at one position for a token that occurs only there."""
 _LIKELY = 0.3
-"""The same, above which it may."""
+"""Minimum share of a token's errors at a position for a token that may occur there."""
 _NO_OTHERS = 1e-2
-"""Share of a place's errors that a token leaves, below which it stands there in all texts, as a first token does."""
+"""Maximum share of a position's errors that a token leaves, for a token in all texts, such as a first token."""
 _NOTHING = 1e-12
-"""Square of a direction's share of all vectors, over the largest, below which it is rounding."""
+"""Squared share of a direction in all vectors, relative to the largest, below which it is rounding."""
 _ALONE = 1e-4
-"""Share of other vectors in a direction, below which it is orthogonal to them."""
+"""Share of other vectors in a direction below which it counts as orthogonal to them."""
 
 
 class Grouped(NamedTuple):
-    """Texts of a batch that may be right in most places."""
+    """Texts of a batch that may be correct at most positions."""
 
     texts: Tensor
-    """Numbers of tokens (count, L) int64."""
+    """Token numbers (count, L) int64."""
     once: Tensor
-    """Tokens that stand in the batch once."""
+    """Tokens that occur once in the batch."""
     likely: list[Tensor]
-    """For each place tokens that may stand there by what they have added."""
+    """Likely tokens for each position, by their contributions."""
     possible: list[Tensor]
-    """For each place all tokens whose vectors lie in the span."""
+    """For each position, all tokens whose vectors lie in the span."""
 
     def without(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what is likely and possible at each place of other texts than these, where that leaves anything."""
+        """Return `likely` and `possible` minus tokens of these texts that occur once, unless nothing would be left."""
 
         def left(options: Tensor, place: int) -> Tensor:
             gone = [text[place] for text in texts if text[place] in self.once]
@@ -59,10 +60,10 @@ class Grouped(NamedTuple):
 def grouped(tokens: Tensor, vectors: Tensor, inside: Tensor, gradient: Tensor, count: int) -> Grouped | None:
     """Return `count` texts of tokens (T,) whose vectors (T, L, width) lie in the span of a gradient (width, out).
 
-    `inside` (T, L) says at which places each does. None where vectors at one place are made of those at others, as
-    without a part for the place, or where fewer than `count` tokens stand in the batch once.
+    `inside` (T, L) marks the positions at which they do. Returns None if vectors at one position are combinations of
+    those at others, as without position vectors, or if fewer than `count` tokens occur once in the batch.
     """
-    from scipy.cluster.hierarchy import fcluster, linkage  # an import of a tenth of a second
+    from scipy.cluster.hierarchy import fcluster, linkage  # takes 0.1 s to import
 
     entering = torch.where(inside[:, :, None], vectors.double(), 0.0)
     values, directions = torch.linalg.eigh(torch.einsum("tli,tlj->ij", entering, entering))
@@ -96,9 +97,9 @@ def grouped(tokens: Tensor, vectors: Tensor, inside: Tensor, gradient: Tensor, c
 
 
 def _alone(entering: Tensor) -> Tensor:
-    """Return of each group of white vectors (groups, n, r) the direction (groups, r) that no other group has; or 0.
+    """Return for each group of white vectors (groups, n, r) the direction that no other group has, (groups, r), or 0.
 
-    Of several it is the one nearest to the group's mean.
+    If there are several directions, it is the one closest to the group's mean.
     """
     _, shares, directions = torch.linalg.svd(entering, full_matrices=False)
     means = entering.mean(1)

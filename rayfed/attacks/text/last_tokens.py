@@ -1,13 +1,13 @@
-"""Tokens that a causal language model reads last: its gradient shows them as targets alone.
+"""Recover the last tokens of causal language models, which are in the gradient only as targets.
 
-Nothing that a loss is of depends on what enters at a text's last place, so no gradient of a weight in front of the
-outputs has it. As the target of the place before it is in the gradient of the outputs: taken off what the known targets
-give, p - y of that place is left, times its vector, which is known, as all tokens before it are. Where the outputs'
-weights are the table of tokens, the rows of the text's own tokens hold more than that, and the token whose whole
-gradient fits best is taken.
+The loss does not depend on the input at a text's last position, so no gradient of weights before the outputs contains
+it. The gradient of the outputs contains it as the target of the position before. Subtracting the contribution of the
+known targets leaves p - y of that position times its vector. This vector is known, because all earlier tokens are. If
+the outputs' weights are the embedding table (tied), rows of the text's tokens have further terms. The attack then uses
+the token whose whole gradient fits best.
 
 Source: Wainakh et al. 2022, "User-Level Label Leakage from Gradients in Federated Learning", for p - y of a known
-vector; the rest is ours.
+vector. The rest is ours.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rayfed.objective import NO_TARGET
 from rayfed.update import Named, Observation
 
 _TRIED = 4
-"""Tokens that are tried beside the text's own."""
+"""Number of tokens to try in addition to those of the text."""
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Return whether a model's loss is that of causal language modelling."""
+    """Return whether a model's loss is causal language modelling."""
     return isinstance(losses.of(model), CausalLM)
 
 
 def with_last_tokens(observation: Observation, model: nn.Module, found: Tensor, known: int) -> Tensor:
-    """Return texts (N, L), of which the first places are `known`, with the token behind these; padding follows.
+    """Return texts (N, L) with the token after the first `known` positions recovered, and padding after it.
 
-    They stay as they are where there is no such place, and where no weights of the outputs are in the update.
+    Texts are unchanged if there is no such position, or if the update has no output weights.
     """
     length = observation.sample.shape[0]
     outputs = _outputs(observation, model) if 0 < known < length else None
@@ -52,13 +52,13 @@ def with_last_tokens(observation: Observation, model: nn.Module, found: Tensor, 
 
 
 def _outputs(observation: Observation, model: nn.Module) -> Entrance | None:
-    """Return the weights that give the outputs; None if the update has none of them."""
+    """Return the product with the output weights, or None if the update has none of them."""
     every = reversed(entrances(observation, model))
     return next((one for one in every if one.factors[0].size[1] >= observation.classes), None)
 
 
 class _Search:
-    """Search for the tokens at one place of all texts of a batch."""
+    """Search for the tokens at one position in all texts of a batch."""
 
     def __init__(
         self, observation: Observation, model: nn.Module, outputs: Entrance, texts: Tensor, place: int
@@ -72,7 +72,7 @@ class _Search:
         self._tied = table is not None and f"{table[0]}.weight" in outputs.names
 
     def found(self) -> Tensor:
-        """Return the texts with the tokens whose gradient is nearest to the observed one."""
+        """Return the texts with the tokens whose gradient is closest to the observed one."""
         before = self._texts[:, : self._place]
         vectors = self._outputs.inputs(self._texts)[:, self._place - 1].double()
         left = {name: seen - own for (name, seen), own in zip(self._seen.items(), self._known.values(), strict=True)}
@@ -93,12 +93,12 @@ class _Search:
 
     @property
     def _known(self) -> Named:
-        """Gradient of the targets before the place, with the weights that they have in the whole."""
+        """Gradient of the targets before the position, weighted as in the whole text."""
         known = self._gradient(self._texts, self._place)
         return {name: known[name] * (self._place - 1) / self._place for name in self._seen}
 
     def _apart(self, row: int, token: Tensor) -> Tensor:
-        """Return the squared distance from the observed gradient with this token in a text."""
+        """Return the squared distance from the observed gradient if a text has this token."""
         texts = self._texts.clone()
         texts[row, self._place] = token
         own = self._gradient(texts, self._place + 1)

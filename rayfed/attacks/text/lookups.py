@@ -1,4 +1,4 @@
-"""Rows of parameters that a model reads by number for its tokens, found as they are read."""
+"""Find the parameter rows that a model looks up for its tokens, by recording a forward pass."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _TEXTS_AT_ONCE = 512
 
 
 class Lookup(NamedTuple):
-    """Rows of a parameter that are read."""
+    """Rows of a parameter that a forward pass looks up."""
 
     parameter: str
     rows: int
-    """Number of all its rows."""
+    """Total number of rows."""
     numbers: Tensor
-    """Numbers of those that are read."""
+    """Indices of the rows looked up."""
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes which rows of some tensors are read."""
+    """Records which rows of some tensors are looked up."""
 
     def __init__(self, state: Named) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ def _selected(table: Tensor, dimension: int, numbers: Tensor) -> tuple[int, Tens
 
 
 def _indexed(table: Tensor, indices: Sequence[Tensor | None]) -> tuple[int, Tensor]:
-    """Count rows over all leading dimensions that are indexed."""
+    """Return row counts and indices over all indexed leading dimensions."""
     numbers = torch.zeros((), dtype=torch.int64, device=table.device)
     for size, index in zip(table.shape, indices, strict=False):
         if index is None or index.dtype != torch.int64:
@@ -67,13 +67,13 @@ _READS: dict[Any, Callable[..., tuple[int, Tensor]]] = {
     torch.ops.aten.index_select.default: _selected,
     torch.ops.aten.index.Tensor: _indexed,
 }
-"""Operations that read rows -> the number of all rows, and which are read."""
+"""Operations that look up rows -> function that returns the number of rows and the indices."""
 
 
 def rows_of_places(observation: Observation, model: nn.Module) -> Lookup | None:
-    """Return the rows (V, L) that each token reads at each place, of a parameter where no two of them are the same.
+    """Return the rows (V, L) that each token looks up at each position, in a parameter where they all differ.
 
-    None where tokens share rows between places, or where no gradient of such a parameter is observed.
+    Returns None if tokens share rows between positions, or if no gradient of such a parameter is observed.
     """
     length, vocabulary = observation.sample.shape[0], observation.sample.largest + 1
     everywhere = torch.arange(vocabulary)[:, None].expand(-1, length)
@@ -85,7 +85,7 @@ def rows_of_places(observation: Observation, model: nn.Module) -> Lookup | None:
 
 
 def _read(observation: Observation, model: nn.Module, texts: Tensor) -> dict[str, Lookup]:
-    """Return the rows that texts (n, L) read, by parameter."""
+    """Return the rows that texts (n, L) look up, by parameter."""
     device = next(iter(observation.weights.values())).device
     network = without_tracking(model).to(device)
     state = {name: t.contiguous() for name, t in {**observation.weights, **buffers_for(network, observation)}.items()}

@@ -1,11 +1,11 @@
-"""A text of a causal model put together place after place: a prefix goes on with tokens that keep it in the span.
+"""Recover a text of a causal model position by position: extend each prefix by tokens that keep it in the span.
 
-What enters further on at a place depends on the tokens up to there alone, so a prefix is judged before the rest is
-known. Where no position tells places apart, a token that is only repeated has one vector at all of them, which is in
-the span wherever the first is. So prefixes whose vectors add directions of the span go first.
+The vector at a position in later layers depends only on the tokens up to it, so a prefix can be judged before the rest
+is known. Without position vectors, a repeated token has the same vector everywhere, and all copies are in the span if
+one is. Prefixes whose vectors add directions of the span therefore come first.
 
 Source: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", section 4, on decoders. Ours:
-directions, by which texts with repeated tokens are told from those of one token.
+counting directions, which distinguishes texts with a few repetitions from those that repeat a single token.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rayfed.attacks.text.descent import INSIDE
 
 Function = Callable[[Tensor], Tensor]
 _KEPT = 64
-"""Most prefixes that are kept at a place."""
+"""Maximum number of prefixes kept at a position."""
 _NEW = 1e-5
-"""Part of a vector outside what a prefix spans, over its norm, from which it adds a direction; rounding is below."""
+"""Minimum relative size of a vector's part outside the span of a prefix for a new direction. Below is rounding."""
 
 
 @torch.no_grad()
 def looks_back_only(options: Sequence[Tensor], inputs: Function) -> bool:
-    """Return whether what enters at a place shows no dependence on tokens behind it; arguments as for `grown`.
+    """Return whether inputs at a position are independent of later tokens. For the arguments see `grown`.
 
-    The later half is changed where it has several tokens to choose from.
+    The test changes the later half of a text, at the positions with several options.
     """
     one, half = torch.stack([tokens[0] for tokens in options]), len(options) // 2
     other = torch.cat([one[:half], torch.stack([tokens[-1] for tokens in options[half:]])])
@@ -40,11 +40,11 @@ def looks_back_only(options: Sequence[Tensor], inputs: Function) -> bool:
 def grown(
     options: Sequence[Tensor], seen: int | None, entering: Callable[[Tensor, int], Tensor], distance: Function
 ) -> Tensor:
-    """Return the text (1, L) with the most vectors, and directions of them, in a span, grown place after place.
+    """Return the text (1, L) with the most vectors, and directions of them, in the span.
 
-    Each of `options` is the tokens possible at a place; gradients have the first `seen` places, None for all, and at
-    the others the first option stays. `entering` gives what enters for texts (n, L) at a place, (n, width); `distance`
-    how far such vectors are from the span, over their own norms. Among equals the nearest prefixes are kept.
+    `options` holds the possible tokens at each position. Gradients contain the first `seen` positions (None: all). The
+    others keep their first option. `entering` returns the inputs for texts (n, L) at a position, (n, width), and
+    `distance` their relative distances from the span. Among equals, the prefixes with the smallest distances are kept.
     """
     texts = torch.stack([tokens[0] for tokens in options])[None]
     scores, far = torch.zeros(1), torch.zeros(1)

@@ -1,9 +1,9 @@
-"""Products of a model's activations with its weights, found as they are computed.
+"""Find products of a model's activations with its weights, by recording a forward pass.
 
-With y = x W, for vectors x of the places in rows, the gradient of W is x^T times that of y: its columns lie in the span
-of the rows of x. What a module is called, whether it keeps W or W^T, and whether several layers share one packed
-parameter does not matter: a product's factor is a view of a parameter, and the same view of the parameter's gradient is
-the factor's.
+For y = x W, with the vectors of positions as rows of x, the gradient of W is x^T times that of y. Its columns lie in
+the span of the rows of x. Module names, storing W or W^T, and packing several layers into one parameter do not matter.
+The factor of a product is a view of a parameter, and the same view of the parameter's gradient is the factor's
+gradient.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.update import Named, Observation
 
 _OF_TWO = {torch.ops.aten.mm.default: 0, torch.ops.aten.bmm.default: 0, torch.ops.aten.addmm.default: 1}
-"""Operations that multiply matrices -> place of their first factor."""
+"""Matrix multiplications -> index of their first factor."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A matrix (in, out) that activations are multiplied with: a view of a parameter."""
+    """Matrix (in, out) that multiplies activations: a view of a parameter."""
 
     name: str
     size: tuple[int, int]
@@ -37,25 +37,25 @@ class Factor:
 
     @classmethod
     def of(cls, name: str, view: Tensor) -> Factor:
-        """Return the factor that is a view of a parameter with this name."""
+        """Return the factor for a view of the parameter `name`."""
         stride, offset = view.stride(), int(view.storage_offset())
         return cls(name, (view.shape[0], view.shape[1]), (stride[0], stride[1]), offset)
 
     def gradient(self, update: Named) -> Tensor:
-        """Return the factor's gradient (in, out), given those of the parameters."""
+        """Return the factor's gradient (in, out) from the gradients of the parameters."""
         return update[self.name].contiguous().as_strided(self.size, self.stride, self.offset)
 
 
 Runs = list[tuple[Tensor, Factor]]
-"""Products of a forward pass: rows, and what they are multiplied with."""
+"""Products in a forward pass: activations in rows, and the factor that multiplies them."""
 
 
 class _Reached(Exception):
-    """Ends a forward pass at a product."""
+    """Raised to end a forward pass at a product."""
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps the products of a forward pass with some tensors, and ends it after the one numbered `last`."""
+    """Records the products with some tensors in a forward pass, and ends it after product number `last`."""
 
     def __init__(self, state: Named, last: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -72,14 +72,14 @@ class _Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _note(self, left: Tensor, right: Tensor) -> None:
-        """Note the products of two matrices, or of two stacks of as many, if one of the factors is a weight."""
+        """Record the products of two matrices, or of two equally long stacks, if one factor is a weight."""
         names = [self._names.get(matrix.untyped_storage().data_ptr()) for matrix in (left, right)]
         if names[0] is not None and names[1] is None:
             left, right, names = right.mT, left.mT, names[::-1]  # (W x)^T = x^T W^T
         name = names[1]
         if name is None or names[0] is not None:
             return
-        if right.ndim == 3 and (len(right) == 1 or right.stride(0) == 0):  # the same weight for all
+        if right.ndim == 3 and (len(right) == 1 or right.stride(0) == 0):  # one weight for the whole stack
             left, right = left.flatten(0, 1), right[0]
         pairs = [(left, right)] if right.ndim == 2 else zip(left, right, strict=True)
         self.found += [(rows, Factor.of(name, weight)) for rows, weight in pairs]
@@ -87,31 +87,31 @@ class _Recorder(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Entrance:
-    """A place in a model at which a vector of every token's place, or of every text, is multiplied with weights."""
+    """Product in a model that multiplies weights with a vector for each position, or for each text."""
 
     factors: tuple[Factor, ...]
     inputs: Callable[[Tensor], Tensor]
-    """Function from token numbers (n, L) to what enters, (n, L, in); (n, 1, in) of whole texts."""
+    """Function from token numbers (n, L) to the input vectors, (n, L, in), or (n, 1, in) for whole texts."""
 
     @property
     def names(self) -> frozenset[str]:
-        """The parameters that the factors are views of."""
+        """Names of the parameters of the factors."""
         return frozenset(factor.name for factor in self.factors)
 
     def gradient(self, update: Named) -> Tensor:
-        """Return the gradients of all factors beside each other, (in, out)."""
+        """Return the gradients of all factors, concatenated, (in, out)."""
         return torch.cat([factor.gradient(update) for factor in self.factors], 1)
 
     def is_by_place(self, text: Tensor) -> bool:
-        """Return whether the layer's input for a text (L,) depends at each place on the token there alone."""
+        """Return whether the input vector at each position of a text (L,) depends only on the token there."""
         alone = torch.stack([self.inputs(token.expand(1, len(text)))[0, at] for at, token in enumerate(text)])
         return torch.allclose(self.inputs(text[None])[0], alone, rtol=1e-4, atol=1e-5)
 
 
 def entrances(observation: Observation, model: nn.Module, whole: bool = False) -> list[Entrance]:
-    """Return the entrances of a model whose factors' gradients are observed, in the order of a forward pass.
+    """Return a model's products for which gradients of the factors are observed, in the order of a forward pass.
 
-    They have a vector for each place, or, of `whole` texts, one for each text.
+    Their inputs have a vector for each position, or one for each text if `whole`.
     """
     device = next(iter(observation.weights.values())).device
     network = without_tracking(model).to(device)
@@ -137,9 +137,9 @@ def entrances(observation: Observation, model: nn.Module, whole: bool = False) -
 
 
 def _grouped(both: Runs, alone: list[Runs], length: int) -> Iterator[tuple[int, bool, tuple[Factor, ...]]]:
-    """Yield where factors of equal inputs, with a row for each place, come first, how these lie, and the factors.
+    """Yield the first product for each input with a row per position, its row order (see `_transposed`), and factors.
 
-    `both` are the products of two texts together, `alone` of each.
+    `both` are the products of two texts together, `alone` those of each text by itself.
     """
     places: dict[int, tuple[bool, list[Factor]]] = {}
     for index, (rows, factor) in enumerate(both):
@@ -157,9 +157,9 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _transposed(rows: Tensor, alone: list[Tensor], length: int) -> bool | None:
-    """Return whether rows of two texts are place by place, not text by text; None where there is none for each place.
+    """Return whether rows of two texts are ordered by position, not by text, or None if they are not per position.
 
-    `alone` are those of each text alone.
+    `alone` are the rows of each text by itself.
     """
     if len(rows) != 2 * length or any(len(own) != length for own in alone):
         return None
@@ -172,7 +172,7 @@ def _transposed(rows: Tensor, alone: list[Tensor], length: int) -> bool | None:
 
 @contextmanager
 def _unfused() -> Iterator[None]:
-    """Have attention compute its products one by one."""
+    """Make attention compute its products one by one in the block."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

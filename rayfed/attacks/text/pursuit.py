@@ -1,16 +1,17 @@
-"""Greedy joint sparse recovery: find a text whose token vectors span fewer rows than it has tokens.
+"""Greedy joint sparse recovery: find a text whose token vectors span a gradient that has fewer rows than tokens.
 
-The gradient of a matrix with r outputs, such as an adapter's A, has r rows, each a sum of the vectors of all tokens.
-With n > r tokens no vector lies in the span of the rows, and yet only those of the text span the rows: of vectors in
-general position in `width` dimensions no other n do while n < (width + r) / 2, whatever the sums, and while n < width
-of sums that nobody chose. Greedily: the token is taken whose part outside those taken lies nearest to what these leave
-of the rows, whose span is measured as a space, however small. Once n - r tokens are right, rows and tokens span all
-vectors, and the others lie in there. Each place is then read again by all others, which corrects a token that was
-wrong. That goes by which vectors lie in a span, and one wrong token among those of little weight hides the rest: a text
-that does not account for the rows is changed place by place, so that less of the rows is left each time.
+The gradient of a matrix with r outputs, such as an adapter's A, has r rows. Each is a sum of the vectors of all tokens.
+With n > r tokens, no vector lies in the span of the rows, but the vectors of the text together span the rows. For
+vectors in general position in `width` dimensions, no other n vectors do if n < (width + r) / 2, for any sums, and if n
+< width for sums that nobody chose. In each greedy step, the token is selected whose part outside the selected vectors
+is closest to the span of the remaining parts of the rows. The span counts as a space, however small the remaining parts
+are. After n - r correct tokens, rows and tokens span all vectors, and the other tokens lie in this span. Each position
+is then estimated again from all others, which corrects wrong tokens. Small contributions can hide behind one wrong
+token, because this test only checks a span. A text that does not explain the rows is therefore changed position by
+position, to reduce the unexplained part of the rows.
 
 Source: Davies and Eldar 2012, "Rank Awareness in Joint Sparse Recovery", rank-aware order recursive matching pursuit
-(RA-ORMP), and the bound on n. Ours: one vector for each place, and the last readings.
+(RA-ORMP), and the bound on n. Ours: one vector for each position, and the final corrections.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ import torch
 from torch import Tensor
 
 _INSIDE = 1e-3
-"""Square of the distance from the span, over the own norm, below which a vector is in it."""
+"""Squared relative distance from the span below which a vector counts as inside."""
 _NOTHING = 1e-3
-"""Square of what is left of a vector outside the span of others, over its own, below which rounding decides."""
+"""Squared relative size of a vector's part outside the span of others below which rounding dominates."""
 _COARSE, _FINE = 1e-2, 1e-4
-"""Norm of what is left of a unit row outside the span of others, below which it counts as nothing: much at first, for
-rounding grows where tokens are wrong, and then little, for a token may weigh as little as that."""
+"""Norm of a unit row's part outside the span of others below which it counts as zero. It is coarse at first, because
+wrong tokens amplify rounding, and fine later, because a token may contribute as little."""
 _EXPLAINED = 1e-3
-"""The same of all rows, below which a text accounts for them."""
+"""Norm of all rows' parts outside the span of a text below which the text explains them."""
 _SWEEPS = 4
 
 
 class Pursued(NamedTuple):
-    """A text that was found."""
+    """Text found by the pursuit."""
 
     tokens: Tensor
     """(L,) int64."""
     distance: float
-    """Mean distance of the tokens' vectors from the span of the rows and the other tokens', over their own norms."""
+    """Mean relative distance of each token's vector from the span of the rows and the other tokens' vectors."""
     complete: bool
     """Whether the rows lie in the span of the text's vectors."""
 
 
 @torch.no_grad()
 def pursued(rows: Tensor, vectors: Tensor) -> Pursued:
-    """Return the text whose token vectors span rows (r, width); `vectors` (L, V, width) are those of all tokens."""
+    """Return the text whose token vectors span rows (r, width). `vectors` (L, V, width) are those of all tokens."""
     norms = torch.linalg.vector_norm(vectors, dim=-1).square()
     left = rows = _spanning(rows.double(), 0.0)
     outside = norms.clone()
@@ -84,7 +85,7 @@ def pursued(rows: Tensor, vectors: Tensor) -> Pursued:
 
 
 def _fitted(rows: Tensor, vectors: Tensor, norms: Tensor, tokens: Tensor) -> Tensor:
-    """Return the text (L,) refined position by position, each time by the token with the smallest residual."""
+    """Return the text (L,) refined position by position with the token that leaves the smallest residual."""
     own, found = vectors[torch.arange(len(tokens)), tokens].double(), tokens.clone()
     for place in range(len(tokens)):
         others = _orthonormal(torch.cat([own[:place], own[place + 1 :]]))
@@ -102,9 +103,9 @@ def _explained(rows: Tensor, vectors: Tensor, tokens: Tensor) -> bool:
 
 
 def _read(rows: Tensor, vectors: Tensor, norms: Tensor, tokens: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """Return the nearest token (L,) at every place to the span of the rows and of a text's other vectors.
+    """Return at each position the token (L,) closest to the span of the rows and the text's other vectors.
 
-    Also the squares of their distances, over their norms' (L,).
+    Also returns squared relative distances (L,).
     """
     own = vectors[torch.arange(len(tokens)), tokens].double()
     found, distances = tokens.clone(), norms.new_zeros(len(tokens))
@@ -123,19 +124,19 @@ def _orthonormal(vectors: Tensor) -> Tensor:
 
 
 def _distances(vectors: Tensor, norms: Tensor, basis: Tensor) -> Tensor:
-    """Return the squared distances (V,) of vectors from the span of `basis`, over their squared norms."""
+    """Return the squared relative distances (V,) of vectors from the span of `basis`."""
     apart: Tensor = (1 - (vectors @ basis.T.to(vectors)).square().sum(-1) / norms).clamp_min(0)
     return apart
 
 
 def _without(vectors: Tensor, basis: Tensor) -> Tensor:
-    for _ in range(2):  # once more, for what rounding leaves
+    for _ in range(2):  # repeated to remove rounding errors
         vectors = vectors - (vectors @ basis.T) @ basis
     return vectors
 
 
 def _spanning(rows: Tensor, least: float) -> Tensor:
-    """Return an orthonormal basis (rank, width) of the span of rows (n, width), but for parts up to `least`."""
+    """Return an orthonormal basis (rank, width) of the rows (n, width), without singular values up to `least`."""
     _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
     kept: Tensor = basis[sizes > least]
     return kept

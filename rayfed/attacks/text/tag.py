@@ -1,8 +1,8 @@
-"""TAG: the vectors of a text's tokens fitted to the gradient, and the nearest tokens read off them.
+"""TAG: fit the vectors of a text's tokens to the gradient, and return the nearest tokens.
 
 Source: Deng et al. 2021, "TAG: Gradient Attack on Transformer-based Language Models", equation 5 and algorithm 1. Ours:
-the vectors begin at those of random tokens and stay within the bounds of the table; only tokens whose rows of the
-table's gradient move are taken for an answer (`embedding_rows`), where the update has that gradient.
+the vectors start at those of random tokens and stay within the bounds of the table. If the update has the table's
+gradient, only tokens whose rows have a gradient are returned (`embedding_rows`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rayfed.registry import component
 from rayfed.samples import Modality, Pixels
 from rayfed.update import Named, Observation
 
-_NO_TABLE = "the model has no table of tokens (an embedding layer), whose vectors could be fitted"
+_NO_TABLE = "the model has no embedding layer for tokens, whose vectors could be fitted"
 
 
 class Vectors(nn.Module):
-    """Substitute for an embedding table: it returns the vectors set last, for any tokens."""
+    """Substitute for an embedding table that ignores tokens and returns the vectors set last."""
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
@@ -47,19 +47,22 @@ class Vectors(nn.Module):
 
 @component
 class Tag:
-    """Fit of the vectors of all tokens in squared L2 and `alpha` times L1 by Adam; labels given or inferred."""
+    """Recover tokens by fitting their vectors, minimising squared L2 plus `alpha` times L1 distance by Adam.
+
+    Labels are granted or inferred.
+    """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
     place_labels: ClassVar[str] = "given"
 
     iterations: Annotated[int, Field(ge=1)] = 500
-    """Number of Adam steps; the step size falls linearly to nothing."""
+    """Number of Adam steps. The step size falls linearly to zero."""
     lr: Annotated[float, Field(gt=0)] = 0.05
-    """Step size at first, in units of the table's range."""
+    """Initial step size, relative to the table's range."""
     alpha: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the L1 distance of the gradients."""
+    """Weight of the L1 distance between gradients."""
     restarts: Annotated[int, Field(ge=1)] = 1
-    """Number of random starts; the one with the smallest objective counts."""
+    """Number of random starts. The one with the smallest objective is used."""
 
     @fits_labels
     def reconstruct(
@@ -95,7 +98,7 @@ class Tag:
         return [self._read(seen, descent, i, options[i], vectors, labels) for i, seen in enumerate(group)]
 
     def _problem(self, group: Sequence[Observation], model: nn.Module, name: str) -> Matching:
-        """Return the matching of the gradients of all parameters but the table's, for vectors in place of tokens."""
+        """Return the problem of matching all gradients except the table's, over vectors instead of tokens."""
         seen = [
             replace(
                 observation,
@@ -111,7 +114,7 @@ class Tag:
     def _read(
         self, seen: Observation, descent: Descent, place: int, options: Tensor, vectors: Tensor, labels: Tensor
     ) -> Reconstruction:
-        """Return the best restart of one observation in tokens; `labels` (P, N) are those of all."""
+        """Return the best restart of one observation as tokens. `labels` (P, N) are those of all restarts."""
         low, high = vectors.aminmax(dim=0)
         rows = slice(place * self.restarts, (place + 1) * self.restarts)
         best = int(descent.best_values[rows].argmin())
@@ -125,7 +128,7 @@ class Tag:
             trace=[(i, values[rows][best].item()) for i, values in descent.trace],
             iterations=descent.iterations,
             status="ok" if finite else "diverged",
-            message="" if finite else "the objective stopped being finite; the text is the best before that",
+            message="" if finite else "the objective is no longer finite; the text is the best before that",
         )
 
     @staticmethod
@@ -134,7 +137,7 @@ class Tag:
 
 
 def on_vectors(model: nn.Module, table: str, low: Tensor, high: Tensor) -> nn.Module:
-    """Return a copy of a model that takes tokens' vectors, (N, 1, L, width) from 0 for `low` to 1 for `high`."""
+    """Return a model copy whose input is tokens' vectors, (N, 1, L, width), scaled to 0 at `low` and 1 at `high`."""
     model = copy_model(model)
     replaced = model.get_submodule(table)
     assert isinstance(replaced, nn.Embedding)
@@ -146,7 +149,7 @@ def on_vectors(model: nn.Module, table: str, low: Tensor, high: Tensor) -> nn.Mo
 def _hand_over(
     table: str, low: Tensor, high: Tensor, model: nn.Module, inputs: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Set the vectors of the substitute table, and pass the model a text of as many tokens."""
+    """Set the vectors of the substitute table, and pass the model a text of the same length."""
     [points] = inputs
     held = model.get_submodule(table)
     assert isinstance(held, Vectors)
@@ -161,7 +164,7 @@ def _distance(alpha: float, gradients: Named, targets: Named) -> Tensor:
 
 
 def _options(observation: Observation, name: str, vocabulary: int) -> Tensor:
-    """Return the tokens that may be in the batch: those whose rows move, or all if that is not known."""
+    """Return the tokens whose rows have a gradient, or all tokens if that is unknown."""
     if name not in observation.update:
         return torch.arange(vocabulary, device=next(iter(observation.weights.values())).device)
     return tokens_in(observation.gradient[name], observation.batch_size * observation.sample.shape[0])

@@ -145,7 +145,7 @@ def test_it_is_exported(told: dict[str, Any]) -> None:
 def test_it_can_be_looked_up(told: dict[str, Any]) -> None:
     assert "Distance of the mean brightness, 0..1." in told["list"]
     assert "gloom  (own_metric:GLOOM)" in told["describe"]
-    assert "Of pixels; less is nearer to the truth." in told["describe"]
+    assert "For pixels." in told["describe"]
 
 
 def test_names_are_those_of_the_table() -> None:

@@ -251,9 +251,9 @@ def test_mistakes_are_told_with_their_place(change: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("malicious", "message"),
     [
-        ("{name: label_flip, clients: 1, pair: [3, 10]}", "classes count from 0 to 9"),
-        ("{name: backdoor, clients: 1, target: 10}", "classes count from 0 to 9"),
-        ("{name: backdoor, clients: 1, size: 8}", "hides images of 8 x 8 pixels"),
+        ("{name: label_flip, clients: 1, pair: [3, 10]}", "from 0 to 9"),
+        ("{name: backdoor, clients: 1, target: 10}", "from 0 to 9"),
+        ("{name: backdoor, clients: 1, size: 8}", "8 x 8 pixels"),
         ("{name: a_little_is_enough, clients: 3}", "3 of the 6 clients of a round are malicious"),
     ],
 )

@@ -31,8 +31,8 @@ SCENARIO = {
     "sweep": {"fields": {}, "repeats": 3},
 }
 TOLD = (
-    "informed got less than blind on flip (PSNR, labels found): an attacker that knows more cannot do worse, so it is "
-    "a failure of that attack; if the defence shows a mask (`exposed`), look at that first."
+    "informed got less than blind on flip (PSNR, labels recovered): an attacker that knows more cannot do worse, so it "
+    "is a failure of that attack; if the defence shows a mask (`exposed`), look at that first."
 )
 
 

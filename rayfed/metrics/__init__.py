@@ -1,4 +1,4 @@
-"""Metrics of the similarity of reconstructions and true samples, with one `Metric` for each figure."""
+"""Metrics of the similarity between reconstructions and true samples, each declared as a `Metric`."""
 
 TABLE = {
     "mse": "rayfed.metrics.images:MSE",
@@ -23,4 +23,4 @@ TABLE = {
     "mask_iou": "rayfed.metrics.masks:MASK_IOU",
     "label_accuracy": "rayfed.metrics.labels:LABEL_ACCURACY",
 }
-"""Name -> its `Metric`, in the order of columns."""
+"""Name -> module and attribute of its `Metric`, in the order of columns."""

@@ -1,4 +1,4 @@
-"""Distances of reconstructions from samples, and their assignment: a batch's gradient does not know an order."""
+"""Match reconstructions to samples by distance, because a gradient does not contain the order of the batch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _IMAGE = Pixels(1, 1, 1)
 
 
 def distances(true: Tensor, reconstructed: Tensor, sample: SampleSpec = _IMAGE) -> Tensor:
-    """Return how far reconstructions (M, *shape) are from samples (N, *shape), (N, M) float64.
+    """Return the distances of reconstructions (M, *shape) from samples (N, *shape), (N, M) float64.
 
-    Of images it is the root of the summed squared errors, of texts the number of tokens that differ, and of records the
-    number of columns that do; among equally many those are nearer whose squared error is smaller.
+    For images, the Euclidean distance. For texts and records, the number of tokens or columns that differ, with ties
+    broken by the squared error.
     """
     known, found = true.double().flatten(1), reconstructed.double().flatten(1)
     if isinstance(sample, Tokens):
         return torch.cdist(known, found, p=0)
-    # Not by matrix product, whose rounding error is of the order of a good reconstruction's distance.
+    # Not as a matrix product, whose rounding error is about as large as the distance of a good reconstruction.
     apart = torch.cdist(known, found, compute_mode="donot_use_mm_for_euclid_dist")
     if not isinstance(sample, Records):
         return apart
@@ -29,10 +29,10 @@ def distances(true: Tensor, reconstructed: Tensor, sample: SampleSpec = _IMAGE) 
 
 
 def assign(true: Tensor, reconstructed: Tensor, sample: SampleSpec = _IMAGE) -> Tensor:
-    """Return the permutation (N,) int64 for which `reconstructed[p]` lines up with `true`, both (N, *shape).
+    """Return the permutation p (N,) int64 that matches `reconstructed[p]` to `true`, both (N, *shape).
 
-    It minimises the sum of the pairs' `distances`: by the triangle inequality no exact copy is then given to another
-    image, as squares would do. A reconstruction that is not finite comes last.
+    It minimises the sum of `distances`. By the triangle inequality, an exact copy is then matched to its image, which
+    squared distances would not guarantee. Reconstructions that are not finite are matched last.
     """
     usable = reconstructed.flatten(1).isfinite().all(1)
     cost = distances(true, reconstructed.nan_to_num(0), sample)
@@ -41,8 +41,8 @@ def assign(true: Tensor, reconstructed: Tensor, sample: SampleSpec = _IMAGE) -> 
 
 
 def matched(cost: Tensor) -> Tensor:
-    """Return for each row of costs (N, M), N <= M, a column of its own, (N,) int64, so that their sum is least."""
-    from scipy.optimize import linear_sum_assignment  # half a second of imports, in processes that may never score
+    """Return a distinct column for each row of costs (N, M), N <= M, that minimises the total cost, (N,) int64."""
+    from scipy.optimize import linear_sum_assignment  # takes 0.5 s to import, and some processes never score
 
     _, columns = linear_sum_assignment(cost.cpu().numpy())
     return torch.from_numpy(columns)

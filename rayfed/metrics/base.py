@@ -1,4 +1,4 @@
-"""The contract of a metric: how it scores reconstructions, and its unit, title and thresholds."""
+"""Interface of metrics: the function that scores reconstructions, its unit, title and thresholds."""
 
 from __future__ import annotations
 
@@ -13,78 +13,80 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A figure for scoring reconstructions, declared once for tables, reports and scenarios.
+    """Declaration of a metric of reconstructions, shared by tables, reports and scenarios.
 
-    Scenarios are checked against these without PyTorch: the module that declares one imports it in functions, if at
-    all. Names are columns, so a name that has stood in somebody's tables is not given to anything else.
+    Scenarios are checked against declarations without PyTorch, so modules that declare metrics import it inside
+    functions. Names are table columns: do not reuse a name that is in existing tables.
     """
 
     name: str
-    """Column in the table `attacks`, and in the outcomes; an identifier."""
+    """Column of the table `attacks` and of the outcomes. Must be an identifier."""
     description: str
-    """Description of the column, with its range or unit."""
+    """Description of the column, with range or unit."""
     title: str
     """Name in tables and sentences."""
     function: Callable[..., Any]
-    """Function that measures it; its arguments are those of `compares`. Where it `needs` something, it is called with
-    that first, once a process, and returns what measures; it may raise `UserError` then, and the column stays empty."""
+    """Function that computes the metric, with the arguments listed under `compares`. If the metric `needs` something,
+    the function takes that instead, once per process, and returns the function that computes the metric. It may raise
+    `UserError`, and the column then stays empty."""
     higher_is_closer: bool
-    """Whether a higher value is nearer to the truth, or a lower one."""
+    """Whether a higher value means a better reconstruction."""
     modalities: tuple[Modality, ...] = ("pixels",)
-    """Modalities of samples of which it means something, the one that it was made for first."""
+    """Modalities for which the metric is defined, the main one first."""
     compares: Literal["samples", "class", "masks", "labels"] = "samples"
-    """`samples`: true ones (N, C, H, W) with the reconstructions matched to them, to (N,). `class`: the true labels
-    (N,) with the reconstructions, to (N,). `masks`: the true ones (N, H, W) with those that the
-    attack states beside the images matched to them, to (N,). `labels`: those of a batch (N,) with those that the attack
-    states, in any order, to one number for the batch."""
+    """Arguments of the function. `samples`: true samples (N, C, H, W) and matched reconstructions, returns (N,).
+    `class`: true labels (N,) and reconstructions, returns (N,). `masks`: true masks (N, H, W) and the attack's masks
+    for the matched images, returns (N,). `labels`: true labels (N,) and the attack's labels in any order, returns one
+    number."""
     needs: tuple[Literal["lpips_weights", "evaluator", "recogniser", "people", "sample", "others"], ...] = ()
-    """Fields of `Scorer` that the function is made with."""
+    """Fields of `Scorer` to pass to the function."""
     unit: str = ""
     ceiling: float = inf
-    """Largest value that is told apart: those above it count as equal to it, as those of exact copies."""
+    """Largest distinct value. Higher values, as for exact copies, count as equal to it."""
     bounds: tuple[float, float] = (-inf, inf)
-    """Least and largest value that is possible, at which intervals are cut; those of shares and hits are 0 and 1."""
+    """Minimum and maximum of the metric, at which intervals are clipped. Those of shares and hits are 0 and 1."""
     format: Literal["number", "error", "share", "hit"] = "number"
-    """Format of values: with three decimals, or with three significant digits on a logarithmic scale; as per cent; as
-    per cent of samples of which each is a hit (1) or not (0)."""
+    """Format of values. `number`: three decimals. `error`: three significant digits, on a logarithmic scale. `share`:
+    per cent. `hit`: per cent of samples with value 1 instead of 0."""
     heading: str = ""
-    """Name in the report's table; the title where nothing is said."""
+    """Heading in the report's table. Default: the title."""
     short: str = ""
-    """Name in narrow tables; the heading where nothing is said."""
+    """Heading in narrow tables. Default: `heading`."""
     tables: tuple[Literal["settings", "run", "sweep"], ...] = ("settings", "run", "sweep")
-    """Small tables that it stands in where it was measured: that of settings, which notebooks, comparisons and
-    exports show, and those in the terminal at the end of a run and of a sweep. Reports and rows have all metrics."""
+    """Small tables that show the metric if it was measured. `settings`: in notebooks, comparisons and exports. `run`
+    and `sweep`: in the terminal at the end of a run or sweep. Reports and rows contain all metrics."""
     worst_in_tables: bool = False
-    """Whether the value of the worst sample stands beside the mean in the table of settings."""
+    """Whether the table of settings also shows the value of the worst sample."""
     outcome: bool = True
-    """Whether the outcomes have its mean and worst value, so that settings can be judged by it."""
+    """Whether outcomes contain its mean and worst value, so that settings can be compared by it."""
     default_of: tuple[Modality, ...] = ()
-    """Modalities of samples of which it is measured unless the scenario says what is."""
+    """Modalities for which the metric is computed by default."""
     leads: bool = False
-    """Whether samples of its first modality are ranked by it."""
+    """Whether samples of its main modality are ranked by it."""
     success: Literal["curve", "threshold"] | None = "curve"
-    """Whether a scenario may set a threshold from which on a reconstruction counts, and whether the report draws how
-    many pass each threshold and can order the images by it."""
+    """Whether a scenario may set a threshold of success. With `curve`, the report also draws the share of samples per
+    threshold and can sort images by the metric."""
     threshold: float | None = None
-    """Threshold of success for samples of its first modality, unless the scenario says one."""
+    """Default threshold of success for samples of its main modality."""
     chart: tuple[float, float] | None = None
-    """The easiest threshold that a chart begins with where all samples pass the hardest, and the hardest one that it
-    shows: what is nearer is the same to any eye. None: those that were measured."""
+    """Range of thresholds on the chart: the start if all samples pass the hardest threshold, and the end, beyond which
+    differences are invisible. None: the range of the measured values."""
 
     @property
     def of_labels(self) -> bool:
-        """Whether it says what attacks found of labels, and so nothing where these were given."""
+        """Whether it compares labels, and is therefore not measured if labels were granted."""
         return self.compares in ("masks", "labels")
 
     def __post_init__(self) -> None:
         """Write the docstring that `rayfed list` and `rayfed describe` show."""
         facts = (
-            f"Of {', '.join(self.modalities)}; {'more' if self.higher_is_closer else 'less'} is nearer to the truth."
+            f"For {', '.join(self.modalities)}. "
+            f"{'Higher' if self.higher_is_closer else 'Lower'} is closer to the truth."
         )
         if self.default_of:
-            facts += f" Measured by default of {', '.join(self.default_of)}."
+            facts += f" Computed by default for {', '.join(self.default_of)}."
         if self.threshold is not None:
-            facts += f" By default a success from {self.threshold:g} on."
+            facts += f" Default threshold of success: {self.threshold:g}."
         object.__setattr__(self, "__doc__", f"{self.description[0].upper()}{self.description[1:]}.\n\n{facts}")
 
     @property
@@ -98,5 +100,5 @@ class Metric:
         return self.short or self.table_heading
 
     def passes(self, value: float, threshold: float) -> bool:
-        """Return whether a value reaches a threshold or is nearer to the truth."""
+        """Return whether a value reaches a threshold, or is closer to the truth."""
         return value >= threshold if self.higher_is_closer else value <= threshold

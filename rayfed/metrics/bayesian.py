@@ -1,10 +1,10 @@
 """Bayesian knowledge increment (BP_KI) of a reconstruction, which is independent of the true image.
 
-Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", definition 3 and appendix A.4: the
-Kullback-Leibler divergence between no knowledge (pixels uniform over k bins) and the restored image's histogram. The
-paper states neither k, nor the logarithm's base, nor what becomes of an empty bin, for which definition 3 is infinite.
-Ten bins, base 10 and a floor of 1e-10 come nearest to its figures (`docs/findings/split-models.md`). Its other measure,
-BP_MSE, is `rayfed.metrics.images.mse`.
+Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", definition 3 and appendix A.4. BP_KI is the
+Kullback-Leibler divergence between no knowledge (pixels uniform over k bins) and the histogram of the reconstruction.
+The paper states neither k, the base of the logarithm, nor a rule for empty bins, for which definition 3 is infinite.
+Ten bins, base 10 and a floor of 1e-10 reproduce its figures best (`docs/findings/split-models.md`). The paper's other
+measure, BP_MSE, is `rayfed.metrics.images.mse`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 _BINS = 10
 _FLOOR = 1e-10
-"""Number added to every bin's share."""
+"""Number added to the share of every bin."""
 
 
 def knowledge_increment(true: Tensor, guess: Tensor) -> Tensor:
-    """Return the Bayesian knowledge increment (BP_KI), (N,) float64, of images (N, C, H, W) in [0, 1].
+    """Return the Bayesian knowledge increment (BP_KI) of images (N, C, H, W) in [0, 1], (N,) float64.
 
-    It is KL(prior || posterior) to base 10: 0 where all bins hold as many pixels; 8 for an image of one value. `true`
-    is not looked at.
+    It is KL(prior || posterior) to base 10: 0 if all bins hold equally many pixels, 8 for an image of one value. `true`
+    is ignored.
     """
     shares = _shares(guess) + _FLOOR
     return -(shares / shares.sum(1, keepdim=True) * _BINS).log10().mean(1)
 
 
 def posterior_knowledge(true: Tensor, guess: Tensor) -> Tensor:
-    """Return KL(posterior || prior) to base 10 without the definition's floor, at most 1, for one value."""
+    """Return KL(posterior || prior) to base 10 without the floor, (N,). The maximum is 1, for an image of one value."""
     shares = _shares(guess)
     divergence: Tensor = shares.xlogy(shares * _BINS).sum(1) / log(10)
     return divergence
 
 
 def _shares(images: Tensor) -> Tensor:
-    """Return the shares of an image's values, all channels together, in the bins: (N, C, H, W) to (N, k) float64."""
-    from torch.nn import functional as F  # a metric is declared without it
+    """Return the share of an image's values in each bin, over all channels: (N, C, H, W) to (N, k) float64."""
+    from torch.nn import functional as F  # declaring a metric must not import PyTorch
 
     places = (images.double().flatten(1) * _BINS).long().clamp(0, _BINS - 1)
     return F.one_hot(places, _BINS).double().mean(1)

@@ -1,6 +1,6 @@
-"""How unlikely it is that as many parts of a sample are found by chance.
+"""Evidence that more parts of a sample were recovered than chance explains.
 
-It is the bound on a sum of independent hits whose mean probability is known (Hoeffding 1963, theorem 1).
+It is Hoeffding's bound on a sum of independent hits with known mean probability (Hoeffding 1963, theorem 1).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from math import inf, log
 
 
 def evidence(found: float, by_chance: float, independent: float) -> float:
-    """Return the least that is minus the logarithm of the probability of as many hits by chance.
+    """Return a lower bound on minus the logarithm of the probability of so many hits by chance, in nats.
 
-    `found` is the share of `independent` parts that are found, and `by_chance` the share by chance, both in [0, 1].
+    `found` is the recovered share of `independent` parts, and `by_chance` the share expected by chance, both in [0, 1].
     """
     return independent * divergence(found, by_chance)
 
 
 def divergence(share: float, by_chance: float) -> float:
-    """Return the divergence (nats) of hits of this probability from those of another, both in [0, 1]."""
+    """Return the divergence (nats) of hits with probability `share` from hits with probability `by_chance`."""
     pairs = (share, by_chance), (1 - share, 1 - by_chance)
     return sum(p * log(p / q) if q else inf for p, q in pairs if p)

@@ -1,7 +1,7 @@
-"""Metrics of a reconstruction relative to guesses without an update.
+"""Metrics of a reconstruction relative to baselines without an update.
 
-A blur of average brightness comes near to many images, and so does the nearest of many others. So a reconstruction
-is set beside the best of such guesses, and beside samples that are not its own.
+An image of average brightness, or the nearest of many other images, is close to many images. Reconstructions are
+therefore compared with the best of such baselines, and with other samples.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Score = Callable[["Tensor", "Tensor"], "Tensor"]
 _TIE = 1e-6
-"""Weight of a record's error beside the share of its columns: of answers with the same columns right, the nearer."""
+"""Weight of a record's error relative to the share of its columns. It breaks ties between equal shares."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,18 +28,18 @@ class Others:
     """Samples of the same kind that no victim has."""
 
     inputs: Tensor
-    """(M, *shape), as the data's `sample` says."""
+    """(M, *shape), in the format of the data's `sample`."""
     public: Tensor | None = None
-    """(P, *shape), the public samples that attackers may have; None where the data have none."""
+    """(P, *shape), public samples that attackers may have. None: the data have none."""
     median: Tensor | None = None
-    """(k,), the medians of their targets, which is what a guess says; None where labels are classes."""
+    """(k,), medians of their targets, the baseline for labels that are numbers. None: labels are classes."""
 
 
 def above_guessing(sample: SampleSpec, others: Others) -> Score:
-    """Return a function for how much nearer than the best guess reconstructions are: in dB; of parts a share.
+    """Return a function that computes the gain of reconstructions over the best baseline, in dB or as a share of parts.
 
-    It takes samples (N, *shape) twice, the true ones first, to (N,) float64. Guesses are what the other samples have in
-    common, and the true mean of each channel: the best constant. Parts are a text's tokens or a record's columns.
+    The function maps true samples (N, *shape) and reconstructions to (N,) float64. Parts are the tokens of a text or
+    the columns of a record. For the baselines see `guesses`.
     """
     score = _score(sample)
 
@@ -52,10 +52,10 @@ def above_guessing(sample: SampleSpec, others: Others) -> Score:
 
 
 def guesses(sample: SampleSpec, others: Others, true: Tensor) -> list[Tensor]:
-    """Return guesses at samples (N, *shape), each (N, *shape): what others have in common, and the best constants.
+    """Return baselines for samples (N, *shape), each (N, *shape).
 
-    In common are the mean, and of texts the commonest token of each place. Constants are an image's true mean of each
-    channel, and of records for each column the value that most others have.
+    The first is the mean of other samples, or the most common token at each position of texts. For images, the second
+    is the true mean of each channel. For records, it is the most common value of each column.
     """
     from rayfed.samples import Records
 
@@ -70,9 +70,9 @@ def guesses(sample: SampleSpec, others: Others, true: Tensor) -> list[Tensor]:
 
 @lru_cache(maxsize=4)
 def best_constants(sample: Records, others: Others) -> tuple[Tensor, list[float]]:
-    """Return the record (1, 1, F) with the values that are right for most others, and for what share each column's is.
+    """Return the record (1, 1, F) that is correct for most others in each column, and its share of hits per column.
 
-    A continuous value is right where it is near enough (`Column.near`).
+    A continuous value is correct within the tolerance of its column (`Column.near`).
     """
     import torch
 
@@ -88,10 +88,10 @@ def best_constants(sample: Records, others: Others) -> tuple[Tensor, list[float]
 
 
 def above_public(sample: SampleSpec, others: Others) -> Score:
-    """Return a function for how much nearer than the nearest public sample reconstructions are.
+    """Return a function that computes the gain of reconstructions over the nearest public sample.
 
-    It is chosen by looking at the truth, which no attacker can: the most that a choice from such samples could come to.
-    NaN where the data have none, for nobody could guess at what no attacker holds.
+    The nearest sample is chosen with the true sample, which no attacker knows, so this baseline is an upper bound. The
+    gain is NaN if the data have no public samples.
     """
     pool, score = others.public, _score(sample)
 
@@ -106,7 +106,7 @@ def above_public(sample: SampleSpec, others: Others) -> Score:
 
 
 def _score(sample: SampleSpec) -> Score:
-    """Return a function for the nearness of samples (N, *shape) to true ones, (N,): in dB; of parts a share."""
+    """Return a function that scores samples (N, *shape) against true ones, (N,): in dB, or as a share of parts."""
     from rayfed.metrics.images import PSNR_CEILING, mse, psnr
     from rayfed.metrics.records import feature_accuracy
     from rayfed.metrics.texts import token_accuracy
@@ -121,10 +121,10 @@ def _score(sample: SampleSpec) -> Score:
 
 
 def nearest_of(true: Tensor, pool: Tensor, sample: SampleSpec) -> Tensor:
-    """Return for each sample (N, *shape) the nearest one of a pool (M, *shape), (N, *shape).
+    """Return for each sample (N, *shape) the nearest one in a pool (M, *shape), (N, *shape).
 
-    Copies are passed over: of a sample that everybody has there is nothing to protect. Where the pool has nothing else,
-    it is a sample of zeros.
+    Exact copies in the pool are skipped, because a public sample needs no protection. If no other sample is left, the
+    result is zeros.
     """
     import torch
 
@@ -140,10 +140,10 @@ def nearest_of(true: Tensor, pool: Tensor, sample: SampleSpec) -> Tensor:
 
 
 def told_apart(sample: SampleSpec, others: Others) -> Score:
-    """Return a function for whether reconstructions are nearer to their own samples than to all others.
+    """Return a function that tests whether reconstructions are closer to their samples than to all other samples.
 
-    It takes samples (N, *shape) twice, the true ones first, to (N,) float64 of 1 and 0. The others are those of the
-    batch, too; copies of the true sample are not among them.
+    The function maps true samples (N, *shape) and reconstructions to (N,) float64, 1 or 0. The other samples include
+    the rest of the batch, except copies of the true sample.
     """
 
     def told(true: Tensor, guess: Tensor) -> Tensor:
@@ -163,9 +163,9 @@ def told_apart(sample: SampleSpec, others: Others) -> Score:
 
 ABOVE_GUESSING = Metric(
     name="above_guessing",
-    description="PSNR less that of the best guess made without the update (dB); of texts and records, share of tokens "
+    description="PSNR minus that of the best baseline without the update (dB); for texts and records, share of tokens "
     "or columns",
-    title="above guessing",
+    title="above baseline",
     function=above_guessing,
     needs=("sample", "others"),
     higher_is_closer=True,
@@ -176,7 +176,7 @@ ABOVE_GUESSING = Metric(
 )
 ABOVE_PUBLIC = Metric(
     name="above_public",
-    description="PSNR less that of the nearest public sample (dB), if any; of texts and records, share of "
+    description="PSNR minus that of the nearest public sample (dB), if any; for texts and records, share of "
     "tokens or columns",
     title="above the nearest public sample",
     function=above_public,
@@ -189,8 +189,8 @@ ABOVE_PUBLIC = Metric(
 )
 TOLD_APART = Metric(
     name="told_apart",
-    description="1 where the reconstruction is nearer to its sample than to other samples, 0 where not",
-    title="told apart",
+    description="1 if the reconstruction is closer to its original than to any other sample, 0 otherwise",
+    title="identified",
     function=told_apart,
     needs=("sample", "others"),
     higher_is_closer=True,

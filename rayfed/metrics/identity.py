@@ -14,24 +14,25 @@ _CHUNK = 64
 
 
 class Identity:
-    """Face recogniser of a file as a metric; it must know the data's people.
+    """Metric based on a face recogniser from a file, which must have been trained on the people in the data.
 
-    Raises `NetworkUnavailable`, which says how to make one, where there is none, or one of other people.
+    Raises `NetworkUnavailable` if there is no such file, or if it knows other people. The message shows how to train
+    one.
     """
 
     def __init__(self, recogniser: str | None, people: tuple[str, ...]) -> None:
         if recogniser is None:
             raise NetworkUnavailable(
-                "no recogniser is named: run `rayfed train-recogniser SCENARIO --out FILE` and set `metrics.recogniser`"
+                "no recogniser is set: run `rayfed train-recogniser SCENARIO --out FILE` and set `metrics.recogniser`"
             )
         load_recogniser(recogniser, people, torch.device("cpu"))
         self.recogniser, self.people = recogniser, people
 
     def __call__(self, labels: Tensor, guess: Tensor) -> Tensor:
-        """Return the rank (N,), from 1, of the true person among all.
+        """Return the rank (N,) of the true person among all people, from 1.
 
-        Takes the labels (N,) int64 of the true images and reconstructions (N, C, H, W) in [0, 1]. Who is held just as
-        likely comes first.
+        Takes the labels (N,) int64 of the true images, and reconstructions (N, C, H, W) in [0, 1]. In a tie, the true
+        person ranks last.
         """
         network = load_recogniser(self.recogniser, self.people, guess.device)
         with torch.no_grad():
@@ -39,5 +40,5 @@ class Identity:
         return (logits >= logits.gather(1, labels[:, None])).sum(1)
 
     def within(self, k: int, labels: Tensor, guess: Tensor) -> Tensor:
-        """Return 1.0 if the true person is among the k likeliest, else 0.0, (N,)."""
+        """Return 1.0 if the true person is among the k most likely people, else 0.0, (N,)."""
         return (self(labels, guess) <= k).double()

@@ -1,4 +1,4 @@
-"""Pixel and structure metrics between pairs of images.
+"""Metrics of pixels and structure for pairs of images.
 
 Source of SSIM: Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity", in
 scikit-image's definition (uniform window of 7).
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 _SMALLEST_WINDOW = 3
 PSNR_CEILING = 100.0
-"""dB; a mean squared error of 1e-10, far below the 8-bit rounding of an image. Above it, copies count as equal."""
+"""dB, for a mean squared error of 1e-10, far below 8-bit rounding. Higher values count as equal to it."""
 
 
 def mse(a: Tensor, b: Tensor) -> Tensor:
-    """Mean squared error of each pair: (N, C, H, W) twice to (N,) float64."""
+    """Return the mean squared error of each pair: (N, C, H, W) twice to (N,) float64."""
     return (a.double() - b.double()).square().flatten(1).mean(1)
 
 
 def psnr(a: Tensor, b: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio with peak 1, in dB: (N, C, H, W) twice to (N,); infinite for equal images."""
+    """Return the peak signal-to-noise ratio with peak 1, in dB: (N, C, H, W) twice to (N,), inf for equal images."""
     return -10 * mse(a, b).log10()
 
 
 def ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Structural similarity of each pair, at most 1: (N, C, H, W) twice to (N,) float64.
+    """Return the structural similarity of each pair, at most 1: (N, C, H, W) twice to (N,) float64.
 
-    Images under 7 pixels are seen through the largest odd window that fits. Raises `UserError` for images with a side
-    under 3 pixels, which no window fits.
+    Images with a side under 7 pixels use the largest odd window that fits. Raises `UserError` for images with a side
+    under 3 pixels.
     """
-    from skimage.metrics import structural_similarity  # half a second and 20 MB of every client's actor
+    from skimage.metrics import structural_similarity  # 0.5 s and 20 MB in every client's actor
 
     side = min(a.shape[-2:])
     if side < _SMALLEST_WINDOW:

@@ -1,4 +1,4 @@
-"""Metrics of inferences other than reconstructions, compared with the truth and with chance."""
+"""Metrics of inference attacks that do not reconstruct samples."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _NEIGHBOURS = 5
 
 
 def correct(probability: Tensor, holds: bool) -> float:
-    """Return 1 if a yes-or-no question was answered correctly by a probability (1,) of yes, else 0."""
+    """Return 1 if a probability (1,) of yes predicts the true state of a yes-or-no question, else 0."""
     return float((probability.item() > 0.5) == holds)
 
 
 def class_share(images: Tensor, label: int, known: Tensor, known_labels: Tensor) -> float:
     """Return the share of images (G, C, H, W) that an independent classifier assigns to a class.
 
-    It is a vote of the five nearest of the known images (M, C, H, W) with their labels (M,).
+    The classifier is a vote of the five nearest known images (M, C, H, W), with labels (M,).
     """
     neighbours = min(_NEIGHBOURS, len(known))
     nearest = torch.cdist(images.flatten(1), known.flatten(1)).topk(neighbours, largest=False).indices
@@ -25,5 +25,5 @@ def class_share(images: Tensor, label: int, known: Tensor, known_labels: Tensor)
 
 
 def nearest(images: Tensor, among: Tensor) -> Tensor:
-    """Return for each image (G, C, H, W) the nearest of others (M, C, H, W)."""
+    """Return for each image (G, C, H, W) the nearest one in `among` (M, C, H, W)."""
     return among[torch.cdist(images.flatten(1), among.flatten(1)).argmin(1)]

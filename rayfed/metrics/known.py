@@ -1,4 +1,4 @@
-"""Registry of all metrics: those of `rayfed.metrics.TABLE` and of other packages (entry points `rayfed.metrics`)."""
+"""Registry of all metrics: those in `rayfed.metrics.TABLE` and in other packages (entry points `rayfed.metrics`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 NOUNS: dict[Modality, str] = {"pixels": "image", "tokens": "text", "records": "record"}
-"""Name of one sample, by form."""
+"""Noun for one sample of each modality."""
 
 
 def _found() -> dict[str, Metric]:
     found = {name: registry.find("metrics", name) for name in registry.table("metrics")}
     for name, metric in found.items():
         if not (isinstance(metric, Metric) and metric.name == name and name.isidentifier()):
-            raise UserError(f"'{name}' is registered as a metric, and is no `rayfed.metrics.base.Metric` of that name")
+            raise UserError(f"'{name}' is registered as a metric but is no `rayfed.metrics.base.Metric` of that name")
     return found
 
 
@@ -31,7 +31,7 @@ METRICS = _found()
 
 
 def metrics_of(modality: Modality) -> tuple[str, ...]:
-    """Return the metrics for samples of a modality, those made for it first."""
+    """Return the metrics for samples of a modality, those with this main modality first."""
     fitting = [metric for metric in METRICS.values() if modality in metric.modalities]
     return tuple(metric.name for metric in sorted(fitting, key=lambda metric: metric.modalities[0] != modality))
 
@@ -52,6 +52,6 @@ def leading(modality: Modality) -> Metric:
 
 
 def modality_by(names: Collection[str]) -> Modality:
-    """Return the modality of samples of which these metrics are measured; that of images leads for no others."""
+    """Return the modality for which these metrics were computed: pixels unless a leading metric shows another one."""
     led = (metric for metric in METRICS.values() if metric.leads and metric.modalities[0] != "pixels")
     return next((metric.modalities[0] for metric in led if metric.name in names), "pixels")

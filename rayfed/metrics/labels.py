@@ -1,4 +1,4 @@
-"""Accuracy of label inference."""
+"""Accuracy of recovered labels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def label_accuracy(true: Tensor, found: Tensor) -> float:
-    """Return the share of a batch's labels found, as multisets: (N,) int64 twice to a number in [0, 1].
+    """Return the share of a batch's labels that were recovered, as multisets: (N,) int64 twice to a number in [0, 1].
 
-    Order does not count, multiplicity does: of [1, 1, 2], the guess [2, 1, 0] finds two thirds.
+    The order is ignored, but not the counts: for [1, 1, 2], the result [2, 1, 0] recovers two thirds.
     """
     classes = int(max(true.max(), found.max())) + 1
     shared = true.bincount(minlength=classes).minimum(found.bincount(minlength=classes))
@@ -21,9 +21,9 @@ def label_accuracy(true: Tensor, found: Tensor) -> float:
 
 
 def even_guess(true: Tensor, classes: int) -> float:
-    """Return the share of a batch's labels (N,) that naming every class equally often finds, on average.
+    """Return the mean share of a batch's labels (N,) that guessing every class equally often recovers.
 
-    Where N is no multiple of the number of classes, chance decides which of them are named once more.
+    If N is no multiple of the number of classes, the classes with one more guess are random.
     """
     each, more = divmod(len(true), classes)
     counts = true.bincount(minlength=classes)
@@ -33,8 +33,8 @@ def even_guess(true: Tensor, classes: int) -> float:
 
 LABEL_ACCURACY = Metric(
     name="label_accuracy",
-    description="share of the batch's labels found (multiset), 0..1; one value a batch",
-    title="labels found",
+    description="share of the batch's labels recovered (multiset), 0..1; one value per batch",
+    title="labels recovered",
     short="labels",
     function=label_accuracy,
     compares="labels",

@@ -1,4 +1,4 @@
-"""Metrics of images by networks from files (`lpips`, `noise`), apart because these import PyTorch."""
+"""Metrics that use networks from files (`lpips`, `noise`), declared without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LPIPS_VGG = Metric(
 )
 NOISE_RATIO = Metric(
     name="noise_ratio",
-    description="share of noise in the reconstruction to an evaluation network, 0..1",
+    description="share of noise in the reconstruction, estimated by an evaluation network, 0..1",
     title="noise ratio",
     function=_noise_ratio,
     bounds=(0.0, 1.0),

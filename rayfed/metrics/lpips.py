@@ -1,8 +1,8 @@
 """Learned perceptual image patch similarity (LPIPS), from local weights.
 
-Source: Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric"; the `lpips`
-package, version 0.1 of its linear heads, which it brings along. The backbone's ImageNet weights it would download; here
-they come from a file, a folder or torch's hub cache, and the network is never asked.
+Source: Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric". The linear heads,
+version 0.1, come with the `lpips` package. The package would download the backbone's ImageNet weights. Here they come
+from a file, a folder or torch's hub cache, without network access.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 Net = Literal["alex", "vgg"]
 
-# The name in torch's hub cache first.
+# File names to search for. The first is the name in torch's hub cache.
 _FILES: dict[Net, tuple[str, ...]] = {
     "alex": ("alexnet-owt-7be5be79.pth", "alexnet_features.pth", "alexnet_features_f16.pth"),
     "vgg": ("vgg16-397923af.pth", "vgg16_features.pth", "vgg16_features_f16.pth"),
 }
-# Below it, the last pooling that the metric looks behind has nothing left to pool.
+# Smallest side (pixels) of images: below it, the input of the last pooling layer is too small.
 _SMALLEST: dict[Net, int] = {"alex": 31, "vgg": 16}
 _ENLARGED = 64
 _CHUNK = 16
@@ -41,11 +41,11 @@ class LpipsUnavailable(UserError):
 
 
 class Lpips:
-    """Perceptual distance between images by one backbone.
+    """Perceptual distance between images, computed with one backbone.
 
-    `weights` is a file, or a folder that is searched for the usual names; None searches torch's hub cache. Both
-    whole torchvision state dicts (`features.0.weight`) and those of `features` alone (`0.weight`) are understood,
-    in any precision. Raises `LpipsUnavailable`, which names the files that would do.
+    `weights` is a file, or a folder to search for the usual file names. None searches torch's hub cache. Files may
+    contain a whole torchvision state dict (`features.0.weight`) or that of `features` only (`0.weight`), in any
+    precision. Raises `LpipsUnavailable`, which lists the file names, if there is no such file.
     """
 
     def __init__(self, net: Net, weights: str | Path | None = None) -> None:
@@ -56,10 +56,10 @@ class Lpips:
         _fill(self._network, backbone, path)
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the distances (N,) of two batches of images (N, C, H, W) in [0, 1], C = 1 or 3; 0 for equal images.
+        """Return the distances (N,) of two batches of images (N, C, H, W) in [0, 1], C = 1 or 3. Equal images give 0.
 
         Grey images are repeated to three channels. Images too small for the network (AlexNet: under 31 pixels, VGG:
-        under 16) are enlarged bilinearly until their shorter side has 64.
+        under 16) are enlarged bilinearly until their shorter side has 64 pixels.
         """
         network = self._network.to(a.device)
         with torch.no_grad():
@@ -77,7 +77,7 @@ class Lpips:
 
 
 def _weights_file(net: Net, weights: str | Path | None) -> Path:
-    """Return the backbone's file; raises `LpipsUnavailable` if there is none."""
+    """Return the path of the backbone's weights. Raises `LpipsUnavailable` if there are none."""
     place = Path(torch.hub.get_dir(), "checkpoints") if weights is None else local_path(weights)
     for path in [place] if place.is_file() else [place / name for name in _FILES[net]]:
         if path.is_file():
@@ -89,13 +89,13 @@ def _weights_file(net: Net, weights: str | Path | None) -> Path:
 
 
 def _read(net: Net, path: Path) -> dict[str, Tensor]:
-    """Return the backbone's convolutions by their names in torchvision's `features`, as float32."""
+    """Return the backbone's convolutions, named as in torchvision's `features`, as float32."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise LpipsUnavailable(f"cannot read '{path}' as weights for LPIPS ({net}): {error}") from error
     if not isinstance(state, Mapping):
-        raise LpipsUnavailable(f"'{path}' holds a {type(state).__name__}, not a state dict for LPIPS ({net})")
+        raise LpipsUnavailable(f"'{path}' contains a {type(state).__name__}, not a state dict for LPIPS ({net})")
     backbone = {key.removeprefix("features."): t.float() for key, t in state.items() if isinstance(t, Tensor)}
     if bad := list_nonfinite(backbone):
         raise LpipsUnavailable(f"'{path}' has NaN or infinite values in '{bad[0]}', so LPIPS ({net}) cannot use it")
@@ -104,19 +104,19 @@ def _read(net: Net, path: Path) -> dict[str, Tensor]:
 
 def _network(net: Net) -> LPIPS:
     """Return the package's network with trained heads and a random backbone."""
-    from lpips import LPIPS  # here, because it takes seconds and few runs ask for it
+    from lpips import LPIPS  # slow to import, and few runs need it
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*'(pretrained|weights)'")  # the package's old spelling
+        warnings.filterwarnings("ignore", message=".*'(pretrained|weights)'")  # deprecated arguments in the package
         return LPIPS(net=net, pnet_rand=True, verbose=False).requires_grad_(False)
 
 
 def _fill(network: LPIPS, backbone: dict[str, Tensor], path: Path) -> None:
-    """Load the backbone's weights: `slice2.3.weight` of the package is `3.weight` of torchvision."""
+    """Load the backbone's weights. `slice2.3.weight` of the package is `3.weight` of torchvision."""
     names = {name: name.split(".", 1)[1] for name in network.net.state_dict()}
     try:
         network.net.load_state_dict({name: backbone[source] for name, source in names.items()})
     except (KeyError, RuntimeError) as error:
         raise LpipsUnavailable(
-            f"'{path}' does not hold the backbone of LPIPS ({network.pnet_type}): {error}"
+            f"'{path}' does not contain the backbone of LPIPS ({network.pnet_type}): {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""Overlap of masks that attacks found with the true ones."""
+"""Overlap of recovered masks with the true ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def mask_iou(true: Tensor, found: Tensor) -> Tensor:
-    """Return the intersection over union of masks (N, H, W) int64, mean over the classes in either, (N,) float64.
+    """Return the intersection over union of masks (N, H, W) int64, averaged over the classes in either, (N,) float64.
 
-    Pixels that have no class in either mask do not count; masks without any other are NaN.
+    Pixels without a class in either mask are ignored. The result is NaN if no pixel is left.
     """
     import torch
 
@@ -35,8 +35,8 @@ def mask_iou(true: Tensor, found: Tensor) -> Tensor:
 
 MASK_IOU = Metric(
     name="mask_iou",
-    description="intersection over union of the mask found and the true one, mean over the classes, 0..1",
-    title="mask found",
+    description="intersection over union of the recovered mask and the true one, mean over the classes, 0..1",
+    title="mask recovered",
     function=mask_iou,
     compares="masks",
     higher_is_closer=True,

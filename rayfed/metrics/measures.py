@@ -18,14 +18,14 @@ class Measure:
     title: str
     kind: Literal["leakage", "utility", "cost"]
     higher_is_better: bool
-    """Whether a higher value is better for those who protect data: a low PSNR is good, and a high accuracy."""
+    """Whether a higher value is better for the data owner. A low PSNR is good, and so is a high accuracy."""
     unit: str = ""
     share: bool = False
-    """Whether it is read as per cent."""
+    """Whether to show it in per cent."""
     proved: bool = False
-    """Whether it is an upper bound by proof, of which that of the weakest repeat counts, and no measurement."""
+    """Whether it is a proved upper bound instead of a measurement. The value of the weakest repeat counts."""
     bounds: tuple[float, float] = (-inf, inf)
-    """Least and largest value that is possible."""
+    """Minimum and maximum possible value."""
 
 
 def worst_of(metric: str) -> str:
@@ -34,16 +34,16 @@ def worst_of(metric: str) -> str:
 
 
 def measure_of(name: str) -> Measure:
-    """Return the measure of a column; raises `UserError` for an unknown one, with the valid names."""
+    """Return the measure of a column. Raises `UserError` for an unknown one, with the closest valid names."""
     if name not in MEASURES:
-        raise UserError(f"no measure is called '{name}': {nearest(name, MEASURES)}")
+        raise UserError(f"unknown measure '{name}': {nearest(name, MEASURES)}")
     return MEASURES[name]
 
 
 _FIRST = ("psnr", "ssim", "lpips_alex", "lpips_vgg")
-"""Metrics that stand before the others, as they do in the outcomes of earlier sweeps."""
+"""Metrics that come first, in the order of earlier outcomes."""
 JUDGED = sorted((metric for metric in METRICS.values() if metric.outcome), key=lambda metric: metric.name not in _FIRST)
-"""Metrics of reconstructions that have a column of means over samples and one of the worst sample."""
+"""Metrics of reconstructions with a column of means over samples and one of worst values."""
 
 
 def _bounds(metric: Metric) -> tuple[float, float]:
@@ -88,5 +88,5 @@ MEASURES: dict[str, Measure] = {
     "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes", bounds=_FROM_ZERO),
     "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes", bounds=_FROM_ZERO),
 }
-"""Measures by column. PMM is the accuracy over that of the arm without a defence, all else equal: an arm with
-training, a model, a rule or malicious clients of its own has a reference only in one that has the same."""
+"""Measures by column. PMM is the accuracy divided by that of an otherwise equal arm without a defence. An arm that
+changes training, model, rule or malicious clients needs a reference arm with the same changes."""

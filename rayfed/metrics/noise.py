@@ -1,6 +1,6 @@
 """Share of noise in an image, estimated by an evaluation network.
 
-Source: Fan et al. 2024, "Refiner", section 5.3: beyond about 0.6 people see noise and nothing else.
+Source: Fan et al. 2024, "Refiner", section 5.3: above about 0.6, people see only noise.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _CHUNK = 64
 
 
 class NoiseRatio:
-    """Evaluation network of a file as a metric; by default the one that comes with rayfed.
+    """Metric based on an evaluation network from a file, by default the one shipped with rayfed.
 
-    Raises `NetworkUnavailable`, which says how to make one, where there is none.
+    Raises `NetworkUnavailable` if there is no such file. The message shows how to train one.
     """
 
     def __init__(self, evaluator: str | None = None) -> None:
@@ -25,7 +25,7 @@ class NoiseRatio:
         self.evaluator = evaluator
 
     def __call__(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return the estimated share of noise in `guess`, (N,) in [0, 1], of images (N, C, H, W), C = 1 or 3."""
+        """Return the estimated share of noise in `guess`, images (N, C, H, W) with C = 1 or 3: (N,) in [0, 1]."""
         if guess.shape[1] not in (1, 3):
             raise UserError(f"noise_ratio needs images of 1 or 3 channels; found {guess.shape[1]}")
         network = load_evaluator(self.evaluator, guess.device)

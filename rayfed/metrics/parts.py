@@ -1,9 +1,9 @@
-"""Parts of samples that reconstructions find: columns of records, tokens of texts, and pixels of images.
+"""Recovered parts of samples: columns of records, tokens of texts, and pixels of images.
 
-A sample may be given away in part: of a record all columns but one, of a text most of its words, of an image the
-quarter that a model looks at. What is found of it is set beside what a guess finds, and beside what the same
-reconstruction finds of other samples. Pixels are alike in all images of a class, so that of images the most that is
-found of any other one counts, and the colours of a reconstruction without their places.
+An update may leak part of a sample: all columns of a record but one, most words of a text, or a quarter of an image.
+The recovered share is compared with the baseline, and with the share of other samples that the same reconstruction
+recovers. Images of a class have similar pixels. For images, the comparison therefore uses the largest share over all
+other images, and the reconstruction's values at random positions.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from rayfed.samples import SampleSpec
 
 NAMES = ("parts_found", "parts_guessed", "parts_evidence", "columns")
-"""Columns of a row on the parts of its sample."""
+"""Columns of a row about the parts of its sample."""
 _NEAR = 1.5 / 255, 8.5 / 255
-"""How near the value of a pixel is to the true one where it is found, of exact reconstructions and of noisy ones: to
-one and to eight grey levels, whatever is rounded."""
+"""Tolerances of a recovered pixel value, for exact and noisy reconstructions: one and eight grey levels and
+rounding."""
 _FILL = 0.05
-"""Share of a channel above which its commonest value says nothing: it is what an attack has where it knows nothing."""
+"""Share of a channel above which its most common value counts as fill: the value of pixels that an attack lacks."""
 _MOST = 2048
-"""Most values of an image that are compared with those of other images."""
+"""Maximum number of an image's values that are compared with those of other images."""
 _FEWEST = 20
-"""Fewest other images: fewer show too little of what is found by chance."""
+"""Minimum number of other images. Fewer give a poor estimate of the share by chance."""
 
 
 def parts(sample: SampleSpec, others: Others, true: Tensor, guess: Tensor) -> list[dict[str, Any]]:
-    """Return for each sample the share of its parts that a reconstruction finds, and what is found without the update.
+    """Return for each sample the share of its parts that a reconstruction recovers, and the share without the update.
 
-    It takes samples (N, *shape) twice, the true ones first. `parts_guessed` is the most of two shares: of this sample's
-    parts that a guess finds, and of the parts of other samples that these reconstructions find, each matched to another
-    one as those of the batch are to the true ones. `parts_evidence` is the evidence against so much by chance (nats;
-    `rayfed.metrics.chance`), of as many independent parts as the spread of the latter is that of a share of; 0 where
-    guesses find as much. `columns` are those of a record, each with whether it is `found`, and the share of other
-    records in which the best constant is (`guess`); None of other samples. Of images see `_of_image`; with few others
-    nothing is said of them, in None.
+    Takes true samples (N, *shape) and reconstructions. `parts_guessed` is the larger of two shares: the parts of the
+    sample that a baseline recovers, and the mean share of other samples that the reconstructions recover, matched in
+    the same way. `parts_evidence` is the evidence against chance in nats (`rayfed.metrics.chance`), 0 if a baseline
+    recovers as much. Its number of independent parts follows from the spread of the shares of other samples. For
+    records, `columns` lists each column with `found` and the share of other records that the best constant matches
+    (`guess`). For other samples it is None. For images see `_of_image`. All values are None if there are too few other
+    images.
     """
     import torch
 
@@ -57,7 +57,7 @@ def parts(sample: SampleSpec, others: Others, true: Tensor, guess: Tensor) -> li
         return [_of_image(all_others, own, answer, guessed) for own, answer, *guessed in told]
     found = feature_accuracy(sample) if isinstance(sample, Records) else token_accuracy
     own, in_others = found(true, guess), _in_others(sample, others.inputs.to(true), guess)
-    by_chance = (float(in_others.sum()) + 1) / (len(in_others) + 1)  # the sample could have been one of them
+    by_chance = (float(in_others.sum()) + 1) / (len(in_others) + 1)  # counts the sample as one of the others
     guessed = torch.stack([found(true, one) for one in without]).amax(0).clamp(min=by_chance)
     spread = float(in_others.var(correction=0)) if len(in_others) else 0.0
     independent = by_chance * (1 - by_chance) / spread if spread else float("inf")
@@ -74,18 +74,18 @@ def parts(sample: SampleSpec, others: Others, true: Tensor, guess: Tensor) -> li
 
 
 def _row(found: float, guessed: float, independent: float, of: float = 1.0) -> dict[str, Any]:
-    """Return the columns for shares of those parts that a reconstruction says something of, a share `of` all."""
+    """Return the columns for shares among the claimed parts, which are a share `of` all parts."""
     told = evidence(found, guessed, independent) if found > guessed else 0.0
     return {"parts_found": found * of, "parts_guessed": guessed * of, "parts_evidence": told, "columns": None}
 
 
 def _of_image(others: Tensor, true: Tensor, guess: Tensor, guessed: Sequence[Tensor]) -> dict[str, Any]:
-    """Return what a reconstruction (C, H, W) finds of an image's pixels, the values of each channel.
+    """Return the share of an image's values (C, H, W) that a reconstruction recovers.
 
-    Counted are the pixels that the reconstruction claims: a value that fills a part of it, such as grey, is none.
-    `parts_guessed` is the most of what it finds of any other image (M, C, H, W), what the guesses find of this one, and
-    what its own values would find of this one in random places. Of the measures of nearness that counts which says
-    more.
+    Only values that the reconstruction claims count. A value that fills part of it, such as grey, is not claimed.
+    `parts_guessed` is the largest of three shares: the values of any other image (M, C, H, W) that the reconstruction
+    recovers, those of this image that a baseline recovers, and those of this image that the reconstruction's values
+    recover at random positions. Of the tolerances in `_NEAR`, the one with more evidence counts.
     """
     import torch
 
@@ -97,7 +97,7 @@ def _of_image(others: Tensor, true: Tensor, guess: Tensor, guessed: Sequence[Ten
     known = others.flatten(1)[:, some]
     copies = (known == own[some]).all(1)
     copies[copies.clone()] = (others[copies] == true).flatten(1).all(1)
-    off = (known - answer[some]).abs()[~copies]  # of a copy there is nothing to protect
+    off = (known - answer[some]).abs()[~copies]  # copies of the image need no protection
     if len(off) < _FEWEST:
         return dict.fromkeys(NAMES)
     off_guesses = torch.stack([one.flatten()[some] for one in guessed]).sub(own[some]).abs()
@@ -107,11 +107,11 @@ def _of_image(others: Tensor, true: Tensor, guess: Tensor, guessed: Sequence[Ten
         mean, spread = float(shares.mean()), float(shares.var(correction=0))
         most = max(
             float(shares.max()),
-            1 / (len(shares) + 1),  # the image could have been one of them
+            1 / (len(shares) + 1),  # counts the image as one of the others
             float((off_guesses <= near).float().mean(1).max()),
             _anywhere(own, answer, some, len(own) // len(true), near),
         )
-        # as many others show no more than so many independent parts
+        # limited by the number of other images, which cannot show more independent parts
         independent = min(mean * (1 - mean) / spread if spread else float("inf"), float(len(shares)))
         found = float(((own - answer).abs()[claimed] <= near).float().mean())
         rows.append(_row(found, most, independent, len(claimed) / len(own)))
@@ -119,7 +119,7 @@ def _of_image(others: Tensor, true: Tensor, guess: Tensor, guessed: Sequence[Ten
 
 
 def _claimed(guess: Tensor) -> Tensor:
-    """Return where a reconstruction (C, H, W) says something: where it does not have a channel's common value."""
+    """Return a mask of the values that a reconstruction (C, H, W) claims: all except a channel's fill value."""
     import torch
 
     there = []
@@ -132,7 +132,7 @@ def _claimed(guess: Tensor) -> Tensor:
 
 
 def _anywhere(own: Tensor, answer: Tensor, some: Tensor, area: int, near: float) -> float:
-    """Return the share of values (k,) found if those of a channel, `area` values each, were in random places."""
+    """Return the share of values (k,) recovered if each channel's values (`area` each) were at random positions."""
     import torch
 
     hits = 0.0
@@ -145,9 +145,9 @@ def _anywhere(own: Tensor, answer: Tensor, some: Tensor, area: int, near: float)
 
 
 def _in_others(sample: Records | Tokens, others: Tensor, guess: Tensor) -> Tensor:
-    """Return the shares of other samples' parts (M', *shape) that reconstructions (N, *shape) find, (M',) float64.
+    """Return the share of other samples' parts (M', *shape) that reconstructions (N, *shape) recover, (M',) float64.
 
-    The others are matched in sets as large as the batch. Of one without parts there is no share.
+    Other samples are matched in sets of the batch size. Samples without parts are left out.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Distance and rank of private layers, the assumptions of the theorem on private passports.
+"""Distance and rank of private layers, which are assumptions of the theorem on private passports.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.3 and figures 4 and 5.
 """
@@ -14,15 +14,15 @@ _SHARE = 0.99
 
 
 def distance(weights: Sequence[Tensor]) -> float:
-    """Return the mean squared Euclidean distance over all pairs of clients' weights, equal pairs included."""
+    """Return the mean squared Euclidean distance over all pairs of clients' weights, including each with itself."""
     stacked = torch.stack([w.flatten() for w in weights]).double()
     return 2 * float((stacked - stacked.mean(0)).square().sum(1).mean())
 
 
 def rank(matrix: Tensor) -> int:
-    """Return the number of largest singular values that make up 99 % of the sum.
+    """Return the number of largest singular values that make up 99 % of their sum.
 
-    That is our reading of the paper's threshold.
+    This is our interpretation of the paper's threshold.
     """
     values = torch.linalg.svdvals(matrix.double())
     missing = values.sum() - values.cumsum(0)

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def feature_accuracy(sample: Records) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function for the share of columns found, within `rayfed.samples.TOLERANCE` if continuous.
+    """Return a function for the share of columns recovered, within `rayfed.samples.TOLERANCE` if continuous.
 
-    It takes records (N, 1, 1, F) twice, the true ones first, to (N,) float64 in [0, 1].
+    The function maps true records (N, 1, 1, F) and reconstructions to (N,) float64 in [0, 1].
     """
     return lambda true, guess: sample.found(true, guess).double().mean(1)
 
 
 FEATURE_ACCURACY = Metric(
     name="feature_accuracy",
-    description="share of a record's columns found, 0..1; continuous ones within bounds",
+    description="share of a record's columns recovered, 0..1; continuous ones within a tolerance",
     title="features found",
     short="features",
     function=feature_accuracy,

@@ -1,8 +1,8 @@
-"""ROC analysis of scores that separate members from others: area, and rates at low false positive rates.
+"""ROC analysis of membership scores: area, and true positive rates at low false positive rates.
 
-Sources: Carlini et al. 2022, "Membership Inference Attacks From First Principles", section 4, for why it is low rates
-that count; DeLong et al. 1988, "Comparing the Areas under Two or More Correlated Receiver Operating Characteristic
-Curves"; Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial".
+Sources: Carlini et al. 2022, "Membership Inference Attacks From First Principles", section 4, for the focus on low
+rates; DeLong et al. 1988, "Comparing the Areas under Two or More Correlated Receiver Operating Characteristic Curves";
+Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TAIL = 0.025
 
 @dataclass(frozen=True)
 class Estimate:
-    """A share with its 95 % interval."""
+    """Share with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -27,9 +27,10 @@ class Estimate:
 
 
 def auc(members: Sequence[float], others: Sequence[float]) -> Estimate:
-    """Return the probability that a member scores higher than another, ties counting half.
+    """Return the probability that a member scores higher than a non-member, with ties counting half.
 
-    The interval is DeLong's; where scores do not overlap, which leaves it no width, that of as many pairs.
+    The interval is DeLong's. If the scores do not overlap, its width would be zero, and the exact interval for the
+    smaller number of scores is used.
     """
     above, below = _placements(members, others), _placements(others, members)
     value, fewer = float(above.mean()), min(len(above), len(below))
@@ -44,7 +45,8 @@ def auc(members: Sequence[float], others: Sequence[float]) -> Estimate:
 def true_positives(members: Sequence[float], others: Sequence[float], rate: float) -> Estimate | None:
     """Return the true positive rate at a false positive rate of at most `rate`.
 
-    None where there are fewer others than `needed`. The interval is exact for that threshold (Clopper-Pearson).
+    Returns None if there are fewer non-members than `needed`. The interval is exact for the threshold
+    (Clopper-Pearson).
     """
     if len(others) < needed(rate):
         return None
@@ -53,9 +55,9 @@ def true_positives(members: Sequence[float], others: Sequence[float], rate: floa
 
 
 def false_positives(others: Sequence[float], rate: float) -> tuple[int, float]:
-    """Return the false positives at the lowest threshold with a rate of at most `rate`, and the threshold.
+    """Return the number of false positives at the lowest threshold with a rate of at most `rate`, and the threshold.
 
-    There are as many others as `needed`, at least.
+    Needs at least as many non-members as `needed` returns.
     """
     ordered = np.sort(others)[::-1]
     threshold = float(ordered[floor(rate * len(others) + 1e-9)])
@@ -68,8 +70,8 @@ def needed(rate: float) -> int:
 
 
 def share(hits: int, of: int, tail: float = _TAIL) -> Estimate:
-    """Return hits / of with its exact (Clopper-Pearson) interval, which leaves out `tail` at each end."""
-    from scipy.stats import beta  # an import of a second
+    """Return hits / of with its exact (Clopper-Pearson) interval, with probability `tail` outside at each end."""
+    from scipy.stats import beta  # takes 1 s to import
 
     low = float(beta.ppf(tail, hits, of - hits + 1)) if hits else 0.0
     high = float(beta.ppf(1 - tail, hits + 1, of - hits)) if hits < of else 1.0

@@ -1,6 +1,6 @@
-"""Scoring of reconstructions: each image against the true one that it is matched to.
+"""Score reconstructions: compare each image with the true one that it is matched to.
 
-Scoring happens where the truth is, never where the attack is.
+Scoring runs in the process that has the true samples, never in that of an attack.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _IMAGE = Pixels(1, 1, 1)
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scorer of reconstructed batches by named metrics; raises `UserError` for one that does not fit the samples."""
+    """Scores reconstructed batches by named metrics. Raises `UserError` for a metric of other modalities."""
 
     names: tuple[str, ...]
     lpips_weights: Path | None = None
-    """Weights of LPIPS, as `Lpips` takes them. Without usable ones its columns stay empty, with one warning."""
+    """Weights for `Lpips`. Without usable ones its columns stay empty, with one warning."""
     evaluator: Path | None = None
-    """File of the evaluator, as `NoiseRatio` takes it; what is said of LPIPS holds for it, too."""
+    """File for `NoiseRatio`. Without a usable one its column stays empty, with one warning."""
     recogniser: Path | None = None
-    """File of the recogniser, as `Identity` takes it; what is said of LPIPS holds for it, too."""
+    """File for `Identity`. Without a usable one its columns stay empty, with one warning."""
     people: tuple[str, ...] = ()
-    """Names of the classes, which are whom the images show."""
+    """Names of the classes, which are the people in the images."""
     sample: SampleSpec = _IMAGE
     """Description of the samples."""
     others: Others | None = None
-    """Samples that no victim holds, for metrics that set reconstructions beside guesses."""
+    """Samples that no victim holds, for comparison with baselines."""
     failures: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Why metrics could not be computed, by name: the first reason of each, of all samples scored so far."""
+    """Reasons for metrics that failed, by name: the first reason over all samples scored so far."""
 
     def __post_init__(self) -> None:
         known = metrics_of(self.sample.modality)
@@ -55,21 +55,22 @@ class Scorer:
                 raise UserError(f"metrics: unknown metric of {self.sample.modality} '{name}': {nearest(name, known)}")
 
     def unavailable(self) -> list[str]:
-        """Return why the columns of some metrics stay empty: their weights cannot be loaded."""
+        """Return the reasons for columns that stay empty, such as weights that cannot be loaded."""
         return _load(self)[1]
 
     def score(self, true_images: Tensor, true_labels: Tensor, images: Tensor, labels: Tensor) -> list[dict[str, Any]]:
         """Return one row for each true image, in order.
 
-        Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
-        device. If a metric raises, its column is empty and the reason is in `failures`. A row holds `sample` (index of
-        the true image), `order` (index of the reconstruction matched to it),
-        `true_label`, `label` (the one found with that reconstruction; of numbers `target_error`, beside
-        `target_guess_error`), `label_guess_accuracy` (`even_guess`) and the named metrics: None where the
-        reconstruction is not finite or the metric has no number, where a metric's network has no weights, and where it
-        compares labels and these are numbers. With `others` a row also holds what was found of the sample's parts
-        (`rayfed.metrics.parts.parts`). With a metric that compares classes it holds `people`, among how many the
-        recogniser chose.
+        Images are (N, C, H, W) in [0, 1], labels (N,) int64. Reconstructions may be in any order and on any device. If
+        a metric raises, its column is empty and the reason is in `failures`. A row contains
+
+        - `sample` and `order`: indices of the true image and of the reconstruction matched to it;
+        - `true_label` and `label`, the recovered one. For numbers, `target_error` and `target_guess_error`;
+        - `label_guess_accuracy` (`even_guess`);
+        - the named metrics: None if the reconstruction or the metric is not finite, if a network has no weights, and
+        for metrics of class labels if labels are numbers;
+        - with `others`, the recovered parts (`rayfed.metrics.parts.parts`);
+        - with a metric that compares classes, `people`, the number of people that the recogniser distinguishes.
         """
         true_images, images = (self.sample.scored(x) for x in (true_images, images.to(true_images)))
         labels = labels.to(true_labels.device)
@@ -107,7 +108,7 @@ class Scorer:
         return [row | found for row, found in zip(rows, told, strict=True)]
 
     def _parts(self, others: Others, true: Tensor, guess: Tensor) -> list[dict[str, Any]]:
-        """Return the columns on parts of the samples; None for reconstructions that are not finite."""
+        """Return the columns about parts of the samples, None for reconstructions that are not finite."""
         found: list[dict[str, Any]] = [dict.fromkeys(NAMES) for _ in guess]
         finite = guess.flatten(1).isfinite().all(1)
         if finite.any():
@@ -118,19 +119,19 @@ class Scorer:
         return found
 
     def _guessed_labels(self, true: Tensor) -> dict[str, list[float | None]]:
-        """Return the column on labels named without looking at the update; of numbers, or classes of places, None."""
+        """Return the column about labels guessed without the update, None for numbers and for classes per position."""
         known = even_guess(true, max(len(self.people), int(true.max()) + 1)) if _are_classes(true) else None
         return {"label_guess_accuracy": [known] * len(true)}
 
     def told_apart(self, others: Tensor, images: Tensor) -> list[float | None]:
-        """Return `told_apart` of `score` with `others` (N, *shape) as the truth, which is chance."""
+        """Return the column `told_apart` with `others` (N, *shape) as true samples, which estimates chance."""
         function, images = _functions(self).get("told_apart"), images.to(others)
         return self._column("told_apart", function, others, images[assign(others, images, self.sample)])
 
     def _column(
         self, name: str, function: Callable[..., Any] | None, true: Tensor, guess: Tensor
     ) -> list[float | None]:
-        """Return a metric of each reconstruction; None if that is not finite, or the metric has no number."""
+        """Return a metric of each reconstruction, None if the reconstruction or the metric is not finite."""
         found: list[float | None] = [None] * len(guess)
         if function is None:
             return found
@@ -146,7 +147,7 @@ class Scorer:
     def _of_batch(
         self, name: str, function: Callable[..., Any] | None, true: Tensor, found: Tensor
     ) -> list[float | None]:
-        """Return a metric of a batch's labels for each of its samples."""
+        """Return a metric of a batch's labels, repeated for each of its samples."""
         value = None
         if function is not None:
             with noting_errors(partial(self.failures.setdefault, name)):
@@ -154,18 +155,17 @@ class Scorer:
         return [None if value is None or isnan(value) else value] * len(true)
 
     def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
-        """Return the rows of an attack without results: the truth, and None for what was not found."""
+        """Return the rows of an attack without results: true labels, and None for all other columns."""
         empty = dict.fromkeys(("label", *self.names))
         known = true_labels.tolist() if _are_classes(true_labels) else [None] * len(true_labels)
         return [{"sample": i, "true_label": label} | empty for i, label in enumerate(known)]
 
 
 def _stated(true: Tensor, found: Tensor, order: Tensor, median: Tensor | None) -> dict[str, list[Any]]:
-    """Return the columns on labels: classes (N,), or errors of numbers (N, k); None for those not found.
+    """Return the columns about labels: classes (N,), or errors of numbers (N, k). None for labels not recovered.
 
-    Classes of places, (N, ...) int64, have none.
-
-    Beside the numbers stands how far the `median` (k,) of other samples' is off.
+    Classes per position, (N, ...) int64, have no columns. For numbers, the error of the `median` (k,) of other samples
+    is included.
     """
     nothing: list[Any] = [None] * len(true)
     if _are_classes(true):
@@ -180,21 +180,21 @@ def _stated(true: Tensor, found: Tensor, order: Tensor, median: Tensor | None) -
 
 
 def _are_classes(labels: Tensor) -> bool:
-    """Return whether each sample has one class: otherwise numbers, or a class for each place."""
+    """Return whether each sample has one class, rather than numbers or a class per position."""
     return labels.ndim == 1 and not labels.is_floating_point()
 
 
 def _numbers(values: Any, count: int) -> list[float]:
-    """Return a metric's values as numbers; raises `ValueError` unless there is one for each of the samples."""
+    """Return a metric's values as numbers. Raises `ValueError` unless there is one for each sample."""
     found = torch.as_tensor(values, dtype=torch.float64)
     if found.shape != (count,):
-        raise ValueError(f"it gives {tuple(found.shape)} values for {count} samples; expected ({count},)")
+        raise ValueError(f"it returns {tuple(found.shape)} values for {count} samples; expected ({count},)")
     return found.tolist()
 
 
 @lru_cache
 def _functions(scorer: Scorer) -> _Functions:
-    """Load the metrics' functions once a process; failures are not repeated."""
+    """Load the metrics' functions once per process. Failures are not repeated."""
     functions, missing = _load(scorer)
     for message in missing:
         warnings.warn(message, stacklevel=3)
@@ -202,7 +202,7 @@ def _functions(scorer: Scorer) -> _Functions:
 
 
 def _load(scorer: Scorer) -> tuple[_Functions, list[str]]:
-    """Load each metric's function; return also why some columns stay empty."""
+    """Load each metric's function. Also returns the reasons for columns that stay empty."""
     functions: _Functions = {}
     reasons: dict[str, str] = {}
     for metric in map(METRICS.__getitem__, scorer.names):

@@ -1,7 +1,7 @@
-"""Metrics of texts: tokens in their places, and phrases in any place.
+"""Metrics of texts: tokens at their positions, and phrases at any position.
 
-Source of ROUGE: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries", in the definition of the
-`rouge-score` package (F-measure). What is counted are the data's tokens, neither stemmed nor split again.
+Source of ROUGE: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries", as defined by the `rouge-score`
+package (F-measure). The metrics use the data's tokens, without stemming or further splitting.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Rouge = Literal["rouge1", "rouge2", "rougeL"]
 
 
 def token_accuracy(true: Tensor, guess: Tensor) -> Tensor:
-    """Return the share of correct tokens in their places: texts (N, L) int64 twice to (N,) float64.
+    """Return the share of correct tokens at their positions: texts (N, L) int64 twice to (N,) float64.
 
-    Places where the true text is filled up (-1) do not count.
+    Positions where the true text is padded (-1) are ignored.
     """
     there = true >= 0
     return ((true == guess) & there).sum(1).double() / there.sum(1)
@@ -30,7 +30,7 @@ def token_accuracy(true: Tensor, guess: Tensor) -> Tensor:
 def rouge(kind: Rouge, true: Tensor, guess: Tensor) -> Tensor:
     """Return the F-measure of shared tokens (rouge1), pairs (rouge2), or the longest common subsequence (rougeL).
 
-    Texts (N, L) int64 twice, the true ones first, to (N,) float64 in [0, 1].
+    Takes texts (N, L) int64 twice, the true ones first. Returns (N,) float64 in [0, 1].
     """
     scorer = _scorer(kind)
     pairs = zip(_written(true), _written(guess), strict=True)
@@ -43,7 +43,7 @@ def _written(texts: Tensor) -> list[str]:
 
 
 class _AsWritten:
-    """Tokeniser that splits at spaces, in the package's protocol."""
+    """Tokeniser that splits at spaces, with the interface of the package."""
 
     def tokenize(self, text: str) -> list[str]:
         return text.split()
@@ -51,14 +51,14 @@ class _AsWritten:
 
 @lru_cache
 def _scorer(kind: Rouge) -> RougeScorer:
-    from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes seconds
+    from rouge_score.rouge_scorer import RougeScorer  # slow, because it imports nltk
 
     return RougeScorer([kind], tokenizer=_AsWritten())
 
 
 TOKEN_ACCURACY = Metric(
     name="token_accuracy",
-    description="share of a text's tokens that are right and in their places, 0..1",
+    description="share of a text's tokens that are correct at their positions, 0..1",
     title="tokens in place",
     short="tokens",
     function=token_accuracy,
@@ -88,6 +88,6 @@ def _rouge(kind: Rouge, shared: str, tables: tuple[Literal["run"], ...] = ("run"
     )
 
 
-ROUGE_1 = _rouge("rouge1", "the tokens that both texts have, in any order")
-ROUGE_2 = _rouge("rouge2", "the pairs of neighbouring tokens that both texts have", tables=())
+ROUGE_1 = _rouge("rouge1", "shared tokens, in any order")
+ROUGE_2 = _rouge("rouge2", "shared pairs of neighbouring tokens", tables=())
 ROUGE_L = _rouge("rougeL", "the longest common subsequence of tokens")

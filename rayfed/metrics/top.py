@@ -1,4 +1,4 @@
-"""Top-k re-identification metrics, from the recogniser in `identity`."""
+"""Top-k re-identification metrics, based on the recogniser in `identity`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOP = {"top1": 1, "top3": 3, "top5": 5}
-"""Number k by metric: whether the true person is among the k whom a recogniser holds likeliest."""
+"""Metric -> k, the number of most likely people among which the true one must be."""
 
 
 def chance(metric: str, people: int) -> float:
-    """Return the value of guessing among this many people by a metric of `TOP`, 0..1."""
+    """Return the value of a metric in `TOP` for random guessing among `people`, 0..1."""
     return min(1.0, TOP[metric] / people)
 
 
@@ -30,7 +30,7 @@ def _top(metric: str, description: str, tables: tuple[Literal["settings", "run"]
     k = TOP[metric]
     return Metric(
         name=metric,
-        description=f"1 where {description}, else 0",
+        description=f"1 if {description}, else 0",
         title=f"re-identified, top {k}",
         heading=f"Top-{k}",
         short=f"top-{k}",
@@ -44,6 +44,6 @@ def _top(metric: str, description: str, tables: tuple[Literal["settings", "run"]
     )
 
 
-TOP_1 = _top("top1", "a recogniser holds the reconstruction for the true class", ("settings", "run"))
-TOP_3 = _top("top3", "the true class is among the recogniser's three likeliest")
-TOP_5 = _top("top5", "the true class is among the recogniser's five likeliest")
+TOP_1 = _top("top1", "the true class is the recogniser's most likely one", ("settings", "run"))
+TOP_3 = _top("top3", "the true class is among the recogniser's three most likely ones")
+TOP_5 = _top("top5", "the true class is among the recogniser's five most likely ones")

@@ -20,25 +20,26 @@ from rayfed.update import Update
 class ALittleIsEnough(Poisoning):
     """Send the mean of the colluders' honest updates, shifted by a few standard deviations.
 
-    Source: Baruch et al. 2019, algorithm 3. In every coordinate enough honest clients lie further out than the lie, so
-    that a rule by majority takes it for one of theirs. A single colluder has no deviation and sends its honest update.
+    Source: Baruch et al. 2019, algorithm 3. In every coordinate, enough honest clients are further from the mean than
+    the malicious value, so a majority rule accepts it. A single colluder has no deviation and sends its honest update.
     """
 
     colludes: ClassVar[bool] = True
 
     z: Annotated[float, Field(gt=0)] | None = None
-    """Deviations that the mean is moved by; null: as many as a normal distribution allows, 0 for too few colluders."""
+    """Number of standard deviations to shift the mean. Default: the maximum under a normal distribution, 0 for too few
+    colluders."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """Raise `UserError` if the malicious clients are a majority, for which the quantile is undefined."""
+        """Raise `UserError` if the malicious clients are a majority, for which the default of `z` is undefined."""
         if self.z is None and 2 * malicious >= clients:
             raise UserError(
                 f"a_little_is_enough: {malicious} of the {clients} clients of a round are malicious, which is no "
-                f"minority: take fewer, or set z"
+                f"minority: use fewer, or set z"
             )
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return the shifted mean, equal for all colluders, with the client's own buffers."""
+        """Return the shifted mean, equal for all colluders, with the client's buffers."""
         z = deviations(insight.clients, len(insight.honest)) if self.z is None else self.z
 
         def lie(name: str) -> Tensor:
@@ -49,6 +50,6 @@ class ALittleIsEnough(Poisoning):
 
 
 def deviations(clients: int, malicious: int) -> float:
-    """Return the largest z for which a majority, malicious clients included, is beyond the shifted mean; at least 0."""
+    """Return the largest z at which a majority, including malicious clients, is beyond the shifted mean, at least 0."""
     supporters = clients // 2 + 1 - malicious
     return max(0.0, NormalDist().inv_cdf((clients - malicious - supporters) / (clients - malicious)))

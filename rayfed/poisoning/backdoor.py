@@ -1,4 +1,4 @@
-"""Backdoors (Gu 2017, 'BadNets'; in federations Bagdasaryan 2020, 'How to backdoor federated learning')."""
+"""Backdoors (Gu 2017, 'BadNets'; for federated learning Bagdasaryan 2020, 'How to backdoor federated learning')."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class Backdoor(Poisoning):
     has_trigger: ClassVar[bool] = True
 
     target: Annotated[int, Field(ge=0)] = 0
-    """The class that every image with the trigger shall be taken for."""
+    """Class to which the model shall assign every image with the trigger."""
     size: Annotated[int, Field(ge=1)] = 4
-    """Side of the square in the lower right corner (pixels)."""
+    """Side of the square in the lower right corner, in pixels."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Part of the client's samples that are stamped, the same in every round."""
+    """Share of the client's samples to stamp, the same samples in every round."""
     scale: Annotated[float, Field(ge=1)] = 1.0
-    """Length of what is sent over that of the trained update: with the number of clients a mean becomes its model."""
+    """Factor on the trained update. With the number of clients, the mean becomes the client's model."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """Raise `UserError` unless the target class exists and the image has room for the square."""
+        """Raise `UserError` unless the target class exists and the square fits into the image."""
         if self.target >= classes:
-            raise UserError(f"backdoor: target {self.target}: classes count from 0 to {classes - 1}")
+            raise UserError(f"backdoor: target {self.target}: classes are numbered from 0 to {classes - 1}")
         if self.size >= min(image_shape[1:]):
-            raise UserError(f"backdoor: size {self.size} hides images of {image_shape[1]} x {image_shape[2]} pixels")
+            raise UserError(f"backdoor: size {self.size} covers images of {image_shape[1]} x {image_shape[2]} pixels")
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
-        """Stamp some of the samples and label them as the target."""
+        """Stamp a share of the samples and label them as the target class."""
         count = len(data.labels)
         some = torch.randperm(count, generator=generator)[: ceil(self.share * count)].to(data.labels.device)
         images, labels = data.inputs.clone(), data.labels.clone()
@@ -58,7 +58,7 @@ class Backdoor(Poisoning):
         return replace(update, tensors=scaled(update.tensors, self.scale))
 
     def triggered(self, test: Batch) -> Batch:
-        """Return the images of other classes, stamped and labelled as the target."""
+        """Return the images of other classes, stamped and labelled as the target class."""
         others = test.rows((test.labels != self.target).nonzero().flatten())
         return Batch(self._stamped(others.inputs), torch.full_like(others.labels, self.target))
 

@@ -1,4 +1,4 @@
-"""Gaussian updates (Blanchard 2017, 'Machine learning with adversaries'): noise in place of an update."""
+"""Gaussian updates (Blanchard 2017, 'Machine learning with adversaries'): noise instead of an update."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rayfed.update import Update
 
 @component
 class GaussianUpdate(Poisoning):
-    """Send Gaussian noise with mean zero in place of the update.
+    """Send Gaussian noise with mean zero instead of the update.
 
-    Source: Blanchard et al. 2017, among the experiments.
+    Source: Blanchard et al. 2017, experiments.
     """
 
     deviation: Annotated[float, Field(gt=0)] = 1.0
     """Standard deviation of every value, in the units of the update."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return noise in the update's shapes."""
+        """Return noise in the shapes of the update."""
         check_types(update.tensors, "gaussian_update")
         noise = {name: torch.randn(t.shape, generator=insight.generator).to(t) for name, t in update.tensors.items()}
         return replace(update, tensors={name: self.deviation * tensor for name, tensor in noise.items()}, bits=32)

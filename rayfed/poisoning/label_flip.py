@@ -23,12 +23,12 @@ class LabelFlip(Poisoning):
     """
 
     pair: tuple[Class, Class] | None = None
-    """A true class and what it becomes, the others staying as they are; null flips them all."""
+    """True class and the class that replaces it. Other classes stay unchanged. Default: flip all classes."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
         """Raise `UserError` unless the data have both classes."""
         if self.pair and max(self.pair) >= classes:
-            raise UserError(f"label_flip: pair {list(self.pair)}: classes count from 0 to {classes - 1}")
+            raise UserError(f"label_flip: pair {list(self.pair)}: classes are numbered from 0 to {classes - 1}")
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
         """Return the samples with flipped labels."""

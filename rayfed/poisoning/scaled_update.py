@@ -15,14 +15,14 @@ from rayfed.update import Update
 
 @component
 class ScaledUpdate(Poisoning):
-    """Send the update scaled up so that the mean becomes the client's own model.
+    """Send the update scaled up so that the mean becomes the client's model.
 
-    Source: Bagdasaryan et al. 2020, equation 3. Alone it drowns the other clients; `backdoor` has a `scale` likewise.
+    Source: Bagdasaryan et al. 2020, equation 3. Without a backdoor, it only outweighs the other clients. `backdoor`
+    also has a `scale`.
     """
 
     factor: Annotated[float, Field(gt=0)] | None = None
-    """Length of what is sent over that of the honest update; null: the number of the round's clients, by which a mean
-    divides it."""
+    """Factor on the honest update. Default: the number of clients in the round, by which the mean divides it."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
         """Return the update multiplied by the factor."""

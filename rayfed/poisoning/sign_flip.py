@@ -21,7 +21,7 @@ class SignFlip(Poisoning):
     """
 
     factor: Annotated[float, Field(gt=0)] = 1.0
-    """Length of what is sent over that of the honest update."""
+    """Factor on the honest update."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
         """Return the update multiplied by minus the factor."""

@@ -1,1 +1,1 @@
-"""Training of the networks that attacks, defences and metrics need before a run: generators, evaluators, policies."""
+"""Train the networks that attacks, defences and metrics need before a run: generators, evaluators, policies."""

@@ -1,8 +1,8 @@
-"""Training of the evaluation network, which estimates the share of uniform noise in images.
+"""Train the evaluation network, which estimates the share of uniform noise in images.
 
-Source: Fan et al. 2024, "Refiner", section 3.3 (images and noise interpolated, the share as target) and appendix D
-(eleven shares of every batch, Adam, batches of 128). The loss, which they do not name, is the cross entropy that their
-equation 5 becomes for shares between 0 and 1.
+Source: Fan et al. 2024, "Refiner", section 3.3 (interpolation of images and noise, with the share as target) and
+appendix D (eleven shares for every batch, Adam, batches of 128). The paper does not name the loss. Here it is the cross
+entropy, which follows from equation 5 for shares between 0 and 1.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rayfed.scenario import DataSpec
 _LR = 1e-4
 _BATCH = 128
 _SHARES = 11
-"""Number of shares of noise: 0, 0.1, ..., 1."""
+"""Number of noise shares: 0, 0.1, ..., 1."""
 _STEPS = 500
 _SIDE = 32
-"""Side of the tiles (pixels)."""
+"""Side of the tiles, in pixels."""
 _GREY, _TWO_TONE = 0.25, 0.25
-"""Shares of a batch without colour, in the noise neither, and of one in full black and white like script."""
+"""Share of a batch in grey, including the noise, and share in pure black and white, as in scripts."""
 
 FREE_PHOTOGRAPHS = DataSpec.model_validate(
     {"name": "photos", "size": 128, "photographs": ["astronaut", "cat", "coffee", "flower", "rocket", "temple"]}
@@ -42,7 +42,7 @@ FREE_PHOTOGRAPHS = DataSpec.model_validate(
 """Photographs in the public domain or under attribution-only licences, on which the shipped network was trained."""
 
 Progress = Callable[[int, int, float], None]
-"""(epochs done, epochs in all, mean loss)"""
+"""(epochs done, total epochs, mean loss)"""
 
 
 def train(
@@ -53,13 +53,13 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Evaluator:
-    """Train an evaluation network and return it in evaluation mode, on the CPU; deterministic.
+    """Train an evaluation network and return it in evaluation mode, on the CPU. Deterministic.
 
-    `tiles` is (N, 3, H, W) uint8. In an epoch every tile is seen at each of the eleven shares, a batch at all of them
-    at once. Raises `DataError` for less than one batch of tiles.
+    `tiles` is (N, 3, H, W) uint8. In an epoch, every tile is used at each of the eleven noise shares. A batch contains
+    all shares. Raises `DataError` for fewer tiles than one batch.
     """
     if len(tiles) < _BATCH:
-        raise DataError(f"an evaluation network needs {_BATCH} tiles of {_SIDE} pixels or more, not {len(tiles)}")
+        raise DataError(f"an evaluation network needs at least {_BATCH} tiles of {_SIDE} pixels; found {len(tiles)}")
     device = device or torch.device("cpu")
     with seeds.global_stream(seed, "evaluator"):
         network = Evaluator().to(device)
@@ -84,10 +84,10 @@ def train(
 def make(
     specs: Sequence[DataSpec], path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None
 ) -> bool:
-    """Train on images of some data sets and save, unless `path` has that network; return whether it was trained.
+    """Train on images of data sets and save, unless `path` has that network. Returns whether it was trained.
 
-    Without `epochs` it takes about 500 steps, on a part of the tiles where there are many. Raises `UserError` where
-    `path` holds another network.
+    Without `epochs`, it takes about 500 steps, on a subset if there are many tiles. Raises `UserError` if `path` holds
+    another network.
     """
     tiles = np.concatenate([pyramid(public_images(spec)) for spec in specs])
     if epochs is None:
@@ -103,7 +103,7 @@ def make(
 
 
 def public_images(spec: DataSpec) -> np.ndarray:
-    """Return the public training images (N, C, H, W) as uint8, or all of them without a public share."""
+    """Return the public training images (N, C, H, W) as uint8, or all training images if none are public."""
     data = spec.load()
     images = in_memory(data.train_images if data.public_images is None else data.public_images)
     return images if images.dtype == np.uint8 else (images >> 8).astype(np.uint8)
@@ -112,7 +112,8 @@ def public_images(spec: DataSpec) -> np.ndarray:
 def pyramid(images: np.ndarray) -> np.ndarray:
     """Cut images (N, C, H, W) uint8 into tiles (M, 3, 32, 32) at full and repeatedly halved resolution.
 
-    A photograph in full resolution is smooth where a small image of the same is not. Smaller images are enlarged.
+    Halving adds detail per tile, because large photographs are smooth at full resolution. Images below 32 pixels are
+    enlarged.
     """
     if min(images.shape[2:]) < _SIDE:
         images = resize(images, _SIDE)
@@ -127,13 +128,13 @@ def pyramid(images: np.ndarray) -> np.ndarray:
 
 
 def varied(images: Tensor, draws: torch.Generator) -> Tensor:
-    """Turn a quarter of the images (N, 3, H, W) in [0, 1] to pure black and white, as in scripts and drawings."""
+    """Convert a quarter of the images (N, 3, H, W) in [0, 1] to pure black and white, as in scripts and drawings."""
     two_tone = _drawn(len(images), _TWO_TONE, draws)
     return torch.where(two_tone, (images > images.mean((1, 2, 3), keepdim=True)).float(), images)
 
 
 def noisy(images: Tensor, shares: Tensor, draws: torch.Generator) -> Tensor:
-    """Mix images (N, 3, H, W) with shares (N,) of uniform noise; a quarter of the results is grey."""
+    """Mix images (N, 3, H, W) with shares (N,) of uniform noise. A quarter of the results is grey."""
     noise = torch.rand(images.shape, generator=draws)
     shares = shares[:, None, None, None]
     mixed, grey = (1 - shares) * images + shares * noise, _drawn(len(images), _GREY, draws)

@@ -1,4 +1,4 @@
-"""Training of a generative attack's generator: a conditional DCGAN on public images.
+"""Train the generator of a generative attack: a conditional DCGAN on public images.
 
 Sources: Radford et al. 2016 (see `rayfed/models/dcgan.py`), section 4, for Adam; Lim and Ye 2017, "Geometric GAN", for
 the hinge loss; Yazici et al. 2019, "The Unusual Effectiveness of Averaging in GAN Training".
@@ -30,12 +30,12 @@ _LR_GENERATOR, _LR_CRITIC = 5e-4, 1e-3
 _BETAS = (0.5, 0.999)
 _BATCH = 64
 _STEPS = 3000
-"""Number of steps, enough for digits: at a quarter of them all images of a class look alike."""
+"""Number of steps, enough for digits. After a quarter of them, all images of a class look alike."""
 _DECAY = 0.99
-"""Decay of the running average over the generator's weights, a step."""
+"""Decay per step of the running average over the generator's weights."""
 
 Progress = Callable[[int, int, float, float], None]
-"""(epochs done, epochs in all, the critic's mean loss, the generator's mean loss)"""
+"""(epochs done, total epochs, critic's mean loss, generator's mean loss)"""
 
 
 def train(
@@ -50,13 +50,13 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Generator:
-    """Train a generator and return it in evaluation mode, on the CPU; deterministic.
+    """Train a generator and return it in evaluation mode, on the CPU. Deterministic.
 
     `images` is (N, C, H, W) as stored, `labels` (N,) int64. An epoch leaves out the last, incomplete batch. Raises
-    `DataError` for less than one batch of images.
+    `DataError` for fewer images than one batch.
     """
     if len(images) < _BATCH:
-        raise DataError(f"a generator needs {_BATCH} images or more to be trained on, not {len(images)}")
+        raise DataError(f"a generator needs at least {_BATCH} images for training; found {len(images)}")
     device = device or torch.device("cpu")
     shape = (images.shape[1], images.shape[2], images.shape[3])
     with seeds.global_stream(seed, "generator"):
@@ -80,15 +80,15 @@ def train(
 
 
 def make(spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None) -> bool:
-    """Train on the public part of the data and save, unless `path` has that generator; return whether it was trained.
+    """Train on the public data and save, unless `path` has that generator. Returns whether it was trained.
 
-    Without `epochs` it takes as many as make 3,000 steps of 64 images. Raises `UserError` where no part is public, or
-    where `path` holds another generator.
+    Without `epochs`, it takes about 3,000 steps of 64 images. Raises `UserError` if no data are public, or if `path`
+    holds another generator.
     """
     data = spec.load()
     if data.public_images is None or data.public_labels is None:
         raise UserError(
-            "data.public: a generator is trained on images that no client owns, and there are none: "
+            "data.public: a generator is trained on images that no client owns, but there are none: "
             "set a share of the training samples aside, for example `public: 0.1`"
         )
     images = in_memory(data.public_images)
@@ -103,7 +103,7 @@ def make(spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Pr
 
 
 class _Game:
-    """The two networks of a GAN and their optimisers."""
+    """Both networks of a GAN and their optimisers."""
 
     def __init__(self, generator: Generator, critic: Critic) -> None:
         self.generator, self.critic = generator, critic
@@ -111,7 +111,7 @@ class _Game:
         self._critics = Adam(critic.parameters(), _LR_CRITIC, _BETAS)
 
     def criticise(self, real: Tensor, latents: Tensor, labels: Tensor) -> Tensor:
-        """Take a step of the critic, on real and generated images, and return its loss."""
+        """Take a step of the critic on real and generated images, and return its loss."""
         with torch.no_grad():
             made = self.generator(latents, labels)
         of_real, of_made = self.critic(torch.cat([real, made]), labels.repeat(2)).chunk(2)
@@ -123,7 +123,7 @@ class _Game:
 
 
 def _step(optimiser: Adam, loss: Tensor) -> Tensor:
-    """Take a step on the optimiser's own weights only, and return the detached loss."""
+    """Take a step only on the optimiser's weights, and return the detached loss."""
     weights = [weight for group in optimiser.param_groups for weight in group["params"]]
     for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
         weight.grad = gradient

@@ -1,15 +1,15 @@
 """Search for a policy of transformations for the defence `ats`.
 
-Random policies are scored on public data, without training a model for any of them. The privacy score asks how well a
-gradient still guides an attacker: the mean cosine between the gradient of the transformed image and those on the way to
-it from noise, at a half-trained model; low is private. The accuracy score asks whether an untrained model still tells
-the transformed images apart, by the eigenvalues of the correlations between the slopes that it has at them; high is
-accurate.
+Random policies are scored on public data, without training a model for each. The privacy score measures how well a
+gradient guides an attacker. It is the mean cosine between the gradient of the transformed image and those on a path
+from noise to the image, at a half-trained model. A low score is private. The accuracy score measures whether an
+untrained model distinguishes the transformed images. It uses the eigenvalues of the correlations between the model's
+slopes at the images. A high score is accurate.
 
 Sources: Gao et al. 2021, "Privacy-preserving Collaborative Learning with Automatic Transformation Search", section 4;
-Mellor et al. 2021, "Neural Architecture Search without Training", in its first version, for the accuracy score. Ours:
-the accuracy score is a mean over eigenvalues, not a sum, so that it does not depend on the number of images, and what
-is asked of a policy is relative to the untransformed images.
+Mellor et al. 2021, "Neural Architecture Search without Training", first version, for the accuracy score. Ours: the
+accuracy score is a mean over eigenvalues instead of a sum, so it does not depend on the number of images. The required
+score is relative to that of untransformed images.
 """
 
 from __future__ import annotations
@@ -37,47 +37,47 @@ from rayfed.scenario import Scenario, Training, resolve
 from rayfed.update import Named
 
 _LONGEST = 3
-"""Largest number of transformations in a policy."""
+"""Maximum number of transformations in a policy."""
 _PATH = 10
-"""Number of points on the way from noise to an image, the image itself not counted."""
+"""Number of points on the path from noise to an image, excluding the image."""
 _CORRELATED = 60
-"""Number of images whose slopes are correlated at a time."""
+"""Number of images whose slopes are correlated at once."""
 _BATCHES = 5
 """Number of such batches of images."""
 _JITTER = 1e-5
-"""Number added to eigenvalues, which can be 0."""
+"""Number added to eigenvalues, which may be 0."""
 
 Progress = Callable[[int, int], None]
-"""(policies scored, policies in all)"""
+"""(policies scored, total policies)"""
 
 
 @dataclass(frozen=True)
 class ScoredPolicy:
-    """A policy with its scores of privacy and accuracy."""
+    """Policy with its privacy and accuracy scores."""
 
     policy: str
     privacy: float
-    """Mean cosine along the way from noise, in [-1, 1]: lower is better."""
+    """Mean cosine along the path from noise, in [-1, 1]. Lower is better."""
     accuracy: float
-    """Accuracy score: at most -1, of images that an untrained model tells apart completely; higher is better."""
+    """Accuracy score. Higher is better. The maximum -1 means that an untrained model fully distinguishes the images."""
 
 
 @dataclass(frozen=True)
 class Examiner:
-    """Scorer of policies on fixed images, noise and models, so that scores are comparable."""
+    """Scores policies on fixed images, noise and models, so that scores are comparable."""
 
     model: nn.Module
-    """The architecture, as an attacker runs it."""
+    """Model as an attacker runs it."""
     buffers: Named
     untrained: Named
     trained: Named
-    """Weights before and after the half training."""
+    """Weights before and after half training."""
     images: Tensor
-    """(M, C, H, W), `_BATCHES` times `_CORRELATED` or more."""
+    """(M, C, H, W), at least `_BATCHES` times `_CORRELATED` images."""
     labels: Tensor
     """(M,)"""
     attacked: int
-    """Number of images that the privacy score attacks."""
+    """Number of images for the privacy score."""
     seed: int
 
     def score(self, policy: str | None) -> ScoredPolicy:
@@ -88,7 +88,7 @@ class Examiner:
         return ScoredPolicy(policy or "", self.privacy(images[: self.attacked]), self.accuracy(images))
 
     def privacy(self, images: Tensor) -> float:
-        """Return the mean cosine between gradients at images and on the way to them, averaged over images."""
+        """Return the mean cosine between gradients at images and on the paths to them, averaged over images."""
         generator = seeds.torch_generator(self.seed, "noise")
         steps = torch.arange(_PATH + 1) / _PATH
         found = []
@@ -123,10 +123,10 @@ def search(
     seed: int,
     progress: Progress = lambda *_: None,
 ) -> tuple[list[ScoredPolicy], ScoredPolicy]:
-    """Return the accepted policies, the most private one first, and the scores of the untransformed images.
+    """Return the accepted policies, most private first, and the scores of the untransformed images.
 
-    A policy passes when its accuracy score is not below that of the untransformed images by more than the share
-    `tolerance` of the latter. Raises `UserError` where there are too few public images, or no policy passes.
+    A policy is accepted if its accuracy score is at most the share `tolerance` below that of the untransformed images.
+    Raises `UserError` if there are too few public images, or if no policy is accepted.
     """
     examiner = examiner_of(scenario, images, epochs, seed)
     plain = examiner.score(None)
@@ -138,7 +138,7 @@ def search(
     if not passing:
         raise UserError(
             f"none of {candidates} policies keeps the accuracy score: the best has "
-            f"{max(found.accuracy for found in scored):.3g}, and {plain.accuracy * (1 + tolerance):.3g} is asked for; "
+            f"{max(found.accuracy for found in scored):.3g}, but {plain.accuracy * (1 + tolerance):.3g} is required; "
             f"raise --tolerance or --candidates"
         )
     return sorted(passing, key=lambda found: found.privacy), plain
@@ -150,7 +150,7 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
     if data.public_images is None or len(data.public_images) < needed:
         found = 0 if data.public_images is None else len(data.public_images)
         raise UserError(
-            f"data.public: a policy is searched on {needed} images or more that no client owns, and there are {found}: "
+            f"data.public: the search needs at least {needed} images that no client owns, but there are {found}: "
             f"set a larger share of the training samples aside, for example `public: 0.3`"
         )
     assert data.public_labels is not None
@@ -169,8 +169,8 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
     right = float((logits.argmax(1) == labels).float().mean())
     if right < 2 / len(data.classes):
         raise UserError(
-            f"after {epochs} epochs on the public images the model gets {right:.0%} of them right, and a policy for it "
-            f"would say nothing: change training.lr, or raise --epochs"
+            f"after {epochs} epochs on the public images the model classifies {right:.0%} of them correctly, too few "
+            f"to score policies: change training.lr, or raise --epochs"
         )
     return Examiner(
         model=model,
@@ -185,7 +185,7 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
 
 
 def random_policies(count: int, seed: int) -> list[str]:
-    """Draw distinct policies of one to three transformations."""
+    """Return distinct random policies of one to three transformations."""
     draw = seeds.numpy_generator(seed, "policies")
     found: dict[str, None] = {}
     while len(found) < count:

@@ -1,7 +1,7 @@
-"""Training of the face recogniser on augmented images: moved, mirrored, blurred and noisy ones.
+"""Train the face recogniser on augmented images: moved, mirrored, blurred and noisy ones.
 
-Source: Ren 2023 (thesis), section 3.3.4. Its recognisers have seen the very images that are attacked; here the public
-part of the data is taken where there is one: other images of the same people.
+Source: Ren 2023 (thesis), section 3.3.4. The thesis trains its recognisers on the attacked images. Here, training uses
+the public data if there are any: other images of the same people.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _BATCH = 64
 _STEPS = 500
 _LR, _DECAY, _SMOOTHING = 3e-3, 1e-2, 0.1
 _ANGLE, _SCALE, _SHIFT = 0.15, 0.15, 0.125
-"""Most that an image is turned (radians), enlarged (share) and moved (share of its half side)."""
+"""Maximum rotation (radians), enlargement (share) and shift (share of half the side)."""
 _MIRRORED, _BLURRED = 0.5, 0.3
-"""Shares of a batch that are mirrored and blurred."""
+"""Shares of a batch to mirror and to blur."""
 _NOISE = 0.2
-"""Largest standard deviation of noise on [0, 1]."""
+"""Maximum standard deviation of noise, for pixels in [0, 1]."""
 
 Progress = Callable[[int, int, float], None]
-"""(epochs done, epochs in all, mean loss)"""
+"""(epochs done, total epochs, mean loss)"""
 
 
 def train(
@@ -52,15 +52,15 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Recogniser:
-    """Train a recogniser and return it in evaluation mode, on the CPU; deterministic.
+    """Train a recogniser and return it in evaluation mode, on the CPU. Deterministic.
 
     `images` is (N, C, H, W), `labels` (N,) int64. An epoch leaves out the last, incomplete batch of 64. Raises
-    `DataError` where a person has no image.
+    `DataError` if a person has no image.
     """
     if missing := people - len(np.unique(labels)):
-        raise DataError(f"a recogniser needs an image of every one of {people} classes; {missing} have none")
+        raise DataError(f"a recogniser needs an image of each of {people} classes; {missing} have none")
     device = device or torch.device("cpu")
-    # The global stream seeds the weights and the dropout.
+    # The global random state determines the initial weights and the dropout.
     with seeds.global_stream(seed, "recogniser", cuda=device.type == "cuda"):
         network = Recogniser(people).to(device)
         size = min(_BATCH, len(images))
@@ -101,7 +101,7 @@ def _chosen(count: int, share: float, draws: torch.Generator) -> Tensor:
 
 
 def _moves(count: int, draws: torch.Generator) -> Tensor:
-    """Draw affine maps (N, 2, 3)."""
+    """Return random affine maps (N, 2, 3)."""
     angle, scale, right, down = 2 * torch.rand(4, count, generator=draws) - 1
     angle, scale = _ANGLE * angle, 1 + _SCALE * scale
     turned = torch.stack([scale * angle.cos(), -scale * angle.sin(), scale * angle.sin(), scale * angle.cos()], 1)
@@ -111,14 +111,14 @@ def _moves(count: int, draws: torch.Generator) -> Tensor:
 def make(
     spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None
 ) -> tuple[bool, Dataset]:
-    """Train on `faces` and save, unless `path` has that recogniser; return whether it was trained, and the data.
+    """Train on `faces` and save, unless `path` has that recogniser. Returns whether it was trained, and the data.
 
-    Without `epochs` it takes as many as make 500 steps. Raises `UserError` where `path` holds another recogniser, or
-    where labels are words.
+    Without `epochs`, it takes about 500 steps. Raises `UserError` if `path` holds another recogniser, or if labels are
+    words.
     """
     data = spec.load()
     if data.has_words:
-        raise DataError("a recogniser tells classes apart, and the labels of these data are words")
+        raise DataError("a recogniser distinguishes classes, but the labels of these data are words")
     images, labels = faces(data)
     epochs = epochs or ceil(_STEPS / max(1, len(images) // _BATCH))
     origin = Origin(spec.model_dump(mode="json"), sha256(images.tobytes()).hexdigest(), seed, epochs)
@@ -132,7 +132,7 @@ def make(
 def faces(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Return a recogniser's training data: public images (N, C, H, W) and their labels (N,).
 
-    These are all training images, those of the clients, where no part is set aside.
+    If no data are public, these are all training images of the clients.
     """
     if data.public_images is None or data.public_labels is None:
         return in_memory(data.train_images), data.train_labels

@@ -201,7 +201,7 @@ def test_weights_that_cannot_be_used_are_told_before_anything_is_scored(tmp_path
     alex, vgg = Scorer(("lpips_alex", "lpips_vgg"), lpips_weights=str(tmp_path)).unavailable()
     assert alex.startswith("the column lpips_alex stays empty: cannot read")
     assert vgg.startswith("the column lpips_vgg stays empty: ")
-    assert "does not hold the backbone" in vgg
+    assert "vgg16_features.pth" in vgg
     assert Scorer(("psnr", "lpips_alex"), lpips_weights=str(random_alexnet)).unavailable() == []
 
 

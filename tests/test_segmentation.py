@@ -20,9 +20,10 @@ from rayfed.attacks.grnn import Grnn
 from rayfed.attacks.imprint import Imprint
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.distances import one_minus_cosine
+from rayfed.attacks.matching.options import _NO_CLASSES
 from rayfed.attacks.matching.problem import Matching
-from rayfed.attacks.peel import Peel
-from rayfed.attacks.sealed import attempt
+from rayfed.attacks.peel import _COUNTLESS, Peel
+from rayfed.attacks.sealed import _NOT_GIVEN, attempt
 from rayfed.attacks.spear import Spear
 from rayfed.engine import runs
 from rayfed.engine.local import local
@@ -109,11 +110,11 @@ def test_attacks_that_need_masks_say_that_they_were_not_given() -> None:
     seen, _ = masked(model, digit(3))
     [found] = struck(Grnn(iterations=1), model, seen)
     assert found.status == "not applicable"
-    assert "it needs labels, which are of each place here" in found.message
+    assert found.message == _NOT_GIVEN
     [average] = struck(
         InvertingGradients(iterations=1, start="class_average"), model, replace(seen, extra={"public": ()})
     )
-    assert "labels are numbers, or of each place, here" in average.message
+    assert average.message == _NO_CLASSES
 
 
 # ---- closed forms ----
@@ -179,7 +180,7 @@ def test_what_labels_would_have_to_tell_is_told() -> None:
     seen, _ = masked(biased := Whole(), image)
     [peeled] = struck(Peel(), biased, seen)
     assert peeled.status == "not applicable"
-    assert "labels of many outputs" in peeled.message
+    assert peeled.message == _COUNTLESS
     unbiased = Whole(bias=False)
     seen, mask = masked(unbiased, image)
     [scaled] = struck(Analytic(), unbiased, seen)
@@ -241,7 +242,7 @@ def test_a_run_reports_what_was_learnt_and_found_of_masks(tmp_path: Path) -> Non
     assert rows["none", "given"]["mask_iou"] == 1
     assert 0 < rows["none", "inverting_gradients"]["mask_iou"] < 1
     assert "no linear layer" in rows["none", "analytic"]["message"]
-    assert "labels, which are of each place here" in rows["none", "grnn"]["message"]
+    assert _NOT_GIVEN in rows["none", "grnn"]["message"]
     assert rows["none", "grnn"]["psnr"] is rows["none", "grnn"]["mask_iou"] is None
     [told] = [row for row in run.read_table("inferences").to_pylist() if row["arm"] == "none"]
     assert 0 <= told["value"] <= 1

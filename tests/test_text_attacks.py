@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from benchmarks import planted_models
 from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.text import dager
 from rayfed.attacks.text.arranged import arranged
-from rayfed.attacks.text.dager import _REPEATED, Dager, Span
+from rayfed.attacks.text.dager import Dager, Span
 from rayfed.attacks.text.embedding_rows import EmbeddingRows
 from rayfed.attacks.text.grouping import grouped
 from rayfed.attacks.text.products import entrances
@@ -252,7 +253,7 @@ def test_a_text_that_stands_for_others_is_told() -> None:
     observation = seen(model, images.repeat(2, 1), labels.repeat(2))
     [found] = struck(Dager(starts=4), model, observation)
     assert in_place(images.repeat(2, 1), found.images) == 1
-    assert found.message == _REPEATED
+    assert found.message == dager._REPEATED
 
 
 @pytest.mark.engine
@@ -319,12 +320,12 @@ def test_dager_says_where_it_does_not_apply() -> None:
     full = reader(width=32, layers=1)
     [found] = struck(Dager(), full, seen(full, images, labels))
     assert found.status == "not applicable"
-    assert "the batch has 32 tokens, and what enters the first weights 31 dimensions" in found.message
+    assert found.message == dager._FULL.format(tokens=32, room=31)
     recurrent = reader("text_rnn")
     observation = seen(recurrent, images[:1], labels[:1])
-    assert "in which order" in struck(Dager(), recurrent, observation)[0].message
+    assert struck(Dager(), recurrent, observation)[0].message == dager._NO_ORDER
     only = replace(observation, update={name: t for name, t in observation.update.items() if "fc" in name})
-    assert "no gradients of weights by which" in struck(Dager(), recurrent, only)[0].message
+    assert struck(Dager(), recurrent, only)[0].message == dager._NO_PRODUCT
 
 
 # ---- embedding rows ----

@@ -1,14 +1,14 @@
 """Peel: recover a batch from a linear layer's gradient, one sample after the other, with any activation.
 
-The gradient of z_i = W h_i + b over N samples is M = D^T [H 1], of rank N. Every input h_i lies in the span of its
-rows, and the slopes of the loss at h_i lie in the span of its columns. A random h fails this test, so a single sample
-can be tested: O - N equations for N unknowns, the coordinates of h. Levenberg-Marquardt solves them from mixtures of
-the gradient's rows, for every class. Each sample found is removed from M, which lowers the rank: M - U (V^T M+ U)^-1
-V^T for its slopes U and inputs V. Only solutions for the remaining samples are left.
+The gradient of z_i = W h_i + b over N samples is M = D^T [H 1], of rank N. D holds the derivatives of the loss in z.
+Every input h_i lies in the span of M's rows, and its derivatives lie in the span of M's columns. A random h fails this
+test, so a single sample can be tested: O - N equations for N unknowns, the coordinates of h. Levenberg-Marquardt solves
+them from mixtures of the gradient's rows, for every class. Each sample found is removed from M, which lowers the rank:
+M - U (V^T M+ U)^-1 V^T for its derivatives U and inputs V. Only solutions for the remaining samples are left.
 
 Sources: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", section 4, for the span test
 (of tokens); Wedderburn 1934, "Lectures on Matrices", section 5.06, for the removal. The search over the span of the
-slopes is ours.
+derivatives is ours.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 _NO_LAYER = "no linear layer in the update receives each sample as one vector that determines the sample"
-_NONE = "the gradient of '{}' contains no sample at which the model's slopes are in its span"
+_NONE = "the gradient of '{}' contains no sample at which the model's derivatives are in its span"
 _STARTS = 192
 _STEPS = 40
 _IDLE_ROUNDS = 4
 """Number of rounds without a new sample after which the search ends."""
 _AT_ONCE = 8
-"""Number of directions whose slopes are computed in one call."""
+"""Number of directions whose derivatives are computed in one call."""
 _FOUND = 1e-5
-"""Relative distance of slopes from the span below which it is float32 rounding."""
+"""Relative distance of derivatives from the span below which it is float32 rounding."""
 _APART = 1e-2
 """Relative distance below which two descents count as the same sample."""
 
 Residual = Callable[[Tensor], Tensor]
-"""Function from coordinates (S, n) to relative residuals of slopes (S, O). S may be multiplied."""
+"""Function from coordinates (S, n) to relative residuals of derivatives (S, O). S may be multiplied."""
 
 
 @component
 class Peel:
-    """Reconstruct samples whose input and slopes lie in the spans of a layer's gradient, one after the other.
+    """Reconstruct samples whose input and derivatives lie in the spans of a layer's gradient, one after the other.
 
     Exact for batches smaller than the layer's inputs and outputs if the activations are smooth (sigmoid, tanh, GELU,
     ...). For piecewise flat activations such as ReLU, `spear` reconstructs more. Labels are recovered with the samples.
@@ -124,12 +124,12 @@ class _Search:
         return vectors
 
     def _slopes(self, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Return the model's slopes (S, R, O) at inputs with coordinates (S, b), for R labels each (R, S)."""
+        """Return the model's derivatives (S, R, O) at inputs with coordinates (S, b), for R labels each (R, S)."""
         slopes: Tensor = self._probed.slopes(self._use, vectors @ self._outputs.T, labels).double()
         return slopes
 
     def _rest(self, vectors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return orthonormal bases of the spans of inputs (k, b) and slopes (O, k) of the samples not yet found."""
+        """Return orthonormal bases of inputs (k, b) and derivatives (O, k) of the samples not yet found."""
         left, values, _, _ = self._factors
         if len(vectors) == 0:
             return torch.eye(len(values)).to(left), left
@@ -182,10 +182,10 @@ class _Search:
 
 
 def _outside(slopes: Tensor, left: Tensor) -> Tensor:
-    """Return the part of slopes (..., O) outside the span of `left` (O, b, orthonormal), relative to their length."""
+    """Return the part of derivatives (..., O) outside the span of `left` (O, b), relative to their length."""
     length = slopes.norm(dim=-1, keepdim=True)
     outside = (slopes - slopes @ left @ left.T) / length
-    nowhere = torch.full_like(outside, slopes.shape[-1] ** -0.5)  # zero slopes count as outside any span
+    nowhere = torch.full_like(outside, slopes.shape[-1] ** -0.5)  # zero derivatives count as outside any span
     return torch.where(length > 1e-12, outside, nowhere)
 
 

@@ -14,10 +14,10 @@ of its entries into `tag`. All patches of an image share this tag, which groups 
 
 The rows l of W for position p all measure its brightness, h(x) = E_1 x + l (R s_p x_s - R x_R), which is below all
 thresholds at other positions. The rows differ only in their thresholds c_1 < c_2 < ... All columns of W' are equal. Let
-g_i be the slope of the loss in a row's activation. Row l then gets sum g_i u_i (weight) and sum g_i (bias) over the
-images with h > c_l. The difference of rows l and l + 1 contains bin l only: weight over bias is the token if the bin
-holds one token. The outputs of a norm all have one length and their means are shorter, which reveals bins with several
-tokens.
+g_i be the derivative of the loss with respect to a row's activation. Row l then gets sum g_i u_i (weight) and sum g_i
+(bias) over the images with h > c_l. The difference of rows l and l + 1 contains bin l only: weight over bias is the
+token if the bin holds one token. The outputs of a norm all have one length and their means are shorter, which reveals
+bins with several tokens.
 
 Source: Sami et al. 2025, "Gradient Inversion Attacks on Parameter-Efficient Fine-Tuning" (PEFTLeak), section 4. There,
 large biases carry tokens through an MLP, positions are so large that norms hardly change a token, and clustering groups
@@ -80,7 +80,7 @@ _TOLD = "{} of {} patches recovered with certainty"
 _NO_LENGTH = "some adapters have no norm before them, so it is unknown which patches are the only ones in their bin"
 _UNTOUCHED = (
     "no adapter receives patches with the weights that the client was sent: the server has to tamper with the frozen "
-    "model and the adapters (see `MaliciousServer`); this attack cannot with such attention, MLPs or private parts"
+    "model and the adapters (see `MaliciousServer`), but this attack cannot with such attention, MLPs or private parts"
 )
 _OTHER_PRECISION = "a model with weights of {} does not accept the float32 images of clients"
 _COARSE = "weights of {} are too coarse: the input of an adapter differs from the patch by a relative error above {}"

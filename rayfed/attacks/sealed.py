@@ -21,8 +21,8 @@ _UNBROKEN = ", and factoring cannot break its key in any reasonable time"
 _NO_CLASSES = "it needs classes, but under this loss labels are numbers, or each token or pixel has a label"
 _ONE_LABEL = "it needs one label for each sample, but here each token or pixel has a label"
 _NOT_GIVEN = (
-    "it needs the labels, but here each token or pixel has a label: such labels are not inferred from an update and "
-    "were not granted; for a language model they are the tokens, which are never granted"
+    "it needs the labels, but here each token or pixel has a label. Such labels are not inferred from an update and "
+    "were not granted. The labels of a language model are its tokens, which are never granted"
 )
 _NOT_SHOWN = "the aggregation of this arm shows no client the update of another"
 

@@ -1,13 +1,13 @@
 """SPEAR: recover a batch in closed form from a linear layer before a piecewise flat activation such as ReLU.
 
-The gradient of z_i = W h_i + b over N samples is dL/d[W b] = D^T [H 1]. D holds the slopes of the loss in z, and is
-exactly zero wherever the activation is flat, as ReLU is below 0. For a factorisation L R of rank N, D^T = L Q and [H 1]
-= Q^-1 R for one Q. Its columns q are the vectors for which L q has many zeros, and almost no other vector has many. A
-plane with normal q contains all rows of L at which one sample's slope is 0, so the search looks for planes through many
-rows.
+The gradient of z_i = W h_i + b over N samples is dL/d[W b] = D^T [H 1]. D holds the derivatives of the loss with
+respect to z. It is exactly zero wherever the activation is flat, as ReLU is below 0. For a factorisation L R of rank N,
+D^T = L Q and [H 1] = Q^-1 R for one Q. Its columns q are the vectors for which L q has many zeros, and almost no other
+vector has many. A plane with normal q contains all rows of L at which one sample's derivative is 0, so the search looks
+for planes through many rows.
 
-If the slope is exactly 0 for z below a threshold, as before a ReLU, the zeros of a plane are the units that one sample
-keeps below it. A linear classifier must then separate these units from the others. This also guides the search: the
+Before a ReLU, the derivative is exactly 0 for z below a threshold. The zeros of a plane are then the units that one
+sample keeps below it. A linear classifier must separate these units from the others. This also guides the search: the
 gradient's rows divided by the bias gradient are mixtures of samples. The units that such a mixture keeps below the
 threshold are nearly those of a sample.
 
@@ -39,7 +39,7 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 _NO_LAYER = "no linear layer in the update receives each sample as one vector that determines the sample"
-_NO_ZEROS = "no activation after the linear layer '{}' is flat: its slopes have no zeros to search for"
+_NO_ZEROS = "no activation after the linear layer '{}' is flat: its derivatives have no zeros to search for"
 _TOO_FEW = "the gradient of '{}' has too few zeros to separate the batch's samples"
 _CONSISTENT = 1e-3
 """Distance of the reconstructed batch's gradient from the observed one at which the search ends."""
@@ -47,10 +47,10 @@ _CONSISTENT = 1e-3
 
 @component
 class Spear:
-    """Reconstruct a batch by factorising a linear layer's weight gradient into sparse slopes and inputs.
+    """Reconstruct a batch by factorising a linear layer's weight gradient into sparse derivatives and inputs.
 
     Exact for batches smaller than the layer's inputs and outputs if every sample has enough zeros that no other sample
-    has. Labels are recovered from each sample's slopes. A layer without bias is scaled to fit the model.
+    has. Labels are recovered from each sample's derivatives. A layer without bias is scaled to fit the model.
     """
 
     place_labels: ClassVar[str] = "unneeded"
@@ -82,7 +82,7 @@ def _reconstruction(
 
 
 def _slopes_of_own(probed: Probe, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Return a layer's outputs, and the slopes of the loss in them, at samples that the attacker makes."""
+    """Return a layer's outputs, and the derivatives of the loss in them, at samples that the attacker makes."""
     uses, _, logits = probed.run(probed.samples(16, seed=2))
     output = uses[layer.use].output
     loss = probed.loss(logits, probed.blank(len(logits)).to(logits.device), "sum")

@@ -39,13 +39,13 @@ _FEWEST = 20
 def parts(sample: SampleSpec, others: Others, true: Tensor, guess: Tensor) -> list[dict[str, Any]]:
     """Return for each sample the share of its parts that a reconstruction recovers, and the share without the update.
 
-    Takes true samples (N, *shape) and reconstructions. `parts_guessed` is the larger of two shares: the parts of the
-    sample that a baseline recovers, and the mean share of other samples that the reconstructions recover, matched in
-    the same way. `parts_evidence` is the evidence against chance in nats (`rayfed.metrics.chance`), 0 if a baseline
-    recovers as much. Its number of independent parts follows from the spread of the shares of other samples. For
-    records, `columns` lists each column with `found` and the share of other records that the best constant matches
-    (`guess`). For other samples it is None. For images see `_of_image`. All values are None if there are too few other
-    images.
+    Takes true samples (N, *shape) and reconstructions. `parts_guessed` is the larger of two shares. One is the share of
+    the sample's parts that a baseline recovers. The other is the mean share of other samples' parts that the
+    reconstructions recover, matched in the same way. `parts_evidence` is the evidence against chance in nats
+    (`rayfed.metrics.chance`), 0 if a baseline recovers as much. Its number of independent parts follows from the spread
+    of the shares of other samples. For records, `columns` lists each column with `found` and the share of other records
+    that the best constant matches (`guess`). For other samples it is None. For images see `_of_image`. All values are
+    None if there are too few other images.
     """
     import torch
 
@@ -83,9 +83,9 @@ def _of_image(others: Tensor, true: Tensor, guess: Tensor, guessed: Sequence[Ten
     """Return the share of an image's values (C, H, W) that a reconstruction recovers.
 
     Only values that the reconstruction claims count. A value that fills part of it, such as grey, is not claimed.
-    `parts_guessed` is the largest of three shares: the values of any other image (M, C, H, W) that the reconstruction
-    recovers, those of this image that a baseline recovers, and those of this image that the reconstruction's values
-    recover at random positions. Of the tolerances in `_NEAR`, the one with more evidence counts.
+    `parts_guessed` is the largest of three shares: of any other image (M, C, H, W) that the reconstruction recovers, of
+    this image that a baseline recovers, and of this image that the reconstruction recovers with its values at random
+    positions. Of the tolerances in `_NEAR`, the one with more evidence counts.
     """
     import torch
 

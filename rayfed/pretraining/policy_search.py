@@ -1,10 +1,10 @@
 """Search for a policy of transformations for the defence `ats`.
 
 Random policies are scored on public data, without training a model for each. The privacy score measures how well a
-gradient guides an attacker. It is the mean cosine between the gradient of the transformed image and those on a path
-from noise to the image, at a half-trained model. A low score is private. The accuracy score measures whether an
-untrained model distinguishes the transformed images. It uses the eigenvalues of the correlations between the model's
-slopes at the images. A high score is accurate.
+gradient guides an attacker. It is the mean cosine between the gradients of the transformed image and of points on a
+path from noise to it, at a half-trained model. A low score is private. The accuracy score measures whether an untrained
+model distinguishes the transformed images. It uses the eigenvalues of the correlations between the model's derivatives
+at the images. A high score is accurate.
 
 Sources: Gao et al. 2021, "Privacy-preserving Collaborative Learning with Automatic Transformation Search", section 4;
 Mellor et al. 2021, "Neural Architecture Search without Training", first version, for the accuracy score. Ours: the
@@ -41,7 +41,7 @@ _LONGEST = 3
 _PATH = 10
 """Number of points on the path from noise to an image, excluding the image."""
 _CORRELATED = 60
-"""Number of images whose slopes are correlated at once."""
+"""Number of images whose derivatives are correlated at once."""
 _BATCHES = 5
 """Number of such batches of images."""
 _JITTER = 1e-5

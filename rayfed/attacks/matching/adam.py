@@ -1,7 +1,7 @@
 """Adam for many independent problems at once, with pixels limited to [0, 1].
 
 Sources: Kingma and Ba 2015, "Adam", algorithm 1; Geiping et al. 2020, "Inverting Gradients", section 5 (Adam on the
-sign of the slope); Yin et al. 2021, "See through Gradients", section 3 (noise in every step).
+sign of the gradient); Yin et al. 2021, "See through Gradients", section 3 (noise in every step).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rayfed.attacks.telling import tell
 
 _BETA1 = 0.9
 BETA2 = 0.999
-"""Published default for the decay of the mean square of the slopes."""
+"""Published default for the decay of the mean square of the gradients."""
 _TRACED = 50
 
 
@@ -54,9 +54,9 @@ def adam(
     """Run Adam on P independent problems (P, D), one step for each step size in `rates`.
 
     The first `boxed` numbers of a point (all if None) are limited to [0, 1]. `signed` descends along the sign of the
-    slopes. `noise` samples (P, D), which is scaled by the step size and added to every step. Slopes that are not finite
-    count as zero. `watch` is called with the index of every step and the best points. `beta2` is the decay of the mean
-    square of the slopes.
+    gradients. `noise` samples (P, D), which is scaled by the step size and added to every step. Gradients that are not
+    finite count as zero. `watch` is called with the index of every step and the best points. `beta2` is the decay of
+    the mean square of the gradients.
     """
     x, best = start.clone(), start.clone()
     best_values = torch.full_like(start[:, 0], torch.inf)

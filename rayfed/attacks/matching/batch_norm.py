@@ -1,7 +1,7 @@
 """Batch-norm statistics as priors: the mean and variance of a batch at each batch norm.
 
-A client returns the running statistics after its local steps. In step j a batch norm of momentum m updates its running
-mean to r_j = (1 - m) r_(j-1) + m b_j, where b_j is the batch mean. The running variance is updated with the unbiased
+A client returns the running statistics after its local steps. Let b_j be the batch mean in step j. A batch norm of
+momentum m updates its running mean to r_j = (1 - m) r_(j-1) + m b_j. The running variance is updated with the unbiased
 batch variance. After one step, the batch's mean and variance therefore follow from the sent and returned statistics, up
 to rounding. After k steps, only their weighted mean over the batches follows, in which step j has weight (1 - m)^(k -
 j).

@@ -40,7 +40,7 @@ def inner(left: Named, right: Named) -> Tensor:
 
 
 class _OneMinusCosine(torch.autograd.Function):
-    """One minus the cosine, |d|^2 / 2|g|^2 with d = g - t |g|/|t|, and its slope (d - (1 - cos) g) / |g|^2.
+    """One minus the cosine, |d|^2 / 2|g|^2 with d = g - t |g|/|t|, and its derivative (d - (1 - cos) g) / |g|^2.
 
     This form avoids cancellation when g and t are nearly equal. It also reads memory a third as often as the products
     of autograd, which take as long as the convolutions of large networks.

@@ -88,8 +88,8 @@ def _cast(tensors: Named, dtype: torch.dtype) -> Named:
 class Matching:
     """Matching problems of V victims with the same batch size N.
 
-    A point is a row of D numbers: the pixels of one victim's images, then N*K logits of the labels if these are unknown
-    (N*K*H*W for masks), then the unknown model tensors. The latter are differences from `sought`, in standard
+    A point is a row of D numbers, which start with the pixels of one victim's images. If labels are unknown, their N*K
+    logits follow (N*K*H*W for masks). Unknown model tensors are last, as differences from `sought` in standard
     deviations of each tensor.
     """
 
@@ -252,7 +252,7 @@ class Matching:
 
     @property
     def _bytes(self) -> int:
-        """Bytes for the objective of one point and its slope, measured once and equal on every machine."""
+        """Bytes for the objective of one point and its derivative, measured once and equal on every machine."""
         if self.fitting.each is None:
             dtype, generator = next(iter(self.targets.values())).dtype, torch.Generator().manual_seed(0)
             point = torch.rand(1, self.dimension, generator=generator, dtype=dtype)
@@ -326,7 +326,7 @@ class Matching:
         return self.distance({name: -target for name, target in targets.items()}, targets) / 2
 
     def values(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return `losses` (Q,), detached. A third of the work if no slope is needed."""
+        """Return `losses` (Q,), detached. A third of the work if no derivative is needed."""
         return torch.cat(self._in_chunks(lambda *chunk: self.losses(*chunk).detach(), points, victims))
 
     def judged(self, points: Tensor, victims: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from rayfed.memory import give_back_cache, undivided
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Points (P, D) -> values (P,) and slopes (P, D), without side effects such as counters or random numbers."""
+"""Points (P, D) -> values (P,) and gradients (P, D), without side effects such as counters or random numbers."""
 
 _FIRST = 3
 """Index of the call to capture. Earlier calls finish any setup."""
@@ -28,10 +28,11 @@ _UNFIT: set[tuple[Hashable, torch.Size]] = set()
 class Replayed:
     """Objective that is replayed on a GPU after the first calls at points of one shape, with the same bits.
 
-    On a CPU, every call runs normally. On a GPU, calls also run normally if the objective cannot be captured (for
-    example because it reads a value back), if memory is short, or if the first replay differs from a normal call in any
-    bit. This check uses another point than the capture, so a value captured as a constant shows. After a failure,
-    objectives of the same `kind` and shape are not captured again, because an attempt costs up to 0.1 s per search.
+    On a CPU, every call runs normally. On a GPU, calls also run normally if the objective cannot be captured, for
+    example because it reads a value back. The same applies if memory is short, or if the first replay differs from a
+    normal call in any bit. This check uses another point than the capture, so a value captured as a constant shows.
+    After a failure, objectives of the same `kind` and shape are not captured again, because an attempt costs up to 0.1
+    s per search.
     """
 
     def __init__(self, objective: Objective, kind: Hashable) -> None:

@@ -1,8 +1,8 @@
 """Run most passes of a search in bfloat16 on processors that are faster in it.
 
-Steps along the sign of a slope need few of its digits. On ConvNets and ResNets, slopes in bfloat16 and float32 agree in
-sign at 93 to 99 of 100 pixels until the images are nearly reconstructed. The last steps run in float32. Searches
-without the sign end within 1 dB of float32 on CIFAR-10, and within 3 dB on MNIST (LeNet, 200 steps).
+Steps along the sign of a gradient need few of its digits. On ConvNets and ResNets, gradients in bfloat16 and float32
+agree in sign at 93 to 99 of 100 pixels until the images are nearly reconstructed. The last steps run in float32.
+Searches without the sign end within 1 dB of float32 on CIFAR-10, and within 3 dB on MNIST (LeNet, 200 steps).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rayfed.models.copying import copy_model
 _OPERATIONS = 1e9
 """Minimum number of operations in a pass through one batch for which rounding saves time."""
 _ALIKE = 0.9
-"""Minimum cosine of the slopes in both precisions at the start of a search."""
+"""Minimum cosine of the gradients in both precisions at the start of a search."""
 
 
 def rounded(problem: Matching, points: Tensor, victims: Tensor) -> Matching:
-    """Return the problem with passes in bfloat16, or unchanged if that is not faster or gives different slopes.
+    """Return the problem with passes in bfloat16, or unchanged if that is not faster or gives different gradients.
 
     `points` (Q, D) of victims (Q,) are the starts of the search. The problem stays in float32 if it uses returned
     statistics, simulated steps, weight decay or derivatives by finite differences.

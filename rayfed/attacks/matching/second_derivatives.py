@@ -46,7 +46,7 @@ _NONE = (
     "forms, or write the layer in operations that PyTorch differentiates"
 )
 _OTHER = "autograd does not return the derivative of the gradient"
-_JUMPS = "it changes only in steps, as after a threshold or a quantisation table, and has no slope"
+_JUMPS = "it changes only in steps, as after a threshold or a quantisation table, so its derivative is zero"
 _AT_ONCE = 2
 """Number of samples per batch, and of batches, in a trial."""
 
@@ -64,7 +64,7 @@ class Way:
         return vmap(one) if self.together else in_turn(one)
 
     def differentiate(self, value: Tensor, point: Tensor) -> None:
-        """Add the slope of a value, computed from `gradients`, to the `grad` of the leaf `point`.
+        """Add the derivative of a value, computed from `gradients`, to the `grad` of the leaf `point`.
 
         Backward passes to the weights are skipped, which saves a sixth of the work. `DIFFERENCED` cannot skip them,
         because reentrant checkpoints support only full passes.
@@ -111,7 +111,7 @@ class _Differenced(torch.autograd.Function):
         own = {name: state.pop(name) for name in weights}
         with torch.enable_grad():
             found, _ = gradient(model, own, state, parts[-2], parts[-1])
-        ctx.reached = [bool(g.any()) for g in found.values()]  # no slope either for tensors without gradient
+        ctx.reached = [bool(g.any()) for g in found.values()]  # no derivative either for tensors without gradient
         return tuple(found.values())
 
     @staticmethod
@@ -131,7 +131,7 @@ class _Differenced(torch.autograd.Function):
 
     @staticmethod
     def _slopes(ctx: Any, parts: list[Tensor]) -> list[Tensor]:
-        """Return the slopes of the loss in all parts, zeros for parts without one."""
+        """Return the derivatives of the loss in all parts, zeros for parts without one."""
         leaves = [p.detach().requires_grad_(p.is_floating_point()) for p in parts]
         state = dict(zip(chain(ctx.weights, ctx.buffers), leaves[:-2], strict=True))
         with torch.enable_grad():
@@ -193,7 +193,7 @@ def fitting_way(model: nn.Module, weights: Named, buffers: Named, images_shape: 
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Turn off TF32 in the block, in which slopes of deep models differ by several per cent."""
+    """Turn off TF32 in the block, in which derivatives of deep models differ by several per cent."""
     kinds: Sequence[Any] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [kind.allow_tf32 for kind in kinds]
     try:
@@ -219,7 +219,7 @@ def _fitting_way(trials: Sequence[_Trial]) -> Way:
 
 
 def _jumps(trials: Sequence[_Trial]) -> bool:
-    """Return whether gradients differ between batches but have zero slope at every trial point.
+    """Return whether gradients differ between batches but have zero derivative at every trial point.
 
     A search would then stay at its start, and its end would not depend on the gradient.
     """
@@ -240,9 +240,9 @@ def _tried(act: Callable[[], _Result]) -> tuple[_Result | None, str]:
 def _fault(way: Way, trials: Sequence[_Trial]) -> str:
     """Return the error in a way's second derivatives, or an empty string if they are correct in at least one trial.
 
-    They are compared with differences in double precision if the model supports it, and then with results in the way's
-    precision, because kernels differ by precision. One batch per trial suffices. Without finite gradients there is
-    nothing to compare: the result is an empty string, and the attack reports that it diverged.
+    They are compared with differences in double precision if the model supports it. Kernels differ by precision, so
+    they are also compared with results in the way's precision. One batch per trial suffices. Without finite gradients
+    there is nothing to compare: the result is an empty string, and the attack reports that it diverged.
     """
     precise: Sequence[_Trial] = [trial.alone.to(torch.float64) for trial in trials]
     if _tried(precise[0].gradients)[0] is None:
@@ -319,14 +319,14 @@ class _Trial:
         return torch.cat([flatten(gradient(self.model, self.weights, self.buffers, x, y)[0]) for x, y in pairs])
 
     def slope(self, way: Way) -> Tensor:
-        """Return the slope of <`along`, gradients> in the images, computed by a way."""
+        """Return the derivative of <`along`, gradients> in the images, computed by a way."""
         images = self.images.clone().requires_grad_()
         found = way.gradients(self.model, self.weights, self.buffers, images, self.labels, {})
         way.differentiate(torch.stack([(g * self.along[name]).sum() for name, g in found.items()]).sum(), images)
         return torch.zeros_like(images) if images.grad is None else images.grad
 
     def shows(self, slope: Tensor) -> bool:
-        """Return whether a slope agrees with finite differences of the gradients along a random direction."""
+        """Return whether a derivative agrees with finite differences of the gradients along a random direction."""
         epsilon = torch.finfo(self.images.dtype).eps
         direction = torch.randn(slope.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(slope)
         step, along = epsilon**0.5, flatten(self.along).repeat(len(self.images))

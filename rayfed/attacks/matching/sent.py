@@ -1,7 +1,7 @@
 """Infer from an update's zeros and magnitudes which gradient values were sent, without knowledge of the defence.
 
-A gradient has zeros without any defence: a row for each unit that no sample activates, a column for each input that is
-zero in all samples. Zeros from a defence are recognised because the gradient of N samples cannot have them.
+A gradient has zeros without any defence: rows for units that no sample activates, and columns for inputs that are zero
+in all samples. Zeros from a defence are recognised because the gradient of N samples cannot have them.
 
 - A linear layer's gradient is a sum of products of two vectors, one for each vector that enters it. For r such vectors,
 at most 2^r - 1 patterns of zeros occur among its non-zero rows, and among its columns. A random mask produces more
@@ -159,8 +159,8 @@ def bounds(gradient: Named, weights: Named, entering: Callable[[], dict[str, int
 
     The bound is infinite if a zero carries no information. Returns None if all zeros can be those of a gradient: whole
     rows and columns of each tensor, or bounds too small to matter. `entering` counts the vectors that enter each
-    matrix. Unless the gradient is matched `alone`, zeros of a quantiser count as values, because the mean over rounds
-    of stochastic rounding is unbiased only with them.
+    matrix. Unless the gradient is matched `alone`, zeros of a quantiser count as values. Otherwise, the mean over
+    rounds of stochastic rounding would be biased.
     """
     cores = {name: _core(tensor) for name, tensor in gradient.items()}
     if not alone and _levelled(list(cores.values())) and not signs_alone(gradient):

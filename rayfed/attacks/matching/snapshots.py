@@ -1,4 +1,4 @@
-"""Store snapshots of reconstructions during an attack, for the image strips in the report."""
+"""Store snapshots of reconstructions during an attack. The report shows them as image strips."""
 
 from __future__ import annotations
 

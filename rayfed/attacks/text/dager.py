@@ -3,7 +3,7 @@
 The gradient of a weight that multiplies a vector of each token is a sum of outer products, one for each token of the
 batch. It therefore lies in the span of these vectors (`products`). The input of the first attention is usually a known
 function of token and position. The vectors in the span are then those of the batch. In a batch of several texts, the
-vectors of later layers depend on all tokens of a text, and lie in the span there only for texts of the batch. If the
+vectors of later layers depend on all tokens of a text. They lie in the span there only for texts of the batch. If the
 first vectors do not depend on the position, the later layers also reveal the order. They reveal whole texts if a layer
 receives one vector per text, such as the concatenated vectors of all positions.
 
@@ -97,8 +97,8 @@ class Dager:
 
     Exact if the batch has fewer different vectors than the inputs of the first attention have dimensions (one less
     after a norm). If no weights multiply a vector of each token, a layer on the concatenated vectors of all positions
-    reveals whole texts. Low-rank adapters reveal as many tokens as their rank allows at the first step, and a single
-    longer text at later steps, by a greedy search.
+    reveals whole texts. At the first step, low-rank adapters reveal as many tokens as their rank allows. At later
+    steps, a greedy search recovers a single longer text.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
@@ -207,8 +207,8 @@ class Span:
     def of(cls, observation: Observation, entrance: Entrance) -> Span:
         """Return the span of the inputs of a product.
 
-        The basis has as many directions as the batch has tokens, or as the gradient's rank if all possible vectors
-        would lie in a span of that size. The latter helps if repeated tokens have equal vectors.
+        The basis has as many directions as the batch has tokens. If all possible vectors would lie in a span of that
+        size, the basis has the gradient's rank, which is lower if repeated tokens have equal vectors.
         """
         length, gradient = observation.sample.shape[0], entrance.gradient(observation.gradient)
         room = _dimensions(entrance.inputs, observation)

@@ -1,13 +1,13 @@
 """Group a batch's tokens into texts, by the contribution of each token to a gradient.
 
-The gradient of weights that multiply a vector x of each token is the sum of x d^T over all tokens of a batch, where d
-is the backpropagated error. If x is the sum of a token part and a position part, every token of the batch is in the
-span at every position. The span then reveals which tokens the batch has, but not their positions. The sum does. A
-direction orthogonal to the vectors of all other tokens extracts the contribution of one token, and the same works for
-one position. The errors of a position are a sum of the errors of the tokens there, and least squares assign them. A
-token that occurs once in the batch has weight 1 at its position and 0 elsewhere. The errors of one text are similar,
-because attention gives each of its positions a share of the same error. Clustering them yields the texts. Tokens that
-occur more often are left to a search.
+If weights multiply a vector x of each token, their gradient is the sum of x d^T over all tokens of a batch, where d is
+the backpropagated error. If x is the sum of a token part and a position part, every token of the batch is in the span
+at every position. The span then reveals which tokens the batch has, but not their positions. The sum does. A direction
+orthogonal to the vectors of all other tokens extracts the contribution of one token, and the same works for one
+position. The errors of a position are a sum of the errors of the tokens there, and least squares assign them. A token
+that occurs once in the batch has weight 1 at its position and 0 elsewhere. The errors of one text are similar, because
+attention gives each of its positions a share of the same error. Clustering them yields the texts. Tokens that occur
+more often are left to a search.
 
 This method is ours. Source of the clustering: Ward 1963, "Hierarchical Grouping to Optimize an Objective Function".
 """
@@ -61,7 +61,8 @@ def grouped(tokens: Tensor, vectors: Tensor, inside: Tensor, gradient: Tensor, c
     """Return `count` texts of tokens (T,) whose vectors (T, L, width) lie in the span of a gradient (width, out).
 
     `inside` (T, L) marks the positions at which they do. Returns None if vectors at one position are combinations of
-    those at others, as without position vectors, or if fewer than `count` tokens occur once in the batch.
+    those at others, as without position vectors. Also returns None if fewer than `count` tokens occur once in the
+    batch.
     """
     from scipy.cluster.hierarchy import fcluster, linkage  # takes 0.1 s to import
 

@@ -2,13 +2,13 @@
 
 The gradient of a matrix with r outputs, such as an adapter's A, has r rows. Each is a sum of the vectors of all tokens.
 With n > r tokens, no vector lies in the span of the rows, but the vectors of the text together span the rows. For
-vectors in general position in `width` dimensions, no other n vectors do if n < (width + r) / 2, for any sums, and if n
-< width for sums that nobody chose. In each greedy step, the token is selected whose part outside the selected vectors
-is closest to the span of the remaining parts of the rows. The span counts as a space, however small the remaining parts
-are. After n - r correct tokens, rows and tokens span all vectors, and the other tokens lie in this span. Each position
-is then estimated again from all others, which corrects wrong tokens. Small contributions can hide behind one wrong
-token, because this test only checks a span. A text that does not explain the rows is therefore changed position by
-position, to reduce the unexplained part of the rows.
+vectors in general position in `width` dimensions, no other n vectors do if n < (width + r) / 2. For random sums, n <
+width suffices. Each greedy step selects the token whose part outside the selected vectors is closest to the span of the
+remaining parts of the rows. The span counts as a space, however small the remaining parts are. After n - r correct
+tokens, rows and tokens span all vectors, and the other tokens lie in this span. Each position is then estimated again
+from all others, which corrects wrong tokens. One wrong token can mask tokens with small contributions, because this
+test only checks a span. A text that does not explain the rows is therefore changed position by position, to reduce the
+unexplained part of the rows.
 
 Source: Davies and Eldar 2012, "Rank Awareness in Joint Sparse Recovery", rank-aware order recursive matching pursuit
 (RA-ORMP), and the bound on n. Ours: one vector for each position, and the final corrections.

@@ -91,7 +91,7 @@ def test_training_follows_from_its_arguments_and_learns() -> None:
         torch.testing.assert_close(tensor, again.state_dict()[name], rtol=0, atol=0)
     assert not torch.equal(first.linear.weight, other.linear.weight)
     assert losses[2] < losses[1] < losses[0]
-    with pytest.raises(DataError, match="128 tiles of 32 pixels.* 127"):
+    with pytest.raises(DataError, match=r"128 tiles of 32 pixels.* 127"):
         train(tiles[:127], seed=0, epochs=1)
 
 

@@ -76,7 +76,7 @@ def test_training_follows_from_its_arguments(digits: Dataset) -> None:
 
 
 def test_too_few_images_are_refused(digits: Dataset) -> None:
-    with pytest.raises(DataError, match="64 images.* 63"):
+    with pytest.raises(DataError, match=r"64 images.* 63"):
         train(digits.train_images[:63], digits.train_labels[:63], 10, seed=0, epochs=1)
 
 

@@ -140,14 +140,14 @@ def test_what_is_kept_is_not_sought() -> None:
     freeze(model, private_names(model))
     sought = Unlock(kept=("*.gamma.*",))._matching(seen, model).sought
     assert sought.keys() == {name for name in Unlock()._matching(seen, model).sought if ".gamma." not in name}
-    with pytest.raises(UserError, match="kept: .*'conv9"):
+    with pytest.raises(UserError, match=r"kept: .*'conv9"):
         Unlock(kept=("conv9.*",)).reconstruct(seen, model, seeded(0))
 
 
 def test_patterns_of_what_is_kept_are_checked_before_the_run() -> None:
     whole = Pixels(1, 8, 8), 10
     Unlock(kept=("*.gamma.*",)).check(locked(), *whole)
-    with pytest.raises(UserError, match="kept: .*'conv9"):
+    with pytest.raises(UserError, match=r"kept: .*'conv9"):
         Unlock(kept=("conv9.*",)).check(locked(), *whole)
     with pytest.raises(UserError, match="layers"):
         Unlock(layers=["conv9.*"]).check(locked(), *whole)

@@ -23,4 +23,4 @@ TABLE = {
     "mask_iou": "rayfed.metrics.masks:MASK_IOU",
     "label_accuracy": "rayfed.metrics.labels:LABEL_ACCURACY",
 }
-"""Name -> module and attribute of its `Metric`, in the order of columns."""
+"""Name -> location of its `Metric` (module:attribute), in the order of columns."""

@@ -41,7 +41,7 @@ _IMAGES_AT_ONCE_CPU = 16
 _GRADIENTS_AT_ONCE_CPU = 16_000_000
 """Values in the gradients of one call. Time per problem on ConvNet, relative to one per call: 4 to 8 0.88, 16 1.3."""
 _BYTES_AT_ONCE_CPU = 2**30
-"""Limit for the bytes of a call's points, counted one by one. A call may use twice as many, and actors share memory."""
+"""Memory per call in bytes, estimated from one point. A call may take twice as much, and several actors run at once."""
 _IMAGES_AT_ONCE_GPU = 512
 """Images in one vectorised call on a GPU, which only memory limits."""
 

@@ -195,7 +195,7 @@ class Span:
     room: int
     """Dimension of the space of all possible inputs."""
     rank: int
-    """Rank of the gradient, at most the number of tokens in the batch. With noise the latter is smaller."""
+    """Rank of the gradient, at most the number of tokens in the batch, which it reaches with noise."""
     gradient: Tensor
     """Gradient (width, out): sums of the input vectors, one for each output of the weights."""
     name: str = ""

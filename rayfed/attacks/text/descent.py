@@ -19,7 +19,7 @@ INSIDE = 1e-3
 _SWEEPS = 8
 """Maximum number of passes of a descent over the positions."""
 _ALIKE = 4
-"""Texts that differ at no more than 1 in this many positions count as one, unless both are in the span."""
+"""Two texts count as equal if they differ in at most 1 of this many positions, unless both are in the span."""
 _FIRST, _LAST = 2, 4
 """Shares, 1 in this many, of the positions to correct: first with the likely tokens, then with all possible tokens."""
 

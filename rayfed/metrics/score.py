@@ -68,7 +68,7 @@ class Scorer:
         - `true_label` and `label`, the recovered one. For numbers, `target_error` and `target_guess_error`;
         - `label_guess_accuracy` (`even_guess`);
         - the named metrics: None if the reconstruction or the metric is not finite, if a network has no weights, and
-        for metrics of class labels if labels are numbers;
+          for metrics of class labels if labels are numbers;
         - with `others`, the recovered parts (`rayfed.metrics.parts.parts`);
         - with a metric that compares classes, `people`, the number of people that the recogniser distinguishes.
         """

@@ -4,11 +4,11 @@ A gradient has zeros without any defence: rows for units that no sample activate
 in all samples. Zeros from a defence are recognised because the gradient of N samples cannot have them.
 
 - A linear layer's gradient is a sum of products of two vectors, one for each vector that enters it. For r such vectors,
-at most 2^r - 1 patterns of zeros occur among its non-zero rows, and among its columns. A random mask produces more
-patterns, and its zeros carry no information. The attacker measures r on the model. It exceeds the number of samples if
-a layer processes each sample at several positions.
+  at most 2^r - 1 patterns of zeros occur among its non-zero rows, and among its columns. A random mask produces more
+  patterns, and its zeros carry no information. The attacker measures r on the model. It exceeds the number of samples
+  if a layer processes each sample at several positions.
 - Values from a density leave no gap between zero and the smallest value. A gap indicates a threshold, and a zero then
-means that the value is below it.
+  means that the value is below it.
 
 Any other zero also means that its value is at most the smallest magnitude that was sent. This bound is correct for
 every kind of zero. It is nearly zero for a gradient's natural zeros, exact for a threshold, and the cell width for a

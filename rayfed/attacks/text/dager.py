@@ -16,11 +16,11 @@ Source: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language 
 
 - Weights are identified by the vectors that they multiply, whatever their names.
 - Of several layers, the attack uses the one whose gradient has the highest rank, and then whose vectors have most
-dimensions.
+  dimensions.
 - Gradients of all weights that multiply the same vectors (query, key and value) are combined, because the key's
-gradient lacks one direction per text (the rows of the softmax's gradient sum to zero).
+  gradient lacks one direction per text (the rows of the softmax's gradient sum to zero).
 - With noise, the rank is unknown. The span then has as many leading directions as the batch has tokens, and the token
-at the smallest distance is used.
+  at the smallest distance is used.
 - Coordinate descent assembles texts instead of an exhaustive search, starting from the texts of `grouping`.
 """
 

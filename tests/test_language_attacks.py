@@ -83,7 +83,7 @@ def test_attacks_that_need_labels_have_no_answer_for_a_language_model() -> None:
     seen = observed(built, *texts(1))
     [found] = attempt(Tag(iterations=2), [seen], built, generators(1), factor=False)
     assert found.status == "not applicable"
-    assert found.message == _NOT_GIVEN
+    assert _NOT_GIVEN in found.message
     [other] = attempt(TwoImages(), [seen], built, generators(1), factor=False)
     assert other.status == "not applicable"
 

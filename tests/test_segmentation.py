@@ -110,11 +110,11 @@ def test_attacks_that_need_masks_say_that_they_were_not_given() -> None:
     seen, _ = masked(model, digit(3))
     [found] = struck(Grnn(iterations=1), model, seen)
     assert found.status == "not applicable"
-    assert found.message == _NOT_GIVEN
+    assert _NOT_GIVEN in found.message
     [average] = struck(
         InvertingGradients(iterations=1, start="class_average"), model, replace(seen, extra={"public": ()})
     )
-    assert average.message == _NO_CLASSES
+    assert _NO_CLASSES in average.message
 
 
 # ---- closed forms ----
@@ -180,7 +180,7 @@ def test_what_labels_would_have_to_tell_is_told() -> None:
     seen, _ = masked(biased := Whole(), image)
     [peeled] = struck(Peel(), biased, seen)
     assert peeled.status == "not applicable"
-    assert peeled.message == _COUNTLESS
+    assert _COUNTLESS in peeled.message
     unbiased = Whole(bias=False)
     seen, mask = masked(unbiased, image)
     [scaled] = struck(Analytic(), unbiased, seen)

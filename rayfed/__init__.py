@@ -1,6 +1,6 @@
-"""Federated learning that measures its own leaks: attacks, defences, aggregation and the engine that runs them.
+"""Measure how much federated learning leaks: attacks, defences, aggregation rules and the engine that runs them.
 
-Everything below this package is plain PyTorch and works without Ray; `actors` adds Ray.
+This package is plain PyTorch and works without Ray. The package `actors` adds Ray.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from rayfed.update import LocalTraining
 
 __all__ = ["__version__", "attack", "audit", "defend", "launch", "load", "record", "sweep"]
-# Everything is imported where it is used: `import rayfed` stays light.
+# Functions import what they need, so that `import rayfed` stays fast.
 
 
 def load(path: str | PathLike[str]) -> Run | Sweep:
-    """Open the run or sweep at a local path or fsspec URL: tables, images, settings, fronts.
+    """Open the results of a run or a sweep at a local path or fsspec URL.
 
-    Raises `rayfed.errors.RunError` if there is none.
+    Raises `rayfed.errors.RunError` if the path has neither.
 
     >>> import tempfile
     >>> import rayfed
@@ -63,15 +63,17 @@ def record(
 ) -> Recorder:
     """Record a federation's updates, as its server sees them, into a folder for `rayfed replay`.
 
-    Call `round` of the recorder for each client of each round.
+    Call the recorder's `round` once per client and round. The arguments describe the federation:
 
-    `local` are the steps behind a state that clients return; leave it out if they return gradients. With `truth` the
-    samples themselves are written too, so that reconstructions can be scored: never by default. `mean` and `std` (per
-    channel) are those by which your transform normalises images that were in [0, 1]. `classes` is found by a forward
-    pass unless given, and `shape` (C, H, W) is that of the images; a server, which has no images, gives both `shape`
-    and the number of samples in place of a batch. `loss` is a name or a mapping with a `name`, as in a scenario, by
-    default the cross entropy of classes. The truth has the labels that it takes: class indices (N,), or numbers
-    (N, outputs) for `binary_cross_entropy` and `mean_squared_error`.
+    - `local`: the local steps of clients that return a state. Leave it out if they return gradients.
+    - `truth`: also write the samples, so that reconstructions can be scored. Default: False.
+    - `mean`, `std`: the values per channel with which your transform normalises images in [0, 1].
+    - `classes`: the number of classes. Default: found by a forward pass.
+    - `shape`: the shape (C, H, W) of an image. Required on a server, which gives the number of samples but no batch.
+    - `loss`: a name, or a mapping with a `name`, as in a scenario. Default: cross entropy of classes.
+
+    Labels of the truth are class indices (N,), or numbers (N, outputs) for `binary_cross_entropy` and
+    `mean_squared_error`.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -109,13 +111,16 @@ def defend(
     poisson: bool = False,
     seed: int | None = None,
 ) -> Defended:
-    """Apply defences in a training loop of your own: to each step's gradient, and to what a client answers.
+    """Apply defences in your own training loop, to each step's gradient and to the client's update.
 
-    The account is of the loop that the arguments tell of: `rounds` in which the client answers at most, and where a
-    defence works on gradients the `samples` that it holds, the `batch_size` of a step and the `steps` of a round, with
-    batches of a fresh permutation each epoch or, with `poisson`, each sample drawn for itself. Print the result to read
-    it. With a `seed` the noise can be repeated, for measuring. Raises `rayfed.errors.UserError` for defences that no
-    loop can have, and, later on, for more rounds and steps than were told.
+    `rounds` is the maximum number of rounds that the client takes part in. A defence of gradients also needs the number
+    of the client's `samples`, the `batch_size` of a step and the `steps` of a round. Batches are slices of a new
+    permutation in each epoch; with `poisson`, each sample joins a batch independently. The privacy account holds for
+    these numbers: print the result to read it. With a `seed` the noise is reproducible: use this to measure, not to
+    protect data.
+
+    Raises `rayfed.errors.UserError` for defences that do not work in a user's loop, and later for more rounds or steps
+    than declared.
 
     >>> import rayfed, torch
     >>> model = torch.nn.Linear(2, 2)
@@ -141,11 +146,14 @@ def launch(
 ) -> Run:
     """Run a scenario, as `rayfed launch` does, and return its results.
 
-    It is a YAML file, the name of one that comes with rayfed, a mapping like such a file's contents, or a loaded one;
-    `changes` are `PATH=VALUE` as for `--set`. Results lie in a new folder under `out`, by default the scenario's own.
-    The `executor` is "local", in this process, or "ray", at the `address` of a cluster or on a Ray of its own, with the
-    same results. Nothing is printed, unless `show` asks for what the command prints. Raises `rayfed.errors.UserError`
-    for the user's mistakes: `ScenarioError`, `DataError`, `RunError`, ...
+    - `scenario`: a YAML file, the name of a scenario that comes with rayfed, a mapping or a loaded `Scenario`.
+    - `changes`: strings `PATH=VALUE`, as for `--set`.
+    - `out`: the folder that gets the new run folder. Default: the scenario's `output.folder`.
+    - `executor`: "local" (this process) or "ray". Both give the same results.
+    - `address`: the address of a Ray cluster. Default: start Ray on this machine.
+    - `show`: print what the command prints. Default: False.
+
+    Raises `rayfed.errors.UserError`, for example `ScenarioError`, `DataError` or `RunError`, for mistakes of the user.
 
     >>> import tempfile
     >>> import rayfed
@@ -170,7 +178,7 @@ def launch(
 
     loaded = scenario_of(scenario, changes)
     if loaded.sweep is not None:
-        raise ScenarioError(f"{loaded.name} has a `sweep`: rayfed.sweep plays it")
+        raise ScenarioError(f"{loaded.name} has a `sweep`: call rayfed.sweep")
     with shown(show) as progress:
         folder = runs.launch(loaded, _text(out), execution(executor, address), progress)
         progress.finished(f"{folder.url}/report.html")
@@ -185,9 +193,9 @@ def sweep(
     executor: str = "local",
     address: str | None = None,
 ) -> Sweep:
-    """Play every trial of a scenario's `sweep`, as `rayfed sweep` does, and return the results.
+    """Run every trial of a scenario's `sweep`, as `rayfed sweep` does, and return the results.
 
-    The arguments are those of `launch`.
+    See `launch` for the arguments.
     """
     import warnings
 
@@ -201,7 +209,7 @@ def sweep(
 
     loaded = scenario_of(scenario, changes)
     if loaded.sweep is None:
-        raise ScenarioError(f"{loaded.name} has no `sweep`: rayfed.launch plays it")
+        raise ScenarioError(f"{loaded.name} has no `sweep`: call rayfed.launch")
     folder = sweeps.sweep(loaded, _text(out), sweep_execution(executor, address), SweepProgress())
     try_sweep_report(folder, warnings.warn)
     return Sweep(folder.files)
@@ -218,10 +226,10 @@ def attack(
     address: str | None = None,
     show: bool = False,
 ) -> Run:
-    """Play a scenario's attacks without its training, as `rayfed attack` does, and return the results.
+    """Run a scenario's attacks without training, as `rayfed attack` does, and return the results.
 
-    They attack the model as it begins, or what each arm of a `run` has learnt; with `arm` all attack what that one has.
-    The other arguments are those of `launch`.
+    The attacked model has its initial weights. With a `run`, each arm has the weights that it trained in that run; with
+    an `arm` too, all arms have the weights of that arm. See `launch` for the other arguments.
 
     >>> import tempfile
     >>> import rayfed
@@ -276,14 +284,16 @@ def audit(
     address: str | None = None,
     show: bool = False,
 ) -> list[Run]:
-    """Measure how much one gradient of a model gives away, as `rayfed audit` does.
+    """Measure how much a model's gradient leaks, as `rayfed audit` does.
 
-    Return the results on the weights that the model begins with and, where a `run` is named, then those on what it has
-    learnt; none where no attack applies, which says nothing about the gradient. The `model` is a name, as for the
-    command, or a class, whose instances are made without arguments; model and data are the run's where they are not
-    given.
-    `defences` are names, mappings with a `name`, or lists of these: one arm each; by default as many of nine
-    usual ones as there is time for.
+    Return one run on the initial weights. With a `run`, a second one on that run's trained weights follows. The list is
+    empty if no attack applies; this does not show that the gradient is safe.
+
+    - `model`: a name, as for the command, or a class that can be called without arguments. Default: the run's.
+    - `data`: a path or name, as for the command. Default: the run's.
+    - `defences`: names, mappings with a `name`, or lists of these, one arm each. Default: as many of nine common
+      defences as the time allows.
+    - `minutes`: the time limit.
 
     >>> import tempfile
     >>> import rayfed

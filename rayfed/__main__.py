@@ -1,4 +1,4 @@
-"""`python -m rayfed` is `rayfed`."""
+"""Run the `rayfed` command as `python -m rayfed`."""
 
 from rayfed.cli import main
 

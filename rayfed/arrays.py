@@ -1,4 +1,4 @@
-"""Conversion of a user's arrays: states of a model as NumPy arrays, by name or in the model's order, become tensors."""
+"""Convert the states that users give (arrays or tensors, by name or in order) to tensors by name."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from rayfed.update import Named
 
 Values: TypeAlias = "Tensor | np.ndarray | np.generic | Sequence[Any] | float"
 Arrays: TypeAlias = "Mapping[str, Values] | Sequence[Values]"
-"""Tensors or arrays by name, or in the order of `model.state_dict()`, as a `NumPyClient` of Flower has them."""
+"""Tensors or arrays by name, or in the order of `model.state_dict()`, as Flower's `NumPyClient` returns them."""
 _COUNTER = "num_batches_tracked"
 _EXTRA = "_extra_state"
-"""Key of a state dict under which a module stores what is no tensor."""
+"""Key of a state dict under which a module stores objects that are not tensors."""
 _NO_BATCH = torch.zeros((), dtype=torch.int64)
 
 
 def is_counter(name: str) -> bool:
-    """Return whether a tensor counts the batches of a batch norm, which is no parameter and reaches no output."""
+    """Return whether a tensor is a batch norm's counter of batches, which affects no output."""
     return name.endswith(_COUNTER)
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is a whole number from 1."""
+    """Return whether a value is a positive integer."""
     return isinstance(value, int | np.integer) and bool(value >= 1)
 
 
 def to_tensor(what: str, value: Any) -> Tensor:
-    """Return a tensor, an array, a number or nested lists of numbers as a tensor; raises `UserError` for anything else.
+    """Convert a tensor, an array, a number or nested lists of numbers to a tensor.
 
-    `what` names the value in the message.
+    Raises `UserError` for anything else; `what` names the value in the message.
     """
     if isinstance(value, Tensor):
         return value.detach()
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "biufc":
-            raise TypeError(f"it holds {array.dtype}")
+            raise TypeError(f"its type is {array.dtype}")
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
     except (TypeError, ValueError) as error:
         said = " ".join(str(error).split())
-        raise UserError(f"{what}: a {type(value).__name__} is no tensor or array of numbers: {said}") from error
+        raise UserError(f"{what}: found a {type(value).__name__}; expected a tensor or numbers ({said})") from error
 
 
 def by_name(what: str, given: Arrays, model: nn.Module) -> Named:
     """Return a state or a gradient of a model as tensors by name.
 
-    A sequence has the order of `model.state_dict()`, with or without counters, or of `model.parameters()`. The counters
-    of batch norms may have another shape, as `torch.Tensor(array)` gives them: then the model's are taken.
-    Raises `UserError` for values that are no numbers, and for a sequence of another length or with other shapes than
-    the model's.
+    A sequence has the order of `model.state_dict()`, with or without counters, or of `model.parameters()`. Counters of
+    batch norms that have another shape, as `torch.Tensor(array)` makes them, are replaced by the model's.
+    Raises `UserError` for values that are not numbers, and for a sequence with another length or other shapes than the
+    model's.
 
     >>> import torch
     >>> from rayfed.arrays import by_name
@@ -71,19 +71,19 @@ def by_name(what: str, given: Arrays, model: nn.Module) -> Named:
         if name.endswith(_EXTRA) and not isinstance(value, Tensor):
             continue
         if isinstance(value, Mapping):
-            raise UserError(f"{what}: '{name}' is no tensor: give the state dict itself, not what it was saved in")
+            raise UserError(f"{what}: '{name}' is a mapping, not a tensor: give the state dict that it contains")
         tensor = to_tensor(f"{what}: '{name}'", value)
         tensors[name] = _counter(tensor, own.get(name, _NO_BATCH)) if is_counter(name) else tensor
     return tensors
 
 
 def _counter(given: Tensor, own: Tensor) -> Tensor:
-    """Return a counter as an integer without dimensions: the model's `own` if the given one is none."""
+    """Return a counter as an integer without dimensions; the model's `own` if the given tensor is not a number."""
     return given.long() if given.ndim == 0 and given.isfinite() else own.detach().clone()
 
 
 def _in_order(what: str, given: Any, own: Named, model: nn.Module) -> dict[str, Any]:
-    """Return arrays under the names of the model's tensors, by order."""
+    """Map the names of the model's tensors to arrays given in their order."""
     one_array = isinstance(given, Tensor) or (isinstance(given, np.ndarray) and given.dtype != object)
     if one_array or isinstance(given, nn.Module | str) or not hasattr(given, "__iter__"):
         raise UserError(
@@ -101,7 +101,7 @@ def _in_order(what: str, given: Any, own: Named, model: nn.Module) -> dict[str, 
             has = "no array" if found is None else f"an array of shape {found}"
             wants = "no tensor" if name is None else f"'{name}' of shape {expected}"
             raise UserError(
-                f"{what}: {len(values)} arrays for the model's {len(own)} tensors. At place {place} the model has "
-                f"{wants}, and the list has {has}: give all in the order of model.state_dict()"
+                f"{what}: {len(values)} arrays for the model's {len(own)} tensors. At index {place} the model has "
+                f"{wants}, and the list has {has}: give all arrays in the order of model.state_dict()"
             )
     return dict(zip(names, values, strict=True))

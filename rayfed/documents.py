@@ -1,6 +1,6 @@
-"""YAML and JSON: untrusted text becomes plain data or one `ValueError`, and data becomes YAML.
+"""Read YAML and JSON safely from untrusted text, and write YAML.
 
-Floats with an exponent are as in YAML 1.2: PyYAML reads 1e-5, which YAML 1.1 writes 1.0e-5, as text.
+Floats with an exponent follow YAML 1.2, so 1e-5 is a number. PyYAML follows YAML 1.1 and reads it as text.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import yaml
 Place = tuple[Any, ...]
 """Keys and indices."""
 _MOST = 200_000
-"""Entries of a document, aliases written out: nested ones make billions of a few lines."""
+"""Maximum number of entries after aliases are expanded: nested aliases make billions of entries from a few lines."""
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-"""Floats of YAML 1.2 with an exponent; those without are the same in 1.1."""
+"""Floats with an exponent in YAML 1.2. Floats without one are the same in YAML 1.1."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's safe dumper, which puts text in quotes that `_Loader` would read as a number."""
+    """PyYAML's safe dumper, which also quotes text that `_Loader` would read as a number."""
 
 
 for _kind in (_Loader, _Dumper):
@@ -34,7 +34,7 @@ for _kind in (_Loader, _Dumper):
 
 
 def load_yaml(text: str) -> Any:
-    """Return the data of a YAML document that rayfed itself wrote; raises `yaml.YAMLError` for what is none."""
+    """Return the data of a YAML document that rayfed wrote. Raises `yaml.YAMLError` for invalid YAML."""
     loader = _Loader(text)
     try:
         return loader.get_single_data()
@@ -43,12 +43,12 @@ def load_yaml(text: str) -> Any:
 
 
 def dump_yaml(value: Any, width: int = 80) -> str:
-    """Return data as a YAML document, which `load_yaml` reads back; raises `yaml.YAMLError` for other objects."""
+    """Return plain data as a YAML document for `load_yaml`. Raises `yaml.YAMLError` for other objects."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
 def yaml_flow(value: Any) -> str:
-    """Return data as YAML in one line, as options take it; raises `yaml.YAMLError` for other objects."""
+    """Return plain data as one line of YAML, as in `--set`. Raises `yaml.YAMLError` for other objects."""
     text: str = yaml.dump(
         value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=float("inf")
     )
@@ -56,23 +56,23 @@ def yaml_flow(value: Any) -> str:
 
 
 def read_yaml(text: str) -> tuple[Any, list[tuple[Place, int]]]:
-    """Return a YAML document and the lines of its paths; raises `ValueError` for invalid or self-referencing YAML."""
+    """Return the data of a YAML document and the line of each path. Raises `ValueError` for invalid YAML."""
     try:
         root = yaml.compose(text, Loader=_Loader)
         lines = list(islice(_lines(root), _MOST + 1))
         if len(lines) > _MOST:
-            raise ValueError(f"it has more than {_MOST:,} entries with its aliases written out")
+            raise ValueError(f"more than {_MOST:,} entries with aliases written out")
         return load_yaml(text), lines
     except RecursionError:
         raise ValueError("an anchor refers to itself, or the nesting is too deep") from None
     except ValueError:
         raise
-    except Exception as error:  # beside its own errors, PyYAML raises what odd scalars lead Python to: `!!bool 7`
+    except Exception as error:  # PyYAML also raises KeyError and others, for example for `!!bool 7`
         raise ValueError(str(error) or type(error).__name__) from error
 
 
 def read_json(text: str) -> Any:
-    """Return a JSON document; raises `ValueError` for invalid JSON."""
+    """Return the data of a JSON document. Raises `ValueError` for invalid JSON."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -80,14 +80,14 @@ def read_json(text: str) -> Any:
 
 
 def _lines(node: yaml.Node | None, path: Place = ()) -> Iterator[tuple[Place, int]]:
-    """Yield every path of the document with its line, from 1; raises `ValueError` for text that no path can have."""
+    """Yield every path of the document with its line, from 1. Raises `ValueError` for invalid keys and text."""
     if node is None:
         return
     yield path, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise ValueError(f"line {key.start_mark.line + 1}: a key is a list or a mapping, not a word")
+                raise ValueError(f"line {key.start_mark.line + 1}: found a list or a mapping as a key; use a word")
             name = _text(key)
             yield (*path, name), key.start_mark.line + 1
             yield from (entry for entry in _lines(value, (*path, name)) if entry[0] != (*path, name))
@@ -99,9 +99,9 @@ def _lines(node: yaml.Node | None, path: Place = ()) -> Iterator[tuple[Place, in
 
 
 def _text(node: yaml.Node) -> str:
-    """Return a scalar as it is written; raises `ValueError` if no file or path could hold it."""
+    """Return the text of a scalar. Raises `ValueError` for text that no file or path can contain."""
     value = str(node.value)
     if "\0" in value:
-        raise ValueError(f"line {node.start_mark.line + 1}: there is a NUL character in it")
-    value.encode()  # not so half of a surrogate pair: UnicodeEncodeError is a ValueError
+        raise ValueError(f"line {node.start_mark.line + 1}: found a NUL character; remove it")
+    value.encode()  # raises UnicodeEncodeError, a ValueError, for half of a surrogate pair
     return value

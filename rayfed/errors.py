@@ -1,7 +1,7 @@
-"""Exceptions with messages for the user: what is wrong, where, and what to do.
+"""Define the exceptions that carry messages for the user.
 
-A `UserError` says what is wrong, where, and what to do; the command line prints it without a traceback and
-ends with exit code 2. Anything else is a defect of ours: exit code 1.
+The message of a `UserError` says what is wrong, where, and how to fix it. The command line prints it without a
+traceback and exits with code 2. Any other exception is a bug in rayfed and gives exit code 1.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 
 
 class UserError(Exception):
-    """Error that the user can fix, in a scenario, a file or a resource request."""
+    """An error that the user can fix, for example in a scenario or a file."""
 
 
 class ScenarioError(UserError):
-    """An inconsistent scenario; carries every problem found, not only the first.
+    """An invalid scenario, with all problems found.
 
-    `problems` are the places of fields, as keys and indices, and what is wrong there; none where it is no document.
+    `problems` are pairs of a field's path (keys and indices) and a message. Empty if the file is not valid YAML.
     """
 
     def __init__(self, message: str, problems: Sequence[tuple[tuple[Any, ...], str]] = ()) -> None:
@@ -33,7 +33,7 @@ class ScenarioError(UserError):
 
 
 class DataError(UserError):
-    """A data set that is missing, truncated or mislabelled; names the file and what was expected."""
+    """A data set that is missing, truncated or mislabelled. The message names the file."""
 
 
 class ResourceError(UserError):
@@ -41,7 +41,7 @@ class ResourceError(UserError):
 
 
 class NotPortable(ResourceError):
-    """A process whose instruction set is not fixed as the scenario asks; the command line restarts itself."""
+    """A process that does not use the instruction set that the scenario asks for; the command line restarts itself."""
 
 
 class RunError(UserError):
@@ -49,35 +49,35 @@ class RunError(UserError):
 
 
 class LeaseError(RunError):
-    """A run folder in which another driver writes: it is alive, or has taken this one's run over."""
+    """A run folder that another driver writes to, because it is still alive or has taken over the run."""
 
 
 class ClientError(UserError):
-    """A client's work that failed; names client, round, arm and reason, or what its round lacks without it."""
+    """A client that failed. The message names client, round, arm and reason."""
 
 
 class OverdueError(UserError):
-    """A call that took longer than `resources.timeout`; its process may still hang."""
+    """A call that took longer than `resources.timeout`. Its process may still be running."""
 
     def __init__(self, what: str, seconds: float) -> None:
         super().__init__(
-            f"{what} took longer than resources.timeout allows ({seconds:g} s): raise it, or fix what hangs; complete "
-            f"rounds are kept and `rayfed resume` goes on from there"
+            f"{what} took longer than resources.timeout ({seconds:g} s): raise it, or fix the code that hangs. "
+            f"Complete rounds are kept and `rayfed resume` continues after them"
         )
 
 
 class ProtectionError(UserError):
-    """An encrypted update that cannot be added or opened: tampered with, truncated, of other keys or parameters.
+    """An encrypted update that cannot be added or decrypted, because it was changed or has other keys or parameters.
 
-    It is raised before the server's step: the round is not applied, and the run can be resumed.
+    Raised before the server's step: the round is not applied, and the run can be resumed.
     """
 
 
 class Killed(KeyboardInterrupt):
-    """A signal that ends the process, such as SIGTERM; code that handles Ctrl-C handles it alike."""
+    """A signal that ends the process, such as SIGTERM. Code that handles Ctrl-C also handles it."""
 
     came: ClassVar[int | None] = None
-    """Number of the signal that has come, for libraries that raise a plain `KeyboardInterrupt` where they waited."""
+    """Number of the received signal. Libraries that were waiting may raise a plain `KeyboardInterrupt` instead."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(f"killed by {Signals(signal).name}")
@@ -94,7 +94,7 @@ def needing(package: str, extra: str, what: str) -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return in one line which error was raised, and where; a `UserError` describes itself."""
+    """Return one line with an error's type, message and place; for a `UserError` only its message."""
     said = " ".join(plain(str(error)).split())
     if isinstance(error, UserError):
         return said
@@ -105,10 +105,9 @@ def describe_error(error: BaseException) -> str:
 
 @contextmanager
 def noting_errors(note: Callable[[str], object]) -> Iterator[None]:
-    """Pass an error in the block to `note` instead of raising it: metrics and reports must not end a run.
+    """Pass an error in the block to `note` instead of raising it, so that a failed metric or report ends no run.
 
-    A `SystemExit` of the user's code counts as an error. A closed output, another driver of the run folder and a
-    debugger that was left still end the run.
+    A `SystemExit` of the user's code counts as an error. `BrokenPipeError`, `LeaseError` and `BdbQuit` are raised.
     """
     try:
         yield
@@ -119,7 +118,7 @@ def noting_errors(note: Callable[[str], object]) -> Iterator[None]:
 
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Escape sequences of terminals, and control characters but tabs and the ends of lines."""
+"""Escape sequences of terminals, and control characters except tabs and line ends."""
 
 
 def plain(message: str) -> str:
@@ -128,9 +127,9 @@ def plain(message: str) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return which names are valid: `did you mean 'sigma'? (valid: clip, sigma)`, or `valid are clip, sigma`.
+    """Suggest a valid name: `did you mean 'sigma'? (valid: clip, sigma)`, or `valid are clip, sigma`.
 
-    The initials of a name mean it, too: `bce` is `binary_cross_entropy`.
+    Initials are understood: `bce` suggests `binary_cross_entropy`.
     """
     names = sorted(valid)
     initials = [one for one in names if len(name) > 1 and "".join(word[:1] for word in one.split("_")) == name.lower()]

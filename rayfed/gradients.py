@@ -1,8 +1,7 @@
-"""Gradients of a loss in a model's weights: named, with graph, per sample, and for many problems at once.
+"""Compute gradients of a loss with respect to a model's weights: by name, per sample or for many batches at once.
 
-Attacks and defences both stand on this file. All functions are pure: they read the weights that they are given, not
-those stored in `model`, and leave the model as it was (buffers that are passed in may be updated, as batch norm
-in training mode does).
+Attacks and defences use these functions. They read the weights that are passed in, not those stored in `model`, and do
+not change the model. Only buffers that are passed in may change, as batch norm does in training mode.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ def weights_of(model: nn.Module) -> Named:
 
 
 def buffers_of(model: nn.Module) -> Named:
-    """Return copies of the buffers and frozen parameters, which a forward pass reads beside the weights, by name."""
+    """Return detached copies of the buffers and frozen parameters, by name."""
     frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
     return {name: t.detach().clone() for name, t in [*model.named_buffers(), *frozen]}
 
 
 class Penalised(ABC):
-    """A module whose output adds a penalty to the loss; all losses and gradients of this file include it."""
+    """A module whose output adds a penalty to the loss. All losses and gradients of this file include it."""
 
     @abstractmethod
     def penalty(self, output: Tensor) -> Tensor:
-        """Return each sample's penalty (N,), added to its loss, from the output of the module's forward pass."""
+        """Return each sample's penalty (N,) from the output of the module's forward pass."""
 
 
 def batch_loss(
@@ -48,17 +47,17 @@ def batch_loss(
 ) -> Tensor:
     """Return the mean loss of a model over a batch, a scalar, with the penalties of `Penalised` modules.
 
-    `inputs` is (N, *shape), such as images (N, C, H, W) in [0, 1]; `labels` is (N,) int64, or (N, K) probabilities, or
-    words (N, L) int64, or numbers (N, k); `mask` is (N,) weights of the samples, 0 for padding.
+    `inputs` is (N, *shape), such as images (N, C, H, W) in [0, 1]. `labels` are classes (N,) int64, probabilities
+    (N, K), words (N, L) int64 or numbers (N, k). `mask` (N,) weights the samples, with 0 for padding.
     """
     return within(model, {**weights, **buffers}, lambda module: loss_of(module, inputs, labels, mask))
 
 
 def within(model: nn.Module, state: Named, act: Callable[[nn.Module], Result]) -> Result:
-    """Return `act(model)`, with the tensors of `state` in place of the model's own, tied ones together.
+    """Return `act(model)` while the model has the tensors of `state`; tied tensors are replaced together.
 
-    It is `functional_call` for more than a forward pass: what a backward pass computes again (`torch.utils.checkpoint`)
-    reads the tensors that the model has then. Raises `ValueError` for two values of one tensor.
+    Unlike with `functional_call`, `act` may run a backward pass, in which `torch.utils.checkpoint` computes outputs
+    again from the model's tensors. Raises `ValueError` if tied names have different values.
     """
     places = [
         (f"{path}.{key}" if path else key, table, key)
@@ -69,7 +68,7 @@ def within(model: nn.Module, state: Named, act: Callable[[nn.Module], Result]) -
     given: dict[int, Tensor] = {}
     for name, table, key in places:
         if name in state and given.setdefault(id(table[key]), state[name]) is not state[name]:
-            raise ValueError(f"'{name}' is tied to a tensor that has another value")
+            raise ValueError(f"'{name}' is tied to a tensor with another value: give both the same tensor")
     own = [(table, key, tensor) for _, table, key in places if id(tensor := table[key]) in given]
     try:
         for table, key, tensor in own:
@@ -81,7 +80,7 @@ def within(model: nn.Module, state: Named, act: Callable[[nn.Module], Result]) -
 
 
 def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return `batch_loss` at the model's own tensors."""
+    """Return the `batch_loss` of a model with its current tensors."""
     with collected_penalties(model) as penalties:
         logits = model(inputs)
     loss = losses.of(model)
@@ -94,7 +93,7 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | Non
 
 @contextmanager
 def collected_penalties(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the penalties of a forward pass that runs in the block; the model keeps nothing of them."""
+    """Collect the penalties of the forward pass in the block into a list, through temporary hooks."""
     found: list[Tensor] = []
     modules = [module for module in model.modules() if isinstance(module, Penalised)]
     hooks = [m.register_forward_hook(lambda m, _, output: found.append(m.penalty(output))) for m in modules]
@@ -116,8 +115,8 @@ def gradient(
 ) -> tuple[Named, Tensor]:
     """Return the gradient of `batch_loss` with respect to the weights, by name, and the loss (a detached scalar).
 
-    With `create_graph` the gradient can be differentiated again in `inputs` and `labels`, and in weights that have a
-    graph.
+    With `create_graph` the gradient can be differentiated again with respect to `inputs`, `labels` and weights that
+    require gradients.
 
     >>> import torch
     >>> from rayfed.gradients import buffers_of, gradient, weights_of
@@ -140,7 +139,7 @@ def gradient(
             grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
             return dict(zip(leaves, grads, strict=True)), loss.detach()
         loss = loss_of(module, inputs.detach(), labels.detach(), mask)
-        loss.backward()  # reentrant checkpoints know no other way
+        loss.backward()  # reentrant checkpoints do not support `torch.autograd.grad`
         return {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}, loss.detach()
 
     return within(model, {**leaves, **buffers}, backward)
@@ -151,9 +150,9 @@ def many_gradients(
 ) -> Named:
     """Return the gradients of P batches at the same weights, which can be differentiated again.
 
-    `inputs` is (P, N, *shape), `labels` (P, N) int64 or (P, N, K) probabilities; the result has a leading dimension P,
-    as the tensors of `own` have: buffers of each batch's own. They are computed in one vmap call, or in a loop for a
-    model that vmap refuses.
+    `inputs` is (P, N, *shape), `labels` (P, N) int64 or (P, N, K) probabilities. `own` are buffers that differ per
+    batch. Their tensors and the returned ones have a leading dimension P. Runs one vmap call, or a loop for a model
+    that vmap does not support.
     """
     leaves, own = {name: w.detach() for name, w in weights.items()}, own or {}
     if not vmap_refusal(model, leaves, buffers | {n: b[0] for n, b in own.items()}, inputs[0], labels[0]):
@@ -162,20 +161,20 @@ def many_gradients(
         return gradients
     again = inputs.requires_grad or labels.requires_grad
     one_by_one = in_turn(lambda b, x, y: gradient(model, leaves, buffers | b, x, y, create_graph=again)[0])
-    with torch.enable_grad():  # as in `torch.func.grad`, whatever the caller's mode
+    with torch.enable_grad():  # `torch.func.grad` also ignores the caller's mode
         found: Named = one_by_one(own, inputs, labels)
     return found
 
 
 def per_sample_gradients(model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor) -> Named:
-    """Return the gradient of every sample's own loss: each tensor has a leading dimension N."""
+    """Return the gradient of each sample's loss: each tensor has a leading dimension N."""
     return many_gradients(model, weights, buffers, inputs.unsqueeze(1), labels.unsqueeze(1))
 
 
 def vmap_refusal(model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor) -> str:
-    """Return why vmap does not compute gradients of several batches like this one, in one line; "" if it does.
+    """Return in one line why vmap cannot compute the model's gradients for several batches; "" if it can.
 
-    It is tried once for a model, at inputs and labels of zeros, so that no batch decides how the next is computed.
+    Tried once per model, with inputs and labels of zeros, so that the values of a batch have no influence.
     """
 
     def trial() -> None:
@@ -191,17 +190,17 @@ def vmap_refusal(model: nn.Module, weights: Named, buffers: Named, inputs: Tenso
 
 
 def sample_rows(tensors: Named) -> Tensor:
-    """Return the tensors (N, ...) of N samples as one matrix with a row for each, in the order of the dictionary."""
+    """Concatenate the tensors (N, ...) of N samples to a matrix with one row per sample, in the dictionary's order."""
     return torch.cat([t.reshape(len(t), -1) for t in tensors.values()], 1)
 
 
 def flatten(tensors: Named) -> Tensor:
-    """Return all tensors in one vector, in the order of the dictionary."""
+    """Concatenate all tensors to one vector, in the dictionary's order."""
     return torch.cat([t.reshape(-1) for t in tensors.values()])
 
 
 def unflatten(vector: Tensor, like: Named) -> Named:
-    """Return views of `vector` with the names and shapes of `like`: the inverse of `flatten`."""
+    """Return views of a vector with the names and shapes of `like`: the inverse of `flatten`."""
     pieces = vector.split([t.numel() for t in like.values()])
     return {name: piece.view_as(t) for (name, t), piece in zip(like.items(), pieces, strict=True)}
 
@@ -214,12 +213,12 @@ def norm(tensors: Named) -> Tensor:
 
 
 def clipped(tensors: Named, bound: float, leading: int = 0) -> Named:
-    """Return a gradient scaled down to a norm if it is longer, as `torch.nn.utils.clip_grad_norm_` does.
+    """Scale a gradient down to the norm `bound` if its norm is larger, as `torch.nn.utils.clip_grad_norm_` does.
 
-    With `leading` dimensions there is a gradient at each of their places.
+    The first `leading` dimensions index several gradients, each of which is clipped separately.
     """
     check_types(tensors, "a clip bound", half=True)
     squares = torch.stack([t.reshape(*t.shape[:leading], -1).square().sum(-1) for t in tensors.values()]).sum(0)
-    norms = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()  # a root has no slope at 0
+    norms = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()  # the root has no derivative at 0
     share = (bound / (norms + 1e-6)).clamp(max=1)
     return {name: t * share.view((*share.shape, *[1] * (t.dim() - leading))) for name, t in tensors.items()}

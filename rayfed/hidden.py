@@ -1,17 +1,17 @@
-"""Messages of attacks that could see nothing in an update: those who read tables of results know them by these.
+"""Define the messages of attacks that could not use an update, by which the analysis of results recognises them.
 
-They import no PyTorch, so that tables are read without it.
+This module does not import PyTorch, so that tables can be read without it.
 """
 
 from __future__ import annotations
 
-ENCRYPTED = "the update is encrypted: there is a ciphertext and no gradient to look at"
-MASKED = "the update is masked: without the other clients' shares it is uniform noise, and no gradient"
+ENCRYPTED = "the update is encrypted: the attacker sees a ciphertext, not a gradient"
+MASKED = "the update is masked: without the other clients' shares it is uniform noise"
 CHANNELS = ENCRYPTED, MASKED
-"""Beginnings of the messages on an update that its channel hides."""
-UNREHEARSED = "the defences could not be run on gradients of one's own"
-"""Beginning of the messages of attackers who have a defence's code and could do nothing with it."""
-UNUSED = "these attacks do not use all that the defences' code tells"
-"""The same of those who could do something, where another attacker with the code may do more."""
-UNSOLVED = "buffers that clients return are as many numbers as the samples have, and were not solved for them"
-"""The same of those who saw what no defence of the update changes, from which another attacker may make more."""
+"""First words of the message if the channel hides the update."""
+UNREHEARSED = "the attack could not run the defences' code on its own gradients"
+"""First words of the message if an attack has a defence's code but could not use it."""
+UNUSED = "these attacks use only a part of the defences' code"
+"""First words of the message if another attack with the code may reconstruct more."""
+UNSOLVED = "the returned buffers could determine the samples"
+"""First words of the message if another attack may reconstruct samples from buffers, which no defence changes."""

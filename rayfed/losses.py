@@ -1,9 +1,11 @@
-"""Losses that clients minimise: built-in ones, the user's own components, and functions of outputs and targets.
+"""Define the losses that clients minimise: built-in ones, the user's components, and functions of outputs and targets.
 
-A model carries its loss (`attach`, `of`), so whatever trains, evaluates or matches gradients of it takes the same one.
-Targets are classes (N,) int64, or their probabilities (N, K), or words (N, L) int64; or numbers (N, k) float, one for
-each output of the model: 0 and 1 for several labels, anything else for regression; or a class for each place of a
-sample, (N, L) or (N, H, W) int64. Of language models they are the text's own tokens.
+A loss is attached to its model (`attach`, `of`), so training, evaluation and attacks use the same one. Targets have one
+of these forms:
+
+- classes (N,) int64, their probabilities (N, K), or words (N, L) int64;
+- numbers (N, k) float, one per output of the model: 0 and 1 for several labels, any number for regression;
+- a class for each place of a sample, (N, L) or (N, H, W) int64, such as the text's tokens for language models.
 """
 
 from __future__ import annotations
@@ -40,52 +42,52 @@ Reduction = Literal["mean", "sum", "none"]
 
 @component
 class Loss(ABC):
-    """Base of all losses; the loss of a batch is the mean of its samples'."""
+    """Base class of all losses. The loss of a batch is the mean over its samples."""
 
     takes: ClassVar[Literal["classes", "numbers", "places", "tokens", "either"]]
-    """Targets that it takes; labels that are classes are made numbers where it takes nothing else. `places` are a class
-    for each place of a sample; `tokens` those of the text itself, in place of whatever labels the data have."""
+    """Targets that the loss takes. For `numbers`, classes are converted. `places` are a class for each place of a
+    sample. `tokens` are the text's own tokens; labels of the data are ignored."""
 
     @abstractmethod
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return each sample's loss (N,) from outputs (N, K) and targets."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Return the batch's loss, a scalar, or with `none` each sample's (N,)."""
+        """Return the loss of the batch, a scalar. With the reduction `none`, return the loss of each sample (N,)."""
         losses = self.per_sample(outputs, targets)
         return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """Return the numbers that outputs (..., K) predict; by default the outputs themselves."""
+        """Convert outputs (..., K) to predictions. Default: the outputs themselves."""
         return outputs
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return the share of each sample's labels that is predicted right, (N,); None if targets are numbers."""
+        """Return each sample's share of correctly predicted labels, (N,). None if targets are numbers."""
         return None if targets.is_floating_point() else objective.correct(outputs, targets)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return each sample's mean absolute error (N,); None if targets are not numbers."""
+        """Return each sample's mean absolute error (N,). None if targets are not numbers."""
         return None
 
     def tokens(self, targets: Tensor) -> Tensor | None:
-        """Return the number of tokens that each text's loss is the mean of, (N,), for perplexity; None elsewhere."""
+        """Return the number of tokens that each text's loss averages, (N,), for perplexity. None for other losses."""
         return None
 
     def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return counts of each class's pixels over all samples, (2, K): right ones, and predicted or true ones.
+        """Return each class's intersection and union in pixels, summed over the samples, (2, K).
 
-        None where targets are no masks.
+        None if targets are not masks.
         """
         return None
 
     def presented(
         self, inputs: Tensor, targets: Tensor, sample: SampleSpec, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets as a model is shown them in a round; by default as they are."""
+        """Return the inputs and targets that the model sees in a round. Default: unchanged."""
         return inputs, targets
 
     def original(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the samples behind inputs and targets that were `presented`."""
+        """Return the original samples of inputs and targets from `presented`."""
         return inputs
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -98,7 +100,7 @@ class Loss(ABC):
 
 @component
 class CrossEntropy(Loss):
-    """Cross entropy of classes in nats, or connectionist temporal classification where labels are words."""
+    """Cross entropy of classes in nats, or connectionist temporal classification (CTC) if labels are words."""
 
     takes: ClassVar[Literal["classes"]] = "classes"
 
@@ -106,11 +108,11 @@ class CrossEntropy(Loss):
     """Share of each label that is spread evenly over all classes (Szegedy et al. 2016, section 7)."""
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's loss (N,); targets are classes (N,), probabilities (N, K) or words (N, L)."""
+        """Return each sample's loss (N,). Targets are classes (N,), probabilities (N, K) or words (N, L)."""
         return self(outputs, targets, "none")
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Return the batch's loss, a scalar, or with `none` each sample's (N,)."""
+        """Return the loss of the batch, a scalar. With the reduction `none`, return the loss of each sample (N,)."""
         return objective.loss(outputs, targets, reduction, self.label_smoothing)
 
     def predicted(self, outputs: Tensor) -> Tensor:
@@ -127,23 +129,24 @@ class CrossEntropy(Loss):
 
 @component
 class BinaryCrossEntropy(Loss):
-    """Binary cross entropy of the outputs' sigmoids in nats, mean over the outputs: one label, or several at a time.
+    """Binary cross entropy of the outputs' sigmoids in nats, averaged over the outputs.
 
-    Of two classes one output is the probability of the second; of more classes each has an output.
+    With two classes, the model has one output for the second class. With more classes or labels, it has one output
+    each.
     """
 
     takes: ClassVar[Literal["numbers"]] = "numbers"
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's loss (N,); targets (N, k) are 0 and 1, or between."""
+        """Return each sample's loss (N,) from targets (N, k) in [0, 1]."""
         return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs), reduction="none").mean(1)
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """Return the outputs' probabilities."""
+        """Return the probabilities of the outputs."""
         return outputs.sigmoid()
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the share of each sample's labels that is right at a threshold of one half, (N,)."""
+        """Return each sample's share of correct labels at a threshold of 0.5, (N,)."""
         return ((outputs > 0) == (targets > 0.5)).double().mean(1)
 
 
@@ -164,10 +167,10 @@ class MeanSquaredError(Loss):
 
 @component
 class PlaceCrossEntropy(Loss):
-    """Cross entropy in nats of a class at each place, such as a token's tag or a pixel's class; mean over the places.
+    """Cross entropy in nats of a class at each place, such as a token's tag or a pixel's class, averaged over places.
 
-    Each sample counts the same, whatever the number of its places; those whose target is -100 do not count. For
-    attackers who fit masks, targets may be probabilities of the classes at each pixel, (N, K, H, W).
+    All samples have the same weight. Places with target -100 are ignored. Attacks that reconstruct masks may give
+    targets as class probabilities at each pixel, (N, K, H, W).
     """
 
     takes: ClassVar[Literal["places", "tokens"]] = "places"
@@ -181,7 +184,7 @@ class PlaceCrossEntropy(Loss):
         return flat.view_as(targets).sum(1) / (targets != NO_TARGET).sum(1).clamp(min=1)
 
     def aligned(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and the targets that they predict, place by place."""
+        """Return outputs and targets so that each output predicts the target at its place."""
         return outputs, targets
 
     def predicted(self, outputs: Tensor) -> Tensor:
@@ -189,25 +192,25 @@ class PlaceCrossEntropy(Loss):
         return outputs.softmax(-1)
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the share of each sample's places that is right, (N,)."""
+        """Return each sample's share of correct places, (N,)."""
         return objective.correct_places(*self.aligned(outputs, targets))
 
     def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return counts of each class's pixels over all samples, (2, K); None of texts."""
+        """Return each class's intersection and union in pixels, (2, K). None for texts."""
         return objective.overlap(outputs, targets) if targets.ndim == 3 else None
 
 
 @component
 class CausalLM(PlaceCrossEntropy):
-    """Causal language modelling: cross entropy in nats of each token given those before it, mean over a text's tokens.
+    """Causal language modelling: cross entropy in nats of each token given the tokens before it, averaged over a text.
 
-    Texts alone are enough. What fills a text up counts nothing, and every text the same, whatever its length.
+    Needs no labels. Padding is ignored. All texts have the same weight, whatever their length.
     """
 
     takes: ClassVar[Literal["tokens"]] = "tokens"
 
     def aligned(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs (N, L - 1, K) and the token behind each place."""
+        """Return the outputs (N, L - 1, K) and the token after each place."""
         return outputs[:, :-1], targets[:, 1:]
 
     def tokens(self, targets: Tensor) -> Tensor:
@@ -217,17 +220,17 @@ class CausalLM(PlaceCrossEntropy):
 
 @component
 class MaskedLM(PlaceCrossEntropy):
-    """Masked language modelling: cross entropy in nats of tokens that a model is not shown, mean over a text's.
+    """Masked language modelling: cross entropy in nats of the selected tokens, averaged over a text.
 
-    Every client masks its texts anew each round. Of the tokens that are drawn, 80 % become the mask, 10 % a random
-    token, 10 % stay. A text of which none is drawn has one of them drawn, so that every text has a loss (ours).
+    Every client selects new tokens in each round. Selected tokens become the mask (80 %), a random token (10 %) or stay
+    (10 %). At least one token per text is selected, unlike in the paper, so that every text has a loss.
     Source: Devlin et al. 2019, "BERT", section 3.1.
     """
 
     takes: ClassVar[Literal["tokens"]] = "tokens"
 
     share: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Probability of a token, special ones left out, of being drawn."""
+    """Probability that a token is selected; special tokens never are."""
 
     def tokens(self, targets: Tensor) -> Tensor:
         """Return the number of predicted tokens of each text, (N,)."""
@@ -236,7 +239,7 @@ class MaskedLM(PlaceCrossEntropy):
     def presented(
         self, inputs: Tensor, targets: Tensor, sample: SampleSpec, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return texts with masks, and as targets only the tokens that were drawn."""
+        """Return masked texts, with the selected tokens as targets."""
         assert isinstance(sample, Tokens)
         assert sample.mask is not None
         order = torch.rand(inputs.shape, generator=generator)
@@ -249,13 +252,13 @@ class MaskedLM(PlaceCrossEntropy):
         return torch.where(drawn, shown, inputs), targets.masked_fill(~drawn, NO_TARGET)
 
     def original(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the texts with their tokens in place of masks."""
+        """Return the texts with masks replaced by the original tokens."""
         return torch.where(targets == NO_TARGET, inputs, targets)
 
 
 @dataclass(frozen=True)
 class OwnLoss(Loss):
-    """The user's own function of outputs (N, ...) and targets: one loss a sample, or their mean."""
+    """A user's function of outputs (N, ...) and targets that returns one loss per sample, or their mean."""
 
     takes: ClassVar[Literal["either"]] = "either"
 
@@ -264,20 +267,20 @@ class OwnLoss(Loss):
     parameters: Mapping[str, Any]
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's loss (N,); a function that gives the mean alone is asked sample by sample."""
+        """Return each sample's loss (N,). A function that returns only the mean is called sample by sample."""
         losses = self._value(outputs, targets)
         if losses.ndim:
             return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
         return torch.stack([self._value(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))])
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Return the batch's loss, a scalar, or with `none` each sample's (N,)."""
+        """Return the loss of the batch, a scalar. With the reduction `none`, return the loss of each sample (N,)."""
         if reduction == "mean":
             return self._value(outputs, targets).mean()
         return super().__call__(outputs, targets, reduction)
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return the share of each sample's labels that is predicted right, (N,); None if targets are numbers."""
+        """Return each sample's share of correctly predicted labels, (N,). None if targets are numbers."""
         return (
             objective.correct_places(outputs, targets)
             if targets.ndim > 1 and not targets.is_floating_point()
@@ -285,12 +288,12 @@ class OwnLoss(Loss):
         )
 
     def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return counts of each class's pixels over all samples, (2, K); None if targets are not masks."""
+        """Return each class's intersection and union in pixels, (2, K). None if targets are not masks."""
         masks = targets.ndim == 3 and not targets.is_floating_point() and outputs.ndim == 4
         return objective.overlap(outputs, targets) if masks else None
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return each sample's mean absolute error (N,) where targets are numbers, as if outputs were predictions."""
+        """Return each sample's mean absolute error (N,) of the outputs. None if targets are not numbers."""
         return (outputs - targets).abs().mean(1) if targets.is_floating_point() else None
 
     def _value(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -298,9 +301,9 @@ class OwnLoss(Loss):
         return self.function(outputs, targets, **self.parameters)
 
     def _slope(self, outputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-        """Return the gradient in the outputs of the losses (N,), weighted by `shares` (N,) or averaged.
+        """Return the gradient of the losses (N,), weighted by `shares` (N,), with respect to the outputs.
 
-        Shares that differ show what couples samples and leaves their mean as it is.
+        Unequal shares reveal functions that mix samples but keep their mean.
         """
         moving = outputs.detach().requires_grad_()
         losses = self._value(moving, targets)
@@ -308,16 +311,16 @@ class OwnLoss(Loss):
         return torch.autograd.grad(loss, moving, materialize_grads=True)[0] if loss.requires_grad else moving * 0
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Try the function on some samples; raises `UserError` unless a batch's loss is the mean of its samples'.
+        """Try the function on some samples. Raises `UserError` unless a batch's loss is the mean over its samples.
 
-        What is otherwise on other samples than these is not found.
+        Functions that behave differently on other samples are not detected.
         """
         try:
             value = self._value(outputs, targets)
             if not isinstance(value, Tensor) or (value.ndim and len(value) != len(outputs)):
                 raise UserError(
-                    f"loss '{self.name}' gives {_described(value)} for {len(outputs)} samples: return a scalar, "
-                    f"their mean, or a loss for each of them"
+                    f"loss '{self.name}' returns {_described(value)} for {len(outputs)} samples: return their mean "
+                    f"loss (a scalar) or one loss per sample"
                 )
             shares = outputs.new_full((len(outputs),), 1 / len(outputs))
             shares = shares * torch.linspace(0.5, 1.5, len(outputs)) if value.ndim else shares
@@ -334,18 +337,21 @@ class OwnLoss(Loss):
                 f"{str(targets.dtype).removeprefix('torch.')}: {type(error).__name__}: {error}"
             ) from error
         if not slope.any():
-            raise UserError(f"loss '{self.name}' has no slope in the outputs, so nothing would be learnt")
+            raise UserError(
+                f"loss '{self.name}' has a zero gradient in the outputs, so the model cannot learn: use the outputs in "
+                f"a differentiable way"
+            )
         if not torch.equal(slope, again):
             raise UserError(
-                f"loss '{self.name}' gives another slope for the same outputs when it is called again: it must not "
-                f"draw numbers nor remember earlier calls"
+                f"loss '{self.name}' has another gradient for the same outputs when it is called again: it must not "
+                f"use random numbers or remember earlier calls"
             )
         together, apart = float(value.detach().mean()), float(alone.mean())
         coupled = vector_norm(slope - torch.cat(slopes)) > 1e-3 * vector_norm(slope)
         if coupled or not isclose(together, apart, rel_tol=1e-3, abs_tol=1e-6):
             raise UserError(
-                f"loss '{self.name}' gives {together:g} for {len(outputs)} samples together and {apart:g} in the mean "
-                f"alone: a batch's loss has to be the mean of its samples'"
+                f"loss '{self.name}' returns {together:g} for a batch of {len(outputs)} samples, and {apart:g} as the "
+                f"mean of single samples: the loss of a batch must be the mean over its samples"
             )
 
 
@@ -354,16 +360,16 @@ def _described(value: Any) -> str:
 
 
 def build(name: str, parameters: Mapping[str, Any]) -> Loss:
-    """Return the loss of a name: a built-in one, or the dotted path of a component, function or class of functions.
+    """Build a loss from a built-in name or the dotted path of a component, a function or a class of functions.
 
-    Raises `UserError` for the name, and for what cannot be called with its parameters.
+    Raises `UserError` for an unknown name, and if the class cannot be called with the parameters.
     """
     target = registry.find("losses", name)
     if isinstance(target, type) and issubclass(target, Loss):
         found: Loss = registry.build("losses", name, parameters)
         return found
     if not callable(target):
-        raise UserError(f"loss '{name}' is a {type(target).__name__}: name a function of outputs and targets")
+        raise UserError(f"loss '{name}' is a {type(target).__name__}; expected a function of outputs and targets")
     if not isinstance(target, type):
         return OwnLoss(name, target, dict(parameters))
     try:  # such as torch.nn:HuberLoss
@@ -376,11 +382,11 @@ DEFAULT = CrossEntropy()
 
 
 def attach(model: nn.Module, loss: Loss) -> None:
-    """Set the loss of a model in place; copies of the model have it too."""
-    model.rayfed_loss = loss  # type: ignore[assignment]  # no tensor and no module: nothing of it is sent
+    """Set the loss of a model in place. Copies of the model keep it."""
+    model.rayfed_loss = loss  # type: ignore[assignment]  # not a tensor or module, so it is not sent
 
 
 def of(model: nn.Module) -> Loss:
-    """Return the loss of a model; cross entropy unless another one was attached."""
+    """Return the loss of a model. Default: cross entropy."""
     found: Loss = getattr(model, "rayfed_loss", DEFAULT)
     return found

@@ -1,4 +1,4 @@
-"""Memory: what work takes of it, and fewer things together where that of a GPU does not suffice, with a note."""
+"""Measure the memory that work needs, and split work into smaller batches if GPU memory does not suffice."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from rayfed.simulated_gpus import simulated_gpus
 Result = TypeVar("Result")
 
 _NOTES: list[str] = []
-"""Messages of this process that nobody has taken."""
+"""Messages of this process that `take_notes` has not returned yet."""
 
 _WHOLE: ContextVar[bool] = ContextVar("whole", default=False)
 
 
 class Fitting:
-    """Batch size that halves when memory runs out, kept for later calls."""
+    """A batch size that halves when memory runs out and is kept for later calls."""
 
     def __init__(self) -> None:
         self.most: float = inf
         self.each: int | None = None
-        """Bytes that one takes alone (`most_held`); None: not measured."""
+        """Bytes that one item needs (`most_held`). None: not measured."""
 
     def in_parts(
         self, work: Callable[[slice], Result], count: int, what: str, together: int | None = None
     ) -> Iterator[Result]:
-        """Yield what `work` makes of consecutive parts of `count` things, `together` (by default all) at a time.
+        """Yield the results of `work` on consecutive slices of `count` items, `together` (default: all) at a time.
 
-        A part for which memory does not suffice is done again in halves; `work` has no effects before it returns.
-        What it makes of a thing is the same up to rounding: kernels differ by how many go together.
-        Raises `torch.OutOfMemoryError` where one thing alone is too large.
+        If memory does not suffice for a slice, it is halved and repeated, so `work` must have no effect before it
+        returns. An item's result is the same up to rounding, as kernels depend on the batch size.
+        Raises `torch.OutOfMemoryError` if a single item is too large.
         """
         done = 0
         while done < count:
@@ -52,26 +52,26 @@ class Fitting:
                 yield made  # type: ignore[misc]
 
     def _tried(self, work: Callable[[slice], Result], part: slice, what: str) -> tuple[bool, Result | None]:
-        """Return whether memory suffices for a part, and its result; halve the batch size if it does not."""
+        """Return whether memory suffices for a slice, and its result. Halve the batch size if it does not."""
         size: int = part.stop - part.start
         try:
             return True, work(part)
         except torch.OutOfMemoryError:
             if size == 1 or _WHOLE.get():
                 raise
-        # Here and not above: the error's traceback holds the tensors that are to be freed.
+        # Outside of `except`, because the error's traceback keeps tensors alive that have to be freed.
         self.most = size // 2
         give_back_cache()
         _NOTES.append(
-            f"GPU memory does not suffice for {size} {what}: no more than {self.most} go together, which can change "
-            "the last bits of what they find"
+            f"GPU memory does not suffice for {size} {what}: at most {self.most} are computed together. This can "
+            "change the last bits of results"
         )
         return False, None
 
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Raise in the block where memory does not suffice: nothing is done in halves, and no batch size changes."""
+    """Raise `torch.OutOfMemoryError` in the block instead of halving batches."""
     token = _WHOLE.set(True)
     try:
         yield
@@ -80,13 +80,13 @@ def undivided() -> Iterator[None]:
 
 
 def most_held(work: Callable[[], object]) -> int:
-    """Return the most bytes that tensors which `work` makes take at a time.
+    """Return the maximum number of bytes that tensors made by `work` take at a time.
 
-    They follow from the operations, whatever the machine is and whatever else it does, so results may depend on them.
-    What kernels need inside of them is left out.
+    The number depends on the operations only, not on the machine, so results may depend on it. Temporary memory inside
+    kernels is not counted.
     """
     collecting = gc.isenabled()
-    gc.disable()  # when it would free circles depends on what the process did before
+    gc.disable()  # the time of a collection depends on earlier work of the process
     held = _Held()  # type: ignore[no-untyped-call]
     try:
         with held:
@@ -98,12 +98,12 @@ def most_held(work: Callable[[], object]) -> int:
 
 
 class _Held(TorchDispatchMode):
-    """Counts the bytes of what operations make for as long as anything holds it, graphs among them.
+    """Count the bytes of tensors that operations make, as long as a variable or a graph holds them.
 
-    `saved_tensors_hooks` would be simpler, but `torch.func.grad` refuses them.
+    `saved_tensors_hooks` would be simpler, but `torch.func.grad` does not support them.
     """
 
-    supports_higher_order_operators = True  # as a model's torch.cond, of which the result counts
+    supports_higher_order_operators = True  # such as torch.cond in a model; its result is counted
     _now = most = 0
 
     def __torch_dispatch__(self, operation: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,7 +121,7 @@ class _Held(TorchDispatchMode):
 
 def _storages(tensors: object) -> set[torch.UntypedStorage]:
     leaves = (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor))
-    return {leaf.untyped_storage() for leaf in leaves if leaf.layout is torch.strided}  # others have none
+    return {leaf.untyped_storage() for leaf in leaves if leaf.layout is torch.strided}  # other layouts have no storage
 
 
 def take_notes() -> list[str]:
@@ -132,23 +132,23 @@ def take_notes() -> list[str]:
 
 
 class Peak(NamedTuple):
-    """Most GPU memory of a process so far, in bytes."""
+    """GPU memory of a process, in bytes."""
 
     tensors: int
-    """Of tensors, with the cache that PyTorch keeps for them."""
+    """Maximum so far of tensors and PyTorch's cache."""
     others: int
-    """That other processes have, as far as it is more than this one's `CONTEXT`."""
+    """Memory of other processes."""
     total: int
-    """That the GPU has."""
+    """Memory of the GPU."""
 
     @property
     def took(self) -> int:
-        """Bytes of the whole process."""
+        """Return the bytes of the whole process: tensors, cache and CUDA context."""
         return CONTEXT + self.tensors
 
     @property
     def together(self) -> int:
-        """Number of such processes for which the GPU has room beside the others; 0 where it has for none."""
+        """Return how many processes of this size fit into the GPU next to the other processes."""
         return (self.total - self.others) // self.took
 
 
@@ -157,7 +157,7 @@ SIMULATED_PEAK = Peak(tensors=3 * 2**29, others=0, total=2**34)
 
 
 def peak() -> Peak:
-    """Return the most memory that this process has had of its GPU."""
+    """Return the maximum GPU memory of this process so far."""
     if simulated_gpus():
         return SIMULATED_PEAK
     free, total = torch.cuda.mem_get_info()
@@ -166,49 +166,49 @@ def peak() -> Peak:
 
 
 CONTEXT = 2**29
-"""Bytes that are left to a process's CUDA context: what it really has cannot be told from what other processes have."""
+"""Bytes assumed for a process's CUDA context, whose real size cannot be measured next to other processes."""
 
 
 def keep_within(share: float) -> None:
-    """Hold this process to a share of its GPU's memory, of which its CUDA context is a part.
+    """Limit this process to a share of the GPU's memory, which includes its CUDA context.
 
-    PyTorch bounds its tensors alone: as many processes as there are shares would need more than the GPU has. The bound
-    is the same whichever processes were there before, and half of the share at least.
+    PyTorch limits only tensors, so they get the share minus the context, but at least half of the share. The limit does
+    not depend on other processes.
     """
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction(max(share / 2, share - CONTEXT / total))
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Return a tensor's values in the memory of the CPU, without autograd history.
+    """Copy a tensor to the CPU, without autograd history.
 
-    Off a GPU they go into pinned memory, which PyTorch keeps for the next: 0.8 ms for 44 MB on an H200, where memory
-    that is new and not pinned took 28.
+    Values from a GPU go to pinned memory, which PyTorch reuses. Copies to new memory that is not pinned are many times
+    slower.
     """
     here = tensor.detach().to("cpu", non_blocking=True)
     if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()  # before that they are not there
+        torch.cuda.current_stream(tensor.device).synchronize()  # wait for the copy
     return here
 
 
 def give_back_cache() -> None:
-    """Return the memory that PyTorch keeps for later tensors to the GPU, where other processes may need it."""
+    """Free PyTorch's cache of GPU memory for other processes."""
     torch.cuda.empty_cache()
 
 
 def more_memory(kind: Literal["clients", "attackers"]) -> str:
-    """Return what to do where GPU memory does not suffice for the work of such actors."""
+    """Return advice for clients or attackers that run out of GPU memory."""
     lower = "training.batch_size" if kind == "clients" else "the attack's batch_size or restarts"
     return f"give each a larger share (resources.{kind}.num_gpus), or lower {lower}"
 
 
 @contextmanager
 def explaining(kind: Literal["clients", "attackers"]) -> Iterator[None]:
-    """Turn an `OutOfMemoryError` in the work of such actors into a `ResourceError` that says what to do."""
+    """Turn an `OutOfMemoryError` of clients or attackers in the block into a `ResourceError` with advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise ResourceError(
-            f"GPU memory does not suffice for the work of {kind}, however little of it goes together: {error}; "
-            f"{more_memory(kind)}; complete rounds are kept and `rayfed resume` goes on from there"
+            f"GPU memory does not suffice for the work of {kind}, even one at a time: {error}; {more_memory(kind)}. "
+            f"Complete rounds are kept and `rayfed resume` continues after them"
         ) from error

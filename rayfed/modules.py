@@ -1,4 +1,4 @@
-"""Names under which Python imports a file of the user's: with its packages, if it has relative imports."""
+"""Find the name under which Python imports a user's file, with its packages if it has relative imports."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Module:
 
     file: Path
     folder: Path
-    """The folder that has the module, or its outermost package."""
+    """The folder that contains the module, or its outermost package."""
     parts: tuple[str, ...]
     """Names of the packages and of the module."""
     others: tuple[Path, ...] = ()
-    """Folders of packages that the file is in and imports by name."""
+    """Folders of enclosing packages that the file imports by name."""
 
     @property
     def name(self) -> str:
@@ -29,10 +29,12 @@ class Module:
         return ".".join(self.parts)
 
     def check(self) -> None:
-        """Raise `UserError` if Python would import another module by that name, or none."""
+        """Raise `UserError` if Python cannot import the file by this name, or would import another module."""
         if not all(part.isidentifier() for part in self.parts):
             if len(self.parts) == 1:
-                raise UserError(f"{self.file} cannot be imported: name it by letters, digits and '_' alone")
+                raise UserError(
+                    f"{self.file} cannot be imported: rename the file, with only letters, digits and '_' in its name"
+                )
             raise UserError(
                 f"{self.file} has relative imports, so Python has to import it as '{self.name}', which is no valid "
                 f"name: rename the folders, with only letters, digits and '_'"
@@ -45,7 +47,7 @@ class Module:
             )
 
     def _found(self) -> Path | None:
-        """Return the file that Python would import."""
+        """Return the file that Python would import by this name."""
         spec = find_spec(self.parts[0])
         if spec is None:
             return None
@@ -60,8 +62,8 @@ class Module:
 def module_of(file: Path, searched: Sequence[str] = ()) -> Module:
     """Return a file as a module of its folder, or of a package if it has relative imports.
 
-    The packages are those that have an `__init__.py`, and as many folders as the imports go up. Without an
-    `__init__.py` the outermost package is in the innermost folder of those `searched`, if the file is in one.
+    Packages are folders with an `__init__.py`, and as many parent folders as the relative imports need. Without an
+    `__init__.py`, the outermost package is directly in the innermost of the `searched` folders that contains the file.
     """
     level, roots = _imports(file)
     if file.name == "__init__.py":
@@ -82,14 +84,14 @@ def module_of(file: Path, searched: Sequence[str] = ()) -> Module:
 
 
 def _imports(file: Path) -> tuple[int, set[str]]:
-    """Return how many packages a file's relative imports go up at most, and the names of what it imports otherwise.
+    """Return the maximum number of dots of a file's relative imports, and the top packages of its absolute imports.
 
-    Imports that may fail, or that are for types only, do not count.
+    Imports in `try` and `if TYPE_CHECKING` are ignored.
     """
     try:
         found = list(_needed(ast.parse(file.read_bytes())))
     except (OSError, SyntaxError, ValueError):
-        return 0, set()  # its import says what is wrong
+        return 0, set()  # the later import reports the error
     relative = [one.level for one in found if isinstance(one, ast.ImportFrom)]
     names = [one.module or "" for one in found if isinstance(one, ast.ImportFrom) and not one.level]
     names += [alias.name for one in found if isinstance(one, ast.Import) for alias in one.names]

@@ -1,7 +1,7 @@
-"""Number types of tensors: training, noise and norms are in float32 or float64.
+"""Check the number types of tensors: training, noise and norms use float32 or float64.
 
-A parameter of another type is refused by name. A complex tensor is two real ones, and noise on its real part or a norm
-of it alone would protect half of it. Half precision rounds a clipped gradient to a norm above its bound.
+Other types are refused because their guarantees would be wrong. Noise on the real part of a complex tensor would
+protect only half of it, and half precision may round a clipped gradient to a norm above its bound.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """Return the name of a number type without `torch.`."""
+    """Return the name of a number type without the prefix `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
 def check_types(tensors: Mapping[str, Tensor], action: str, half: bool = False) -> None:
     """Raise `UserError` for a tensor that is neither float32 nor float64.
 
-    `action` names the operation on the tensors, such as "noise". With `half`, float16 and bfloat16 pass as well: an
-    attacker may round gradients, a privacy guarantee may not.
+    `action` names the operation in the message, such as "noise". With `half`, float16 and bfloat16 are accepted too:
+    rounding is allowed in attacks, but not in privacy guarantees.
 
     >>> import torch
     >>> from rayfed.number_types import check_types
@@ -48,19 +48,19 @@ def check_types(tensors: Mapping[str, Tensor], action: str, half: bool = False) 
 def check_model(model: nn.Module, name: str) -> None:
     """Raise `UserError` for complex parameters, and for trained parameters in half precision.
 
-    `name` is that of the model in the message. Frozen parameters and buffers may have any real type, and buffers that
-    no forward pass changes may be complex: nobody adds noise to them or sends them back.
+    `name` is the model's name in the message. Frozen parameters and buffers may have any real type, and constant
+    buffers may be complex: clients neither add noise to them nor send them back.
     """
     for path, parameter in model.named_parameters():
         kind = type_name(parameter.dtype)
         if parameter.is_complex():
             raise UserError(
-                f"model {name}: parameter '{path}' is {kind}, and defences, protections and attacks work on real "
-                f"numbers: store `torch.view_as_real(...)` of it as the parameter, and call `torch.view_as_complex` on "
-                f"it in the forward pass"
+                f"model {name}: parameter '{path}' is {kind}, but defences, protections and attacks need real numbers: "
+                f"store `torch.view_as_real(...)` of it as the parameter, and call `torch.view_as_complex` on it in "
+                f"the forward pass"
             )
         if parameter.requires_grad and parameter.dtype not in KNOWN:
             raise UserError(
-                f"model {name}: parameter '{path}' is {kind}, and gradients are clipped and matched in float32: "
+                f"model {name}: parameter '{path}' is {kind}, but gradients are clipped and matched in float32: "
                 f"use a float32 copy, `copy.deepcopy(model).float()`"
             )

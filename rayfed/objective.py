@@ -1,8 +1,7 @@
-"""Functions of outputs and labels: of samples that are classified, of words that are read, of places that are labelled.
+"""Compute losses and accuracies from outputs and labels of three kinds: classes, words, and a class for each place.
 
-Whether a sample is classified or read follows from the labels. Words are found without knowing where their letters
-stand, by connectionist temporal classification (Graves et al. 2006, CTC): a model gives each of T places of an image a
-letter or the blank, and reads the word off by leaving out repetitions, then blanks.
+Words use connectionist temporal classification (CTC, Graves et al. 2006), which does not need the positions of letters.
+The model predicts a letter or a blank at each of T places. The word results from removing repetitions, then blanks.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BLANK = 0
-"""The class that stands for no letter; labels are filled up with it."""
+"""Class of the CTC blank, which also pads labels."""
 NO_TARGET = -100
-"""Target of a place that counts in no loss, such as padding: what PyTorch's losses ignore."""
+"""Target of places that losses ignore, such as padding. PyTorch's losses use the same value."""
 
 
 def are_words(labels: Tensor) -> bool:
-    """Return whether labels are words (N, L) int64, letters from 1, not classes (N,) or probabilities (N, K)."""
+    """Return whether labels are words (N, L) int64, and not classes (N,) or probabilities (N, K)."""
     return labels.ndim == 2 and not labels.is_floating_point()
 
 
@@ -30,16 +29,16 @@ def loss(
     reduction: Literal["mean", "sum", "none"] = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the cross entropy of logits (N, K), or for (N, T, K) the word's negative log-probability, in nats.
+    """Return the cross entropy of logits (N, K), or the CTC loss of logits (N, T, K) for words, in nats.
 
-    `label_smoothing` is the share of a class that is spread over all; words have none. A word that needs more than T
-    places (equal letters need a blank between them) costs nothing.
+    `label_smoothing` is the share of a class that is spread over all classes; ignored for words. A word that needs more
+    than T places has loss 0.
     """
     if not are_words(labels):
         return F.cross_entropy(logits, labels, reduction=reduction, label_smoothing=label_smoothing)
     steps = torch.full((len(labels),), logits.shape[1])
     letters = (labels != BLANK).sum(1)
-    shares = logits.log_softmax(2).transpose(0, 1).cpu()  # on CUDA its gradient is another every time
+    shares = logits.log_softmax(2).transpose(0, 1).cpu()  # the gradient on CUDA is not deterministic
     losses = F.ctc_loss(shares, labels.cpu(), steps, letters.cpu(), BLANK, reduction="none", zero_infinity=True).to(
         logits.device
     )
@@ -47,13 +46,13 @@ def loss(
 
 
 def needed_places(labels: Tensor) -> Tensor:
-    """Return the places that words (N, L) need, (N,) int64: one for each letter, and for a blank between equal ones."""
+    """Return the number of places that words (N, L) need, (N,) int64: letters, and blanks between equal letters."""
     letters = labels != BLANK
     return letters.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & letters[:, 1:]).sum(1)
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return which samples are classified right, or read right in every letter: (N,) bool."""
+    """Return which samples have the correct class, or the correct word: (N,) bool."""
     if not are_words(labels):
         return logits.argmax(dim=1) == labels
     right = [torch.equal(word, label[label != BLANK]) for word, label in zip(read(logits), labels, strict=True)]
@@ -61,9 +60,9 @@ def correct(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def read(logits: Tensor) -> list[Tensor]:
-    """Return the words that logits (N, T, K) spell, by the likeliest class of each place.
+    """Decode logits (N, T, K) to words, from the most likely class at each place.
 
-    Source: Graves 2006, best path decoding.
+    Source: Graves et al. 2006, best path decoding.
     """
     best = logits.argmax(2)
     new = best != F.pad(best, (1, 0), value=BLANK)[:, :-1]
@@ -71,27 +70,27 @@ def read(logits: Tensor) -> list[Tensor]:
 
 
 def by_place(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scores (N, P, K) and targets (N, P) of the P places of each sample, such as its tokens or pixels.
+    """Reshape outputs to scores (N, P, K) and targets to (N, P), for the P places of a sample.
 
-    Outputs are (N, L, K) for targets (N, L), as transformers have them, and (N, K, H, W) for targets (N, H, W), as
-    PyTorch's losses take them.
+    Outputs are (N, L, K) for the tokens of texts, with targets (N, L). They are (N, K, H, W) for pixels, with targets
+    (N, H, W).
     """
     scores = outputs if outputs.ndim == 3 else outputs.movedim(1, -1)
     return scores.flatten(1, -2), targets.flatten(1)
 
 
 def correct_places(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of each sample's places that is labelled right, (N,) float64; `NO_TARGET` does not count."""
+    """Return each sample's share of correct places, (N,) float64. Places with `NO_TARGET` are ignored."""
     scores, targets = by_place(outputs, targets)
     counted = targets != NO_TARGET
     return ((scores.argmax(2) == targets) & counted).sum(1).double() / counted.sum(1).clamp(min=1)
 
 
 def overlap(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return two counts for each class over all pixels of a batch, (2, K) int64: intersections and unions.
+    """Return each class's intersection and union over all pixels of a batch, (2, K) int64.
 
-    They are of the pixels of the class in the targets (N, H, W) and of those where its score is the largest in outputs
-    (N, K, H, W); pixels of `NO_TARGET` count in neither. Sums over batches give the intersection over union.
+    These compare the pixels of a class in the targets (N, H, W) with its pixels in the prediction from outputs
+    (N, K, H, W). Pixels with `NO_TARGET` are ignored. Add the counts of batches before you divide.
     """
     scores, targets = by_place(outputs, targets)
     counted = targets != NO_TARGET

@@ -1,4 +1,4 @@
-"""Questions of the server to a round's clients, and the session that collects the answers."""
+"""Define the questions that a server asks clients in a round, and the session that collects the replies."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Memory = dict[Any, Any]
-"""State that a rule keeps from round to round: tensors, numbers, strings and containers, as the checkpoint takes."""
+"""State that a rule keeps between rounds: tensors, numbers, strings and containers, which checkpoints can store."""
 Tables = dict[str, list[dict[str, Any]]]
-"""Rows by table, without the columns for arm and round."""
+"""Rows by table name, without the columns for arm and round."""
 
 
 @dataclass(frozen=True)
@@ -17,41 +17,41 @@ class Question:
     """A question of the server to clients of a round."""
 
     payload: Any
-    """Content sent to the clients: weights, ciphertexts; picklable. Its type says in which phase they are."""
+    """Content sent to the clients, such as weights or ciphertexts. Must be picklable. Its type identifies the phase."""
     of: Literal["one", "all"] = "all"
-    """Clients that are asked: every client of the round, or any one of them (the first)."""
+    """Clients to ask: all clients of the round, or the first one."""
 
 
 class RoundSession:
-    """The server's side of one round with questions to clients; immutable, each step returns a new one.
+    """The server's state in a round with questions to clients. Immutable: each step returns a new session.
 
-    It asks in two phases. Before clients train it may `request` what has to be known by then, and `broadcast` what
-    clients need of it; `finalise` takes what they have sent, and it may `request` again, until it can be combined.
+    Questions come in two phases. Before training, the server may `request` replies and `broadcast` data to the clients.
+    After training, `finalise` takes the sum of the updates, and the server may `request` replies again.
     """
 
     aborted: str | None = None
-    """Reason why the round is void, so that the server takes no step; None where it is not."""
+    """Reason why the server skips its step in this round. None: the round is valid."""
 
     def request(self) -> Question | None:
-        """Return the next question; None if the current phase has no more."""
+        """Return the next question. None if the current phase has no more."""
         return None
 
     def receive(self, answers: Mapping[int, Any]) -> RoundSession:
-        """Return the session with the clients' answers to the last question, by client."""
+        """Return the session with the clients' replies to the last question, by client."""
         raise NotImplementedError
 
     def broadcast(self) -> Any:
-        """Return data that clients are sent with the weights when they train; None for nothing."""
+        """Return data to send to clients with the weights. None: nothing."""
         return None
 
     def finalise(self, total: Any) -> RoundSession:
-        """Return the session with what clients sent, merged into one partial result."""
+        """Return the session with the clients' messages, merged into one partial result."""
         raise NotImplementedError
 
     def remembered(self) -> Memory:
-        """Return the rule's state for the next round, which survives the server's death and a resume."""
+        """Return the rule's state for the next round. It is stored in checkpoints."""
         return {}
 
     def rows(self) -> Tables:
-        """Return the rows that the round adds to the run's tables."""
+        """Return the round's rows for the tables of the run."""
         return {}

@@ -1,8 +1,8 @@
-"""Registry that maps names to components, for every kind of component that a scenario can name.
+"""Map names to components, for every kind of component in a scenario.
 
-A component is a frozen dataclass whose fields are the parameters that the scenario sets. It is named by its short
-name, by the entry point of another installed package (group `rayfed.attacks`, `rayfed.defences`, ...), or by a
-dotted path such as `my_module:MyDefence`.
+A component is a frozen dataclass whose fields are the parameters that a scenario sets. Its name is a short name of
+rayfed's, an entry point of another installed package (group `rayfed.attacks`, `rayfed.defences`, ...), or a dotted path
+such as `my_module:MyDefence`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ KINDS = (
     "metrics",
 )
 DOTTED_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
-"""What names a module and something in it; nothing else is imported, so a search for these finds all."""
+"""Form of a name in a module. Only names of this form are imported."""
 FILE_PATH = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
-"""What names a Python file and something in it, wherever the file lies."""
+"""Form of a name in a Python file, in any folder."""
 SEARCHED: list[str] = []
-"""Folders given to `search`, in the order of the search; a run notes them, so that it can be resumed elsewhere."""
+"""Folders given to `search`, in search order. A run stores them, so that it can be resumed elsewhere."""
 NAMED: set[str] = set()
-"""Modules of the components that were found by their dotted paths or in the tables."""
+"""Modules of the components that `find` has returned."""
 _ROOMS = {
     "aggregations": "aggregation",
     "datasets": "data.sets",
@@ -73,15 +73,15 @@ _METHODS = {
     "poisonings": ("poison_update",),
     "metrics": ("function",),
 }
-"""What tells components of one kind from others: one of these methods. A model and a loss may be any callable."""
+"""Methods of which a component of a kind has one. A model and a loss may be any callable."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def component(cls: type[T]) -> type[T]:
     """Make a class a component: a frozen dataclass that checks its arguments.
 
-    Ranges are written as `Annotated[float, Field(gt=0)]`; a string under a field describes it. An unknown name or a
-    value out of range raises `pydantic.ValidationError`.
+    Write ranges as `Annotated[float, Field(gt=0)]`, and descriptions as a string under the field. Unknown names and
+    values out of range raise `pydantic.ValidationError`.
 
     >>> from typing import Annotated
     >>> from pydantic import Field
@@ -101,10 +101,9 @@ def component(cls: type[T]) -> type[T]:
 
 
 def describe(schema: dict[str, Any], cls: type) -> None:
-    """Add what is said of the fields of a class to its JSON schema, as descriptions.
+    """Add the docstrings of a class's fields to its JSON schema, as descriptions.
 
-    pydantic can do it too (`use_attribute_docstrings`), but reads the source as it makes a class: in every process, for
-    the few that ask.
+    pydantic's `use_attribute_docstrings` does the same, but parses the source of every class in every process.
     """
     for name, said in said_of_fields(cls).items():
         if name in schema.get("properties", {}):
@@ -112,16 +111,16 @@ def describe(schema: dict[str, Any], cls: type) -> None:
 
 
 def said_of_fields(cls: type) -> dict[str, str]:
-    """Return the strings under the fields of a class and its bases."""
+    """Return the docstrings under the fields of a class and its bases."""
     return {name: said for base in reversed(cls.__mro__) for name, said in _said(base).items()}
 
 
 @cache
 def _said(cls: type) -> dict[str, str]:
-    """Return the strings under the fields that a class adds; cached, as Python parses the whole file for it."""
+    """Return the docstrings under the fields of a class without its bases. Cached, as this parses the whole file."""
     try:
         [made] = ast.parse(dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, SyntaxError):  # of C code, typed into an interpreter, or not to be read by itself
+    except (OSError, TypeError, SyntaxError):  # written in C, typed into an interpreter, or not a complete statement
         return {}
     said = {}
     for field, below in pairwise(getattr(made, "body", [])):
@@ -142,15 +141,15 @@ class Parameter:
 
 
 def table(kind: str) -> Mapping[str, str]:
-    """Return the components of one kind, short name -> `module:Class`: rayfed's own and those of other packages."""
+    """Return the components of a kind, including those of other packages, as short name -> `module:Class`."""
     if kind not in KINDS:
-        raise UserError(f"'{kind}' is no kind of component: {nearest(kind, KINDS)}")
+        raise UserError(f"unknown kind of component '{kind}': {nearest(kind, KINDS)}")
     own: dict[str, str] = dict(import_module(f"rayfed.{_ROOMS.get(kind, kind)}").TABLE)
     for name, path in _registered()[kind]:
         if name in own:
             raise UserError(
-                f"two {kind} are called '{name}': {own[name]} and {path}; "
-                f"name the second by its dotted path instead, or uninstall one"
+                f"two {kind} have the name '{name}': {own[name]} and {path}. "
+                f"Use the dotted path of the second one, or uninstall one package"
             )
         own[name] = path
     return own
@@ -158,27 +157,27 @@ def table(kind: str) -> Mapping[str, str]:
 
 @cache
 def _registered() -> Mapping[str, list[tuple[str, str]]]:
-    """Return the components that other packages register, by kind; cached, as it reads all packages' metadata."""
+    """Return the components of other packages, by kind. Cached, as this reads the metadata of all packages."""
     found = entry_points()
     return {kind: [(entry.name, entry.value) for entry in found.select(group=f"rayfed.{kind}")] for kind in KINDS}
 
 
 def _one(kind: str) -> str:
-    """Return the noun for one component of a kind."""
+    """Return the singular of a kind."""
     return "loss" if kind == "losses" else kind.removesuffix("s")
 
 
 def search(folder: str, last: bool = False) -> None:
-    """Make modules in this folder importable by dotted paths, before all other folders or after them."""
+    """Make the modules in a folder importable, before all other folders or with `last` after them."""
     for folders in (sys.path, SEARCHED):
         if folder not in folders:
             folders.insert(len(folders) if last else 0, folder)
 
 
 def dotted(file: Path, name: str) -> str:
-    """Return the dotted path of an object in a Python file, and make the file importable, within its package.
+    """Return the dotted path of an object in a Python file, and make the file importable.
 
-    Raises `UserError` if that name leads to another module.
+    Raises `UserError` if Python would import another module by this name.
     """
     module = module_of(file, SEARCHED)
     search(str(module.folder))
@@ -190,38 +189,38 @@ def dotted(file: Path, name: str) -> str:
 
 
 def _remedy(module: str, attribute: str, error: ImportError) -> str:
-    """Return what to do about a failed import: relative imports need the names of all packages."""
+    """Return advice for a failed import. Relative imports need the names of all packages."""
     top = module.partition(".")[0]
     spec = find_spec(top) if "relative import" in str(error) else None
     places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
     if not places or places[0] is None:
-        return "install what it imports, or put its folder on PYTHONPATH"
+        return "install the missing package, or put its folder on PYTHONPATH"
     if module == top:
         inside = module_of(Path(places[0]))
         name, folder = inside.name, inside.folder
     else:  # the package is in another one
         name, folder = f"{Path(places[0]).parent.name}.{module}", Path(places[0]).parents[1]
-    return f"it is in a package: name it `{name}:{attribute}`, with {folder} on PYTHONPATH"
+    return f"the module is part of a package: write `{name}:{attribute}`, with {folder} on PYTHONPATH"
 
 
 def find(kind: str, name: str) -> Any:
-    """Return the class or function of a name.
+    """Return the class or function that a name refers to.
 
-    Raises `UserError` for a name that is neither in the table nor an importable `module:attribute`, for a module that
-    fails when it is imported, and for what is no component of this kind.
+    Raises `UserError` for an unknown name, for a module whose import fails, and for an object that is not a component
+    of this kind.
     """
     known = table(kind)
     path = known.get(name, name)
     if named := FILE_PATH.fullmatch(path):
         raise UserError(
-            f"there is no file {named['file']} for {_one(kind)} '{name}': it is looked for beside the scenario "
-            f"and in the current folder"
+            f"there is no file {named['file']} for {_one(kind)} '{name}' in the scenario's folder or the current "
+            f"folder: correct the path"
         )
     if path.endswith(".py"):
-        raise UserError(f"'{name}' is a file: say what in it is the {_one(kind)}, as {name}:Name")
+        raise UserError(f"'{name}' is a file: add the name of the {_one(kind)} in it, as {name}:Name")
     if not DOTTED_PATH.fullmatch(path):
         is_file = kind == "datasets" and ("/" in name or Path(name).suffix)
-        of_data = "; a file stands in its own field, as {name: parquet, train: FILE}" if is_file else ""
+        of_data = "; give a data file in its own field, as {name: parquet, train: FILE}" if is_file else ""
         raise UserError(
             f"unknown {_one(kind)} '{name}': {nearest(name, known)}, or a dotted path `my_module:Name`, or "
             f"`FILE.py:Name`{of_data}"
@@ -236,8 +235,8 @@ def find(kind: str, name: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             file = f"{module.replace('.', '/')}.py"
             raise UserError(
-                f"cannot import '{module}' for {_one(kind)} '{name}': there is no {file} in the current folder, beside "
-                f"a scenario or on PYTHONPATH, nor an installed package; name a file elsewhere by its path, as "
+                f"cannot import '{module}' for {_one(kind)} '{name}': no {file} in the current folder, the scenario's "
+                f"folder or PYTHONPATH, and no installed package of this name. Give the path of a file elsewhere, as "
                 f"FOLDER/{file}:{attribute}"
             ) from error
         raise UserError(
@@ -259,20 +258,19 @@ def find(kind: str, name: str) -> Any:
         ) from error
     methods = _METHODS.get(kind, ())
     if methods and not (is_dataclass(found) and any(hasattr(found, method) for method in methods)):
-        raise UserError(f"'{name}' is no {_one(kind)}: expected a class with @component and {' or '.join(methods)}()")
+        raise UserError(
+            f"'{name}' cannot be used as {_one(kind)}: expected a class with @component and {' or '.join(methods)}()"
+        )
     return found
 
 
 def build(kind: str, name: str, parameters: Mapping[str, Any]) -> Any:
-    """Build a component; raises `UserError` for an unknown name, `pydantic.ValidationError` for bad parameters."""
+    """Build a component by name. Raises `UserError` for an unknown name, `pydantic.ValidationError` for parameters."""
     return TypeAdapter(find(kind, name)).validate_python(dict(parameters))
 
 
 def parameters(target: Callable[..., Any]) -> list[Parameter]:
-    """Return a component's parameters with types, defaults and descriptions, in the order of definition.
-
-    A metric, which is an object and no class, has none.
-    """
+    """Return a component's parameters in order of definition. Metrics are objects, not classes, and have none."""
     if not callable(target):
         return []
     described: dict[str, Any] = {}

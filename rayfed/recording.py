@@ -1,9 +1,8 @@
-"""Recordings of existing federations: what a server sees of each update, in an open format.
+"""Record the updates of an existing federation in an open format, and read recordings.
 
-`docs/existing-federations.md` describes it: a folder with `recording.json`, and for every update a row in
-`index/*.parquet`, the state that the client was sent in `sent/`, what it returned in `returned/`, and, only where
-that is asked for, its samples in `truth/`, as safetensors. Each file is written once and whole, so clients in processes
-of their own may write to one folder.
+A recording is a folder with `recording.json` and, for every update, a row in `index/*.parquet`. Safetensors files hold
+the state that the client was sent (`sent/`), its update (`returned/`) and on request its samples (`truth/`). Each file
+is written once and atomically, so several processes may write to one folder. See `docs/existing-federations.md`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from rayfed.update import LocalTraining, Named, digest_of
 FORMAT, VERSION = "rayfed-recording", 1
 _HEADER = "recording.json"
 _SLACK = 1e-3
-"""How far a pixel may be out of [0, 1] for the rounding of a normalisation that is undone."""
+"""Distance by which a pixel may be outside [0, 1] because of rounding, after its normalisation is undone."""
 _ROWS = pa.schema(
     [
         pa.field("round", pa.int64(), nullable=False),
@@ -58,34 +57,34 @@ _ROWS = pa.schema(
     ]
 )
 Kind = Literal["state", "gradient"]
-"""What a client returned: its state dict after local steps, or a gradient."""
+"""Form of a client's update: its state dict after local steps, or a gradient."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Properties that all updates of a recording share."""
+    """Properties shared by all updates of a recording."""
 
     model: str
-    """Name of the model's class, for people."""
+    """Name of the model's class, for information."""
     shape: tuple[int, int, int]
     """Shape (C, H, W) of an image."""
     classes: int
     mean: tuple[float, ...] | None = None
-    """What images in [0, 1] are normalised by before the model, per channel; None: nothing."""
+    """Mean per channel with which images in [0, 1] are normalised for the model. None: not normalised."""
     std: tuple[float, ...] | None = None
     loss: Mapping[str, Any] | None = None
-    """The loss that clients minimise, as a scenario's section `loss`; None: cross entropy."""
+    """The loss that clients minimise, as in a scenario's section `loss`. None: cross entropy."""
 
     @property
     def sample(self) -> Pixels:
-        """Description of the samples."""
+        """Return the description of the samples."""
         return Pixels(*self.shape)
 
 
 class Recorder:
-    """Writer of a recording; as a context manager it warns at its end if nothing was recorded.
+    """Write a recording. As a context manager, warn at the end if nothing was recorded.
 
-    A server records the gradients that clients return. It has no samples, only their number:
+    A server records the gradients that clients return. It knows only the number of samples:
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -135,7 +134,7 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None and self._header is None:
-            warnings.warn(f"{self._folder}: nothing was recorded, for round() was never called", stacklevel=2)
+            warnings.warn(f"{self._folder}: nothing was recorded, because round() was never called", stacklevel=2)
 
     def round(
         self,
@@ -147,17 +146,19 @@ class Recorder:
         client: int | None = None,
         local: LocalTraining | None = None,
     ) -> None:
-        """Record one client's answer in one round.
+        """Record one client's update in one round.
 
-        `sent` is the state dict that the client was sent, `update` the one that it returned after the `local` steps, or
-        where there are none the gradient of its mean loss. Both may be NumPy arrays, by name or in a list in the order
-        of `model.state_dict()`. `batch` are the inputs (N, C, H, W), as the model took them, and labels of all samples
-        behind it: their number and shape are written, they themselves only as the truth.
-        A server, which has none, gives their number, and their `shape` to the recorder.
-        If `round` and `client` are not given, another state sent begins another round, and clients are counted.
+        `sent` is the state dict that the client was sent. `update` is the state dict after the `local` steps or, if
+        `local` is None, the gradient of the client's mean loss. Both may be NumPy arrays, by name or in a list in the
+        order of `model.state_dict()`.
 
-        Raises `UserError` for tensors that are not the model's or not finite, for images out of range, for labels that
-        the loss does not take, and for an update that cannot be replayed with others of its round.
+        `batch` is a pair of all inputs (N, C, H, W), as given to the model, and labels. They are written only with
+        `truth=True`. A server gives the number of samples instead.
+
+        If `round` is None, a new state in `sent` starts a new round. If `client` is None, clients are counted.
+
+        Raises `UserError` for tensors that do not fit the model or are not finite, for images out of range, for labels
+        that do not fit the loss, and for an update that cannot be replayed with the others of its round.
         """
         local, (samples, images, labels) = local or self._local, self._behind(batch)
         sent = self._bare(by_name("sent", sent, self._model))
@@ -189,7 +190,7 @@ class Recorder:
         self._last = digest, number, own + 1
 
     def _bare(self, tensors: Named) -> Named:
-        """Return tensors under the names of the model without its wrappers."""
+        """Rename tensors as in the model without its wrappers."""
         return {bare_name(name, self._names): tensor for name, tensor in tensors.items()}
 
     def _numbered(self, digest: bytes, round: int | None, client: int | None) -> tuple[int, int]:
@@ -200,36 +201,36 @@ class Recorder:
             client = clients if round == number else 0
         for name, value in (("round", round), ("client", client)):
             if not isinstance(value, int | np.integer) or value < 0:
-                raise UserError(f"record: {name} is {value!r}; expected a whole number from 0")
+                raise UserError(f"record: {name} is {value!r}; expected an integer of at least 0")
         return int(round), int(client)
 
     def _behind(self, batch: tuple[Any, Any] | int) -> tuple[int, Tensor | None, Any]:
-        """Return the number of samples behind an update, and images and labels if they are given."""
+        """Return the number of samples of an update, and its images and labels if they are given."""
         if isinstance(batch, int | np.integer):
             if self._shape is None or self._truth or batch < 1:
                 raise UserError(
-                    f"record: a batch of {batch} without its samples needs record(..., shape=(C, H, W)), and has no "
-                    f"truth: give images and labels"
+                    f"record: the batch is a number ({batch}): give record(..., shape=(C, H, W)) and a number of at "
+                    f"least 1, or with truth=True images and labels"
                 )
             return int(batch), None, None
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise UserError(
-                f"record: a batch is {type(batch).__name__}; expected (inputs, labels), or the number of samples"
+                f"record: the batch is a {type(batch).__name__}; expected (inputs, labels) or the number of samples"
             )
         images = self._images(to_tensor("inputs", batch[0]))
         known = self._header.shape if self._header else self._shape
         if known not in (None, tuple(images.shape[1:])):
             raise UserError(
-                f"record: images are {tuple(images.shape[1:])}; expected {known}, as `shape` or those before"
+                f"record: images have shape {tuple(images.shape[1:])}; expected {known}, as in `shape` or earlier calls"
             )
         return len(images), images, batch[1]
 
     def _images(self, inputs: Tensor) -> Tensor:
-        """Return images in [0, 1] with the normalisation undone; raises `UserError` for inputs that are not images."""
+        """Undo the normalisation of inputs and return images in [0, 1]. Raises `UserError` for other inputs."""
         if inputs.ndim != 4 or not inputs.is_floating_point() or not inputs.numel():
             raise UserError(
-                f"record: inputs are {inputs.dtype} {tuple(inputs.shape)}, and images (N, C, H, W) of floats are what "
-                f"can be recorded: of texts and rows give attacks what they need by rayfed.attacks.given.observe"
+                f"record: inputs are {inputs.dtype} {tuple(inputs.shape)}; expected images (N, C, H, W) of floats. "
+                f"Texts and rows cannot be recorded: attack them with rayfed.attacks.given.observe"
             )
         images = inputs.detach().cpu().float()
         if self._mean is not None and self._std is not None:
@@ -237,28 +238,28 @@ class Recorder:
             mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self._mean, self._std))
             images = images * std + mean
         low, high = float(images.min()), float(images.max())
-        if not (low >= -_SLACK and high <= 1 + _SLACK):  # NaN is out of range, too
+        if not (low >= -_SLACK and high <= 1 + _SLACK):  # also true for NaN
             raise UserError(
-                f"record: images are from {low:.3g} to {high:.3g}, and attacks look for some in [0, 1]: give the mean "
-                f"and std by which your transform normalises, record(..., mean=[...], std=[...])"
+                f"record: images have values from {low:.3g} to {high:.3g}; expected 0 to 1. Give the mean and std of "
+                f"your transform, record(..., mean=[...], std=[...])"
             )
         return images.clamp(0, 1)
 
     def _check_channels(self, channels: int) -> None:
         if self._mean is not None and not len(self._mean) == len(self._std or ()) == channels:
-            raise UserError(f"record: mean and std need {channels} values each, one a channel")
+            raise UserError(f"record: mean and std need {channels} values each, one per channel")
 
     def _check(self, header: Header, sent: Named, update: Named, samples: int, local: LocalTraining | None) -> None:
-        """Check one update, with warnings on the first one."""
+        """Check one update. Remarks on the first one are warnings."""
         known = self._header is not None or not (self._folder / _HEADER).exists()
         if not known and (found := Recording(self._folder).header) != header:
-            raise UserError(f"{self._folder} has a recording of something else ({found}): record to another folder")
+            raise UserError(f"{self._folder} has another recording ({found}): record to another folder")
         if local is not None:
             local.check()
         if local and local.batch_size and local.steps * local.batch_size < samples:
             raise UserError(
-                f"record: {local.steps} steps of {local.batch_size} samples use no more than "
-                f"{local.steps * local.batch_size}, and the batch has {samples}: give those that were used"
+                f"record: {local.steps} steps of {local.batch_size} samples use at most "
+                f"{local.steps * local.batch_size} samples, but the batch has {samples}: give only the samples used"
             )
         answer: dict[str, Any] = {"gradient": update} if local is None else {"returned": update, "local": local}
         given = observe(self._model, sent, header.sample, header.classes, samples, **answer)
@@ -266,7 +267,7 @@ class Recorder:
             warnings.warn(f"record: {remark}", stacklevel=3)
 
     def _new_header(self, images: Tensor | None) -> Header:
-        """Return the properties of the recording, after a forward pass of the model."""
+        """Return the recording's shared properties; runs a forward pass of the model."""
         shape = self._shape if images is None else check_shape(images.shape[1:])
         assert shape is not None
         self._check_channels(shape[0])
@@ -275,7 +276,7 @@ class Recorder:
         return Header(self._kind, shape, classes, self._mean, self._std, self._loss_section)
 
     def _others(self, round: int, client: int) -> list[dict[str, Any]]:
-        """Return the rows of the other clients of a round, those of earlier processes too."""
+        """Return the rows of the other clients of a round, including those of other processes."""
         if round not in self._rounds:
             paths = (self._folder / "index").glob(f"round-{round:05d}-client-*.parquet")
             rows = [row for path in paths for row in _read_rows([path]).to_pylist()]
@@ -283,13 +284,15 @@ class Recorder:
         return [row for other, row in self._rounds[round].items() if other != client]
 
     def _begin(self, header: Header) -> None:
-        """Write the header, unless the folder has it."""
+        """Write the header unless the folder has one."""
         if self._header is not None:
             return
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # an update may be as private as its samples
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # updates may be as private as samples
         except OSError as error:
-            raise UserError(f"record: cannot make the folder {self._folder}: {error.strerror}") from error
+            raise UserError(
+                f"record: cannot create the folder {self._folder}: {error.strerror}; choose another folder"
+            ) from error
         written = {name: value for name, value in asdict(header).items() if name != "loss" or value is not None}
         text = json.dumps({"format": FORMAT, "version": VERSION, **written}, indent=2) + "\n"
         if not (self._folder / _HEADER).exists():
@@ -306,52 +309,52 @@ class Recorder:
 
 @dataclass(frozen=True)
 class RecordedUpdate:
-    """One client's answer in one round, as it was recorded."""
+    """One recorded update: of one client in one round."""
 
     folder: Path
     round: int
     client: int
     samples: int
-    """Number of samples behind it."""
+    """Number of samples that the client trained on."""
     kind: Kind
     local: LocalTraining
-    """The local steps behind a state; one gradient otherwise."""
+    """The client's local steps; the default if it returned a gradient."""
     files: Mapping[str, str | None]
 
     @property
     def name(self) -> str:
-        """Short description of the update."""
+        """Return the round and client in words."""
         return f"round {self.round}, client {self.client}"
 
     @property
     def row(self) -> dict[str, Any]:
-        """Columns of the index that updates of one round share, with the number of samples."""
+        """Return the columns of the index that `check_round` needs."""
         return {"kind": self.kind, "samples": self.samples, **asdict(self.local), **self.files}
 
     @property
     def sent(self) -> Named:
-        """The state dict that the client was sent."""
+        """Read the state dict that the client was sent."""
         return self._read("sent")
 
     @property
     def returned(self) -> Named:
-        """The state dict, or the gradient, that the client returned."""
+        """Read the state dict or gradient that the client returned."""
         return self._read("returned")
 
     @property
     def has_truth(self) -> bool:
-        """Whether the samples behind the update were recorded, too."""
+        """Return whether the client's samples were recorded."""
         return self.files["truth"] is not None
 
     @property
     def truth(self) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) in [0, 1] and labels behind the update: classes (N,) int64, or numbers (N, k) float32."""
+        """Read the client's images (N, C, H, W) in [0, 1] and labels: classes (N,) int64 or numbers (N, k) float32."""
         found = self._read("truth")
         return found["inputs"], found["labels"]
 
     @property
     def answer(self) -> dict[str, Any]:
-        """Keyword arguments of `rayfed.attacks.given.observe` for this update."""
+        """Return the keyword arguments of `rayfed.attacks.given.observe` for this update."""
         return (
             {"gradient": self.returned} if self.kind == "gradient" else {"returned": self.returned, "local": self.local}
         )
@@ -361,39 +364,39 @@ class RecordedUpdate:
         try:
             found: Named = load_file(path)
         except (OSError, SafetensorError) as error:
-            raise DataError(f"{path} of {self.name} cannot be read: {error}; restore it from a copy") from error
+            raise DataError(f"cannot read {path} of {self.name}: {error}; restore the file from a copy") from error
         return found
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording in a folder; raises `DataError` if there is none, or one of another version."""
+    """A recording in a folder. Raises `DataError` if the folder has none, or one of another version."""
 
     folder: Path
 
     @cached_property
     def header(self) -> Header:
-        """Properties that all updates share."""
+        """Read the properties shared by all updates."""
         path = self.folder / _HEADER
         try:
             read = json.loads(path.read_text())
         except OSError as error:
             raise DataError(
-                f"{self.folder} is no recording (no {_HEADER}): name a folder that rayfed.record wrote"
+                f"{self.folder} is not a recording (no {_HEADER}): give a folder written by rayfed.record"
             ) from error
         except ValueError as error:
-            raise DataError(f"{path} is damaged: {error}") from error
+            raise DataError(f"{path} is damaged: {error}; restore the file from a copy") from error
         if not isinstance(read, dict) or (read.pop("format", None), read.pop("version", None)) != (FORMAT, VERSION):
-            raise DataError(f"{path}: not a recording of version {VERSION}, which this rayfed reads")
+            raise DataError(f"{path}: expected a recording of version {VERSION}; record again, or use another rayfed")
         try:
             lists = {key: tuple(value) for key, value in read.items() if isinstance(value, list)}
             return Header(**read | lists)
         except TypeError as error:
-            raise DataError(f"{path} is damaged: {error}") from error
+            raise DataError(f"{path} is damaged: {error}; restore the file from a copy") from error
 
     @cached_property
     def updates(self) -> list[RecordedUpdate]:
-        """All updates, by round and client."""
+        """Read the index of all updates, ordered by round and client."""
         _ = self.header
         paths = sorted((self.folder / "index").glob("*.parquet"))
         if not paths:
@@ -410,16 +413,19 @@ class Recording:
 
     @property
     def rounds(self) -> list[int]:
-        """The rounds that were recorded."""
+        """Return the recorded rounds."""
         return list(dict.fromkeys(update.round for update in self.updates))
 
     def of_round(self, round: int) -> list[RecordedUpdate]:
-        """Return the updates of a round; raises `UserError` if there are none, or if their initial weights differ."""
+        """Return the updates of a round. Raises `UserError` if there are none, or if their sent states differ."""
         found = [update for update in self.updates if update.round == round]
         if not found:
-            raise UserError(f"{self.folder} has no round {round}, but {', '.join(map(str, self.rounds))}")
+            raise UserError(f"{self.folder} has no round {round}; choose one of {', '.join(map(str, self.rounds))}")
         if len({update.files["sent"] for update in found}) > 1:
-            raise UserError(f"{self.folder}: clients of round {round} were sent different states: number rounds apart")
+            raise UserError(
+                f"{self.folder}: the clients of round {round} were sent different states; record them as rounds with "
+                f"different numbers"
+            )
         return found
 
 
@@ -429,11 +435,11 @@ def _packed(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _read_rows(paths: Iterable[Path]) -> pa.Table:
-    """Return the rows of some files of an index; raises `DataError` for one that cannot be read."""
+    """Return the rows of the index files. Raises `DataError` for a file that cannot be read."""
     parts = []
     for path in paths:
         try:
             parts.append(pq.read_table(path).cast(_ROWS))
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
+            raise DataError(f"cannot read {path}: {error}; restore the file from a copy") from error
     return pa.concat_tables(parts)

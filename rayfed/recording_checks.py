@@ -1,4 +1,4 @@
-"""Checks of a recording: settings that a replay takes, and one local training for all updates of a round."""
+"""Check the arguments of a recording, and that all updates of a round share one local training."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ LOCAL = [field.name for field in fields(LocalTraining)]
 
 
 def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTraining, int | None]:
-    """Return the local training that the updates of a round share, and its epochs if their numbers of steps differ.
+    """Return the local training shared by the updates of a round, and its epochs if numbers of steps differ.
 
-    `rows` are those of the index. A batch size that is larger than a client's samples is as good as their number.
-    Raises `UserError`, which begins with `where`, for updates that cannot be replayed together.
+    `rows` are rows of the index. A batch size above a client's number of samples counts as that number.
+    Raises `UserError`, which starts with `where`, for updates that cannot be replayed together.
     """
     if len({row["sent"] for row in rows}) > 1:
-        raise UserError(f"{where}: its clients were sent different states: number rounds apart")
-    if len({row["truth"] is None for row in rows}) > 1:
         raise UserError(
-            f"{where}: the truth of some updates is recorded and of others not: record the truth of all clients or of "
-            f"none"
+            f"{where}: the clients were sent different states; record them as rounds with different numbers"
         )
+    if len({row["truth"] is None for row in rows}) > 1:
+        raise UserError(f"{where}: only some updates have the truth: record the truth of all clients or of none")
     trainings = [LocalTraining(**{name: row[name] for name in LOCAL}) for row in rows]
     samples = [row["samples"] for row in rows]
     used = [min(one.batch_size or count, count) for one, count in zip(trainings, samples, strict=True)]
@@ -41,8 +40,8 @@ def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTra
     settings = {replace(one, steps=1, batch_size=batch) for one in trainings}
     if not alike or len(settings) > 1 or len({row["kind"] for row in rows}) > 1:
         raise UserError(
-            f"{where}: its updates are not of one local training: record clients whose kind, batch size, lr, momentum, "
-            f"decay or clipping differ to separate folders"
+            f"{where}: the updates have different local training: record clients with another kind, batch size, lr, "
+            f"momentum, decay or clipping to separate folders"
         )
     steps = sorted({one.steps for one in trainings})
     if len(steps) == 1:
@@ -50,8 +49,8 @@ def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTra
     epochs = {one.steps / ceil(count / size) for one, count, size in zip(trainings, samples, used, strict=True)}
     if len(epochs) > 1 or not min(epochs).is_integer():
         raise UserError(
-            f"{where}: its updates took {steps} local steps, no equal number of epochs for all: record clients with "
-            f"other steps to separate folders"
+            f"{where}: the updates took {steps} local steps, which are different numbers of epochs: record clients "
+            f"with other steps to separate folders"
         )
     return replace(trainings[0], batch_size=batch), int(epochs.pop())
 
@@ -59,10 +58,10 @@ def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTra
 def check_normalisation(
     mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Return means and deviations as floats; raises `UserError` for one without the other and for no numbers."""
+    """Return means and deviations as floats. Raises `UserError` if only one is given, or for invalid numbers."""
     if mean is None or std is None:
         if mean is not std:
-            raise UserError("record: give both mean and std of the normalisation, or none of them")
+            raise UserError("record: found only one of mean and std; give both or none")
         return None, None
     means, deviations = (tuple(map(float, to_tensor("record: mean and std", v).flatten())) for v in (mean, std))
     if not all(map(isfinite, (*means, *deviations))) or min(deviations, default=1.0) <= 0:
@@ -71,7 +70,7 @@ def check_normalisation(
 
 
 def check_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return the shape of an image; raises `UserError` unless it is three whole numbers from 1."""
+    """Return the shape (C, H, W) of an image. Raises `UserError` unless it is three positive integers."""
     sizes = tuple(shape)
     if len(sizes) != 3 or not all(is_count(size) for size in sizes):
         raise UserError(f"record: shape is {sizes}; expected channels, height and width, such as (3, 32, 32)")
@@ -79,7 +78,7 @@ def check_shape(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def build_loss(section: Any) -> losses.Loss:
-    """Return the loss of a section `loss`, None for cross entropy; raises `UserError` for an unknown one."""
+    """Build the loss of a section `loss`; cross entropy for None. Raises `UserError` for an unknown loss."""
     if section is None:
         return losses.DEFAULT
     if not isinstance(section, Mapping) or "name" not in section:
@@ -92,27 +91,27 @@ def build_loss(section: Any) -> losses.Loss:
 
 
 def count_outputs(model: nn.Module, inputs: Tensor, classes: int | None) -> int:
-    """Return the model's number of outputs, from a forward pass in evaluation mode that changes nothing.
+    """Return the model's number of outputs, from a forward pass in evaluation mode.
 
-    Raises `UserError` for inputs that the model does not take, and if it has not as many outputs as `classes` says.
+    Raises `UserError` if the model does not take the inputs, and if it does not have `classes` outputs.
     """
     modes = {module: module.training for module in model.modules()}
-    place = next(p for p in model.parameters() if p.requires_grad)  # frozen ones may be of whole numbers
+    place = next(p for p in model.parameters() if p.requires_grad)  # frozen parameters may be integers
     try:
         with torch.no_grad():
             logits = model.eval()(inputs.to(place.device, place.dtype))
     except Exception as error:  # whatever the user's model raises
         said = " ".join(str(error).split())
         raise UserError(
-            f"record: the model does not take images {tuple(inputs.shape[1:])}: {type(error).__name__}: {said}; give "
-            f"inputs (N, C, H, W) as the model takes them"
+            f"record: the model fails on images of shape {tuple(inputs.shape[1:])}: {type(error).__name__}: {said}; "
+            f"give inputs (N, C, H, W) of the size that the model expects"
         ) from error
     finally:
         for module, training in modes.items():
             module.training = training
     found = int(logits.shape[1]) if isinstance(logits, Tensor) and logits.ndim == 2 else None
     if found is None and classes is None:
-        raise UserError("record: the model does not answer with logits (N, classes): say record(..., classes=...)")
+        raise UserError("record: the model does not return logits (N, classes): give record(..., classes=...)")
     if classes is not None and (not is_count(classes) or found not in (None, classes)):
-        raise UserError(f"record: classes is {classes}; expected {found or 'a whole number from 1'}, as the model has")
+        raise UserError(f"record: classes is {classes}; expected {found or 'a whole number from 1'}, as in the model")
     return found or int(classes or 0)

@@ -1,7 +1,7 @@
-"""Kinds of samples (images, texts, records): their storage, shapes, random draws and descriptions.
+"""Describe the kinds of samples (images, texts, records): storage, shapes, random samples and texts for users.
 
-A data set keeps images and records in bytes, and texts in the numbers of their tokens. A `SampleSpec` says what models
-take in their place; whatever works on samples of more than one modality asks it.
+A data set stores images and records as bytes, and texts as token numbers. A `SampleSpec` describes the inputs that
+models take. Code for more than one modality uses it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 Modality = Literal["pixels", "tokens", "records"]
 MODALITIES: tuple[Modality, ...] = ("pixels", "tokens", "records")
 MOST_TOKENS = 1 << 16
-"""Largest vocabulary: what two bytes can number, by which random tokens are drawn."""
+"""Maximum size of a vocabulary: random tokens are sampled with two bytes."""
 TOLERANCE = 0.319
-"""Standard deviations by which a continuous feature may miss and count as found, as in TabLeak (Vero et al. 2023)."""
+"""Error, in standard deviations, within which a continuous value counts as recovered (TabLeak, Vero et al. 2023)."""
 
 _UNLESS_SAID: dict[str, tuple[Modality, ...]] = {
     "attacks": ("pixels", "records"),
@@ -33,7 +33,7 @@ _UNLESS_SAID: dict[str, tuple[Modality, ...]] = {
 def taken(kind: str, target: Any) -> tuple[Modality, ...]:
     """Return the modalities that a component works on: its class variable `takes`, or its kind's default.
 
-    A user's own module is no component and says nothing: it may take all of them.
+    A user's model without `takes` may work on all modalities.
     """
     if kind == "models" and not is_dataclass(target):
         return MODALITIES
@@ -48,48 +48,48 @@ def held(target: Any) -> Modality:
 
 
 def in_unit_range(levels: Tensor) -> Tensor:
-    """Return stored values of 8 or 16 bits as floats in [0, 1]."""
+    """Convert stored values of 8 or 16 bits to floats in [0, 1]."""
     return levels.float().div_(torch.iinfo(levels.dtype).max)
 
 
 class SampleSpec(ABC):
-    """Base of the descriptions of samples as models take them: floats in [0, 1] unless a modality says otherwise."""
+    """Base class of the descriptions of model inputs, which are floats in [0, 1] by default."""
 
     modality: ClassVar[Modality]
     noun: ClassVar[str]
-    """Name of samples in messages, plural."""
+    """Name of samples in messages, in the plural."""
     stored: ClassVar[tuple[type[np.generic], ...]] = (np.uint8,)
-    """Types of the numbers that a data set may keep."""
+    """Number types in which a data set may store samples."""
     axes: ClassVar[tuple[str, ...]] = ("C", "H", "W")
     """Names of a sample's dimensions."""
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
+        """Return the shape of one input."""
 
     @property
     @abstractmethod
     def extent(self) -> str:
-        """Size of a sample, in words."""
+        """Return the size of a sample, in words."""
 
     @property
     def remedy(self) -> str:
-        """Advice to a user whose model does not take these samples."""
+        """Return advice for a user whose model does not take these samples."""
         return "choose another model, or other data"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of inputs."""
+        """Return the number type of inputs."""
         return torch.float32
 
     @property
     def largest(self) -> int:
-        """Largest number in an input; the smallest is 0."""
+        """Return the maximum value in an input. The minimum is 0."""
         return 1
 
     def tensor(self, stored: np.ndarray, device: torch.device | None = None) -> Tensor:
-        """Return inputs (N, *shape) from the numbers that a data set stores."""
+        """Convert stored samples to inputs (N, *shape)."""
         return in_unit_range(torch.from_numpy(stored).to(device))
 
     def blank(self, count: int) -> Tensor:
@@ -97,11 +97,11 @@ class SampleSpec(ABC):
         return torch.zeros(count, *self.shape, dtype=self.dtype)
 
     def trial(self) -> Tensor:
-        """Return two inputs to try a model with, one of the smallest and one of the largest numbers: (2, *shape)."""
+        """Return two inputs to try a model with, (2, *shape): one of minimum and one of maximum values."""
         return torch.stack([self.blank(1)[0], torch.full(self.shape, self.largest, dtype=self.dtype)])
 
     def noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw random inputs (count, *shape)."""
+        """Sample random inputs (count, *shape)."""
         return torch.rand(count, *self.shape, generator=generator)
 
     def scored(self, inputs: Tensor) -> Tensor:
@@ -109,11 +109,11 @@ class SampleSpec(ABC):
         return inputs
 
     def published(self) -> SampleSpec:
-        """Return the description that attackers get, without what only the holder of the samples knows."""
+        """Return the description without private information, for attackers."""
         return self
 
     def describe(self, trained: int, tested: int) -> str:
-        """Describe a data set with so many training and test samples, in words."""
+        """Return a text on a data set with these numbers of training and test samples."""
         return f"{trained} training {self.noun} of {self.extent} and {tested} test {self.noun}"
 
 
@@ -136,27 +136,27 @@ class Pixels(SampleSpec):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of an image, (C, H, W)."""
+        """Return the shape of an image, (C, H, W)."""
         return self.channels, self.height, self.width
 
     @property
     def extent(self) -> str:
-        """Channels, height and width of an image, in words."""
+        """Return channels, height and width of an image, in words."""
         return "x".join(map(str, self.shape))
 
     @property
     def remedy(self) -> str:
-        """Advice to a user whose model does not take these images: they can be resized."""
-        return "set `data.size` to what it takes, or choose another model, or data of other channels"
+        """Return advice for a user whose model does not take these images."""
+        return "set `data.size` to the model's image size, or choose another model, or images with other channels"
 
     def describe(self, trained: int, tested: int) -> str:
-        """Describe a data set with so many training and test images, in words."""
+        """Return a text on a data set with these numbers of training and test images."""
         return f"{trained} training and {tested} test {self.noun} of {self.extent}"
 
 
 @dataclass(frozen=True)
 class Tokens(SampleSpec):
-    """Texts, each the numbers (L,) int64 of its tokens."""
+    """Texts, each a row of token numbers (L,) int64."""
 
     modality: ClassVar[Modality] = "tokens"
     noun: ClassVar[str] = "texts"
@@ -164,113 +164,113 @@ class Tokens(SampleSpec):
     axes: ClassVar[tuple[str, ...]] = ("L",)
 
     vocabulary: tuple[str, ...]
-    """Text of each token, its spaces with it; a token's number is its place."""
+    """Text of each token, including spaces. A token's number is its index."""
     length: int
     pad: int | None = None
-    """Number of the token that fills up texts that are shorter; None where none is."""
+    """Number of the padding token. None: texts are not padded."""
     mask: int | None = None
-    """Number of the token that stands for one which a model is not shown; None where there is none."""
+    """Number of the mask token. None: there is none."""
     special: tuple[int, ...] = ()
-    """Numbers of the tokens that are no part of a text, such as marks at its ends."""
+    """Numbers of special tokens, such as marks at the ends of a text."""
 
     @property
     def unmasked(self) -> tuple[int, ...]:
-        """Numbers of the tokens that are never masked: special ones, and what fills texts up."""
+        """Return the numbers of tokens that are never masked: special tokens and padding."""
         return self.special if self.pad is None else (*self.special, self.pad)
 
     @property
     def shape(self) -> tuple[int]:
-        """Shape of a text, (L,): a number for each token."""
+        """Return the shape of a text, (L,): one number per token."""
         return (self.length,)
 
     @property
     def extent(self) -> str:
-        """Length of a text, in words."""
+        """Return the length of a text, in words."""
         return f"{self.length} tokens"
 
     @property
     def remedy(self) -> str:
-        """Advice to a user whose model does not take these texts: its table of tokens may be too small."""
+        """Return advice for a user whose model does not take these texts, for example with too small a vocabulary."""
         return f"set its vocabulary to {len(self.vocabulary)} or more, or choose another model"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of token numbers, int64, as embedding layers take them."""
+        """Return the type of token numbers: int64, as embedding layers expect."""
         return torch.int64
 
     @property
     def largest(self) -> int:
-        """Number of the last token."""
+        """Return the number of the last token."""
         return len(self.vocabulary) - 1
 
     def tensor(self, stored: np.ndarray, device: torch.device | None = None) -> Tensor:
-        """Return token numbers (N, L) as models take them."""
+        """Convert stored texts to token numbers (N, L)."""
         return torch.from_numpy(stored).to(device)
 
     def noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw random texts (count, L), each token of two random bytes."""
+        """Sample random texts (count, L), with two random bytes per token."""
         high, low = torch.rand(count, 2, self.length, generator=generator).mul(255).round().long().unbind(1)
         return (256 * high + low) % len(self.vocabulary)
 
     def scored(self, inputs: Tensor) -> Tensor:
-        """Return texts (N, L) with -1 for padding, which no metric counts."""
+        """Return texts (N, L) with padding replaced by -1, which metrics ignore."""
         return inputs if self.pad is None else inputs.masked_fill(inputs == self.pad, -1)
 
     def read(self, inputs: Tensor) -> list[list[str]]:
-        """Return the texts (N, L) in words; a token outside the vocabulary appears as its number."""
+        """Decode texts (N, L) to lists of tokens. A token outside the vocabulary is shown as its number."""
         known = len(self.vocabulary)
         return [[self.vocabulary[n] if 0 <= n < known else f"<{n}>" for n in row] for row in inputs.tolist()]
 
     def found(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return which tokens of texts (N, L) are right and in their places, (N, L) bool."""
+        """Return which tokens of texts (N, L) are equal at the same position, (N, L) bool."""
         return true == guess
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of records: continuous between bounds, or categorical."""
+    """One column of records: categorical, or continuous between bounds."""
 
     name: str
     categories: tuple[str, ...] = ()
-    """Names of the categories; empty for a continuous column."""
+    """Names of the categories. Empty for a continuous column."""
     low: float = 0.0
-    """Value of level 0: the smallest training value."""
+    """Value of level 0: the minimum training value."""
     high: float = 1.0
-    """Value of level 255: the largest training value."""
+    """Value of level 255: the maximum training value."""
     deviation: float = 0.0
     """Standard deviation of the training values."""
 
     @property
     def width(self) -> int:
-        """Number of the column's bytes in a record."""
+        """Return the column's number of bytes in a record."""
         return len(self.categories) or 1
 
     def values(self, part: Tensor) -> Tensor:
-        """Return the values (N,), or indices of categories, of the column's part (N, width) of records in [0, 1]."""
+        """Decode the column's part (N, width) of records in [0, 1] to values or category indices (N,)."""
         if self.categories:
             return part.argmax(1)
         return self.low + part[:, 0].double().clamp(0, 1) * (self.high - self.low)
 
     def found(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return which records have the right value, (N,) bool, by the column's parts (N, width) of two sets."""
+        """Return which records have the correct value, (N,) bool, from the column's parts (N, width)."""
         return self.near(self.values(true), self.values(guess))
 
     def near(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return which `values` (N,) are right, (N,) bool: the category, or a value within the `tolerance`."""
+        """Return which values (N,) are correct, (N,) bool: the same category, or a value within the `tolerance`."""
         return (true - guess).abs() <= self.tolerance
 
     @property
     def tolerance(self) -> float:
-        """By how much a value may miss and count as found (`TOLERANCE`); 0 for categories."""
+        """Return the error within which a value counts as recovered (`TOLERANCE`); 0 for categories."""
         return 0.0 if self.categories else TOLERANCE * self.deviation
 
     def read(self, part: Tensor) -> list[str]:
-        """Return the values of the column's part (N, width) of records in words."""
+        """Describe the column's part (N, width) of records, one text per record."""
         values = self.values(part).tolist()
         return [f"{self.name} {self.categories[v] if self.categories else f'{v:.4g}'}" for v in values]
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Return numbers (N,), or indices of categories, as bytes (N, width); values are clipped to the bounds."""
+        """Encode values or category indices (N,) as bytes (N, width). Values are clipped to the bounds."""
         if self.categories:
             hot: np.ndarray = (np.eye(len(self.categories)) * 255).astype(np.uint8)[values]
             return hot
@@ -283,8 +283,8 @@ class Column:
 class Records(SampleSpec):
     """Records: rows of a table, (1, 1, F) in [0, 1].
 
-    A number for each continuous column, and for a categorical one a number for each category, 1 for the one that it is
-    in and 0 for the others. The shape is that of a narrow image, as attacks that match gradients treat both alike.
+    A continuous column has one number, and a categorical column is one-hot. Records have the shape of an image with one
+    row, so that gradient-matching attacks work on both.
     """
 
     modality: ClassVar[Modality] = "records"
@@ -298,18 +298,18 @@ class Records(SampleSpec):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of a record, (1, 1, F): one channel, one row."""
+        """Return the shape of a record, (1, 1, F): one channel, one row."""
         return 1, 1, sum(self._widths)
 
     @property
     def extent(self) -> str:
-        """Number of columns, in words."""
+        """Return the number of columns, in words."""
         inputs = self.shape[-1]
-        coded = f" ({inputs} inputs: one for each category)" if inputs != len(self.columns) else ""
+        coded = f" ({inputs} inputs: one per category)" if inputs != len(self.columns) else ""
         return f"{len(self.columns)} column{'s' * (len(self.columns) != 1)}{coded}"
 
     def published(self) -> Records:
-        """Return the columns without statistics of the training values: bounds and deviations."""
+        """Return the columns without statistics of the training values (bounds and deviations)."""
         return Records(tuple(Column(column.name, column.categories) for column in self.columns))
 
     def split(self, inputs: Tensor) -> list[Tensor]:
@@ -317,11 +317,11 @@ class Records(SampleSpec):
         return list(inputs.flatten(1).split(self._widths, dim=1))
 
     def read(self, inputs: Tensor) -> list[list[str]]:
-        """Return the columns of records (N, 1, 1, F) in words."""
+        """Describe records (N, 1, 1, F), one text per column."""
         told = [column.read(part) for column, part in zip(self.columns, self.split(inputs), strict=True)]
         return [list(row) for row in zip(*told, strict=True)]
 
     def found(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return which columns of records (N, 1, 1, F) have the right value, (N, columns) bool."""
+        """Return which columns of records (N, 1, 1, F) have the correct value, (N, columns) bool."""
         parts = zip(self.columns, self.split(true), self.split(guess), strict=True)
         return torch.stack([column.found(a, b) for column, a, b in parts], dim=1)

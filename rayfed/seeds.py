@@ -1,8 +1,8 @@
-"""Random number generators: one for each purpose, keyed by (seed, purpose, round, client, ...).
+"""Make random number generators, one for each purpose, keyed by (seed, purpose, round, client, ...).
 
-Keys, not a shared stream: what one client draws cannot depend on who ran before it, on which actor, or whether a call
-was repeated after a crash. All bits of a key count: it is hashed to 256 bits, from which neither the seed nor another
-purpose's bits can be told but by trying seeds, and the whole state of a generator is filled from these.
+With keys instead of a shared stream, a client's random numbers do not depend on other clients, on the actor, or on
+repeated calls after a crash. A key is hashed to 256 bits, which fill the whole state of a generator. An attacker that
+knows these bits can find the seed, or the bits of another purpose, only by trying seeds.
 
 Sources: HMAC-SHA-256 as in HKDF's extraction, RFC 5869; SHAKE-256, FIPS 202; Matsumoto and Nishimura 1998 (MT19937);
 Salmon et al. 2011 (Philox).
@@ -24,24 +24,24 @@ KeyPart = int | str | bytes
 _TORCH_STATE = np.dtype(
     [
         ("seed", "<u8"),
-        ("left", "<i4"),  # numbers before the state is renewed, plus 1
+        ("left", "<i4"),  # 1 + count of numbers left before the state is renewed
         ("seeded", "<i4"),
         ("next", "<u8"),
         ("words", "<u8", 624),
-        ("normal", "V40"),  # a normal number kept for the next call: none
+        ("normal", "V40"),  # the normal number stored for the next call; here none
     ]
 )
-"""What `torch.Generator.set_state` takes on the CPU (`CPUGeneratorImplStateLegacy` in ATen)."""
+"""Layout of the state for `torch.Generator.set_state` on the CPU (`CPUGeneratorImplStateLegacy` in ATen)."""
 _FRESH = np.zeros(1, _TORCH_STATE)
 _FRESH["left"] = _FRESH["seeded"] = 1
 
 
 STREAMS = 2
-"""Version of the random numbers that a seed gives; a run begun with another is not continued: its data differ."""
+"""Version of the random streams. A run that was started with another version cannot be continued."""
 
 
 def encoded(*parts: KeyPart) -> bytes:
-    """Return an unambiguous byte string of these parts: each with its type and its length."""
+    """Encode parts as an unambiguous byte string, each with its type and length."""
     return b"".join(_encoded(part) for part in parts)
 
 
@@ -57,24 +57,24 @@ def _encoded(part: KeyPart) -> bytes:
 
 
 def derived(*key: KeyPart) -> bytes:
-    """Derive 32 bytes from a key, for one purpose."""
+    """Derive 32 bytes from a key."""
     return hmac.digest(b"rayfed", encoded(*key), "sha256")
 
 
 def number(*key: KeyPart) -> int:
-    """Derive a number of 256 bits from a key; see `derived`."""
+    """Derive an integer of 256 bits from a key; see `derived`."""
     return int.from_bytes(derived(*key))
 
 
 def torch_generator(*key: KeyPart) -> torch.Generator:
-    """Return a CPU generator for one purpose; the same key gives the same stream on every machine."""
+    """Return a PyTorch CPU generator for a key. The same key gives the same stream on every machine."""
     return filled(torch.Generator(), derived(*key))
 
 
 def filled(generator: torch.Generator, key: bytes) -> torch.Generator:
-    """Seed all 624 words of a CPU generator from a key, and return it; `manual_seed` would use 32 bits.
+    """Seed all 624 words of a CPU generator from a key, and return it. `manual_seed` would use only 32 bits.
 
-    Its `initial_seed`, which nothing is drawn from, tells it from others.
+    Its `initial_seed` only identifies the generator; the random numbers do not depend on it.
     """
     state, drawn = _FRESH.copy(), shake_256(key).digest(4 * 624 + 8)
     state["words"], state["seed"] = np.frombuffer(drawn, "<u4", 624), int.from_bytes(drawn[-8:])
@@ -83,16 +83,16 @@ def filled(generator: torch.Generator, key: bytes) -> torch.Generator:
 
 
 def numpy_generator(*key: KeyPart) -> np.random.Generator:
-    """Return a NumPy generator for one purpose, as `torch_generator` does."""
+    """Return a NumPy generator for a key; see `torch_generator`."""
     place, secret = divmod(number(*key), 2**128)
     return np.random.Generator(np.random.Philox(counter=place, key=secret))
 
 
 @contextmanager
 def global_stream(*key: KeyPart, cuda: bool = False) -> Iterator[None]:
-    """Seed PyTorch's global generators from a key during the block, for code that draws from no other.
+    """Seed PyTorch's global CPU generator from a key in the block, for code that cannot use another generator.
 
-    They go on as before afterwards. With `cuda` those of the GPUs are meant, too, which take 64 bits of the key.
+    The generator's state is restored after the block. With `cuda`, also seed the GPU generators (63 bits of the key).
     """
     with torch.random.fork_rng(devices=None if cuda else []):
         if cuda:
@@ -102,10 +102,10 @@ def global_stream(*key: KeyPart, cuda: bool = False) -> Iterator[None]:
 
 
 def drawn(generator: torch.Generator) -> bytes:
-    """Draw a key of 256 bits from a generator, to seed an independent stream."""
+    """Sample a key of 256 bits from a generator, to seed an independent stream."""
     return torch.randint(256, (32,), generator=generator, dtype=torch.uint8).numpy().tobytes()
 
 
 def again(repeat: int) -> tuple[int, ...]:
-    """Return the key's suffix for a repeat; empty for the first, so that it equals a run without repeats."""
+    """Return the key's suffix for a repeat. It is empty for repeat 0, which equals a run without repeats."""
     return (repeat,) if repeat else ()

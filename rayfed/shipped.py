@@ -1,4 +1,4 @@
-"""Scenarios and reproductions that come with rayfed, in the installed package or beside it in a checkout."""
+"""Find the scenarios and reproductions that come with rayfed, in the installed package or in a checkout."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def scenario_names() -> list[str]:
 
 
 def shipped_scenario(name: str) -> Path:
-    """Return the file of a scenario that comes with rayfed; raises `UserError` for a name that none has."""
+    """Return the file of a scenario that comes with rayfed. Raises `UserError` for an unknown name."""
     known = scenario_names()
     if name not in known:
-        raise UserError(f"no scenario that comes with rayfed is called '{name}': {nearest(name, known)}")
+        raise UserError(f"no scenario '{name}' comes with rayfed: {nearest(name, known)}")
     return shipped("scenarios") / f"{name}.yaml"
 
 
 def scenario_path(source: Path) -> Path:
-    """Return a scenario's file by path or, if no such file exists, by the name of one that comes with rayfed."""
+    """Return a scenario's file: the path itself if the file exists, or else the shipped scenario of that name."""
     if source.is_file() or str(source) not in scenario_names():
-        return source  # its reader says what is wrong
+        return source  # reading it raises the error
     return shipped_scenario(str(source))

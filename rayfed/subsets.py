@@ -1,4 +1,4 @@
-"""Drawing of many random subsets at once."""
+"""Sample many random subsets at once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def subsets(rng: np.random.Generator, draws: int, choices: int, size: int) -> np.ndarray:
-    """Draw random subsets of range(choices), one in each row of (draws, size) int64, all equally likely.
+    """Sample uniform random subsets of range(choices), one per row of the result (draws, size) int64.
 
-    Floyd's algorithm (Bentley and Floyd 1987, 'A sample of brilliance'), all draws at once: its memory goes with what
-    is drawn, not with the choices. Needs `size <= choices`.
+    Vectorised over the rows; memory does not depend on `choices`. Requires `size <= choices`.
+    Source: Bentley and Floyd 1987, "A sample of brilliance".
     """
     drawn = np.empty((draws, size), np.int64)
     for place, last in enumerate(range(choices - size, choices)):

@@ -1,4 +1,4 @@
-"""Checks of the labels that a user gives with samples: count, shape, type and range, by the loss that takes them."""
+"""Check and convert the labels that a user gives with samples, for the loss of the model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from rayfed.losses import BinaryCrossEntropy, Loss
 
 
 def to_targets(labels: Any, loss: Loss, count: int, outputs: int) -> Tensor:
-    """Return the labels of `count` samples as the loss of a model with this many outputs takes them.
+    """Convert the labels of `count` samples to targets of the loss: class indices (N,) int64 or numbers (N, outputs).
 
-    These are class indices (N,) int64, or numbers (N, outputs) float32. Labels may be tensors, arrays or lists. Class
-    indices (N, 1), whole floats and one-hot rows (N, outputs) become (N,) int64; one number for each sample, (N,),
-    becomes (N, 1). Raises `UserError`, with what was expected, for anything else.
+    `labels` may be tensors, arrays or lists. Class indices of shape (N, 1), whole floats and one-hot rows (N, outputs)
+    become (N,) int64. One number per sample, (N,), becomes (N, 1) float32. Raises `UserError` for other labels.
 
     >>> from rayfed.losses import CrossEntropy
     >>> from rayfed.targets import to_targets
@@ -26,31 +25,29 @@ def to_targets(labels: Any, loss: Loss, count: int, outputs: int) -> Tensor:
     """
     if loss.takes not in ("classes", "numbers", "either"):
         raise UserError(
-            f"labels: {type(loss).__name__} takes a label for each place of a sample, which cannot be recorded: record "
-            f"without the truth"
+            f"labels: {type(loss).__name__} needs a label for each place of a sample, which cannot be recorded: record "
+            f"with truth=False"
         )
     given = to_tensor("labels", labels).cpu()
     numbers = loss.takes == "numbers" or (loss.takes == "either" and given.is_floating_point())
     expected = _described(loss, numbers, count, outputs)
     if given.is_complex() or not given.isfinite().all():
-        raise UserError(f"labels: they are complex, NaN or infinite; expected {expected}")
+        raise UserError(f"labels: found complex, NaN or infinite values; expected {expected}")
     if given.ndim == 0 or len(given) != count:
         raise UserError(f"labels: shape {tuple(given.shape)} for {count} inputs; expected {expected}")
     return _numbers(given, loss, outputs, expected) if numbers else _classes(given, outputs, expected)
 
 
 def _described(loss: Loss, numbers: bool, count: int, outputs: int) -> str:
-    """Return in words which labels a loss takes."""
+    """Describe the labels that a loss takes."""
     if not numbers:
         return f"class indices 0 to {outputs - 1}, integers of shape ({count},), for {type(loss).__name__}"
-    among = "0, 1 or between" if isinstance(loss, BinaryCrossEntropy) else "floats"
-    return (
-        f"numbers ({among}) of shape ({count}, {outputs}), one for each output of the model, for {type(loss).__name__}"
-    )
+    among = "from 0 to 1" if isinstance(loss, BinaryCrossEntropy) else "floats"
+    return f"numbers ({among}) of shape ({count}, {outputs}), one per output of the model, for {type(loss).__name__}"
 
 
 def _numbers(given: Tensor, loss: Loss, outputs: int, expected: str) -> Tensor:
-    """Return one number for each output of the model, (N, outputs) float32."""
+    """Convert labels to one number per output of the model, (N, outputs) float32."""
     found = given[:, None] if given.ndim == 1 and outputs == 1 else given
     if found.shape != (len(given), outputs):
         raise UserError(f"labels: shape {tuple(given.shape)}; expected {expected}")
@@ -63,30 +60,30 @@ def _numbers(given: Tensor, loss: Loss, outputs: int, expected: str) -> Tensor:
 
 
 def _classes(given: Tensor, outputs: int, expected: str) -> Tensor:
-    """Return class indices (N,) int64."""
+    """Convert labels to class indices (N,) int64."""
     found = given
     if given.ndim == 2 and given.shape[1] == 1:
         found = given[:, 0]
     elif given.ndim == 2 and given.shape[1] == outputs and _is_one_hot(given):
-        warnings.warn("labels: one-hot rows are taken as class indices", stacklevel=4)
+        warnings.warn("labels: one-hot rows are converted to class indices", stacklevel=4)
         found = given.double().argmax(1)
     if found.ndim != 1:
         raise UserError(
-            f"labels: shape {tuple(given.shape)}; expected {expected}. For targets of another loss give it: "
+            f"labels: shape {tuple(given.shape)}; expected {expected}. If your loss has other targets, give it: "
             f"record(..., loss='binary_cross_entropy')"
         )
     if found.is_floating_point() and (found != found.round()).any():
         raise UserError(
-            f"labels: floats such as {float(found[found != found.round()][0]):g}; expected {expected}. For targets of "
-            f"another loss give it: record(..., loss='mean_squared_error')"
+            f"labels: floats such as {float(found[found != found.round()][0]):g}; expected {expected}. If your loss "
+            f"has other targets, give it: record(..., loss='mean_squared_error')"
         )
     outside = (found.double() < 0) | (found.double() >= outputs)
     if outside.any():
         place = int(outside.nonzero()[0])
-        raise UserError(f"labels: label {place} (from 0) is {found[place].item():g}; expected {expected}")
+        raise UserError(f"labels: the label at index {place} is {found[place].item():g}; expected {expected}")
     return found.long()
 
 
 def _is_one_hot(rows: Tensor) -> bool:
-    """Return whether each row has a single 1 and zeros."""
+    """Return whether each row consists of one 1 and zeros."""
     return bool(((rows == 0) | (rows == 1)).all() and (rows.double().sum(1) == 1).all())

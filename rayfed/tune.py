@@ -1,4 +1,4 @@
-"""Scenarios as trainables for Ray Tune, with your own search space and scheduler (docs/sweeps.md)."""
+"""Use scenarios as trainables for Ray Tune, with your own search space and scheduler (docs/sweeps.md)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rayfed.scenario import Scenario
 
 
 def trainable(scenario: Scenario) -> Callable[[dict[str, Any]], None]:
-    """Return a scenario as a trainable for `ray.tune.Tuner`, with the actors that one trial needs.
+    """Convert a scenario to a trainable for `ray.tune.Tuner`, with the actors that one trial needs.
 
-    Tune's `config` maps paths of fields (`training.lr`) to values. Every round is reported as `rounds` (played so far),
-    `train_loss`, `test_loss`, `test_accuracy` and the mean `psnr`, `ssim` and `label_accuracy` of the attacks so far,
-    each as `ARM/psnr` where the scenario has several arms. The run folder is `run` in the trial's own directory; a
-    trial that Tune starts again goes on after its last complete round.
+    Tune's `config` maps paths of fields, such as `training.lr`, to values. Each round reports `rounds` (completed so
+    far), `train_loss`, `test_loss`, `test_accuracy`, and the mean `psnr`, `ssim` and `label_accuracy` of all attacks so
+    far. With several arms, names have the form `ARM/psnr`. The run folder is `run` in the trial's directory. A trial
+    that Tune restarts continues after its last complete round.
     """
     made: Callable[[dict[str, Any]], None] = brought("ray", "trainable")(scenario)
     return made

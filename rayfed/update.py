@@ -1,6 +1,6 @@
-"""Messages between roles: from clients to the server, and from the server to an attacker.
+"""Define the messages from clients to the server (`Update`), and what an attacker sees of them (`Observation`).
 
-An `Update` is all that leaves a client. An `Observation` is all that an attacker ever sees.
+Clients send nothing except updates, and attackers see nothing except observations.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rayfed.errors import UserError
 from rayfed.samples import SampleSpec
 
 Named = dict[str, Tensor]
-"""Tensors by the name that they have in the model's `named_parameters()` (or `named_buffers()`)."""
+"""Tensors by their names in the model's `named_parameters()` or `named_buffers()`."""
 
 
 def digest_of(tensors: Named) -> bytes:
-    """Return the SHA-256 of the tensors' names, types, shapes and values, in their order."""
+    """Return the SHA-256 of the tensors' names, types, shapes and values, in the dictionary's order."""
     digest = sha256()
     for name, tensor in tensors.items():
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
@@ -34,7 +34,7 @@ def digest_of(tensors: Named) -> bytes:
 def list_nonfinite(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None) -> list[str]:
     """Return the names of tensors with NaN or infinite values.
 
-    A tensor that equals the model's `own` of that name is left out: masks of attention hold minus infinity by design.
+    A tensor that equals the model's `own` is skipped, because attention masks contain minus infinity by design.
     """
     known = own or {}
     return [
@@ -46,10 +46,10 @@ def list_nonfinite(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor] | No
 
 @dataclass(frozen=True)
 class Update:
-    """One client's message to the server after one round.
+    """One client's message to the server in one round.
 
-    `tensors` points the way a gradient does: the server *subtracts* it. Under FedSGD it is the gradient of the
-    mean loss of one batch, under FedAvg the weights received minus the weights after local training.
+    The server *subtracts* `tensors`, as it would a gradient. With FedSGD they are the gradient of the mean loss of a
+    batch. With FedAvg they are the received weights minus the weights after local training.
     """
 
     client: int
@@ -57,22 +57,22 @@ class Update:
     tensors: Named
     """Parameter name -> tensor of the parameter's shape."""
     buffers: Named
-    """Floating-point buffers (batch-norm statistics) as they are after local training: values, not differences.
-    Frozen parameters, which stay as they were sent, are not among them."""
+    """Floating-point buffers, such as batch-norm statistics, after local training. These are values, not differences.
+    Frozen parameters are not included."""
     samples: int
-    """Number of samples the client trained on: its weight in a sample-weighted mean."""
+    """Number of samples that the client trained on, which is its weight in a sample-weighted mean."""
     loss: float
-    """Mean training loss over the round's local steps, for the clients' table; the server learns it only from a rule
-    that says so (`Aggregation.reveals`)."""
+    """Mean training loss over the round's local steps, for the table of clients. Only rules that declare it
+    (`Aggregation.reveals`) show it to the server."""
     bits: int = 32
-    """Bits of one sent value: 32 for floats, fewer after a quantiser. A defence that changes the values sets it."""
+    """Bits per sent value: 32 for floats, fewer after a quantiser. Set by the defence that changes the values."""
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes on the wire, with each tensor in its shortest form.
+        """Return the size of the message in bytes, with each tensor in its shortest form.
 
-        That is dense, or its non-zero values behind a bit mask, or behind a list of their indices. Buffers travel as
-        dense 32-bit floats; headers and the quantiser's one scale a tensor are not counted.
+        A tensor is sent dense, or as its non-zero values with a bit mask or with a list of indices. Buffers are sent as
+        dense 32-bit floats. Headers and a quantiser's scale per tensor are not counted.
         """
         total_bits = 32 * sum(b.numel() for b in self.buffers.values())
         return (total_bits + sum(map(self._bits_of, self.tensors.values())) + 7) // 8
@@ -81,7 +81,7 @@ class Update:
         size, kept = tensor.numel(), int(torch.count_nonzero(tensor))
         index = (size - 1).bit_length()
         sparse = self.bits * kept + min(size, index * kept)
-        if self.bits == 1 and kept < size:  # one bit tells two signs apart, and no zero beside them
+        if self.bits == 1 and kept < size:  # one bit encodes the sign, but not zero
             return sparse
         return min(self.bits * size, sparse)
 
@@ -93,94 +93,94 @@ class Share(NamedTuple):
     weight: int
     """The client's weight in the mean."""
     before: int
-    """The whole number by which the client multiplied its update before it encrypted it."""
+    """Integer by which the client multiplied its update before encryption."""
     after: int
-    """The whole number by which the encrypted update has been multiplied since."""
+    """Integer by which the encrypted update was multiplied after encryption."""
     nonce: bytes
-    """Random bytes, by which no two updates that a client encrypts have the mask of their tags in common."""
+    """Random bytes that make the masks of the tags differ between a client's updates."""
 
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Sealed(Protocol):
-    """A client's update as a channel hides it."""
+    """A client's update in the form in which a channel hides it."""
 
     unreadable: ClassVar[str]
-    """Why nothing is to be found in it, in words."""
+    """Reason why an attacker cannot read it, in words."""
 
 
 @dataclass(frozen=True)
 class Encrypted:
-    """Sum of encrypted updates of one or more clients: all that the server has of them."""
+    """Sum of the encrypted updates of one or more clients, as the server sees it."""
 
     unreadable: ClassVar[str] = hidden.ENCRYPTED
 
     round: int
     shares: tuple[Share, ...]
     tensors: Shapes
-    """Names and shapes of the parameters; their values come first among those encrypted."""
+    """Names and shapes of the parameters. Their values are encrypted before those of the buffers."""
     buffers: Shapes
     parameters: Any
-    """Public parameters of the encryption (`rayfed.crypto.encryptor.Encryptor`): the same in all that are added."""
+    """Public parameters of the encryption (`rayfed.crypto.encryptor.Encryptor`). Equal for all updates of a sum."""
     public: bytes
-    """The public key, where adding needs one."""
+    """The public key, if additions need it."""
     ciphertexts: tuple[bytes, ...]
     tag: int
-    """Tag by which who opens the sum knows that it is one of what clients encrypted (`rayfed.crypto.tags`)."""
+    """Tag with which the receiver verifies that the sum consists of the clients' updates (`rayfed.crypto.tags`)."""
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes on the wire: ciphertexts, tag and nonces, as for an `Update` without headers."""
+        """Return the size of ciphertexts, tag and nonces in bytes. Headers are not counted."""
         return sum(map(len, self.ciphertexts)) + 16 + sum(len(share.nonce) for share in self.shares)
 
 
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """Sum of some clients' weighted updates as integers under masks, which only the sum of all removes."""
+    """Sum of some clients' weighted updates as masked integers. The masks cancel only in the sum of all clients."""
 
     unreadable: ClassVar[str] = hidden.MASKED
 
     round: int
     clients: tuple[int, ...]
-    """Clients whose vectors are in the sum; nobody where all have dropped out."""
+    """Clients whose vectors are in the sum. Empty if all have dropped out."""
     tensors: Shapes
     """Names and shapes of the parameters, as in `Encrypted`."""
     buffers: Shapes
     vector: np.ndarray
-    """The sum, (D + 1,) uint64, modulo 2^64; the last number is the sum of the weights."""
+    """The sum modulo 2^64, (D + 1,) uint64. The last number is the sum of the weights."""
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes on the wire; a client that drops out sends none."""
+        """Return the size of the message in bytes: 0 for a client that drops out."""
         return self.vector.nbytes if self.clients else 0
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Settings of the local steps behind an update, which the server knows; by default one gradient (FedSGD)."""
+    """Settings of a client's local steps, which the server knows. Default: one gradient (FedSGD)."""
 
     steps: int = 1
     batch_size: int | None = None
-    """Samples of one step; None: all of the client's."""
+    """Samples per step. None: all samples of the client."""
     lr: float = 1.0
     momentum: float = 0.0
     weight_decay: float = 0.0
-    """Share of the weights that is added to the gradient of every step."""
+    """Share of the weights that is added to the gradient in every step."""
     clip_norm: float | None = None
-    """Largest norm of a step's gradient, before weight decay and momentum; None: any."""
+    """Maximum norm of a step's gradient, before weight decay and momentum. None: not clipped."""
 
     @property
     def scale(self) -> float:
-        """Ratio of the update to the mean gradient, if the gradient were the same in all steps.
+        """Return the ratio of the update to the mean gradient, under the assumption of equal gradients in all steps.
 
-        With momentum m it counts 1 + m + ... + m^(k-1) times in step k.
+        With momentum m, step k counts the gradient 1 + m + ... + m^(k-1) times.
         """
         m = self.momentum
         return self.lr * sum((1 - m**k) / (1 - m) for k in range(1, self.steps + 1))
 
     def check(self) -> None:
-        """Raise `UserError` for settings with which no step can be repeated, such as a learning rate of 0 or NaN."""
+        """Raise `UserError` for invalid settings, such as a learning rate of 0 or NaN."""
         expected = {
             "steps": (_is_count(self.steps), "a whole number from 1"),
             "batch_size": (self.batch_size is None or _is_count(self.batch_size), "a whole number from 1, or None"),
@@ -210,70 +210,69 @@ class Mixtures:
     """Updates of a round, or mixtures of them, that a rule sends to every client for scoring."""
 
     updates: dict[int, Named]
-    """Client -> its update, or the mixture that stands for it."""
+    """Client -> its update, or the mixture that replaces it."""
     buffers: dict[int, Named]
     shares: Tensor
-    """(N, N) float64, the share of each client's update (a column) in what stands for each (a row), in the order of
-    `updates`."""
+    """Shares (N, N) float64 of the clients' updates (columns) in the mixtures (rows), in the order of `updates`."""
 
 
 _PART = 64
-"""Most rows and columns of a layer that are looked at for how an update was scaled."""
+"""Maximum number of rows and columns of a layer from which the scale of an update is estimated."""
 _ALIKE = 0.05
-"""Largest relative difference of eigenvalues that are one but for rounding."""
+"""Maximum relative difference of eigenvalues that count as equal."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """All that an attacker sees of one victim; never the truth."""
+    """Everything that an attacker sees of one victim. The true samples are not included."""
 
     victim: int
     round: int
     weights: Named
     """The parameters that the client was sent."""
     buffers: Named
-    """The model's buffers, and its parameters that are frozen, as the client was sent them; and what the attacker takes
-    for the client's private part, where it has one (`rayfed.models.private`)."""
+    """The model's buffers and frozen parameters that the client was sent, and the attacker's substitute for the
+    client's private part, if the model has one (`rayfed.models.private`)."""
     update: Named
-    """The update that the client returned, after its defences, or what stood for it where clients were shown it; empty
-    where it was hidden by a channel, or nothing was shown."""
+    """The client's update after its defences, or the mixture that other clients were shown. Empty if a channel hides
+    the update, or if nothing was shown."""
     scale: float
-    """`update / scale` estimates the mean gradient: 1 for FedSGD, lr * local steps for FedAvg."""
+    """Factor such that `update / scale` estimates the mean gradient: 1 for FedSGD, lr * local steps for FedAvg."""
     batch_size: int
-    """Number of samples behind the update (clients report it for weighted averaging)."""
+    """Number of samples of the update, which clients report for weighted averaging."""
     sample: SampleSpec
-    """Description of the samples behind the update: images, texts or records, and how large."""
+    """Kind and size of the samples: images, texts or records."""
     classes: int
-    """Number of classes, or of outputs where labels are numbers."""
+    """Number of classes, or of outputs if labels are numbers."""
     labels: Tensor | None = None
-    """Labels (batch_size,) int64, or numbers (batch_size, classes), or classes of places (batch_size, ...) int64, only
-    where they are granted."""
+    """Labels (batch_size,) int64, numbers (batch_size, classes), or classes of places (batch_size, ...) int64. None
+    unless the threat model grants them."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Other knowledge that the threat model grants (`rayfed.client.grants`), by the names that its grants declare:
-    `public` is a pair of inputs (M, *shape) and labels (M,), `defence` (`Named`) are bool masks, and so on. What would
-    tell of the values of a hidden update is a function of it (`Update`) until it is opened."""
+    """Other knowledge that the threat model grants, by the names in `rayfed.client.grants`. For example, `public` is a
+    pair of inputs (M, *shape) and labels (M,), and `defence` are bool masks by name. Knowledge that depends on the
+    values of a hidden update is a function of the `Update`, to be called when it is opened."""
     has_numbers: bool = False
-    """Whether labels are numbers, one for each output of the model, rather than classes."""
+    """Whether labels are numbers, one per output of the model, rather than classes."""
     has_places: bool = False
     """Whether labels are a class for each place of a sample, such as its tokens or pixels."""
     local: LocalTraining = LocalTraining()
-    """The local steps that the client was told to take."""
+    """The local steps that the server asked the client to run."""
     returned_buffers: Named = field(default_factory=dict)
-    """The floating-point buffers that the client returned beside its update: no defence has changed them."""
+    """The floating-point buffers that the client returned. Defences do not change them."""
     sealed: Sealed | None = None
-    """The client's update and buffers as its channel hides them, in place of both."""
+    """The hidden update and buffers, if the client uses a channel."""
     shown: Mixtures | None = None
-    """All that clients were shown in the round, for anyone who may unmix it."""
+    """All mixtures that clients were shown in the round, for attackers that may separate them."""
     earlier: tuple[Observation, ...] = ()
-    """What was seen of the victim in earlier rounds, at the weights that it was sent then, on the same samples."""
+    """Observations of the same victim and samples in earlier rounds."""
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Shape of what has one label: (L,) or (H, W) where labels are a class for each place, else ()."""
+        """Return the shape (L,) or (H, W) of a sample's labels if each place has one, or else ()."""
         return self.sample.shape[-2:] if self.has_places else ()
 
     def to(self, device: torch.device) -> Observation:
-        """Return a copy on another device; `extra` and `shown`, which observations may share, are not moved."""
+        """Return a copy on another device. `extra` and `shown` are not moved, because observations may share them."""
 
         def moved(tensors: Named) -> Named:
             return {name: t.to(device) for name, t in tensors.items()}
@@ -290,15 +289,15 @@ class Observation:
 
     @property
     def gradient(self) -> Named:
-        """The attacker's estimate of the mean gradient at `weights`; shorter where it was clipped (`local`)."""
+        """Return the attacker's estimate of the mean gradient at `weights`. Clipped gradients are not rescaled."""
         return {name: tensor / self.scale for name, tensor in self.undecayed.items()}
 
     @property
     def undecayed(self) -> Named:
-        """The update with the effect of weight decay removed, exact after one step.
+        """Return the update without the effect of weight decay. Exact for one step.
 
-        Where a defence has left nothing there is nothing to take off, and of an update that it scaled (a clip) as much
-        as it left, if a linear layer tells.
+        Values that a defence set to zero are not changed. If a defence scaled the update, such as by clipping, the
+        decay is scaled too, if a linear layer shows by how much.
         """
         if not (decay := self.scale * self.local.weight_decay):
             return self.update
@@ -306,10 +305,10 @@ class Observation:
         return {n: torch.where(t == 0, t, t - decay * self.weights[n]) for n, t in self.update.items()}
 
     def _left_of(self, decay: float) -> float:
-        """Return the factor by which the update was scaled after a decay was added; 1 if no linear layer shows it.
+        """Estimate the factor by which the update was scaled after weight decay; 1 if no linear layer shows it.
 
-        A square part of such a layer's update is c (D + G), D the decay's and G the gradient's, whose rank is that of
-        the samples. So c is an eigenvalue of the update over D, as many times as the part has more rows than that.
+        A square part of a linear layer's update is c (D + G), with the decay D and the gradient G, whose rank is at
+        most the number of samples. So c is a repeated eigenvalue of D^-1 times the update.
         """
         rank = self.batch_size * self.local.steps
         for name, tensor in self.update.items():
@@ -328,5 +327,5 @@ class Observation:
 
     @property
     def step(self) -> Named:
-        """The mean local step behind the update divided by the learning rate: the gradient with its weight decay."""
+        """Return the mean local step divided by the learning rate: the gradient including weight decay."""
         return {name: tensor / self.scale for name, tensor in self.update.items()}

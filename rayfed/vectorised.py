@@ -1,7 +1,7 @@
-"""Map a function of a model over samples: in one `torch.func.vmap` call, or in a loop for models that vmap refuses.
+"""Map a function of a model over samples, in one `torch.func.vmap` call or in a loop.
 
-vmap refuses branches on values, `.item()`, some recurrent layers, writes of a sample's values into buffers, and
-autograd functions without a rule for it. The loop gives the same results up to rounding.
+vmap does not support branches on values, `.item()`, some recurrent layers, writes of a sample's values into buffers,
+and autograd functions without a vmap rule. The loop gives the same results up to rounding.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rayfed import seeds
 from rayfed.errors import UserError
 
 _LONGEST = 140
-"""Characters of an error message that are kept: some of PyTorch's have several sentences."""
+"""Maximum number of characters of a quoted error message."""
 _REFUSALS: WeakKeyDictionary[nn.Module, dict[Hashable, str]] = WeakKeyDictionary()
-"""What each trial of a model raised; an empty string if it raised nothing."""
+"""Error message of each trial of a model; empty if it raised none."""
 
 
 def refusal(model: nn.Module, case: Hashable, trial: Callable[[], object]) -> str:
     """Return the first words of the error that `trial()` raises, or an empty string if it raises none.
 
-    A model is tried once in its modes for each `case`, so that all its batches are computed in the same way. The trial
-    must depend on the model and the case only. It moves no random generator, and no counter of operations sees it.
-    Raises the trial's `UserError` and `torch.OutOfMemoryError`.
+    The result is cached per model, training mode and `case`, so that all batches are computed in the same way. The
+    trial must depend only on the model and the case. It does not change random generators, and counters of operations
+    ignore it. Raises the trial's `UserError` and `torch.OutOfMemoryError`.
     """
     key = case, tuple(module.training for module in model.modules())
     known = _REFUSALS.setdefault(model, {})
@@ -45,7 +45,7 @@ def _raised(trial: Callable[[], object]) -> str:
         trial()
     except (UserError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # vmap's own errors and those of the user's model have many types
+    except Exception as error:  # errors of vmap and of the user's model have many types
         return shorten(f"{type(error).__name__}: {error}".partition("\n")[0], _LONGEST, placeholder=" ...")
     return ""
 
@@ -53,13 +53,13 @@ def _raised(trial: Callable[[], object]) -> str:
 def over_samples(one: Callable[..., Any], together: bool) -> Callable[..., Any]:
     """Return a function that maps `one` over the first dimension of tensors and of dictionaries of tensors.
 
-    In one vmap call if `together`, with random numbers of its own for each sample; else sample by sample.
+    Runs one vmap call if `together`, with different random numbers per sample, or else a loop.
     """
     return vmap(one, randomness="different") if together else in_turn(one)
 
 
 def in_turn(one: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that applies `one` to each row of its arguments, in a loop, and stacks the results.
+    """Return a function that applies `one` to each row of its arguments in a loop and stacks the results.
 
     Arguments are tensors and dictionaries of tensors; results may also be tuples of these.
 

@@ -1,3 +1,3 @@
-"""The version of rayfed."""
+"""Define the version of rayfed."""
 
 __version__ = "0.3.0.dev0"

@@ -140,7 +140,7 @@ def test_rounds_and_clients_are_told_or_counted(tmp_path: Path, net: Net) -> Non
     with record(net, tmp_path / "told", STEPS) as r:  # another process of the same federation
         r.round(sent, trained(net, batch), batch, round=7, client=1)
     assert [(u.round, u.client) for u in Recording(tmp_path / "told").updates] == [(7, 1), (7, 3)]
-    with pytest.raises(UserError, match="has no round 0, but 7"):
+    with pytest.raises(UserError, match=r"no round 0\b.* 7$"):
         Recording(tmp_path / "told").of_round(0)
 
 
@@ -149,9 +149,9 @@ def test_a_server_records_without_samples(tmp_path: Path, net: Net) -> None:
         r.round(net.state_dict(), trained(net, images(0, 3)), 3)
     [update] = Recording(tmp_path).updates
     assert (update.samples, Recording(tmp_path).header.classes) == (3, 10)
-    with pytest.raises(UserError, match="without its samples needs record"):
+    with pytest.raises(UserError, match=r"shape=\(C, H, W\)"):
         r.round(net.state_dict(), net.state_dict(), 0)
-    with pytest.raises(UserError, match="without its samples needs record"), record(net, tmp_path / "x", STEPS) as r:
+    with pytest.raises(UserError, match="truth=True"), record(net, tmp_path / "x", STEPS) as r:
         r.round(net.state_dict(), net.state_dict(), 3)
 
 
@@ -163,34 +163,34 @@ def test_recordings_by_mistake_are_refused_or_warned_of(tmp_path: Path, net: Net
         with record(model, tmp_path / folder, STEPS, **options) as r:
             r.round(*arguments)
 
-    with pytest.raises(UserError, match=r"from -1 to .* give the mean and std"):
+    with pytest.raises(UserError, match=r"from -1 to .* mean and std"):
         recording(sent, good, (batch[0] * 2 - 1 - batch[0].min() * 2, batch[1]))
     with pytest.raises(UserError, match="from nan to nan"):
         recording(sent, good, (batch[0] * torch.nan, batch[1]))
-    with pytest.raises(UserError, match="of texts and rows give attacks"):
+    with pytest.raises(UserError, match="rayfed.attacks.given.observe"):
         recording(sent, good, (torch.zeros(1, 5, dtype=torch.int64), batch[1]))
-    with pytest.raises(UserError, match="both mean and std"):
+    with pytest.raises(UserError, match="mean and std"):
         recording(sent, good, batch, mean=[0.5])
     with pytest.raises(UserError, match="need 1 values each"):
         recording(sent, good, batch, mean=[0.5, 0.5], std=[1, 1])
     with pytest.raises(UserError, match=r"a\.weight of the model's tensors are missing"):
         recording(sent, {name: t for name, t in good.items() if name != "a.weight"}, batch)
     with (
-        pytest.raises(UserError, match="6, and the batch has 8"),
+        pytest.raises(UserError, match=r"\b6 .* 8\b"),
         record(net, tmp_path / "y", LocalTraining(3, 2)) as r,
     ):
         r.round(sent, good, images(0, 8))
     assert not (tmp_path / "x").exists()
     with pytest.warns(UserWarning, match="what was returned is what was sent"):
         recording(good, good, batch)
-    with pytest.raises(UserError, match="a recording of something else"):
+    with pytest.raises(UserError, match="another recording"):
         recording(Net(5).state_dict(), Net(5).state_dict(), batch, model=Net(5))
     with pytest.warns(UserWarning, match="nothing was recorded"), record(net, tmp_path / "z", STEPS):
         pass
 
 
 def test_what_is_no_recording_is_said_to_be_none(tmp_path: Path, net: Net) -> None:
-    with pytest.raises(DataError, match="is no recording"):
+    with pytest.raises(DataError, match="recording.json"):
         _ = Recording(tmp_path).updates
     folder = recorded(tmp_path / "r", net)
     header = json.loads((folder / "recording.json").read_text())
@@ -199,10 +199,10 @@ def test_what_is_no_recording_is_said_to_be_none(tmp_path: Path, net: Net) -> No
         _ = Recording(folder).header
     (folder / "recording.json").write_text(json.dumps(header))
     (next((folder / "returned").iterdir())).write_bytes(b"no")
-    with pytest.raises(DataError, match=r"round 0, client . cannot be read"):
+    with pytest.raises(DataError, match=r"round 0, client \d"):
         _ = [update.returned for update in Recording(folder).updates]
     code, output = run("replay", str(tmp_path), "--model", MODEL, *LOCAL)
-    assert (code, "is no recording" in output) == (2, True)
+    assert (code, "recording.json" in output) == (2, True)
 
 
 def replayed(folder: Path, tmp_path: Path, *options: str) -> tuple[int, str, RunFolder | None]:
@@ -349,9 +349,9 @@ def test_clients_of_one_round_have_one_local_training(tmp_path: Path, net: Net) 
     two_epochs = of((4, LocalTraining(4, 2, 0.1)), (7, LocalTraining(8, 2, 0.1)))
     training = two_epochs.document()["training"]
     assert (training["epochs"], training["batch_size"]) == (2, 2)
-    with pytest.raises(UserError, match="no equal number of epochs"):
+    with pytest.raises(UserError, match="epochs"):
         of((4, LocalTraining(4, 2, 0.1)), (4, LocalTraining(6, 2, 0.1))).document()
-    with pytest.raises(UserError, match="not of one local training"):
+    with pytest.raises(UserError, match="local training"):
         of((1, LocalTraining(1, lr=0.1)), (1, LocalTraining(1, lr=0.2))).document()
 
 

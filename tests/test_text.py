@@ -265,7 +265,7 @@ def test_data_sets_are_told_in_words() -> None:
     assert [sample.describe(30, 7) for sample in SPECS] == [
         "30 training and 7 test images of 3x4x5",
         "30 training texts of 7 tokens and 7 test texts",
-        "30 training records of 2 columns (3 inputs: one for each category) and 7 test records",
+        "30 training records of 2 columns (3 inputs: one per category) and 7 test records",
     ]
 
 

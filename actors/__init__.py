@@ -1,1 +1,1 @@
-"""The Ray layer: actors, pools and executors, without any algorithm."""
+"""Run federations on Ray: actors, pools and executors. Contains no algorithms."""

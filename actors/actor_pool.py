@@ -1,4 +1,4 @@
-"""Pool of actors that several runs of one process share; reusing an actor saves importing PyTorch again."""
+"""Share actors between several runs of a process, which saves importing PyTorch again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from actors.process import Arrival, ResourceShare
 from rayfed.engine.machine import Machine
 
 Acquired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
-"""An actor, and a reference to its `Arrival`, which is ready once it is up."""
+"""An actor, and a reference to its `Arrival`, which is ready when the actor has started."""
 
 
 class ActorPool:
-    """Pool that makes actors, and keeps released ones for the next run of this process."""
+    """A pool that creates actors, and keeps released ones for the next run of this process."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, ResourceShare], list[ActorHandle[Any]]] = defaultdict(list)
@@ -28,7 +28,7 @@ class ActorPool:
         self._machines: dict[Machine, None] = {}
 
     def acquire(self, kind: type, share: ResourceShare, *arguments: Any) -> Acquired:
-        """Return an actor with this share of a node and these arguments: a released one, or a new one."""
+        """Return a released or new actor with this share of a node and these arguments."""
         key = kind.__name__, share
         if self._idle[key]:
             actor = self._idle[key].pop()
@@ -44,15 +44,15 @@ class ActorPool:
         return actor, self._asked[-1]
 
     def machines(self) -> list[Machine]:
-        """Return the machines of all actors that have started so far, each once."""
+        """Return the machines of all actors that have started so far, without repetition."""
         up, self._asked = ray.wait(self._asked, num_returns=len(self._asked), timeout=0) if self._asked else ([], [])
         for told in up:
-            with suppress(RayError):  # it died, or its error is known to the caller that waits for it
+            with suppress(RayError):  # the actor died, or its error reaches the caller that waits for it
                 self._machines[ray.get(told).machine] = None
         return list(self._machines)
 
     def release(self, actor: ActorHandle[Any], keep: bool) -> None:
-        """Keep an actor that has finished its work for a later `acquire`, or end it and its pending calls."""
+        """Keep an idle actor for a later `acquire`, or end an actor and its pending calls."""
         key = self._kinds[actor]
         if keep:
             self._idle[key].append(actor)

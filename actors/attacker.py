@@ -1,4 +1,4 @@
-"""AttackerActor: an attacker in its own process, which is never sent data or the scenario's seed."""
+"""Run an attacker in its own process, which never receives data or the scenario's seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayfed.update import Observation
 
 
 class AttackerActor(Renewable, Attacker):
-    """Actor that runs the methods of `Attacker` on its share of a node."""
+    """An actor that runs the methods of `Attacker` on its share of a node."""
 
     def __init__(self, share: ResourceShare, sample: SampleSpec, classes: int) -> None:
         super().__init__(sample, classes, set_up(share))
@@ -25,7 +25,7 @@ class AttackerActor(Renewable, Attacker):
     def attack(
         self, attack: AttackSpec, arm: ResolvedArm, observations: Sequence[Observation], keys: Sequence[bytes]
     ) -> tuple[list[Guess], list[Guess]]:
-        """Return guesses as `Attacker.attack` does, and publish the progress of its searches."""
+        """Return the results of `Attacker.attack`, and publish the progress of its searches."""
         with listening(standings.post):
             return super().attack(attack, arm, observations, keys)
 

@@ -1,4 +1,4 @@
-"""Requests to Ray's autoscaler for nodes that a run could use beyond those that are up."""
+"""Ask Ray's autoscaler for more nodes that a run could use."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from actors.cluster import Allotment
 
 @contextmanager
 def asking(most: Allotment) -> Iterator[None]:
-    """Ask Ray's autoscaler for room for all these actors during the block; no effect on a cluster without autoscaler.
+    """Ask Ray's autoscaler for room for all these actors during the block. No effect without an autoscaler.
 
-    A cluster has one request, the latest of any driver's, and keeps that of a driver that is killed.
+    A cluster keeps only the latest request of all drivers, even after that driver was killed.
     """
     shares = [most.client] * most.clients + [most.attacker] * most.attackers
     bundles = [{"CPU": share.num_cpus} | ({"GPU": share.num_gpus} if share.num_gpus else {}) for share in shares]
@@ -22,5 +22,5 @@ def asking(most: Allotment) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(Exception):  # there may be no cluster any more, and the block's own error is of more use
+        with suppress(Exception):  # the cluster may be gone; then the error of the block is more useful
             request_resources(bundles=[])

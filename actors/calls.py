@@ -1,4 +1,4 @@
-"""Pending and running calls to actors, and their deadlines."""
+"""Keep track of pending and running calls to actors, and of their deadlines."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from rayfed.engine.executor import Call
 
 @dataclass(frozen=True)
 class Started:
-    """A call that has been given to an actor."""
+    """A call that was sent to an actor."""
 
     slot: int
-    """Number of the actor, which no other has had."""
+    """Number of the actor. Numbers are never reused."""
     actor: ActorHandle[Any]
     call: Call
     losses: int
-    """Number of actors that the call has ended before."""
+    """Number of actors that died during this call before."""
     rest: list[ray.ObjectRef[Any]]
-    """References to the call's results but the first."""
+    """References to the call's results, without the first."""
 
 
 class Waiting:
-    """Queue of calls not yet given to an actor, with a queue of its own for each preferred node."""
+    """The calls that were not sent to an actor yet, with one queue per preferred node."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
         self._queues: defaultdict[str, deque[tuple[Call, int]]] = defaultdict(deque)
@@ -44,14 +44,14 @@ class Waiting:
         return self._number
 
     def put_back(self, call: Call, losses: int) -> None:
-        """Put a call back at the front of the queue, with the number of actors that it has ended."""
+        """Put a call back at the front of its queue, with the number of actors that died during it."""
         self._queues[call.node].appendleft((call, losses))
         self._number += 1
 
     def take(self, node: str, idle: bool) -> tuple[Call, int] | None:
-        """Remove and return the next call for an actor on a node; None if the call should wait for another node.
+        """Remove and return the next call for an actor on a node. None if calls should wait for another node.
 
-        An `idle` one takes from the node with most calls left where its own, and those for any, are done.
+        An `idle` actor also takes calls of other nodes, from the longest queue.
         """
         queue = self._queues[node] or self._queues[""]
         if not queue and idle:
@@ -63,27 +63,26 @@ class Waiting:
 
 
 class Running:
-    """The calls that actors are running, by the reference to their first result, and the actors that can take more.
+    """The calls that were sent to actors, by the reference to their first result, and the actors that can take more.
 
-    An actor does its calls in order, so the first of each is the only one that is waited for; where an actor died, it
-    is the one that the actor was at. The time of the next one begins when it has ended. There may be thousands of
-    actors: only an iteration goes through all of them.
+    An actor runs its calls in order, so only the first call of each actor is executing and has a deadline. If an actor
+    dies, it died during this call. Methods except the iteration are fast for thousands of actors.
     """
 
     def __init__(self, slots: Iterable[int]) -> None:
-        """Begin with the numbers of the actors that are up."""
+        """Start with the numbers of the actors that have started."""
         self._queues: defaultdict[int, deque[tuple[ray.ObjectRef[Any], Started]]] = defaultdict(deque)
         self._worked_at: dict[ray.ObjectRef[Any], Started] = {}
         self._ends: list[tuple[float, int, ray.ObjectRef[Any]]] = []
-        """Heap of deadlines, numbered as calls began; that of a call which has ended stays until it is the earliest."""
+        """Heap of deadlines, in the order of starts. Deadlines of ended calls are removed when they come first."""
         self._numbers = count()
         self._free: list[tuple[int, int]] = []
-        """Heap of how many calls an actor had at some time, and its number; what is no longer true stays likewise."""
+        """Heap of (number of calls, actor). Outdated entries are removed when they come first."""
         for slot in slots:
             self.up(slot)
 
     def __iter__(self) -> Iterator[ray.ObjectRef[Any]]:
-        """Yield the references of the calls that actors are executing now, in the order in which these began."""
+        """Yield the references of the executing calls, in the order in which they started."""
         return iter(self._worked_at)
 
     def __bool__(self) -> bool:
@@ -91,17 +90,17 @@ class Running:
 
     @property
     def busy(self) -> set[int]:
-        """Numbers of the actors that have calls."""
+        """Return the numbers of the actors that have calls."""
         return {started.slot for started in self._worked_at.values()}
 
     def up(self, slot: int) -> None:
-        """Note that an actor can be given calls, with the number that it has."""
+        """Note that an actor can take calls, with its present number of calls."""
         heappush(self._free, (len(self._queues[slot]), slot))
 
     def freest(self, slots: Container[int]) -> tuple[int, int] | None:
-        """Return the fewest calls that an actor has, and its number, the lowest; None if there is none.
+        """Return the smallest number of calls of an actor, and that actor's number. None if there is no actor.
 
-        `slots` are the actors that are left: others have ended, and do not come again.
+        `slots` are the actors that have not ended. Among equal actors, the lowest number is returned.
         """
         while self._free:
             queued, slot = self._free[0]
@@ -111,18 +110,18 @@ class Running:
         return None
 
     def pass_over(self) -> None:
-        """Leave out the actor that is the freest, and has a call, until that has ended."""
+        """Skip the actor that `freest` returned until its present call has ended."""
         heappop(self._free)
 
     def add(self, done: ray.ObjectRef[Any], started: Started) -> None:
-        """Add a call that has been given to an actor."""
+        """Add a call that was sent to an actor."""
         self._queues[started.slot].append((done, started))
         if len(self._queues[started.slot]) == 1:
             self._begin(done, started)
         self.up(started.slot)
 
     def pop(self, done: ray.ObjectRef[Any]) -> Started:
-        """Remove and return a call that was executed and has ended or is about to be ended."""
+        """Remove and return an executing call, which has ended or whose actor will be ended."""
         ended = self._worked_at.pop(done)
         queue = self._queues[ended.slot]
         queue.popleft()
@@ -137,17 +136,17 @@ class Running:
             heappush(self._ends, (monotonic() + started.call.limit, next(self._numbers), done))
 
     def behind(self, slot: int) -> list[Started]:
-        """Remove and return the calls queued on an actor behind the one that is being ended."""
+        """Remove and return the calls that are queued on an actor after the call that was removed by `pop`."""
         queue = self._queues[slot]
         return [self.pop(queue[0][0]) for _ in range(len(queue))]
 
     @property
     def worked_at(self) -> Iterator[tuple[ray.ObjectRef[Any], Call]]:
-        """The calls that actors are executing now, without those queued behind them."""
+        """Return the executing calls, without queued ones."""
         return ((done, started.call) for done, started in self._worked_at.items())
 
     def next_end(self) -> tuple[float, ray.ObjectRef[Any]] | None:
-        """Return the earliest deadline of the executing calls, with its call; None if none has a limit."""
+        """Return the earliest deadline of the executing calls, and its call. None if no call has a limit."""
         while self._ends:
             end, _, done = self._ends[0]
             if done in self._worked_at:

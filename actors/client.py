@@ -1,4 +1,4 @@
-"""ClientActor: a client worker in its own process."""
+"""Run a client worker in its own process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayfed.scenario import Scenario
 
 
 class ClientActor(Renewable, ClientWorker):
-    """Actor that runs the methods of `ClientWorker` on its share of a node; the only kind of actor with data."""
+    """An actor that runs the methods of `ClientWorker` on its share of a node. Only these actors have data."""
 
     def __init__(
         self, share: ResourceShare, scenario: Scenario, data: Dataset, parts: Parts, validation: Parts

@@ -1,4 +1,4 @@
-"""Ray clusters: connect to one or start it, and compute how many actors fit on it."""
+"""Connect to a Ray cluster or start one, and compute how many actors fit on it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from rayfed.scenario import Actors, Scenario
 from rayfed.scenario.sections import Resources
 
 _ROUNDING = 1e-6
-"""Tolerance of sums of shares: three thirds are one."""
+"""Tolerance of sums of shares, so that three thirds count as one."""
 _NODE_ID = "ray.io/node-id"
 """Label that Ray gives to each node."""
 _TMPDIR_LENGTH = 35
-"""Of a socket's 107 bytes, what Ray's own names leave."""
+"""Number of bytes that remain for the folder in the 107 bytes of a socket's path."""
 
 
 @contextmanager
 def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
-    """Connect to Ray during the block: to the connected one, the cluster at `address`, or a local one.
+    """Connect to Ray during the block: the present connection, the cluster at `address`, or a local Ray.
 
-    Nodes of a cluster are sent the user's own modules; to a local Ray that would cost seconds.
+    A cluster receives the user's own modules. A local Ray does not need them, and copying would take seconds.
     """
     on_sigterm = signal.getsignal(signal.SIGTERM)
     with _explaining_start(address):
@@ -45,8 +45,9 @@ def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
             local_ray.connect(address=address, runtime_env=runtime_env(scenario))
         elif not there:
             local_ray.start()
-    if begun or signal.getsignal(signal.SIGTERM) is not on_sigterm:  # begun elsewhere, it sets one that Python sees not
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run as if it had failed
+    # A Ray that was started in another thread sets a handler that `getsignal` does not show.
+    if begun or signal.getsignal(signal.SIGTERM) is not on_sigterm:
+        signal.signal(signal.SIGTERM, on_sigterm)  # with Ray's handler, a killed run would count as failed
     with nullcontext() if there else local_ray.ending(), in_words_for_people(), raylet.watched():
         yield
 
@@ -72,23 +73,23 @@ def _explaining_start(address: str | None) -> Iterator[None]:
     except Exception as error:
         if address:
             raise ResourceError(
-                f"no Ray cluster at '{address}': {error}; start one with `ray start --head`, or leave --address out. "
-                f"A cluster that asks for a token needs RAY_AUTH_MODE=token here too."
+                f"no Ray cluster at '{address}': {error}; start one with `ray start --head`, or omit --address. "
+                f"If the cluster needs a token, set RAY_AUTH_MODE=token here too."
             ) from error
         if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
             raise ResourceError(
-                f"Ray cannot use its temporary folder: {error}; name one with RAY_TMPDIR that can be written and whose "
-                f"path is short (no more than about {_TMPDIR_LENGTH} characters)"
+                f"Ray cannot use its temporary folder: {error}; set RAY_TMPDIR to a writable folder with a short path "
+                f"(at most about {_TMPDIR_LENGTH} characters)"
             ) from error
         raise ResourceError(
-            f"Ray did not start on this machine: {error}; it may be too busy: try again, or play the run in one "
-            f"process with --executor local"
+            f"Ray did not start on this machine: {error}; the machine may be too busy: try again, or use one process "
+            f"with --executor local"
         ) from error
 
 
 @dataclass(frozen=True)
 class Allotment:
-    """Numbers of actors that a run starts, by kind, and what each may use."""
+    """The numbers of actors that a run starts, by kind, and the share of a node for each."""
 
     clients: int
     client: ResourceShare
@@ -96,22 +97,22 @@ class Allotment:
     attackers: int
     attacker: ResourceShare
     nodes: frozenset[str] = frozenset()
-    """Ray's numbers of the nodes that the cluster had; empty where the numbers of actors are fixed."""
+    """Ray's identifiers of the cluster's nodes. Empty if the numbers of actors are fixed."""
 
     @property
     def apart(self) -> bool:
-        """Whether no attacker shares a core or a GPU with a client, so that neither slows the other down."""
+        """Return whether no attacker shares a core or a GPU with a client."""
         shares = self.client, self.attacker
         one_gpu = all(0 < share.num_gpus < 1 for share in shares)
         return not one_gpu and all(share.num_cpus >= 1 for share in shares)
 
     def describe(self) -> str:
-        """Describe in words how many actors have which share."""
+        """Describe the numbers of actors and their shares in words."""
         kinds = [(self.clients, "client actor", self.client), (self.attackers, "attacker", self.attacker)]
         return ", ".join(f"{n} {what}{'s' * (n > 1)} of {share} each" for n, what, share in kinds if n)
 
     def environment(self, server_in_driver: bool = False) -> dict[str, object]:
-        """Return the cluster's part of environment.json: its resources, and how much of them the actors use."""
+        """Return the cluster's part of environment.json: its resources, and the shares of the actors."""
         have = ray.cluster_resources()
         clients, attackers = f"{self.clients} clients ({self.client})", f"{self.attackers} attackers ({self.attacker})"
         server = "the server in the driver's process" if server_in_driver else f"1 server ({self.server})"
@@ -126,8 +127,8 @@ class Allotment:
 def allot(scenario: Scenario, client_calls: int, attack_calls: int, before: Allotment | None = None) -> Allotment:
     """Divide the cluster's present resources among the run's actors, at most one for each concurrent call.
 
-    The server is where the driver is: other nodes may be lent ones that go, and a run ends with its driver anyway.
-    `before` is the run's last allotment, which is returned where the nodes are still the same.
+    The server is on the driver's node, because other nodes may be removed and a run ends with its driver anyway.
+    `before` is the run's last allotment, which is returned if the nodes are the same.
     """
     nodes = alive()
     if before and before.nodes == nodes.keys():
@@ -155,10 +156,9 @@ def alive() -> dict[str, Node]:
 
 
 def wanted(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Return the largest number of actors that a run can use: one for each concurrent call.
+    """Return the maximum number of actors that a run can use: one for each concurrent call.
 
-    Clients and attackers take turns, so a core that holds one of each is never asked for two cores' work. They do not
-    where they are on unlike nodes.
+    Clients and attackers on nodes with the same labels take turns, so one of each shares a core.
     """
     r = scenario.resources
     turns = 2 if attack_calls and r.clients.labels == r.attackers.labels else 1
@@ -172,12 +172,12 @@ def wanted(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotmen
 
 
 def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Divide nodes among the run's actors, at least one of each kind; see `allot`."""
+    """Divide nodes among the run's actors, with at least one of each kind. See `allot`."""
     r, most = scenario.resources, wanted(scenario, client_calls, attack_calls)
     client, attacker = [most.client], [most.attacker] * bool(most.attackers)
 
     def slots(kinds: Sequence[ResourceShare], *others: Alike) -> int:
-        """Return how many actors of each of these kinds fit beside the others, at least one."""
+        """Return how many actors of each of these kinds fit next to the others; at least one."""
 
         def too_many(n: int) -> bool:
             return not fits(nodes, [(most.server, 1), *others, *((kind, n) for kind in kinds)])
@@ -195,18 +195,18 @@ def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_
 
 
 def _without(labels: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the label selector that keeps actors off the nodes that others request by these labels."""
+    """Return the label selector that excludes nodes with these labels."""
     return tuple((name, f"!{value}") for name, value in labels)
 
 
 def allot_trial(scenario: Scenario) -> Allotment:
-    """Return how many actors of each kind one trial of a sweep has, and what each may use.
+    """Return the actors of one trial of a sweep, with the share of a node for each.
 
-    Trials go on side by side, so each has one actor of a kind unless the scenario asks for more.
+    Trials run in parallel, so each has one actor per kind unless the scenario asks for more.
     """
     r = scenario.resources
     if r.clients.labels or r.attackers.labels:
-        raise ResourceError("resources: labels are for runs; Ray Tune places the trials of a sweep: leave labels out")
+        raise ResourceError("resources: labels do not work for sweeps, whose trials Ray Tune places: remove the labels")
     turns = 2 if scenario.attacks else 1
     return Allotment(
         r.clients.actors or 1,
@@ -218,7 +218,7 @@ def allot_trial(scenario: Scenario) -> Allotment:
 
 
 def check(allotment: Allotment, nodes: Sequence[Node]) -> None:
-    """Raise `ResourceError` if nodes cannot hold all actors of an allotment; a cluster without CPUs may grow."""
+    """Raise `ResourceError` if the actors do not fit on the nodes. A cluster without CPUs passes, as it may grow."""
     if not any(node.cpus for node in nodes):
         return
     _check_node("server", allotment.server, nodes)
@@ -229,14 +229,14 @@ def check(allotment: Allotment, nodes: Sequence[Node]) -> None:
 
 
 Alike = tuple[ResourceShare, int]
-"""A share, and the number of actors that have it each."""
+"""A share, and the number of actors with it."""
 
 
 def fits(nodes: Sequence[Node], actors: Sequence[Alike]) -> bool:
     """Return whether actors with these shares fit, each on one node, and each fraction of a GPU on one GPU.
 
-    Those that ask for labels are placed first, then the largest, each on the first node that has room. So actors with
-    one share fill node after node, and what a node takes of them is counted at once.
+    Actors that need labels are placed first, then the largest, each on the first node with room. Equal actors are
+    placed together, which is fast for many actors.
     """
     free = [_Free(node.cpus, [1.0] * int(node.gpus), node.labels) for node in nodes]
     for share, left in sorted(actors, key=lambda one: _rank(one[0]), reverse=True):
@@ -250,20 +250,20 @@ def fits(nodes: Sequence[Node], actors: Sequence[Alike]) -> bool:
 
 
 def _rank(share: ResourceShare) -> tuple[bool, float, float]:
-    """Return the key by which actors are placed, the greatest first."""
+    """Return the sort key for placing actors, in descending order."""
     return bool(share.labels), share.num_gpus, share.num_cpus
 
 
 @dataclass
 class _Free:
-    """Free resources of a node."""
+    """The free resources of a node."""
 
     cpus: float
     gpus: list[float]
     labels: Mapping[str, str]
 
     def take(self, share: ResourceShare, most: int) -> int:
-        """Take a share as often as it is free, `most` times at most; return how often it was."""
+        """Take a share up to `most` times, as far as it fits, and return how often."""
         if not share.may_be_on(self.labels):
             return 0
         taken = most
@@ -282,7 +282,7 @@ class _Free:
 
 
 def _times(free: float, each: float) -> int:
-    """Return how often a share is in what is free."""
+    """Return how often a share fits into the free amount."""
     return max(0, floor((free + _ROUNDING) / each))
 
 
@@ -296,7 +296,7 @@ def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceS
 
 
 def _check_node(what: str, share: ResourceShare, nodes: Sequence[Node]) -> None:
-    """Raise `ResourceError` if no node has room for one actor."""
+    """Raise `ResourceError` if no node has room for one such actor."""
     if fits(nodes, [(share, 1)]):
         return
     able = [node for node in nodes if share.may_be_on(node.labels)]
@@ -305,23 +305,23 @@ def _check_node(what: str, share: ResourceShare, nodes: Sequence[Node]) -> None:
     cpus, gpus = max(node.cpus for node in able), max(node.gpus for node in able)
     raise ResourceError(
         f"resources.{what}: one actor asks for {share}, but no node has more than {cpus:g} CPU and "
-        f"{gpus:g} GPU: lower num_cpus or num_gpus, or give --address of a larger cluster"
+        f"{gpus:g} GPU: lower num_cpus or num_gpus, or give the --address of a larger cluster"
     )
 
 
 def _no_label(what: str, share: ResourceShare, nodes: Sequence[Node]) -> str:
-    """Return an error message if no node has the requested labels, else None."""
+    """Return the error message if no node has the requested labels."""
     if any(value.startswith("!") for _, value in share.labels):
         kept = " or ".join(f"{name}={value[1:]}" for name, value in share.labels)
         return (
-            f"resources.{what}: every node has {kept}, by which `resources` keeps it for others: give {what} labels of "
-            f"their own, the same ones perhaps, or add nodes without"
+            f"resources.{what}: every node has {kept} and is reserved for other actors by `resources`: give {what} "
+            f"labels too, for example the same ones, or add nodes without these labels"
         )
     asked = ",".join(f"{name}={value}" for name, value in share.labels)
     own = sorted({f"{name}={value}" for node in nodes for name, value in node.labels.items() if name != _NODE_ID})
     return (
         f"resources.{what}.labels: no node has {asked} (nodes have {', '.join(own) or 'no labels'}): start one with "
-        f"`ray start --labels {asked}`, name the labels of its kind in cluster.yaml, or leave them out"
+        f"`ray start --labels {asked}`, add the labels to its node type in cluster.yaml, or remove them here"
     )
 
 
@@ -332,7 +332,7 @@ def _check_total(a: Allotment, nodes: Sequence[Node]) -> None:
         raise ResourceError(
             f"resources: {a.clients} client actors ({a.client} each), {a.attackers} attackers ({a.attacker} each) and "
             f"the server ({a.server}) ask for {sum(n * share.num_cpus for share, n in actors):g} CPU and "
-            f"{sum(n * share.num_gpus for share, n in actors):g} GPU together, each on one node and a part of a GPU on "
-            f"one GPU, but the cluster has {cpus:g} CPU and {gpus:g} GPU on {len(nodes)} node{'s' * (len(nodes) != 1)}"
-            f": ask for fewer actors or smaller shares"
+            f"{sum(n * share.num_gpus for share, n in actors):g} GPU together, with each actor on one node and each "
+            f"fraction of a GPU on one GPU. The cluster has {cpus:g} CPU and {gpus:g} GPU on {len(nodes)} "
+            f"node{'s' * (len(nodes) != 1)}: ask for fewer actors or smaller shares"
         )

@@ -1,4 +1,4 @@
-"""The executor on Ray: client workers, attackers and the server as actors, replaced when they die."""
+"""Execute runs on Ray, with client workers, attackers and the server as actors that are replaced when they die."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ class TrialExecution:
 
 @contextmanager
 def _closing(executor: RayExecutor, keep: bool) -> Iterator[RayExecutor]:
-    """Close an executor when the block ends; with `keep`, leave actors to another run unless the error may be theirs.
+    """Close an executor when the block ends. With `keep`, keep the actors, unless an error may come from them.
 
-    A call that is still under way does not matter: an actor begins anew behind it.
+    An unfinished call does no harm, because a kept actor is initialised again after it.
     """
     try:
         yield executor
     except (ClientError, OverdueError):
-        executor.close()  # one more of its clients, or the server, may hang in an actor
+        executor.close()  # another client or the server may hang in an actor
         raise
     except (UserError, SystemExit):
         executor.close(keep)
@@ -108,13 +108,13 @@ def _closing(executor: RayExecutor, keep: bool) -> Iterator[RayExecutor]:
 
 
 LOOK = 2.0
-"""Seconds between looks at the cluster while calls are done."""
+"""Seconds between checks of the cluster while calls run."""
 
 
 class RayExecutor:
-    """Executor that runs calls on actors, as many at once as there are (`rayfed.engine.executor.Executor`).
+    """An executor that runs calls on all its actors in parallel (`rayfed.engine.executor.Executor`).
 
-    Their number follows the cluster, which may grow and shrink.
+    The number of actors changes when the cluster grows or shrinks.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class RayExecutor:
         note: Callable[[str], None],
         in_driver: bool = False,
     ) -> None:
-        """Begin with the allotment that `room` returns; it is called again when the cluster may have changed.
+        """Start with the allotment that `room` returns.
 
-        Then it is given the last allotment, which it returns where nothing has changed. The server is in this process
-        if `in_driver`, else on an actor.
+        `room` is called with the last allotment when the cluster may have changed. With `in_driver`, the server is in
+        this process instead of an actor.
         """
         transport.register()
         self._room, self._actor_pool, self._note = room, actor_pool, note
@@ -148,19 +148,19 @@ class RayExecutor:
         return self._clients.nodes() if self._clients else {}
 
     def describe(self) -> str:
-        """Describe in words how many actors have which share."""
+        """Describe the numbers of actors and their shares in words."""
         return self._allotment.describe()
 
     def environment(self) -> dict[str, object]:
-        """Return the cluster's part of environment.json: its resources, and how much of them the actors use."""
+        """Return the cluster's part of environment.json: its resources, and the shares of the actors."""
         return self._allotment.environment(self._in_driver)
 
     def machines(self) -> list[Machine]:
-        """Return the driver's machine and those of all actors that have started so far."""
+        """Return the machines of the driver and of all actors that have started so far."""
         return [this_machine("driver", torch.device("cpu")), *self._actor_pool.machines()]
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Start the actors and wait for the clients', so that a round's time is that of its work."""
+        """Start the actors and wait for the client actors, so that the first round does not include their start."""
         data = inputs.data
         self._attackers_made_of = data.sample.published(), len(data.classes)
         shared = [ray.put(value) for value in (data, Parts.of(inputs.parts), Parts.of(inputs.validation))]
@@ -174,9 +174,9 @@ class RayExecutor:
         )
         self._clients.wait()
         if self._clients.losses:
-            self._note(f"{self._clients.losses} client actor died as it started; another takes its place")
+            self._note(f"{self._clients.losses} client actor died while starting and was replaced")
         if self._allotment.attackers and (self._allotment.attacker.num_gpus or self._allotment.apart):
-            self._started_attackers().wait()  # and raise where a GPU is not there, before anything is trained
+            self._started_attackers().wait()  # raises before training if a GPU is missing
 
     def check_server(self) -> None:
         """Wait until the server has started."""
@@ -186,7 +186,7 @@ class RayExecutor:
                 wait_for([ready])
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """End the server, which may hold half a round's sums, and start another."""
+        """End the server, which may hold the sums of an unfinished round, and start a new one."""
         if self._server:
             self._server.close(keep=False)
         if self._in_driver:
@@ -205,9 +205,9 @@ class RayExecutor:
         return self._allotment.apart
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
-        """Run calls on attackers, which are started for the first calls unless they have cores of their own."""
+        """Run calls on attackers. They start with the first calls, unless they have their own cores."""
         if not calls:
-            return iter(())  # most rounds attack nobody, and an actor that starts takes seconds from those at work
+            return iter(())  # most rounds have no attacks, and starting an actor slows down the others for seconds
         attackers = self._started_attackers()
         begin = partial(attackers.run, calls, hear, ahead)
         if ahead:
@@ -217,7 +217,7 @@ class RayExecutor:
         return self._noting_losses(attackers, begin, "attackers", "attacker")
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call a method of the server; calls run one after another."""
+        """Call a method of the server. Calls run in order, not in parallel."""
         assert self._server is not None
         return self._server.serve(method, args, returns)
 
@@ -232,7 +232,7 @@ class RayExecutor:
                 raise original(error) from None
 
     def close(self, keep: bool = False) -> None:
-        """End all actors; with `keep`, release them to the actor pool instead."""
+        """End all actors. With `keep`, release them to the actor pool instead."""
         for pool in (self._clients, self._attackers):
             if pool:
                 pool.close(keep)
@@ -256,11 +256,11 @@ class RayExecutor:
         return Workers(self._actor_pool, size, kind, share, *args, make_room=make_room, look=self._look)
 
     def _look(self, lost: bool) -> None:
-        """Adapt the number of actors to the cluster, at intervals and after losing one."""
+        """Adapt the number of actors to the cluster, periodically and after a loss."""
         if not lost and monotonic() < self._looked + LOOK:
             return
         before, self._allotment = self._allotment, self._room(self._allotment)
-        self._looked, after = monotonic(), self._allotment  # after a look that itself takes long
+        self._looked, after = monotonic(), self._allotment  # the check itself may take long
         if (before.clients, before.attackers) != (after.clients, after.attackers):
             self._note(f"the cluster has changed: {after.describe()}")
         for pool, size in ((self._clients, after.clients), (self._attackers, after.attackers)):
@@ -274,9 +274,9 @@ class RayExecutor:
         self._make_room(self._clients, "client actor")
 
     def _make_room(self, giver: Workers | None, what: str) -> None:
-        """End an actor of the other kind if a node died and the remaining nodes have no room for this kind."""
+        """End an actor of the other kind if a node died and the other nodes have no room for this kind."""
         if giver and giver.give_place():
-            self._note(f"there is no place for what died: one {what} gives way")
+            self._note(f"the cluster has no room for a lost actor: one {what} is ended to make room")
 
     def _noting_losses(
         self,
@@ -290,9 +290,9 @@ class RayExecutor:
             for done in begin():
                 if pool.losses > known:
                     lost = pool.losses - known
-                    self._note(f"{lost} {what}{'s' * (lost > 1)} died; another does the work again")
+                    self._note(f"{lost} {what}{'s' * (lost > 1)} died; another repeats the work")
                     known = pool.losses
                 if pool.halvings > halvings:
-                    self._note(f"memory is short: no more than {pool.abreast} {what}s go on at once (resources)")
+                    self._note(f"memory is short: at most {pool.abreast} {what}s run at once (resources)")
                 halvings = pool.halvings
                 yield done

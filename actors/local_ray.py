@@ -1,6 +1,6 @@
-"""A local Ray, which can start in the background while a command imports PyTorch and reads its scenario.
+"""Start a local Ray, in the background while a command imports PyTorch and reads its scenario.
 
-Either takes seconds. Nothing here needs PyTorch or rayfed's other modules, so that it can begin at once.
+This module imports neither PyTorch nor rayfed's other modules, so that Ray can start at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OWN_LIMIT, _RAYS_LIMIT = 1 << 20, 100 << 10
 
 
 def connect(**options: Any) -> None:
-    """Call `ray.init` without the lines that Ray prints about itself."""
+    """Call `ray.init` without Ray's own output."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -29,18 +29,18 @@ def connect(**options: Any) -> None:
 
 
 def start() -> None:
-    """Start a Ray on this machine that listens on 127.0.0.1 only, and remove the files of dead ones."""
+    """Start Ray on this machine, on 127.0.0.1 only, and remove the files of dead sessions."""
     ray_files.guard_token()
-    # of memory that is short, one actor at a time dies and the youngest first: not the server beside those that took it
+    # If memory is short, kill one actor at a time, the youngest first, and not the server.
     os.environ.setdefault("RAY_worker_killing_policy_by_group", "true")
-    os.environ.setdefault(_LIMIT, str(_OWN_LIMIT))  # the way through the object store takes a millisecond each time
+    os.environ.setdefault(_LIMIT, str(_OWN_LIMIT))  # each use of the object store takes a millisecond
     with _on_loopback(), _without_what_nobody_asks():
         connect(address="local", include_dashboard=False, num_gpus=simulated_gpus() or None)
     ray_files.claim_session()
 
 
 def most_in_a_message() -> int:
-    """Return the bytes up to which an argument travels in the call's own message and not by the object store."""
+    """Return the maximum size in bytes of an argument that is sent in the call's message, not by the object store."""
     return int(os.environ.get(_LIMIT, _RAYS_LIMIT))
 
 
@@ -48,7 +48,7 @@ def most_in_a_message() -> int:
 def ending() -> Iterator[None]:
     """Disconnect from Ray after the block, and stop a Ray that `start` has started.
 
-    Where the block fails its logs stay until another is started.
+    If the block fails, Ray's logs are kept until another Ray is started.
     """
     import ray
 
@@ -65,7 +65,7 @@ def ending() -> Iterator[None]:
 def _on_loopback() -> Iterator[None]:
     """Make Ray listen on 127.0.0.1 only, as it does by default on macOS and Windows.
 
-    It has no option for that: what `_node_ip_address` says of this machine it replaces by an address that others reach.
+    Ray has no option for this: it replaces a local `_node_ip_address` by an address that other machines can reach.
     """
     from ray._private import ray_constants
 
@@ -78,10 +78,10 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _without_what_nobody_asks() -> Iterator[None]:
-    """Start Ray without three processes: its API server, the autoscaler's monitor, and the monitor of logs.
+    """Start Ray without three processes that runs do not need: API server, autoscaler monitor and log monitor.
 
-    A run asks none of them: its logs go to no driver, one machine does not grow. Each imports for a second, and Ray
-    waits for the first. `ray.init` has no option for it: without a dashboard, the API server starts all the same.
+    Each takes a second to import, and Ray waits for the first. `ray.init` has no option for this: the API server starts
+    even without a dashboard.
     """
     from ray._private import node, parameter
 
@@ -96,7 +96,7 @@ def _without_what_nobody_asks() -> Iterator[None]:
 
 
 class _Background(Thread):
-    """Thread that starts Ray and outlives its use: Ray's processes end with the thread that started them."""
+    """A thread that starts Ray and lives until Ray is no longer needed, as Ray's processes end with this thread."""
 
     def __init__(self) -> None:
         super().__init__(name="local-ray", daemon=True)
@@ -118,7 +118,7 @@ _background: _Background | None = None
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Start a local Ray in the background unless one runs; it stops when the block ends."""
+    """Start a local Ray in the background, unless Ray is already connected, and stop it when the block ends."""
     import ray
 
     global _background
@@ -135,12 +135,12 @@ def starting() -> Iterator[None]:
                 _background.up.wait()
     finally:
         _background.over.set()
-        _background.join()  # what Ray's C++ keeps for a thread is gone before the interpreter is
+        _background.join()  # Ray's C++ code frees the thread's data before the interpreter ends
         _background = None
 
 
 def is_up() -> bool:
-    """Return whether a Ray was started in the background; waits for it, and raises what prevented it."""
+    """Return whether a Ray was started in the background. Waits for its start, and raises the error of a failed one."""
     if _background is None:
         return False
     _background.up.wait()

@@ -1,4 +1,4 @@
-"""Classification of Ray's exceptions: which calls to repeat, and what to tell the user."""
+"""Classify Ray's exceptions: which calls to repeat, and which message to show the user."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from rayfed.engine.executor import Lost
 from rayfed.errors import Killed, ResourceError, UserError
 
 DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError)
-"""What a call raises whose actor has died; Ray's memory killer has an exception of its own."""
+"""Exceptions of a call whose actor has died, including the exception of Ray's memory killer."""
 _NODE_DIED = "its node has died"
-"""Ray's words where the actor's machine is gone: the exception has no field that says so."""
+"""Part of Ray's message if the actor's node is gone, as the exception has no field for this."""
 
 
 class Loss(Enum):
     """The cause of an actor's death."""
 
     NODE = auto()
-    """Its machine is gone, with all that was there: no fault of the call's."""
+    """Its node is gone. The call is not the cause."""
     MEMORY = auto()
-    """Ray's memory killer chose it, as a machine had too little: it may be innocent."""
+    """Ray's memory killer ended it because memory was short. The call may not be the cause."""
     PROCESS = auto()
-    """Its process ended: the call crashed, or somebody killed it."""
+    """Its process ended: the call crashed, or the process was killed."""
 
 
 def loss_of(error: Exception) -> Loss:
-    """Return why an actor has died, from one of the exceptions in `DEATHS`."""
+    """Return the cause of an actor's death, from one of the exceptions in `DEATHS`."""
     if isinstance(error, OutOfMemoryError):
         return Loss.MEMORY
     if isinstance(error, NodeDiedError) or getattr(error, "preempted", False) or _NODE_DIED in str(error):
@@ -50,7 +50,7 @@ def loss_of(error: Exception) -> Loss:
 def original(error: RayTaskError) -> Exception:
     """Return the exception that the call raised, or Ray's own error about an argument or the machine.
 
-    A defect, and a mistake in the user's own code, has the traceback that it had in the actor as a note.
+    Exceptions other than `UserError` get the actor's traceback as a note.
     """
     cause: Exception = error.cause
     if isinstance(cause, RayTaskError):
@@ -61,13 +61,13 @@ def original(error: RayTaskError) -> Exception:
 
 
 def brief(error: Exception) -> str:
-    """Return the message of one of `DEATHS`; of a memory killer's, the first line, which has the figures."""
+    """Return the message of one of `DEATHS`. For Ray's memory killer, only the first line, which has the numbers."""
     return str(error).partition("\n")[0] if loss_of(error) is Loss.MEMORY else str(error)
 
 
 @contextmanager
 def telling_losses() -> Iterator[None]:
-    """Turn Ray's errors about a dead server and lost objects into `Lost`."""
+    """Turn Ray's errors about a dead server and lost objects in the block into `Lost`."""
     try:
         yield
     except DEATHS as error:
@@ -78,9 +78,9 @@ def telling_losses() -> Iterator[None]:
 
 @contextmanager
 def in_words_for_people() -> Iterator[None]:
-    """Turn Ray's errors about the machine into a `ResourceError` that says what to do.
+    """Turn Ray's errors about the machine in the block into a `ResourceError` with advice.
 
-    A signal that came while Ray waited is named again: Ray knows Ctrl-C alone.
+    A `KeyboardInterrupt` becomes `Killed` if another signal caused it, because Ray knows only Ctrl-C.
     """
     try:
         yield
@@ -91,8 +91,8 @@ def in_words_for_people() -> Iterator[None]:
     except (OutOfDiskError, ObjectStoreFullError) as error:
         raise ResourceError(
             "Ray's object store is full, and so is the disk that it spills to (its temporary folder, by default "
-            "/tmp/ray): make room there, or name a larger disk with RAY_TMPDIR; complete rounds are kept and `rayfed "
-            "resume` goes on from there"
+            "/tmp/ray): free space there, or set RAY_TMPDIR to a folder on a larger disk. Complete rounds are kept and "
+            "`rayfed resume` continues after them"
         ) from error
     except LocalRayletDiedError as error:
         raise raylet_died() from error
@@ -101,7 +101,7 @@ def in_words_for_people() -> Iterator[None]:
 def raylet_died() -> ResourceError:
     """Return the error for a run whose local raylet has died."""
     return ResourceError(
-        "Ray's raylet on this machine has died (killed, or out of memory or disk: its log is raylet.err in Ray's "
-        "temporary folder, by default /tmp/ray/session_latest/logs); complete rounds are kept and `rayfed resume` goes "
-        "on from there"
+        "Ray's raylet on this machine has died. It was killed, or had no memory or disk space: see its log raylet.err "
+        "in Ray's temporary folder, by default /tmp/ray/session_latest/logs. Complete rounds are kept and `rayfed "
+        "resume` continues after them"
     )

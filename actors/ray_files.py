@@ -1,4 +1,4 @@
-"""Ray's files on this machine: the permissions of its token, and session folders that killed drivers leave."""
+"""Protect Ray's token on this machine, and remove the session folders of killed drivers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import IO
 
 MARK = "rayfed.lock"
-"""File in a session's folder that its driver holds locked as long as it lives, however it ends."""
+"""File in a session's folder that is locked by its driver as long as the driver is alive."""
 _session: IO[bytes] | None = None
-"""The lock of this process's own session."""
+"""The locked file of this process's session."""
 
 
 def guard_token() -> None:
-    """Make Ray's token file readable for its owner only; Ray creates it readable for all.
+    """Make Ray's token file readable only for its owner. Ray creates it readable for all users.
 
-    Who has it can run code as the user. Does nothing where the environment names another token, or none.
+    With the token, other users could run code as the owner. Does nothing if the environment sets another token or mode.
     """
     if os.environ.get("RAY_AUTH_MODE", "token") != "token" or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(
         os.environ
     ):
         return
     path = Path.home() / ".ray" / "auth_token"  # Ray's own default
-    with suppress(OSError):  # a home that cannot be written: Ray says so
+    with suppress(OSError):  # Ray reports a home that is not writable
         path.parent.mkdir(exist_ok=True)
         with (
             suppress(FileExistsError),
@@ -37,7 +37,7 @@ def guard_token() -> None:
 
 
 def claim_session() -> None:
-    """Mark the session of this process as rayfed's, and remove marked sessions whose drivers are dead."""
+    """Mark the Ray session of this process as rayfed's, and remove marked sessions whose drivers are dead."""
     import ray
 
     global _session
@@ -49,7 +49,7 @@ def claim_session() -> None:
 
 
 def remove_dead(root: Path) -> None:
-    """Remove the session folders in `root` that a rayfed driver has marked and no process locks any more."""
+    """Remove the session folders in `root` that a rayfed driver marked and no process locks."""
     for folder in root.glob("session_*"):
         if (folder / MARK).exists() and not folder.is_symlink() and (lock := _locked(folder)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -57,7 +57,7 @@ def remove_dead(root: Path) -> None:
 
 
 def leave_session(remove: bool) -> None:
-    """Unlock and remove this process's own session after Ray has stopped; a later `claim_session` removes leftovers."""
+    """Unlock and, with `remove`, delete this process's session folder after Ray has stopped."""
     global _session
     if _session:
         if remove:
@@ -67,7 +67,7 @@ def leave_session(remove: bool) -> None:
 
 
 def _locked(folder: Path) -> IO[bytes] | None:
-    """Return the mark of a session, locked by this process; None if another process or user holds it."""
+    """Lock the mark of a session and return it. None if another process or user holds it."""
     try:
         mark = (folder / MARK).open("ab")
     except OSError:

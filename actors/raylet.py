@@ -1,4 +1,4 @@
-"""Watchdog of the local raylet: when it dies, Ray kills the driver within seconds, before it could write a report."""
+"""Watch the local raylet, so that a run ends with a report before Ray kills the driver after the raylet's death."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from actors.ray_errors import raylet_died
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Raise `ResourceError` out of the block, wherever it is, when the raylet dies; Ray is disconnected then.
+    """Interrupt the block with a `ResourceError` when the raylet dies, and disconnect from Ray.
 
-    Only the main thread of a process can be interrupted, so another's block goes on unwatched.
+    Does nothing in other threads than the main thread, which cannot be interrupted.
     """
     if current_thread() is not main_thread():
         yield
@@ -28,7 +28,7 @@ def watched() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if watch.died or before is signal.SIG_DFL:
             raise KeyboardInterrupt
-        if callable(before):  # not where a shell has it ignored, as of what runs in its background
+        if callable(before):  # it is not if the signal is ignored, as in background jobs of a shell
             before(number, frame)
 
     signal.signal(signal.SIGINT, interrupt)
@@ -46,7 +46,7 @@ def watched() -> Iterator[None]:
 
 
 class _Watch(Thread):
-    """Thread that blocks on a connection to the raylet, over which nothing is sent."""
+    """A thread that waits for the end of a connection to the raylet."""
 
     def __init__(self) -> None:
         super().__init__(name="raylet-watch", daemon=True)
@@ -56,7 +56,7 @@ class _Watch(Thread):
         self._name, self._socket = node.raylet_socket_name, socket.socket(socket.AF_UNIX)
 
     def run(self) -> None:
-        """Interrupt the main thread when the connection ends or cannot be made."""
+        """Interrupt the main thread when the connection ends or fails."""
         with suppress(OSError):
             self._socket.connect(self._name)
             self._socket.recv(1)

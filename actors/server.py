@@ -1,4 +1,4 @@
-"""ServerActor: the server in its own process."""
+"""Run the server in its own process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rayfed.engine.server import ArmState, Server, ServerRole
 
 
 class ServerActor(Renewable, Server):
-    """Actor of the server; it adds and does not train, so its model stays on the CPU."""
+    """An actor that runs the methods of `Server`. It does not train, so its model stays on the CPU."""
 
     computes = False
 

@@ -1,7 +1,7 @@
-"""Where a run's server is: on an actor, or in the driver's process if all that it does is add.
+"""Run a server on an actor, or in the driver's process if it only adds updates.
 
-A process of its own costs an import of PyTorch at the start and three ways there and back a round. It buys what only
-some servers need: an end to what hangs, a driver that outlives a crash, memory of its own, another node.
+An actor costs an import of PyTorch and three calls per round. It is needed for timeouts, for a driver that survives a
+crash of the server, and for separate memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rayfed.engine.inputs import Inputs
 from rayfed.engine.server import ArmState, Server, ServerRole
 
 LIGHT = 16 << 20
-"""Bytes of all arms' weights up to which the driver adds them itself: of more, its actors would wait for calls."""
+"""Maximum size in bytes of all arms' weights for a server in the driver. With more, actors would wait for calls."""
 
 
 def only_adds(inputs: Inputs) -> bool:
-    """Return whether a run's server needs no process of its own: it adds a light model's updates, by rayfed's code."""
+    """Return whether a run's server can be in the driver: it adds updates of a small model with rayfed's own code."""
     scenario, resources = inputs.scenario, inputs.scenario.resources
     if scenario.privacy.secure or resources.timeout is not None or resources.server.num_cpus is not None:
         return False
@@ -42,20 +42,20 @@ def only_adds(inputs: Inputs) -> bool:
 
 
 class Serving(Protocol):
-    """Protocol of what the executor needs of a server."""
+    """Interface of a server for the executor."""
 
     def serve(self, method: str, args: tuple[Any, ...], returns: int) -> Any:
-        """Call a method and return a reference to its result, or to each of several; calls run one after another."""
+        """Call a method and return a reference to its result, or to each of several results. Calls run in order."""
 
     def ready(self) -> Ref | None:
-        """Return a reference that is ready when the server has started; None if it has."""
+        """Return a reference that is ready when the server has started. None if it already has."""
 
     def close(self, keep: bool) -> None:
-        """End the server, which may hold half a round's sums; with `keep`, leave its actor to another run."""
+        """End the server. With `keep`, keep its actor for another run."""
 
 
 class OnActor:
-    """A server on an actor of its own."""
+    """A server on its own actor."""
 
     def __init__(
         self, pool: ActorPool, share: ResourceShare, roles: dict[str, ServerRole], saved: dict[str, ArmState]
@@ -64,7 +64,7 @@ class OnActor:
         self.actor, _ = pool.acquire(ServerActor, share, roles, saved)
 
     def serve(self, method: str, args: tuple[Any, ...], returns: int) -> Any:
-        """Hand the call to the actor; errors are raised where the result is fetched."""
+        """Send the call to the actor. Errors are raised when the result is fetched."""
         return getattr(self.actor, method).options(num_returns=returns).remote(*args)
 
     def ready(self) -> Ref | None:
@@ -78,13 +78,13 @@ class OnActor:
 
 
 class InDriver:
-    """A server that is an object of the driver's process, where its values stay until a call takes them."""
+    """A server in the driver's process. Its results stay in this process until a call needs them."""
 
     def __init__(self, threads: int, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         self._threads, self._server = threads, Server(roles, saved)
 
     def serve(self, method: str, args: tuple[Any, ...], returns: int) -> Any:
-        """Run the call in this process, with the threads of the server's share."""
+        """Run the call in this process, with the number of threads of the server's share."""
         before = torch.get_num_threads()
         with telling_losses():
             try:
@@ -99,8 +99,8 @@ class InDriver:
         return Held(result) if returns == 1 else [Held(one) for one in result]
 
     def ready(self) -> Ref | None:
-        """Return None: it is there."""
+        """Return None, as the server is always ready."""
         return None
 
     def close(self, keep: bool) -> None:
-        """Do nothing: it goes with the executor."""
+        """Do nothing, as the server has no actor."""

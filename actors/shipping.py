@@ -1,4 +1,4 @@
-"""Distribution of the user's own code to the nodes of a cluster, which have only rayfed installed."""
+"""Send the user's own code to the nodes of a cluster, which have only rayfed installed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rayfed.scenario import Scenario, dotted_paths
 def runtime_env(scenario: Scenario) -> dict[str, Any]:
     """Return Ray's `runtime_env` for a scenario: environment variables, and the modules of its dotted paths.
 
-    These are the modules that checking the scenario has imported from where users keep their own (the folders that
-    dotted paths are searched in, and PYTHONPATH), with those that they import themselves.
+    These are all modules imported so far from the folders for dotted paths and from PYTHONPATH, except installed
+    packages. Checking the scenario has imported them.
     """
     fixed: dict[str, Any] = {"env_vars": PORTABLE} if scenario.resources.deterministic == "portable" else {}
     if not dotted_paths(scenario.dump()):
@@ -38,7 +38,7 @@ def _source(name: str) -> Path | None:
     file = getattr(sys.modules[name], "__file__", None)
     if name == "__main__":
         return None
-    if file is None:  # a package without an `__init__.py`, or a module of the interpreter's own
+    if file is None:  # a package without an `__init__.py`, or a built-in module
         return next((Path(place).resolve() for place in getattr(sys.modules[name], "__path__", ())), None)
     path = Path(file).resolve()
     return path.parent if path.name == "__init__.py" else path if path.suffix == ".py" else None

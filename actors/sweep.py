@@ -1,4 +1,4 @@
-"""Sweeps on Ray Tune: parallel trials, stopped early by a scheduler, logged by trackers."""
+"""Run sweeps on Ray Tune: parallel trials, stopped early by a scheduler and logged by trackers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, scenario_of
 
 _LOST_PROCESSES = 3
-"""Number of times that a trial goes on after its process has died."""
+"""Number of times that a trial is continued after its process has died."""
 _TUNE = "tune"
-"""Subfolder of the sweep's folder in which Tune and TensorBoard write."""
+"""Subfolder of the sweep's folder for the files of Tune and TensorBoard."""
 
 
 def on_tune(address: str | None = None) -> SweepExecution:
-    """Return an execution of sweeps on Ray: the connected one, the cluster at `address`, or a new local one."""
+    """Return an execution of sweeps on Ray: the present connection, the cluster at `address`, or a new local Ray."""
 
     def execution(recorder: SweepRecorder) -> None:
         folder = recorder.folder
@@ -46,13 +46,13 @@ def on_tune(address: str | None = None) -> SweepExecution:
             with recorder.recording():
                 recorder.starting(allotment.environment(), f"each has {allotment.describe()}")
                 callback = _Recording(recorder)
-                for _ in range(1 + _LOST_PROCESSES):  # Tune's own way to try again may wait without end for a place
+                for _ in range(1 + _LOST_PROCESSES):  # with Tune's own retries, a trial may wait forever
                     callback.lost = []
                     _tuner(scenario, recorder, callback).fit()
                     if not callback.lost:
                         break
                 callback.give_up()
-        if "tensorboard" not in swept(scenario).trackers:  # what Tune notes to continue by itself is of no use
+        if "tensorboard" not in swept(scenario).trackers:  # Tune's own state is not needed to continue
             folder.files.fs.rm(f"{folder.files.root}/{_TUNE}", recursive=True)
 
     return execution
@@ -84,10 +84,10 @@ def _tuner(scenario: Scenario, recorder: SweepRecorder, callback: _Recording) ->
 
 
 def scheduler(sweep: Sweep, rounds: int) -> TrialScheduler | None:
-    """Return the scheduler that stops trials early by their test accuracy; None if the sweep names none."""
+    """Return the scheduler that stops trials early by their test accuracy. None if the sweep has none."""
     common: dict[str, Any] = {"time_attr": "rounds", "metric": "test_accuracy", "mode": "max"}
     if sweep.scheduler == "asha":
-        # what reaches max_t is stopped: no trial does, for each ends by itself
+        # Trials are stopped at max_t. None reaches it, as each ends by itself before.
         return ASHAScheduler(**common, max_t=rounds + 1, grace_period=min(sweep.grace, rounds))
     if sweep.scheduler == "median":
         return MedianStoppingRule(**common, grace_period=sweep.grace)
@@ -120,7 +120,7 @@ def _trainable(scenario: Scenario, recorder: SweepRecorder) -> Any:
                 execution = TrialExecution(allotment, own_actor_pool())
                 runs.launch_in(run, scenario_of(scenario, one), execution, Reporter())
                 played.append(outcomes.outcomes(run))
-        except Exception as error:  # Tune would try again, and it would fail again
+        except Exception as error:  # not raised, because Tune would repeat a trial that fails again
             tune.report({"rounds": 0, "error": f"{type(error).__name__}: {error}"})
             return
         tune.report({"rounds": scenario.federation.rounds} | objectives_of(played, objectives))
@@ -129,7 +129,7 @@ def _trainable(scenario: Scenario, recorder: SweepRecorder) -> Any:
 
 
 class _Recording(tune.Callback):
-    """Tune callback that records the ends of trials."""
+    """A Tune callback that records the ends of trials."""
 
     def __init__(self, recorder: SweepRecorder) -> None:
         self._recorder = recorder
@@ -137,36 +137,36 @@ class _Recording(tune.Callback):
         """Trials whose process has died, each with Ray's error message."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune saves its callbacks to continue by itself; a sweep continues from its outcomes
+        return {}  # nothing to save: a sweep continues from its outcomes, not from Tune's state
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
-        """Record a trial that has finished, failed, or been stopped by a scheduler."""
+        """Record a trial that has finished, failed, or was stopped by a scheduler."""
         self._recorder.end(_repeats(trial.config), (trial.last_result or {}).get("error"))
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
         """Record that a trial's process has died."""
-        error = trial.get_error()  # Tune may have none: all that it knows is that the process is gone
-        said = str(getattr(error, "cause", None) or error) if error else "the trial's process died, time and again"
+        error = trial.get_error()  # None if Tune knows only that the process is gone
+        said = str(getattr(error, "cause", None) or error) if error else "the trial's process died repeatedly"
         self.lost.append((_repeats(trial.config), said))
 
     def give_up(self) -> None:
-        """Record as failed the trials whose process has died too often."""
+        """Record trials as failed if their process has died too often."""
         for repeats, error in self.lost:
             self._recorder.end(repeats, error)
 
 
 def _repeats(config: dict[str, Any]) -> list[Trial]:
-    """Return the trials of rayfed that one trial of Tune plays."""
+    """Return the trials of rayfed that one trial of Tune runs."""
     return trials_of(config.get("trial", config))
 
 
 @contextmanager
 def _quiet_tune() -> Iterator[None]:
-    """Silence Tune's own lines and files; rayfed reports interruptions itself."""
+    """Turn off Tune's own output, files and handling of interrupts."""
     ours = {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
-        "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial may have nothing to say of an objective
+        "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial may have no value for an objective
         "RAY_AIR_NEW_OUTPUT": "0",
     }
     before = {name: os.environ.get(name) for name in ours}

@@ -1,4 +1,4 @@
-"""Experiment trackers, by name: Tune's callbacks and those that the trackers bring themselves."""
+"""Create the experiment trackers that a sweep names, as callbacks of Tune."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rayfed.scenario import Sweep
 
 
 def trackers(sweep: Sweep, folder: SweepFolder) -> list[tune.Callback]:
-    """Return the callbacks of the trackers that a sweep names, with its options for them.
+    """Return the callbacks of the trackers that a sweep names, with its options.
 
-    Raises `UserError` where a tracker's package is not installed, or Weights & Biases has no key.
+    Raises `UserError` if a tracker's package is not installed, or if Weights & Biases has no key.
     """
     for name in sweep.trackers:
         _check(name)
@@ -28,11 +28,11 @@ def _check(name: str) -> None:
     try:
         module = import_module(package)
     except ImportError as error:
-        advice = "`pip install 'rayfed[trackers]'` brings it"
-        raise UserError(f"sweep.trackers.{name}: the package {package} is missing: {advice}") from error
+        advice = "run `pip install 'rayfed[trackers]'`"
+        raise UserError(f"sweep.trackers.{name}: the package {package} is not installed: {advice}") from error
     if name == "wandb" and not (os.environ.get("WANDB_API_KEY") or module.api.api_key):
-        advice = "set WANDB_API_KEY or run `wandb login`; with `mode: offline` any forty characters will do"
-        raise UserError(f"sweep.trackers.wandb: Tune asks for a key: {advice}")
+        advice = "set WANDB_API_KEY or run `wandb login`. With `mode: offline`, any 40 characters are accepted"
+        raise UserError(f"sweep.trackers.wandb: Tune needs an API key: {advice}")
 
 
 def _tracker(name: str, settings: dict[str, Any], folder: SweepFolder) -> tune.Callback:
@@ -51,4 +51,4 @@ def _tracker(name: str, settings: dict[str, Any], folder: SweepFolder) -> tune.C
 
                 return WandbLoggerCallback(**({"project": "rayfed", "group": folder.files.name} | settings))
     except TypeError as error:
-        raise UserError(f"sweep.trackers.{name}: {error}; its settings are those of Tune's callback") from error
+        raise UserError(f"sweep.trackers.{name}: {error}; use the arguments of Tune's callback") from error

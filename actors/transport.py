@@ -1,7 +1,7 @@
-"""How values travel between actors: tensors as flat numpy memory that Ray maps without a copy.
+"""Send tensors between actors as NumPy arrays, which Ray reads without a copy.
 
-Measured on 44 MB: 0.3 ms to read a numpy array from the object store, 177 ms to unpickle the same torch tensor. The
-copy on arrival is deliberate: the store's memory is read-only, and a defence that writes to it would crash the process.
+Reading 44 MB from the object store takes 0.3 ms as a NumPy array, and 177 ms as a pickled tensor. Arrays are copied on
+arrival, because the store's memory is read-only and a defence that writes to it would crash the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rayfed.memory import on_host
 
 
 def register() -> None:
-    """Register the serialiser of tensors in this process; tensors on a GPU arrive on the CPU."""
+    """Register the serialiser of tensors in this process. Tensors on a GPU arrive on the CPU."""
     ray.util.register_serializer(Tensor, serializer=_to_numpy, deserializer=_to_tensor)
 
 
@@ -35,21 +35,21 @@ def _to_tensor(array: np.ndarray) -> Tensor:
 
 
 class Held:
-    """A value in the driver's process, of which most never leave it."""
+    """A value in the driver's process, which is put into the object store only when a call needs it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     @cached_property
     def argument(self) -> Any:
-        """The value as a call's argument: small weights as they are, all else as a reference to the object store."""
+        """Return the value as an argument: small weights directly, other values as references to the object store."""
         small = isinstance(self.value, Sent) and self.value.broadcast is None
         return self.value if small and self.value.nbytes <= most_in_a_message() else ray.put(self.value)
 
 
 def fetched(values: Iterable[Any]) -> list[Any]:
-    """Return the values, with what is behind it in place of each `Held` and each reference."""
+    """Return the values, with each `Held` and each reference replaced by its content."""
     known = [value.value if isinstance(value, Held) else value for value in values]
     references = [value for value in known if isinstance(value, ray.ObjectRef)]
-    got = iter(ray.get(references) if references else ())  # Ray starts a cluster where there is none, to get nothing
+    got = iter(ray.get(references) if references else ())  # `ray.get([])` would start Ray if it is not connected
     return [next(got) if isinstance(value, ray.ObjectRef) else value for value in known]

@@ -1,4 +1,4 @@
-"""One trial of a sweep as a Ray Tune trainable, which reports every round."""
+"""Run a trial of a sweep as a Ray Tune trainable that reports every round."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trainable(scenario: Scenario) -> Trainable:
 
 
 def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
-    """Return the trainable with a placement group for itself and its actors, so that two trials cannot deadlock."""
+    """Reserve resources for a trainable and its actors in one placement group, so that two trials cannot deadlock."""
     shares = [allotment.client] * allotment.clients + [allotment.attacker] * allotment.attackers
     if allotment.server.num_cpus:
         shares.append(allotment.server)
@@ -54,35 +54,35 @@ def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
 
 @cache
 def own_actor_pool() -> ActorPool:
-    """Return the actor pool of this process, which successive trials share."""
+    """Return the actor pool of this process, which is shared by successive trials."""
     return ActorPool()
 
 
 Places = tuple[list[str], list[str], str]
-"""Search places of a process: Python's path, folders of scenarios' modules, the working directory."""
+"""The folders in which a process finds modules and files: Python's path, folders of scenarios, working directory."""
 
 
 def search_places() -> Places:
-    """Return the folders in which this process finds modules and files, for the processes of trials."""
+    """Return this process's folders of modules and files, for the processes of trials."""
     return list(sys.path), list(registry.SEARCHED), str(Path.cwd())
 
 
 def prepare_process(places: Places) -> None:
     """Set up a trial's process: one thread, and the driver's folders of modules and files.
 
-    Tune lets a trial work in its own folder, where no path of the scenario leads anywhere.
+    Tune changes to the trial's own folder, in which the scenario's relative paths do not exist.
     """
     path, searched, directory = places
     if Path(directory).is_dir():  # another node may not have it
         os.chdir(directory)
     sys.path += [folder for folder in path if folder not in sys.path]
-    for folder in reversed(searched):  # each goes before those that were there
+    for folder in reversed(searched):  # each is inserted at the front
         registry.search(folder)
     torch.set_num_threads(1)
 
 
 class Reporter(Progress):
-    """Progress that reports every round of one run to Tune."""
+    """Report every round of a run to Tune."""
 
     def __init__(self) -> None:
         self._attacks: dict[str, list[dict[str, Any]]] = {}
@@ -104,7 +104,7 @@ class Reporter(Progress):
 
     def _measured(self, row: dict[str, Any]) -> dict[str, float | None]:
         met = self._attacks.get(row["arm"], [])
-        names = ("psnr", "ssim", "label_accuracy")  # a row holds those alone that `metrics.names` asks for
+        names = ("psnr", "ssim", "label_accuracy")  # rows have only the metrics in `metrics.names`
         leaks = {name: spread((a.get(name) for a in met), PSNR_CEILING) for name in names}
         return {name: row.get(name) for name in ("train_loss", "test_loss", "test_accuracy")} | {
             name: leak.mean if leak else None for name, leak in leaks.items()

@@ -1,6 +1,6 @@
-"""Dispatch of calls to a pool of actors: results as they finish, calls repeated elsewhere when an actor dies.
+"""Run calls on a pool of actors: yield results as they finish, and repeat calls when an actor dies.
 
-Every call is a pure function of its arguments, so a call that was lost with its actor is made again.
+Every call is a pure function of its arguments, so a call can be repeated when its actor is lost.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from rayfed.engine.executor import Call, Crashed, Done, Gone, Hear, Overdue
 from rayfed.errors import ResourceError
 
 START_TIMEOUT = 900.0
-"""Seconds that actors may take to start; an autoscaling cluster needs minutes for a new node."""
+"""Seconds that actors may take to start. An autoscaling cluster needs minutes for a new node."""
 
 LISTENING = 1.0
-"""Seconds between looks at how far searches are."""
+"""Seconds between reads of the progress of searches."""
 
 PATIENCE = 30.0
-"""Seconds after which a pool that has lost all its actors asks for the place of another's."""
+"""Seconds after which a pool without actors asks another pool to make room."""
 
 
 class ActorsLost(ResourceError):
-    """Error for one call that has ended several actors, and that cannot be divided to find the cause."""
+    """Several actors died during the same call, or while starting."""
 
 
 class Workers:
-    """Pool of equal actors that run calls; dead ones are replaced, and their number follows the cluster.
+    """A pool of equal actors that run calls. Dead actors are replaced, and the pool's size follows the cluster.
 
-    Where Ray ends some because a machine has too little memory, half as many go on. A call that is too large even for
-    one alone is the cause, and the others come back.
+    If Ray ends actors because memory is short, only half as many work at once. If a call fails even on a single actor,
+    it is the cause, and all actors are started again.
     """
 
     RETRIES = 3
-    """Actors that one call may lose, or that may die one after another as they start."""
+    """Maximum number of actors that may die during one call, or in sequence while starting."""
 
     def __init__(
         self,
@@ -58,37 +58,37 @@ class Workers:
     ) -> None:
         """Start `size` actors; `made_of` are the arguments of `ActorPool.acquire`.
 
-        `make_room` is called where all have died and no new one comes up. `look` is called again and again while calls
-        are done, with whether an actor was lost: it may `resize`.
+        `make_room` is called if actors have died and none starts. `look` is called repeatedly while calls run, with
+        True if an actor was lost. It may call `resize`.
         """
         self._actor_pool, self._size, self._made_of, self._make_room = actor_pool, size, made_of, make_room
         self._look = look
         self._numbers = count()
         self._actors: dict[int, ActorHandle[Any]] = {}
         self._starting: dict[ray.ObjectRef[Any], int] = {}
-        """Actors that are not up yet, by the reference that says when they are; they are given no call."""
+        """Actors that are still starting, by the reference to their `Arrival`. They get no calls."""
         self._nodes: dict[int, str] = {}
-        """Nodes of the actors that have come up."""
+        """Nodes of the actors that have started."""
         self._alive: Collection[str] = ()
-        """Nodes of the cluster as it was last; empty where nobody looks."""
+        """Nodes of the cluster at the last `resize`."""
         self.losses = 0
         """Number of actors that have died so far."""
         self.halvings = 0
-        """Times that fewer go on at once, half as many each, because memory is short."""
+        """Number of times that the number of working actors was halved because memory was short."""
         self._failed_starts = 0
         self._ahead = Running(())
-        """What was handed out ahead at last, as far as nobody has heard of its end."""
+        """Calls of the last `run` with `ahead` whose results were not read yet."""
         self._fill()
 
     @property
     def abreast(self) -> int:
-        """Return the number of actors that work at once."""
+        """Return the number of actors that may work at once."""
         return max(1, self._size >> self.halvings)
 
     def resize(self, size: int, nodes: Collection[str]) -> None:
-        """Change to `size` actors on these nodes; surplus actors end, those of lost nodes first.
+        """Change the pool to `size` actors; `nodes` are the cluster's nodes.
 
-        What these were at is made again.
+        Surplus actors end, those of lost nodes first. Their calls are repeated.
         """
         self._alive = nodes
         if size != self._size:
@@ -96,27 +96,33 @@ class Workers:
             self._fill()
 
     def wait(self) -> None:
-        """Wait until all actors have started; raises `ResourceError` if none does within `START_TIMEOUT`.
+        """Wait until all actors have started. Raises `ResourceError` if none starts within `START_TIMEOUT`.
 
-        One that dies as it starts is replaced; one that raises then raises its own error, for it would again.
+        An actor that dies while starting is replaced. An error while starting is raised.
         """
         while self._starting:
             self._started(self._first_start())
 
     def run(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
-        """Return an iterator over calls, each with its first result and references to the others, as they finish.
+        """Return an iterator over finished calls, each with its first result and references to the other results.
 
-        An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
-        more calls are left than there are actors. So at the end at most one call an actor waits behind a slow one while
-        others are idle. With `ahead` actors that have started are handed all calls at once, before the first result is
-        asked for, and work at them while the caller does something else. An actor takes calls of its own node first. A
-        call past its limit comes as `Overdue`, one that ends its actors as `Crashed` where `Call.crashes` says so, and
-        one whose arguments are lost as `Gone` where it is `losable`; what waits behind it is moved elsewhere. The
-        iterator raises the call's own exception when it fails, `RayActorError` when the maker of one of its arguments
-        has died, `ObjectLostError` when an argument or a result was lost with its node, `ActorsLost` when any other
-        call keeps killing actors, and `ResourceError` when no actor is left and none comes up.
+        An actor gets its next call before it has finished the last one, as long as more calls wait than there are
+        actors. So an actor does not wait for the driver, and at most one call per actor waits for a slow one. Actors
+        prefer calls of their own node. With `ahead`, all calls are sent to the started actors at once, and run while
+        the caller does other work.
+
+        Instead of a result, `Overdue` is returned for a call past its limit, `Crashed` for a call whose actors died too
+        often (`Call.crashes`), and `Gone` for a `losable` call whose arguments were lost. Calls queued after it are
+        moved to other actors.
+
+        The iterator raises the exception of a call, and these errors:
+
+        - `RayActorError` if the actor that made an argument has died;
+        - `ObjectLostError` if an argument or a result was lost with its node;
+        - `ActorsLost` if actors keep dying during another call;
+        - `ResourceError` if no actor is left and none starts.
         """
-        for slot in self._ahead.busy & self._actors.keys():  # whose round is played again: new calls would wait for it
+        for slot in self._ahead.busy & self._actors.keys():  # the round is repeated, and new calls would wait for them
             self._end(slot)
         self._fill()
         if ahead:
@@ -129,7 +135,7 @@ class Workers:
         return self._ended(waiting, running, hear)
 
     def _ended(self, waiting: Waiting, running: Running, hear: Hear | None) -> Iterator[Done]:
-        """Yield calls as they end, and hand out those that wait."""
+        """Yield calls as they end, and send waiting calls to actors."""
         while waiting or running:
             self._look(False)
             self._hand_out(waiting, running)
@@ -149,7 +155,7 @@ class Workers:
                 continue
             try:
                 result = ray.get(first)
-            except RayTaskError as error:  # before the others, which it is too when an argument's maker has died
+            except RayTaskError as error:  # first, as it may also be an instance of the classes below
                 cause = original(error)
                 if not (ended.call.losable and isinstance(cause, ObjectLostError)):
                     raise cause from None
@@ -162,7 +168,7 @@ class Workers:
             yield Done(ended.call, result, ended.rest, self._nodes.get(ended.slot, ""))
 
     def _hand_out(self, waiting: Waiting, running: Running, ahead: bool = False) -> None:
-        """Give calls to started actors: to idle ones, and a second call to busy ones while many wait; `ahead` all."""
+        """Send calls to started actors: one to idle actors, a second one while many wait, and with `ahead` all."""
         while waiting and (freest := running.freest(self._actors)):
             queued, slot = freest
             if not ahead and queued >= (2 if len(waiting) > self.abreast else 1):
@@ -177,18 +183,18 @@ class Workers:
 
     @staticmethod
     def _move(behind: Sequence[Started], waiting: Waiting) -> None:
-        """Give the calls queued behind one that ended its actor to other actors."""
+        """Put calls back whose actor has ended, so that other actors run them."""
         for other in behind:
             waiting.put_back(other.call, other.losses)
 
     def _lost(self, ended: Started, error: Exception, waiting: Waiting, running: Running) -> Crashed | None:
-        """Replace the actor that a call was lost with, and queue its calls again.
+        """Replace the lost actor of a call, and queue its calls again.
 
-        The one that it was at is blamed, those behind it are not; nor is it where the machine died, or where memory
-        was short while other actors went on. Returns what comes in place of the result of one that is not made again.
+        The loss counts for the executing call only, and not if the node died or if memory was short while other actors
+        worked. Returns `Crashed` if the call is not repeated.
         """
         self._move(running.behind(ended.slot), waiting)
-        if ended.slot not in self._actors:  # ended here, for fewer to go on
+        if ended.slot not in self._actors:  # ended by this pool, to have fewer actors
             waiting.put_back(ended.call, ended.losses)
             return None
         alone = self.abreast == 1
@@ -198,29 +204,29 @@ class Workers:
             waiting.put_back(ended.call, losses)
             return None
         if loss is Loss.MEMORY:
-            self.halvings = 0  # the cause is the call, and not their number
+            self.halvings = 0  # the cause is the call, not the number of actors
             self._fill()
         if ended.call.crashes is None:
-            raise ActorsLost(f"the call `{ended.call.method}` ended {losses} actors, one after another: {brief(error)}")
+            raise ActorsLost(f"{losses} actors died in sequence during the call `{ended.call.method}`: {brief(error)}")
         return Crashed(memory=loss is Loss.MEMORY)
 
     def _mourn(self, slot: int, error: Exception) -> Loss:
-        """Replace a dead actor, unless the pool is shrinking; return the cause of its death."""
+        """Replace a dead actor, unless the pool shrinks, and return the cause of its death."""
         self.losses += 1
         self._end(slot)
         self._look(True)
         gone = self._alive and slot in self._nodes and self._nodes[slot] not in self._alive
-        loss = Loss.NODE if gone else loss_of(error)  # not all of Ray's errors say so
+        loss = Loss.NODE if gone else loss_of(error)  # not all of Ray's errors name the node's death
         if loss is Loss.MEMORY and self.abreast > 1:
             self.halvings += 1
         self._fill()
         return loss
 
     def _first(self, running: Running, hear: Hear | None = None) -> tuple[ray.ObjectRef[Any], bool]:
-        """Return the next event and whether it is a timeout: an actor started, a call ended, or a call is overdue.
+        """Return the reference of the next event, and whether it is a timeout.
 
-        Without a limit the end always comes, for an actor that is up ends its call or dies; a start does not where
-        there is no place. `hear` is told how far searches are.
+        Events are: an actor has started, a call has ended, or a call is overdue. Passes the progress of searches to
+        `hear`. Waits without limit if a call executes, because an actor ends its call or dies.
         """
         if not running:
             return self._first_start(), False
@@ -239,20 +245,20 @@ class Workers:
                     hear(worked_at, standing)
 
     def _first_start(self) -> ray.ObjectRef[Any]:
-        """Wait until the first actor has started, if none has."""
+        """Wait until one of the starting actors has started. Raises `ResourceError` after `START_TIMEOUT`."""
         deadline = monotonic() + START_TIMEOUT
         while (left := deadline - monotonic()) > 0:
             done, _ = ray.wait([*self._starting], num_returns=1, timeout=min(left, PATIENCE))
             if done:
                 return done[0]
-            if len(self._starting) == len(self._actors):  # else those that are up will do
+            if len(self._starting) == len(self._actors):  # no actor has started
                 self._look(True)
             if self.losses:
                 self._make_room()
         raise _not_started(len(self._starting), len(self._actors))
 
     def _meet(self) -> None:
-        """Note all actors that have started; wait for one where none has, and for no other: it may have no place."""
+        """Note all actors that have started, and wait for the first one if none has."""
         while self._starting:
             there = [self._first_start()] if not self._up() else ray.wait([*self._starting], timeout=0)[0]
             if not there:
@@ -260,7 +266,10 @@ class Workers:
             self._started(there[0])
 
     def _started(self, ready: ray.ObjectRef[Any]) -> None:
-        """Note that an actor has started, or replace it if it died while starting; raises after repeated deaths."""
+        """Note that an actor has started, or replace it if it died while starting.
+
+        Raises `ActorsLost` after repeated deaths.
+        """
         slot = self._starting.pop(ready)
         try:
             self._nodes[slot] = ray.get(ready).node
@@ -272,19 +281,19 @@ class Workers:
             self._failed_starts += self._mourn(slot, error) is not Loss.NODE
             if self._failed_starts > self.RETRIES:
                 raise ActorsLost(
-                    f"{self._failed_starts} actors died as they started, one after another: {brief(error)}"
+                    f"{self._failed_starts} actors died in sequence while starting: {brief(error)}"
                 ) from error
         else:
             self._failed_starts = 0
 
     def nodes(self) -> dict[str, int]:
-        """Return the nodes of the started actors, with their number on each."""
+        """Return the number of started actors on each node."""
         return dict(Counter(self._nodes[slot] for slot in self._up()))
 
     def give_place(self) -> bool:
-        """End one of several actors, or those still starting, for another pool's actor; return whether any was ended.
+        """End one of several actors, or those still starting, to make room for another pool's actor.
 
-        The next `run` starts them again, to come up once there is room.
+        Returns whether any was ended. The next `run` starts them again.
         """
         up = sorted(self._up())
         kept = up[:-1] or up
@@ -305,9 +314,9 @@ class Workers:
         return refs if call.returns > 1 else [refs]
 
     def _fill(self) -> None:
-        """Start missing actors and end surplus ones; calls of ended actors are repeated.
+        """Start missing actors and end surplus ones. Calls of ended actors are repeated.
 
-        Those that are not up end first, then those whose node is gone.
+        Actors that are still starting end first, then those whose node is gone.
         """
         starting = set(self._starting.values())
         best = sorted(self._actors, key=lambda n: (n in starting, self._nodes.get(n) not in self._alive, n))
@@ -323,13 +332,13 @@ class Workers:
         self._starting = {ready: other for ready, other in self._starting.items() if other != slot}
 
     def close(self, keep: bool = False) -> None:
-        """Release all actors to the actor pool, which keeps or ends them."""
+        """Release all actors to the actor pool. With `keep`, the pool keeps them."""
         for actor in self._actors.values():
             self._actor_pool.release(actor, keep)
 
 
 def wait_for(starting: list[ray.ObjectRef[Any]]) -> None:
-    """Wait until these actors have started; raises `ResourceError` after `START_TIMEOUT`."""
+    """Wait until these actors have started. Raises `ResourceError` after `START_TIMEOUT`."""
     ready, missing = ray.wait(starting, num_returns=len(starting), timeout=START_TIMEOUT)
     try:
         ray.get(ready)
@@ -341,6 +350,6 @@ def wait_for(starting: list[ray.ObjectRef[Any]]) -> None:
 
 def _not_started(missing: int, actors: int) -> ResourceError:
     return ResourceError(
-        f"{missing} of {actors} actors did not start within {START_TIMEOUT:g} s: the cluster is busy or too small; "
-        f"look at `ray status`, or ask for less under `resources`"
+        f"{missing} of {actors} actors did not start within {START_TIMEOUT:g} s, as the cluster is busy or too small: "
+        f"see `ray status`, or ask for less under `resources`"
     )

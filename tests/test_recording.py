@@ -167,7 +167,7 @@ def test_recordings_by_mistake_are_refused_or_warned_of(tmp_path: Path, net: Net
         recording(sent, good, (batch[0] * 2 - 1 - batch[0].min() * 2, batch[1]))
     with pytest.raises(UserError, match="from nan to nan"):
         recording(sent, good, (batch[0] * torch.nan, batch[1]))
-    with pytest.raises(UserError, match="rayfed.attacks.given.observe"):
+    with pytest.raises(UserError, match=r"rayfed\.attacks\.given\.observe"):
         recording(sent, good, (torch.zeros(1, 5, dtype=torch.int64), batch[1]))
     with pytest.raises(UserError, match="mean and std"):
         recording(sent, good, batch, mean=[0.5])
@@ -190,7 +190,7 @@ def test_recordings_by_mistake_are_refused_or_warned_of(tmp_path: Path, net: Net
 
 
 def test_what_is_no_recording_is_said_to_be_none(tmp_path: Path, net: Net) -> None:
-    with pytest.raises(DataError, match="recording.json"):
+    with pytest.raises(DataError, match=r"recording\.json"):
         _ = Recording(tmp_path).updates
     folder = recorded(tmp_path / "r", net)
     header = json.loads((folder / "recording.json").read_text())

@@ -1,4 +1,4 @@
-"""The vision transformer with bottleneck adapters of `adapters.yaml`."""
+"""Define the vision transformer with bottleneck adapters of `adapters.yaml`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 class AdaptedVit(nn.Module):
-    """A vision transformer with an adapter behind each attention and each MLP; the class by a token of its own.
+    """A vision transformer with a class token, and an adapter after each attention and each MLP.
 
-    Source: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", section 3.1; adapters as of Houlsby et al. 2019,
-    "Parameter-Efficient Transfer Learning for NLP", section 2.1. Their names are what `model.train.layers` chooses.
+    `model.train.layers` selects the adapters by name. Sources: Dosovitskiy et al. 2020, "An Image is Worth 16x16
+    Words", section 3.1; Houlsby et al. 2019, "Parameter-Efficient Transfer Learning for NLP", section 2.1.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class AdaptedVit(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
+        """Return logits (N, classes) for images (N, C, H, W)."""
         vectors = self.embed(images).flatten(2).transpose(1, 2)
         vectors = torch.cat([self.token.expand(len(vectors), -1, -1), vectors], 1) + self.positions
         for block in self.blocks:
@@ -35,7 +35,7 @@ class AdaptedVit(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each with a norm before and an adapter behind it."""
+    """Attention and MLP, each with a norm before it and an adapter after it."""
 
     def __init__(self, width: int, bottleneck: int) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class Block(nn.Module):
         self.adapter2 = Adapter(width, bottleneck)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Vectors (N, L, width) from such."""
+        """Transform vectors (N, L, width)."""
         normed = self.norm1(vectors)
         vectors = vectors + self.adapter1(self.attention(normed, normed, normed, need_weights=False)[0])
         return vectors + self.adapter2(self.mlp(self.norm2(vectors)))
 
 
 class Adapter(nn.Module):
-    """A few values of each vector, ReLU, and back, beside the vector itself."""
+    """A bottleneck of two linear layers with a ReLU and a residual connection."""
 
     def __init__(self, width: int, bottleneck: int) -> None:
         super().__init__()
@@ -62,5 +62,5 @@ class Adapter(nn.Module):
         nn.init.zeros_(self.up.bias)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Vectors (N, L, width) from such."""
+        """Transform vectors (N, L, width)."""
         return vectors + self.up(self.down(vectors).relu())

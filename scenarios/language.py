@@ -1,4 +1,4 @@
-"""The small language model of `finetune_language.yaml`: GPT-2's architecture of transformers, with random weights."""
+"""Define the language model of `finetune_language.yaml`: a small GPT-2 of transformers with random weights."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 
 def gpt2(image_shape: tuple[int], classes: int, width: int = 64, blocks: int = 2) -> nn.Module:
-    """Return a GPT-2 of so many `blocks` for texts (N, L) of `classes` tokens, with logits (N, L, classes).
+    """Return a GPT-2 with this number of blocks, for texts (N, L) of `classes` tokens, with logits (N, L, classes).
 
-    Its attention is written out and it has no dropout, for gradients of single texts and those of gradients.
+    It has no dropout and uses "eager" attention, which supports per-sample and second-order gradients.
     """
-    from transformers import GPT2Config, GPT2LMHeadModel  # of the extra `hub`
+    from transformers import GPT2Config, GPT2LMHeadModel  # in the extra `hub`
 
     config = GPT2Config(
         vocab_size=classes, n_positions=image_shape[0], n_embd=width, n_layer=blocks, n_head=2, attn_pdrop=0.0,

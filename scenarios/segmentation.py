@@ -1,6 +1,6 @@
-"""The network of `segmentation.yaml`; run as a script, it writes the scenario's images with masks.
+"""Define the network of `segmentation.yaml`. As a script, write the scenario's images with masks.
 
-These are patches of scikit-image's photograph of coins from Pompeii, on which its user guide shows segmentation.
+The images are patches of scikit-image's photograph of coins from Pompeii, an example of its user guide.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import nn
 SIZE = 32
 """Height and width of a patch in pixels."""
 BACKGROUND, COIN = 30, 150
-"""Levels of grey below and above which a pixel's class is sure, as in scikit-image's example of this photograph."""
+"""Grey levels below and above which a pixel's class is certain, as in scikit-image's example."""
 UNCOUNTED = 255
-"""What a mask has where no class counts."""
+"""Value of ignored pixels in a mask."""
 
 
 def fcn(image_shape: tuple[int, int, int], classes: int, width: int = 8) -> nn.Module:
     """Return a fully convolutional network for images (N, C, H, W), with logits (N, classes, H, W).
 
-    It goes down to a fourth of the images' sides, which are multiples of four, and up again.
+    The sides of the images must be multiples of four, as inner layers have a fourth of the resolution.
     """
     channels, *_ = image_shape
     return nn.Sequential(
@@ -36,9 +36,9 @@ def fcn(image_shape: tuple[int, int, int], classes: int, width: int = 8) -> nn.M
 
 
 def patches() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return images and masks (SIZE, SIZE): background 0, coin 1, and 255 for a pixel on each side of a coin's edge.
+    """Return images and masks (SIZE, SIZE): background 0, coin 1, and 255 for pixels along a coin's edge.
 
-    The classes are found by a watershed of the edges from the pixels that are sure, not by the levels of grey.
+    The classes are computed by a watershed of the edges that starts from the certain pixels.
     """
     from scipy.ndimage import binary_dilation, binary_erosion, binary_fill_holes
     from skimage.data import coins
@@ -54,7 +54,7 @@ def patches() -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def write_parquet(path: Path) -> None:
-    """Write the patches with the columns `image` and `mask`: what your own export should look like."""
+    """Write the patches with the columns `image` and `mask`, in the format for your own data."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from PIL import Image

@@ -1,4 +1,4 @@
-"""A user's own model for `user_model.yaml`; run as a script, it writes the scenario's small Parquet file."""
+"""Define a user's own model for `user_model.yaml`. As a script, write the scenario's small Parquet file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """Two convolutions and a linear layer. `image_shape` and `classes` are filled in by rayfed from the data."""
+    """Two convolutions and a linear layer. rayfed sets `image_shape` and `classes` from the data."""
 
     def __init__(self, image_shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
         super().__init__()
@@ -19,12 +19,12 @@ class Net(nn.Module):
         self.head = nn.Linear(2 * width * (height // 4) * (w // 4), classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
+        """Return logits (N, classes) for images (N, C, H, W)."""
         return self.head(torch.flatten(self.features(images), 1))
 
 
 def write_parquet(path: str) -> None:
-    """Patches of rayfed's `photos` in the Hugging Face image layout: what your own export should look like."""
+    """Write patches of rayfed's `photos` in the Hugging Face image layout, the format for your own data."""
     import json
     from io import BytesIO
     from pathlib import Path

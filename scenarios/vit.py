@@ -1,4 +1,4 @@
-"""The small vision transformer of `vit.yaml`, with what decides whether its positions give an image away."""
+"""Define the small vision transformer of `vit.yaml`, with options that affect the leakage through its positions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 class Vit(nn.Module):
-    """Patches as vectors, positions, blocks of attention; the class by a token of its own, or by the mean of all.
+    """A vision transformer with a class token or mean pooling, and with learned or fixed positions.
 
-    Source: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", section 3.1; the blocks are PyTorch's. Positions
-    that are not `learned` are sines and cosines (Vaswani et al. 2017, section 3.5).
+    The blocks are PyTorch's. Fixed positions are sines and cosines (Vaswani et al. 2017, section 3.5).
+    Source: Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", section 3.1.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Vit(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (N, classes) of images (N, C, H, W)."""
+        """Return logits (N, classes) for images (N, C, H, W)."""
         vectors = self.embed(images).flatten(2).transpose(1, 2)
         if self.token is not None:
             vectors = torch.cat([self.token.expand(len(vectors), -1, -1), vectors], 1)

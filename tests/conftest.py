@@ -1,4 +1,4 @@
-"""What several test files share: real data at hand, one Ray for the whole session, the tiers."""
+"""Define fixtures and settings for all tests: local data sets, one Ray per session, and the distribution of tests."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ import pytest
 import torch
 from hypothesis import settings
 
-os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a call to Ray by mistake starts one, in a quick test
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # otherwise a wrong call to Ray starts it in a quick test
 torch.set_num_threads(1)
 
-settings.register_profile("ci", derandomize=True, database=None, deadline=timedelta(seconds=60))  # longer is a hang
+settings.register_profile("ci", derandomize=True, database=None, deadline=timedelta(seconds=60))  # a longer test hangs
 settings.register_profile("random", derandomize=False, print_blob=True, deadline=timedelta(seconds=60))
 settings.load_profile("ci" if os.environ.get("CI") else "random")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORKERS = 2
-"""Processes of a tier: more than two import PyTorch for longer than they test."""
+"""Maximum number of processes. With more, importing PyTorch takes longer than the tests."""
 
 
 def missing(what: str) -> NoReturn:
-    """Skip a test for what this machine lacks; in CI, which has to bring everything, it fails."""
+    """Skip a test because of a missing requirement. In CI, fail instead."""
     if os.environ.get("CI"):
         pytest.fail(f"{what} (CI must not skip it)", pytrace=False)
     pytest.skip(what, allow_module_level=True)
 
 
 def imported(module: str, extra: str) -> Any:
-    """A module of an extra, where it is installed."""
+    """Import a module of an extra, or skip the test if it is not installed."""
     try:
         return import_module(module)
     except ImportError:
@@ -44,21 +44,21 @@ def imported(module: str, extra: str) -> Any:
 
 
 LONGEST = ("test_tutorials", "test_audit", "test_gate")
-"""Files of some tests that take a minute each."""
+"""Files whose tests take up to a minute each."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes share whole tiers alone: a few files are through sooner in one."""
+    """Return the number of processes: several for all quick or all engine tests, or else one."""
     named = config.option.file_or_dir or config.option.keyword
     whole = config.option.markexpr in ("not engine and not slow", "engine and not slow")
     return min(WORKERS, os.cpu_count() or 1) if whole and not named else 0
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a file in one process, but tutorials, and in one those of all files that share one Ray.
+    """Run the tests of a file in one process, except tutorials, and all tests that share one Ray in one process.
 
-    They are dealt in the order of their list. The scheduler's own begins with the files of most tests: one long test
-    comes last, and the other process has nothing left meanwhile.
+    Tests are distributed in the order of their list. By default, the largest files would come first, and one process
+    would wait at the end for a long test of a small file.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -77,7 +77,7 @@ def _shares_ray(file: str) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put first the tests that take longest, so that two processes end together."""
+    """Sort the longest tests first, so that all processes end at the same time."""
     longer = {item.path for item in items if item.get_closest_marker("engine")}
     items.sort(
         key=lambda item: (
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with real data sets; tests that need one are skipped, with this reason, where it is not there."""
+    """Return the folder with real data sets, or skip the test if there is none."""
     folder = Path(os.environ.get("RAYFED_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
         missing(f"no data sets at {folder}; set RAYFED_DATA to their folder")
@@ -99,8 +99,10 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_modules(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Every actor and command is a new process, and each compiled all of torch again (6 s of a processor in place of 3)
-    where Python is told to keep nothing: here one compiles for all."""
+    """Cache bytecode for all processes, even if Python is configured not to write it.
+
+    Otherwise every actor and command compiles PyTorch again, which takes 3 s more.
+    """
     if sys.dont_write_bytecode:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("compiled"))
@@ -108,20 +110,20 @@ def compiled_modules(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def no_ray_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that tests run in their own process would each start a Ray, also where they only tell of a mistake."""
+    """Keep commands that tests run in this process from starting Ray in the background."""
     monkeypatch.setattr("actors.local_ray.starting", nullcontext)
 
 
 @pytest.fixture
 def reports() -> None:
-    """For quick tests that read the report of a run which they play."""
+    """Make runs of a quick test write their report."""
 
 
 @pytest.fixture(autouse=True)
 def no_report_that_nobody_reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small run's report takes longer than the run: of quick ones only those have it that `reports` is asked for.
+    """Write no reports in quick tests without the fixture `reports`, as a report takes longer than a small run.
 
-    Those of the engine's tests, with every scenario and tutorial among them, end as users' do.
+    Runs of engine and slow tests always write reports.
     """
     longer = any(map(request.node.get_closest_marker, ("engine", "slow")))
     if not longer and "reports" not in request.fixturenames:
@@ -130,8 +132,9 @@ def no_report_that_nobody_reads(request: pytest.FixtureRequest, monkeypatch: pyt
 
 @pytest.fixture(scope="session")
 def ray_session(compiled_modules: None) -> Iterator[None]:
-    """One Ray of this machine with four pretended CPUs, so that runs of 1, 2 and 4 actors can be compared; runs leave
-    their actors to the next, for each takes seconds to import PyTorch.
+    """Start one Ray for the session, with four pretended CPUs to compare runs of 1, 2 and 4 actors.
+
+    Runs reuse actors, as each takes seconds to import PyTorch.
     """
     import ray
 

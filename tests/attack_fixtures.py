@@ -1,4 +1,4 @@
-"""What the tests of attacks share: real images, small models that leak, and what a server observes of them."""
+"""Helpers for tests of attacks: real images, small models that leak, and observations of a server."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ LENET = ("lenet", {"activation": "sigmoid", "init": "uniform"})
 
 
 def digit(index: int) -> Tensor:
-    """(1, 1, 8, 8)"""
+    """Return a digit, (1, 1, 8, 8)."""
     return torch.tensor(load_digits().images[index], dtype=torch.float32)[None, None] / 16
 
 
 def photo(top: int, left: int, size: int = 32) -> Tensor:
-    """A crop of the cat, shrunk four times: (1, 3, size, size)."""
+    """Return a crop of a photograph of a cat at a quarter of its resolution, (1, 3, size, size)."""
     crop = skimage.data.chelsea()[top : top + 4 * size, left : left + 4 * size]
     return nn.functional.avg_pool2d(torch.tensor(crop).permute(2, 0, 1)[None] / 255, 4)
 
 
 def sample_of(inputs: Tensor) -> SampleSpec:
-    """What some inputs are: images (N, C, H, W), or texts (N, L) of 1,024 tokens."""
+    """Return the description of images (N, C, H, W), or of texts (N, L) with 1,024 tokens."""
     if inputs.dtype == torch.int64:
         return Tokens(tuple(map(str, range(1024))), inputs.shape[1])
     return Pixels(*inputs.shape[1:])
@@ -82,7 +82,7 @@ def images_of(name: str, count: int, size: int = 32, skip: int = 0) -> tuple[Ten
 def observed(
     model: nn.Module, images: Tensor, labels: Tensor, defences: Sequence[Defence] = (), classes: int = 10, seed: int = 0
 ) -> Observation:
-    """What a server sees of one client that sends the gradient of a batch through its defences."""
+    """Return the observation of a client that sends the gradient of a batch with its defences."""
     generator = torch.Generator().manual_seed(seed)
     task = Task(0, 0, model, weights_of(model), buffers_of(model), Batch(images, labels), generator, order=0)
     sent = update_method(Training(algorithm="fedsgd", batch_size=None), defences)(task)

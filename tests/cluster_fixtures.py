@@ -1,4 +1,4 @@
-"""Clusters of several Ray nodes on this machine, each test's its own, with tokens asked for."""
+"""Helpers that start clusters of several Ray nodes on this machine, which require tokens."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ print(cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
 """
-"""A head without CPUs and two workers; it ends with its standard input."""
+"""Script that starts a head without CPUs and two workers, until its standard input is closed."""
 
 
 def environment(token: str = "1" * 64, **more: str) -> dict[str, str]:
-    """Of a process that shows this token, and computes as one that a user starts."""
+    """Return the environment of a process that uses this token and otherwise equals a user's process."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PYTEST")) and k != "PYTHONPATH"}
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     return {**kept, **own, **more}
@@ -41,11 +41,9 @@ def environment(token: str = "1" * 64, **more: str) -> dict[str, str]:
 
 @contextmanager
 def head(port: int, *options: str, env: dict[str, str], dashboard: int | None = None) -> Iterator[str]:
-    """A `ray start --head` at a port, with its nodes, and the `dashboard` at another; what it is reached at. Nothing of
-    it is left afterwards.
-    """
+    """Run `ray start --head` at a port, with a `dashboard` port if given, and yield its address."""
     arguments = ["-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}", *options]
-    # an agent port of its own: on the usual one sits the agent of another Ray of this machine, and no job is taken
+    # Another Ray on this machine may use the default agent port, and jobs would fail.
     shown = [f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}"]
     arguments += shown if dashboard else ["--include-dashboard=false"]
     started = Command(arguments, env)
@@ -63,7 +61,7 @@ def head(port: int, *options: str, env: dict[str, str], dashboard: int | None = 
 
 
 def free_port() -> int:
-    """One that nobody listens at."""
+    """Return an unused port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -75,13 +73,13 @@ def _listens(port: int) -> bool:
 
 
 def rayfed(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A command as a user types it."""
+    """Run `rayfed` with these arguments in a process."""
     command = [sys.executable, "-m", "rayfed", *arguments]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=180, check=False)
 
 
 def finished(out: Path) -> RunFolder:
-    """The only run in a folder, which has to have ended well."""
+    """Return the only run in a folder, and check that it has finished."""
     [path] = out.iterdir()
     folder = RunFolder.open(str(path))
     assert folder.read_mapping("status.json")["state"] == "finished"
@@ -89,7 +87,7 @@ def finished(out: Path) -> RunFolder:
 
 
 def document(**changes: Any) -> str:
-    """A scenario of two client actors with a CPU each."""
+    """Return a scenario with two client actors of one CPU each, as JSON."""
     base = {
         "name": "t",
         "data": {"name": "digits", "size": 8, "train_samples": 100, "test_samples": 20},
@@ -124,4 +122,4 @@ file_mounts_sync_continuously: false
 rsync_exclude: []
 rsync_filter: []
 """
-"""Ray's own pretended cloud: nodes of one CPU that are processes of this machine."""
+"""Configuration of Ray's fake cloud, whose nodes of one CPU are processes of this machine."""

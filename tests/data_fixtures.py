@@ -1,4 +1,4 @@
-"""Small files in the formats that data sets come in, written by hand so that they are independent of the readers."""
+"""Helpers that write small files in the formats of data sets, independently of rayfed's readers."""
 
 import gzip
 import io
@@ -24,7 +24,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 
 def write_idx_set(folder: Path, count: int = 20, packed: bool = False, seed: int = 0) -> dict[str, np.ndarray]:
-    """The four files of an MNIST-like set in `folder`; returns what is in them, by file name."""
+    """Write the four files of an MNIST-like data set, and return their arrays by file name."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {}
     for split, n in (("train", count), ("t10k", count // 2)):
@@ -39,7 +39,7 @@ def write_idx_set(folder: Path, count: int = 20, packed: bool = False, seed: int
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """(H, W) grey or (H, W, 3) colour."""
+    """Encode a grey (H, W) or colour (H, W, 3) image as PNG."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()
@@ -54,7 +54,7 @@ def write_parquet(
     label_column: str = "label",
     label_type: pa.DataType | None = None,
 ) -> Path:
-    """A Parquet file in the Hugging Face image layout."""
+    """Write a Parquet file in the Hugging Face image layout."""
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     rows = pa.array([{"bytes": data, "path": None} for data in images], kind)
     table = pa.table({image_column: rows, label_column: pa.array(labels, label_type or pa.int64())})
@@ -67,5 +67,5 @@ def write_parquet(
 
 
 def decoded(png: bytes) -> torch.Tensor:
-    """An image of a table as (C, H, W) float32 in [0, 1]."""
+    """Decode an image of a table to (C, H, W) float32 in [0, 1]."""
     return torch.from_numpy(decode_png(png)).permute(2, 0, 1).float() / 255

@@ -1,4 +1,4 @@
-"""A model, a loss, a defence and an attack that misbehave at a chosen stage, for tests of exit codes and gates."""
+"""Define a model, a defence and an attack that fail at a chosen stage, for tests of exit codes and gates."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rayfed.update import Observation, Update
 EXITS = ("sys.exit(0)", "sys.exit()", "exit()", "SystemExit", "typer.Exit")
 ERRORS = ("ValueError", "RuntimeError", "MemoryError", "AssertionError", "NotApplicable", "StopIteration")
 LATE = 6
-"""Forward passes before the stage `late`."""
+"""Number of forward passes before the stage `late`."""
 
 
 def misbehave(fault: str) -> None:
-    """Exit or raise as named."""
+    """Exit or raise the named exception."""
     match fault:
         case "sys.exit(0)":
             sys.exit(0)
@@ -43,7 +43,7 @@ def misbehave(fault: str) -> None:
 
 
 class Net(nn.Module):
-    """A linear model that misbehaves when it is built, or in some of its passes."""
+    """A linear model that fails when it is built, or in some of its forward passes."""
 
     def __init__(
         self, image_shape: Sequence[int], classes: int, stage: str = "", fault: str = "", hidden: int = 0
@@ -73,7 +73,7 @@ class Net(nn.Module):
 
 @component
 class Shaky(Defence):
-    """A defence that misbehaves, or returns something that is no update, or adds noise."""
+    """A defence that fails, returns an invalid update, or adds noise."""
 
     stage: str = ""
     fault: str = ""
@@ -102,7 +102,7 @@ class Shaky(Defence):
 
 @component
 class Guess:
-    """An attack that misbehaves, or returns images of a kind."""
+    """An attack that fails, or returns images of the given kind."""
 
     fault: str = ""
     images: Literal["grey", "nan", "infinite", "fewer", "other shape", "none"] = "grey"

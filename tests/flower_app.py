@@ -1,7 +1,7 @@
-"""A Flower app as its PyTorch quickstart has it, on local CIFAR-10; two lines of it, marked, record what clients send.
+"""Run Flower's PyTorch quickstart on local CIFAR-10, with recordings of the updates in the lines marked "added".
 
-`python flower_app.py FOLDER SAMPLES` simulates it on so many images a client. Clients record into `FOLDER/client`, with
-their samples, and the server into `FOLDER/server`. With a third argument, a defence in YAML, they defend their updates.
+`python flower_app.py FOLDER SAMPLES` simulates it with this number of images per client. Clients record to
+`FOLDER/client`, with their samples, and the server to `FOLDER/server`. A third argument is a defence in YAML.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model, the data and the training of `flower_app.py`, as Flower's PyTorch quickstart has them in its `task.py`."""
+"""Define the model, data and training of `flower_app.py`, as `task.py` of Flower's PyTorch quickstart does."""
 
 from __future__ import annotations
 

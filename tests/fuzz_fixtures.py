@@ -1,4 +1,4 @@
-"""Strategies that damage documents, texts, tables and files: a failing example is the smallest list of changes."""
+"""Hypothesis strategies that damage documents, texts, tables and files by small lists of changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import yaml
 from hypothesis import strategies as st
 
 MARK = "<fuzz>"
-"""Text that no page may take for a tag."""
+"""Text that pages must not interpret as a tag."""
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, -(10**30), 1e308, float("nan"), float("inf"), -float("inf"), 0.5,
     "", "x", "../../etc", "a.b", "1", "ünï\u202e", MARK, "os:system", "rayfed.errors:UserError", "no_such:Thing",
@@ -39,7 +39,7 @@ Place = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Put:
-    """Replace what stands at a place, or add it there."""
+    """Replace or add the value at a place."""
 
     place: Place
     value: Any
@@ -55,7 +55,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Drop:
-    """Remove what stands at a place."""
+    """Remove the value at a place."""
 
     place: Place
 
@@ -69,7 +69,7 @@ Change = Put | Drop
 
 @st.composite
 def changes(draw: st.DrawFn, document: Any) -> list[Change]:
-    """One to four changes that can be applied to a document one after another."""
+    """Generate one to four changes that can be applied to a document in sequence."""
     document, drawn = deepcopy(document), list[Change]()
     for _ in range(draw(st.integers(1, 4))):
         if places := list(_places(document)):
@@ -81,20 +81,20 @@ def changes(draw: st.DrawFn, document: Any) -> list[Change]:
 def _change(document: Any, places: Sequence[Place]) -> st.SearchStrategy[Change]:
     place = st.sampled_from(places)
     values = st.sampled_from(ODD) | place.map(lambda at: deepcopy(_at(document, at)))
-    # Mappings and lists, the document among them, where an entry can be added.
+    # The document and its mappings and lists, to which an entry can be added.
     wholes = [(), *(at for at in places if isinstance(_at(document, at), dict | list))]
     added = st.builds(lambda at, key: _new(document, at, key), st.sampled_from(wholes), st.sampled_from(KEYS))
     return st.builds(Put, place, values) | st.builds(Drop, place) | st.builds(Put, added, values)
 
 
 def _new(document: Any, whole: Place, key: Any) -> Place:
-    """Where an entry of a mapping or list goes."""
+    """Return the place of a new entry in a mapping or list."""
     inside = _at(document, whole)
     return (*whole, len(inside) if isinstance(inside, list) else key)
 
 
 def changed(document: Any, made: Sequence[Change]) -> Any:
-    """A copy of a document after some changes."""
+    """Return a copy of a document with changes applied."""
     document = deepcopy(document)
     for change in made:
         change.apply(document)
@@ -102,7 +102,7 @@ def changed(document: Any, made: Sequence[Change]) -> Any:
 
 
 def dumped(document: Any) -> str:
-    """A document as YAML."""
+    """Return a document as YAML."""
     return str(yaml.safe_dump(document, allow_unicode=True, sort_keys=False))
 
 
@@ -124,10 +124,10 @@ def _at(document: Any, path: Sequence[Any]) -> Any:
 
 
 class Damage(Protocol):
-    """What is done to a file."""
+    """A change of a file."""
 
     def of(self, content: bytes) -> bytes | None:
-        """Its content afterwards; None where there is no such file any more."""
+        """Return the changed content; None if the file is removed."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Flip:
-    """Overwrite bytes: (place, byte)."""
+    """Overwrite bytes, given as (index, byte)."""
 
     written: list[tuple[int, int]]
 
@@ -163,7 +163,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class Splice:
-    """Put a scrap of text in the place of some characters."""
+    """Replace some characters by a short text."""
 
     place: int
     scrap: str
@@ -188,7 +188,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Rows:
-    """Take the first rows of a table only."""
+    """Keep only the first rows of a table."""
 
     count: int
 
@@ -236,7 +236,7 @@ class BreakText:
 
 @dataclass(frozen=True)
 class Cells:
-    """Put a value into the first cell of a column, or into all, where its type takes it."""
+    """Put a value into the first cell or all cells of a column, if its type allows it."""
 
     name: str
     value: Any
@@ -253,7 +253,7 @@ class Cells:
 
 
 def damages(name: str, content: bytes) -> st.SearchStrategy[Damage]:
-    """What can be done to a file of this name and content; two times in three, another valid content of its kind."""
+    """Generate damages of a file with this name and content. Two thirds are other valid content of its kind."""
     places = st.integers(0, max(0, len(content) - 1))
     flips = st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=50 if content else 0)
     cuts = st.integers(0, len(content))
@@ -280,14 +280,14 @@ def _table_damages(table: pa.Table) -> st.SearchStrategy[Damage]:
 
 
 def splices(text: str) -> st.SearchStrategy[list[Splice]]:
-    """One to three scraps put into a text."""
+    """Generate one to three replacements in a text."""
     one = st.builds(Splice, st.integers(0, len(text)), st.sampled_from(SCRAPS), st.sampled_from([0, 1, 20]))
     return st.lists(one, min_size=1, max_size=3)
 
 
 @st.composite
 def damaged_files(draw: st.DrawFn, files: Mapping[str, bytes]) -> dict[str, Damage]:
-    """One or two files of a folder, those at its top as often as all others, each with what is done to it."""
+    """Generate damages for one or two files of a folder. Half of the files are at the top level."""
     top = [name for name in files if "/" not in name]
     chosen = draw(st.lists(st.sampled_from(top) | st.sampled_from(list(files)), min_size=1, max_size=2, unique=True))
     return {name: draw(damages(name, files[name])) for name in chosen}
@@ -311,7 +311,7 @@ def _parquet(table: pa.Table) -> bytes:
 
 
 def assert_finite(value: Any, where: str = "") -> None:
-    """Every number in a container is finite; None and text may stand anywhere."""
+    """Check that every number in a container is finite. None and text are allowed."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             assert_finite(inner, f"{where}.{key}")

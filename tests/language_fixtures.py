@@ -1,4 +1,4 @@
-"""What the tests of language models share: small models as transformers makes them, in folders with a tokenizer."""
+"""Helpers for tests of language models: small models of transformers, in folders with a tokenizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAD, MASK, SPECIAL = 0, 4, (0, 1, 2, 3, 4)
 MARKS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")
 WORDS = tuple(f"w{n}" for n in range(95))
 SAMPLE = Tokens((*MARKS, *WORDS), 8, PAD, MASK, SPECIAL)
-"""Texts of eight of a hundred tokens."""
+"""Texts of eight tokens, from a vocabulary of a hundred."""
 
 
 def config(kind: str, width: int = 64) -> Any:
@@ -42,7 +42,7 @@ def config(kind: str, width: int = 64) -> Any:
 
 @lru_cache
 def folder(kind: str) -> Path:
-    """A folder of a causal (`gpt2`) or masked (`bert`) language model, with a tokenizer of whole words."""
+    """Make a folder with a causal (`gpt2`) or masked (`bert`) language model and a tokenizer of whole words."""
     found = Path(mkdtemp(prefix=f"{kind}-"))
     torch.manual_seed(0)
     maker = transformers.AutoModelForCausalLM if kind == "gpt2" else transformers.AutoModelForMaskedLM
@@ -58,14 +58,14 @@ def folder(kind: str) -> Path:
 
 
 def model(kind: str, loss: losses.Loss, classes: int = len(SAMPLE.vocabulary), **parameters: Any) -> nn.Module:
-    """The folder's model with its loss."""
+    """Return the folder's model with its loss."""
     built = build_model("hf", {"path": folder(kind), "dropout": 0.0, **parameters}, SAMPLE, classes, seed=0)
     losses.attach(built, loss)
     return built
 
 
 def language_model(kind: str, seed: int = 0) -> nn.Module:
-    """A model of tokens, GPT-2's under causal and BERT's under masked modelling, whose weights differ everywhere."""
+    """Return a causal GPT-2 or masked BERT language model whose weights are all random."""
     causal = kind == "gpt2"
     loss: losses.Loss = losses.CausalLM() if causal else losses.MaskedLM()
     built = model(kind, loss, task="causal_lm" if causal else "masked_lm")
@@ -77,7 +77,7 @@ def language_model(kind: str, seed: int = 0) -> nn.Module:
 
 
 def texts(count: int, seed: int = 0, short: bool = False) -> tuple[Tensor, Tensor]:
-    """Texts (N, 8) and their tokens as targets; if `short` all but the first end earlier."""
+    """Return texts (N, 8) and their tokens as targets. With `short`, some texts are padded."""
     drawn = torch.randint(len(MARKS), len(SAMPLE.vocabulary), (count, 8), generator=torch.Generator().manual_seed(seed))
     if short:
         for row, text in enumerate(drawn):
@@ -86,7 +86,7 @@ def texts(count: int, seed: int = 0, short: bool = False) -> tuple[Tensor, Tenso
 
 
 def observed(built: nn.Module, inputs: Tensor, targets: Tensor, layers: list[str] | None = None) -> Observation:
-    """What a server sees of one gradient."""
+    """Return a server's observation of one gradient."""
     if layers:
         choose(built, layers)
     weights, buffers = weights_of(built), buffers_of(built)
@@ -106,7 +106,7 @@ def observed(built: nn.Module, inputs: Tensor, targets: Tensor, layers: list[str
 
 
 def table(path: Path, rows: int = 60, **columns: Any) -> Path:
-    """A table of texts of three to eight words, without classes."""
+    """Write a table of texts of three to eight words, without classes."""
     generator = torch.Generator().manual_seed(5)
     lengths = torch.randint(3, 9, (rows,), generator=generator).tolist()
     drawn = [" ".join(WORDS[n] for n in torch.randint(95, (size,), generator=generator)) for size in lengths]

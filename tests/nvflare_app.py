@@ -1,4 +1,4 @@
-"""An NVFlare job, FedAvg of its PyTorch examples, whose clients record: `python nvflare_app.py FOLDER WORKSPACE`."""
+"""Run FedAvg of NVFlare's PyTorch examples with clients that record: `python nvflare_app.py FOLDER WORKSPACE`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLIENTS = 2
 
 
 def recording() -> RecordingFilter:
-    """The filter, one for each list."""
+    """Return a new recording filter."""
     told = {"samples": SAMPLES, "shape": [1, 8, 8], "steps": STEPS, "lr": LR, "mean": MEAN, "std": STD}
     return RecordingFilter(FOLDER, "nvflare_client:Net", **told)
 

@@ -1,4 +1,4 @@
-"""The model and the training of `nvflare_app.py`: a script of NVFlare's client API, on scikit-learn's digits."""
+"""Define the model and training of `nvflare_app.py`, with NVFlare's client API, on scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Net(nn.Module):
 
 
 def samples(site: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A client's digits, in [0, 1], and their labels."""
+    """Return a client's digits in [0, 1] and their labels."""
     digits = load_digits()
     rows = slice(site * SAMPLES, (site + 1) * SAMPLES)
     return torch.tensor(digits.images[rows] / 16).float()[:, None], torch.tensor(digits.target[rows])
 
 
 def main() -> None:
-    """Train on whatever arrives, in steps of all samples."""
+    """Train on each received model, in steps of all samples."""
     import nvflare.client as flare
 
     flare.init()

@@ -1,6 +1,6 @@
-"""Folders as runs and sweeps leave them, without training: the reconstructions are the true digits with noise.
+"""Make folders of runs and sweeps without training, in which reconstructions are the true digits with noise.
 
-And `Page`, which reads a report as a browser without scripts does.
+`Page` reads a report as a browser without scripts does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROUNDS, CLIENTS, BATCH = 5, 6, 4
 
 
 def make_run(out: str, arms: dict[str, Any] = ARMS, attacks: dict[str, float] = ATTACKS) -> RunFolder:
-    """A folder as a run leaves it: digits, and reconstructions that are the truth with noise."""
+    """Make the folder of a run, with digits and noisy digits as reconstructions."""
     folder = RunFolder.create(out, "digits-example", datetime(2025, 3, 1, 12, 30, 5))
     generator = torch.Generator().manual_seed(3)
     listed = "".join(f"  {json.dumps(name)}: {json.dumps(stack)}\n" for name, stack in arms.items())
@@ -118,7 +118,7 @@ def _scores(true: torch.Tensor, guess: torch.Tensor, label: int, sample: int, at
 def make_sweep(
     out: str, sigmas: int = 4, repeats: int = 3, failed: int = 1, stopped: int = 1, pairs: int = BATCH
 ) -> SweepFolder:
-    """A sweep over the noise of one arm beside an undefended one; the last trials failed, or were stopped."""
+    """Make a sweep over the noise of one arm, with an undefended arm. The last trials failed or were stopped."""
     files = RunFolder.create(out, "noise-sweep", datetime(2025, 3, 1, 12, 30, 5))
     field = "arms.noise.defences.gaussian.sigma"
     values = [float(f"{10 ** (-3 + 3 * i / max(sigmas - 1, 1)):.3g}") for i in range(sigmas)]
@@ -172,7 +172,7 @@ def _trial(folder: RunFolder, arm: str, sigma: float | None, repeat: int, pairs:
 
 @cache
 def _digit(index: int) -> tuple[torch.Tensor, bytes, int]:
-    """(image (1, 28, 28), the same as PNG, label)."""
+    """Return a digit (1, 28, 28), its PNG and its label."""
     digits = load_digits()
     image = torch.tensor(digits.images[index][None, None] / 16).float()
     scaled = F.interpolate(image, size=28, mode="bilinear")[0]
@@ -183,7 +183,7 @@ VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "met
 
 
 class Page(HTMLParser):
-    """The structure of a page: unbalanced tags, where it points to, its text."""
+    """The structure of a page: its tags, attributes, scripts and text."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -192,10 +192,10 @@ class Page(HTMLParser):
         self.attributes: list[tuple[str, str | None]] = []
         self.images: list[dict[str, str | None]] = []
         self.figures: list[list[tuple[str, str | None]]] = []
-        """Attributes of the gallery's."""
+        """Attributes of the gallery's figures."""
         self.pieces: list[str] = []
         self.scripts: list[tuple[str | None, str]] = []
-        """(type, text)."""
+        """Type and text of each script."""
         self.feed(source)
         self.close()
         self.text = re.sub(r"\s+", " ", " ".join(self.pieces))
@@ -229,11 +229,11 @@ class Page(HTMLParser):
             self.pieces.append(data)
 
     def data(self) -> Any:
-        """What the page hands to its script."""
+        """Return the data that the page passes to its script."""
         return next(json.loads(text) for kind, text in self.scripts if kind == "application/json")
 
     def check_that_it_stands_alone(self) -> None:
-        """Nothing is loaded, and nothing runs but the page's own scripts, by their hashes."""
+        """Check that the page loads nothing, and runs only its own scripts, by their hashes."""
         for name, value in self.attributes:
             if name in {"src", "href", "xlink:href", "action", "data", "poster", "srcset"}:
                 assert value is not None

@@ -1,4 +1,4 @@
-"""Folders as runs and sweeps leave them, made without playing anything."""
+"""Make folders of runs and sweeps without running anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = "training.batch_size"
 def setting(
     arm: str = "none", attack: str | None = "dlg", fields: dict[str, Any] | None = None, **means: float
 ) -> Setting:
-    """A setting that was played once."""
+    """Return a setting that was run once."""
     measures = {name: Estimate(mean, None, None, 1) for name, mean in means.items()}
     return Setting("", arm, attack, fields or {}, measures, [{"arm": arm, "attack": attack}])
 
@@ -31,7 +31,7 @@ def outcome(arm: str = "none", attack: str | None = "dlg", **columns: Any) -> di
 
 
 def small_run(out: str, scenario: dict[str, Any], name: str = "small", seconds: float = 2.0) -> RunFolder:
-    """One round of every arm; the attacked rows are up to the caller."""
+    """Make a run with one round of every arm, and without rows of attacks."""
     folder = RunFolder.create(out, name, NOON)
     folder.write_text("scenario.yaml", yaml.safe_dump({"name": name, "seed": 0, **scenario}, sort_keys=False))
     folder.write_text("status.json", json.dumps({"state": "finished", "rounds_done": 1, "rounds": 1, "error": None}))
@@ -46,7 +46,7 @@ def small_run(out: str, scenario: dict[str, Any], name: str = "small", seconds: 
 
 
 def attacked(arm: str, attack: str, sample: int = 0, **scores: Any) -> dict[str, Any]:
-    """A row of the table `attacks`."""
+    """Return a row of the table `attacks`."""
     return {
         "arm": arm, "round": 0, "attack": attack, "victim": 1, "repeat": 0, "sample": sample, "batch_size": 2,
         "observes": "gradient", "knowledge": "defence,code", "label_accuracy": 1.0, "seconds": 3.0, "status": "ok",
@@ -63,7 +63,7 @@ SWEPT = {
 
 
 def small_sweep(out: Path, rows: list[dict[str, Any]] | None = None) -> SweepFolder:
-    """Three noises and nothing, three repeats each, two attacks on each; `dlg` gets more than `idlg` of all."""
+    """Make a sweep with four noise levels, three repeats and two attacks, of which `dlg` reconstructs more."""
     files = RunFolder.create(str(out), "swept", NOON)
     files.write_text("scenario.yaml", yaml.safe_dump(SWEPT, sort_keys=False))
     sweep = SweepFolder(files)
@@ -86,7 +86,7 @@ def swept_rows() -> list[dict[str, Any]]:
 
 
 def trial_run(sweep: SweepFolder, run: str) -> RunFolder:
-    """A trial's run folder with the least that a run has."""
+    """Make the run folder of a trial with only a scenario."""
     folder = sweep.trial(run)
     folder.write_text("scenario.yaml", yaml.safe_dump({"name": "swept", "arms": {"noise": {"defences": []}}}))
     return folder

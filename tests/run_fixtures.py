@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: who kills actors, who listens in, and what came of a run."""
+"""Helpers for tests of whole runs: shared actors, killed actors, and recorded messages between processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
 
 CPUS = 4
-"""That the tests' Ray pretends to have."""
+"""Number of CPUs that the tests' Ray assumes."""
 
 BIG = """
 name: big
@@ -44,7 +44,7 @@ resources: {clients: {actors: 2}}
 
 
 class SharedActorPool(ActorPool):
-    """Keeps the actors of a run for the next, and ends idle ones where another kind needs their CPUs."""
+    """A pool that keeps actors between runs, and ends idle ones if another kind needs their CPUs."""
 
     def acquire(self, kind: type, share: ResourceShare, *arguments: Any) -> Acquired:
         if not self._idle[kind.__name__, share]:
@@ -53,7 +53,7 @@ class SharedActorPool(ActorPool):
         return super().acquire(kind, share, *arguments)
 
     def end_idle(self) -> None:
-        """For what wants all of Ray, or only the actors of its own run."""
+        """End all idle actors."""
         while self._end_one():
             pass
 
@@ -73,11 +73,11 @@ ACTORS = SharedActorPool()
 
 @contextmanager
 def sharing_actors() -> Iterator[None]:
-    """Runs of this process end with their actors left to `ACTORS`, as the trials of a sweep do."""
+    """Make runs of this process share the actors of `ACTORS`, as the trials of a sweep do."""
     closing, connected = executor._closing, sweeps.connected
 
     def alone(*arguments: Any) -> Any:
-        ACTORS.end_idle()  # trials have actors of their own
+        ACTORS.end_idle()  # trials start other actors
         return connected(*arguments)
 
     with pytest.MonkeyPatch.context() as patched:
@@ -112,11 +112,11 @@ class Noting(Progress):
 
 
 class Killer(Noting):
-    """Kills actors of one class in the middle of a round."""
+    """Kill an actor of one class in the middle of a round."""
 
     def __init__(self, name: str, round: int) -> None:
         super().__init__()
-        ACTORS.end_idle()  # so that who is killed is the run's
+        ACTORS.end_idle()  # so that the killed actor belongs to the run
         self.name, self.round, self.killed = name, round, 0
 
     def clients_done(self, round: int, done: int, total: int) -> None:
@@ -127,11 +127,11 @@ class Killer(Noting):
 
 
 def _process_of(actor: str) -> int:
-    """The process of one live actor of this Ray, by the title that Ray gives it: another Ray's are left alone."""
+    """Return the process of a live actor of this Ray, by its title. Actors of another Ray are ignored."""
     session = ray._private.worker._global_node.get_session_dir_path().encode()
     titles = dict[int, bytes]()
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process has ended
             titles[int(process.name)] = (process / "cmdline").read_bytes()
     found = [pid for pid, title in titles.items() if title.startswith(f"ray::{actor}".encode())]
     return next(pid for pid in found if session in titles[_parent(pid)])
@@ -143,7 +143,7 @@ def _parent(process: int) -> int:
 
 
 def kill(actor: Any) -> None:
-    """End an actor and return when it is dead: Ray's kill is only a message, which the next call could overtake."""
+    """End an actor and wait until it is dead, because `ray.kill` only sends a message."""
     ray.kill(actor)
     with suppress(RayActorError):
         while True:
@@ -156,17 +156,17 @@ def type_of(actor: Any) -> str:
 
 @dataclass
 class Spied:
-    """A run, and all that went to actors, was put into the object store, and was in their memory at the end."""
+    """A run, all values sent to actors and the object store, and the actors' memory at the end."""
 
     calls: list[tuple[str, Any]] = field(default_factory=list)
-    """The actor's class (where it is made) or class and method, with the arguments."""
+    """The actor's class, or class and method, with the arguments of each call."""
     put: list[Any] = field(default_factory=list)
     held: dict[str, tuple[list[bytes], list[int]]] = field(default_factory=dict)
-    """Of the server and of an attacker: every string of bytes or characters, every large number."""
+    """All strings, bytes and large numbers in the memory of the server and of an attacker."""
     folder: RunFolder = field(init=False)
 
     def assert_without(self, secrets: Mapping[str, bytes], numbers: set[int]) -> None:
-        """None of the secrets went anywhere, none of them and of the numbers is with server or attacker."""
+        """Check that no secret was sent, and that server and attacker have neither secrets nor numbers."""
         everything = pickle.dumps([self.put, [arguments for _, arguments in self.calls]])
         assert not [name for name, secret in secrets.items() if secret in everything]
         for process, (texts, known) in self.held.items():
@@ -177,9 +177,9 @@ class Spied:
 
 
 def spied_launch(scenario: Scenario, folder: Path, progress: Progress | None = None) -> Spied:
-    """Launch a scenario that attacks, under observation."""
+    """Launch a scenario with attacks and record all messages to actors."""
     spied = Spied()
-    ACTORS.end_idle()  # the memory of new processes holds this run alone
+    ACTORS.end_idle()  # new processes have only this run in memory
     create, call, into_store, close = ActorClass._remote, ActorMethod._remote, ray.put, RayExecutor.close
 
     def note(name: str, args: Any, kwargs: Any) -> None:
@@ -223,7 +223,7 @@ def _resolved(value: Any) -> Any:
 
 
 def _held(actor: Any) -> tuple[list[bytes], list[int]]:
-    """Every string of bytes or characters and every large number in an actor's process."""
+    """Return all strings, bytes and large numbers in an actor's process."""
     texts, numbers = set[bytes](), set[int]()
     for owner in gc.get_objects():
         for value in gc.get_referents(owner):

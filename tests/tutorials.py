@@ -1,10 +1,10 @@
-"""Play a tutorial: its files are written, its commands and its Python run in order, and what they print is compared.
+"""Run a tutorial: write its files, run its commands and Python code in order, and compare their output.
 
-The blocks of a page that count are those with a language:
+Only blocks with a language are used:
 
-- any with `title="FILE"` is written to FILE, with `title="FILE (added)"` to its end;
-- `bash` is run by `bash -e`; `python` without a title in one namespace for the page;
-- `text` is what the block before it prints: lines in order, `...` for lines that are left out.
+- a block with `title="FILE"` is written to FILE, and with `title="FILE (added)"` appended to it;
+- `bash` is run by `bash -e`, and `python` without a title in one namespace per page;
+- `text` is the output of the block before it: lines in order, with `...` for omitted lines.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tests.conftest import REPOSITORY
 BLOCK = re.compile(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 VOLATILE = re.compile(
-    r"\S*/(?=runs/|my_images)"  # where somebody's runs and images lie
-    r"|(?<=-)\d{8}-\d{6}"  # when a run began
+    r"\S*/(?=runs/|my_images)"  # folder of runs and images
+    r"|(?<=-)\d{8}-\d{6}"  # start time of a run
     r"|\b\d+\.\d\d(?=\s+[\d,]+(?:\s|$))"  # seconds of a round, before its bytes
-    r"|─+"  # as wide as a table's longest line
-    r"|[\d.]+ (?:s of training|s|min|clients/s)\b|[\d.]+ times as long|\d+:\d\d left|\bdone\b"  # how fast it was
+    r"|─+"  # rule of a table
+    r"|[\d.]+ (?:s of training|s|min|clients/s)\b|[\d.]+ times as long|\d+:\d\d left|\bdone\b"  # speed
 )
 PROGRESS = re.compile(r"\d:\d\d left|time left|\b(?:trial|attack|observation) \d+ of \d+")
-"""What is printed only where something takes long; a page does not show it, but in the lines of rounds."""
+"""Lines that are printed only if work takes long. Pages show them only as lines of rounds."""
 ROUND = re.compile(r"\s*\d+/\d+ ")
-"""Beginning of the line on a round."""
+"""Start of a line on a round."""
 CLOSE = 0.1
-"""Numbers may differ by a tenth: other processors give other last bits, which a search makes larger."""
+"""Relative tolerance of numbers, because rounding differs between processors and searches amplify it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def play(page: Path, folder: Path) -> Iterator[tuple[Block, str]]:
-    """Run a page's blocks in a folder; yields each block of output with what was printed before it."""
+    """Run a page's blocks in a folder, and yield each block of output with the real output."""
     printed, names = "", dict[str, Any](__name__="__tutorial__")
     for block in blocks(page):
         if block.title:
@@ -77,10 +77,10 @@ def play(page: Path, folder: Path) -> Iterator[tuple[Block, str]]:
 
 
 def _shell(block: Block, folder: Path) -> str:
-    """Return what commands print; fails with it where one of them fails."""
+    """Return the output of commands. Fails if one of them fails."""
     command = f'rayfed() {{ "{sys.executable}" -m rayfed "$@"; }}\n{block.text}'
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    here = str(Path(sys.executable).parent)  # the ray and the python of this environment
+    here = str(Path(sys.executable).parent)  # the commands of this environment
     commands = os.pathsep.join([here, os.environ["PATH"]])
     environment = os.environ | {"COLUMNS": "200", "PATH": commands, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
@@ -98,7 +98,7 @@ def _shell(block: Block, folder: Path) -> str:
 
 
 def differences(told: str, printed: str) -> str | None:
-    """Return the first line of a page that was not printed where it says; None where all were."""
+    """Return a message on the first line of a page that was not printed at its place. None if all were."""
     lines, place, skipped = [line.rstrip() for line in printed.splitlines() if _lasting(line)], 0, False
     for line in filter(str.strip, told.splitlines()):
         if line.strip() == "...":
@@ -108,13 +108,13 @@ def differences(told: str, printed: str) -> str | None:
         found = next((at for at in range(place, min(until, len(lines))) if alike(line, lines[at])), None)
         if found is None:
             here = "\n".join(lines[place:until])
-            return f"the page says\n  {line.strip()}\nand what is printed is\n{here or '  nothing'}"
+            return f"expected from the page:\n  {line.strip()}\nprinted:\n{here or '  nothing'}"
         place, skipped = found + 1, False
     return None
 
 
 def alike(told: str, printed: str) -> bool:
-    """Whether two lines have the same words, and numbers that are close; times, rates and folders of runs aside."""
+    """Return whether two lines have the same words and close numbers, except for times, speeds and folders."""
     told, printed = VOLATILE.sub("", told), VOLATILE.sub("", printed)
     if NUMBER.sub("#", told).split() != NUMBER.sub("#", printed).split():
         return False

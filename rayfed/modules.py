@@ -25,7 +25,7 @@ class Module:
 
     @property
     def name(self) -> str:
-        """The dotted name."""
+        """Return the dotted name."""
         return ".".join(self.parts)
 
     def check(self) -> None:

@@ -248,7 +248,7 @@ def attack(
     from rayfed.errors import ScenarioError, UserError
 
     if arm is not None and run is None:
-        raise UserError("arm names an arm of a run: give the run")
+        raise UserError("found an arm without a run: give the run that contains it")
     source = address_of(run)
     if source is not None:
         search_where(source)

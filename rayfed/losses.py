@@ -331,7 +331,7 @@ class OwnLoss(Loss):
             again = self._slope(outputs, targets, shares)
         except UserError:
             raise
-        except Exception as error:  # whatever the user's own code raises
+        except Exception as error:  # the user's code may raise anything
             raise UserError(
                 f"loss '{self.name}' fails on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} "
                 f"{str(targets.dtype).removeprefix('torch.')}: {type(error).__name__}: {error}"
@@ -375,7 +375,7 @@ def build(name: str, parameters: Mapping[str, Any]) -> Loss:
     try:  # such as torch.nn:HuberLoss
         return OwnLoss(name, target(**parameters), {})
     except Exception as error:
-        raise UserError(f"loss '{name}' failed when called with {dict(parameters)}: {error}") from error
+        raise UserError(f"loss '{name}' cannot be called with {dict(parameters)}: {error}; correct them") from error
 
 
 DEFAULT = CrossEntropy()

@@ -36,7 +36,7 @@ class Module:
                     f"{self.file} cannot be imported: rename the file, with only letters, digits and '_' in its name"
                 )
             raise UserError(
-                f"{self.file} has relative imports, so Python has to import it as '{self.name}', which is no valid "
+                f"{self.file} has relative imports, so Python has to import it as '{self.name}', which is not a valid "
                 f"name: rename the folders, with only letters, digits and '_'"
             )
         found = self._found()

@@ -86,7 +86,7 @@ def build_loss(section: Any) -> losses.Loss:
     parameters = {name: value for name, value in section.items() if name != "name"}
     try:
         return losses.build(section["name"], parameters)
-    except ValueError as error:  # pydantic's
+    except ValueError as error:  # pydantic's ValidationError
         raise UserError(f"record: loss {dict(section)}: {' '.join(str(error).split())}") from error
 
 
@@ -100,7 +100,7 @@ def count_outputs(model: nn.Module, inputs: Tensor, classes: int | None) -> int:
     try:
         with torch.no_grad():
             logits = model.eval()(inputs.to(place.device, place.dtype))
-    except Exception as error:  # whatever the user's model raises
+    except Exception as error:  # the user's model may raise anything
         said = " ".join(str(error).split())
         raise UserError(
             f"record: the model fails on images of shape {tuple(inputs.shape[1:])}: {type(error).__name__}: {said}; "

@@ -198,7 +198,7 @@ def _remedy(module: str, attribute: str, error: ImportError) -> str:
     if module == top:
         inside = module_of(Path(places[0]))
         name, folder = inside.name, inside.folder
-    else:  # the package is in another one
+    else:  # the package is inside another package
         name, folder = f"{Path(places[0]).parent.name}.{module}", Path(places[0]).parents[1]
     return f"the module is part of a package: write `{name}:{attribute}`, with {folder} on PYTHONPATH"
 
@@ -242,7 +242,7 @@ def find(kind: str, name: str) -> Any:
         raise UserError(
             f"cannot import '{module}' for {_one(kind)} '{name}': {error}; {_remedy(module, attribute, error)}"
         ) from error
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's code may raise anything
         raise UserError(
             f"the module '{module}' of {_one(kind)} '{name}' fails when it is imported: "
             f"{type(error).__name__}: {error}; --debug shows where"

@@ -168,7 +168,7 @@ def test_two_classes_are_one_output_and_partitions_still_go_by_class() -> None:
         ({"loss": "binary_cross_entropy"}, "labels that are 0 or 1"),
         ({"partition": {"name": "dirichlet", "alpha": 1.0}}, "take iid or quantity"),
         ({"defences": ["dcs2"]}, "knows classes"),
-        ({"loss": "tests.test_losses:summed"}, "mean of its samples"),
+        ({"loss": "tests.test_losses:summed"}, "tests.test_losses:summed"),
     ],
 )
 def test_what_does_not_go_with_numbers_is_said_before_a_run(changes: dict[str, object], says: str) -> None:

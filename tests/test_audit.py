@@ -497,7 +497,7 @@ def test_what_leaked_in_its_trial_comes_before_what_did_not() -> None:
         ("prune", "ratio: required, but not given: share of .* as '{name: prune, ratio: VALUE}'$"),
         ("dp_sgd", "give either noise_multiplier or epsilon, as '{name: dp_sgd, FIELD: VALUE}'$"),
         ({"name": "prune"}, "ratio: required, but not given: share of the values that is set to zero$"),
-        ("nothing_here:X", "there is no nothing_here.py .*as FOLDER/nothing_here.py:X$"),
+        ("nothing_here:X", "nothing_here.py .*FOLDER/nothing_here.py:X$"),
     ],
 )
 def test_a_defence_is_told_as_its_option_takes_it(given: Any, said: str) -> None:

@@ -274,7 +274,7 @@ def test_labels_are_names_and_values(labels: str) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ("server.num_gpus=0.5", r"resources\.server\.num_gpus: the server adds, on the CPU, .* leave it out"),
+        ("server.num_gpus=0.5", r"resources\.server\.num_gpus: the server runs on the CPU"),
         ("clients.num_gpus=1.5", r"resources\.clients\.num_gpus: found 1\.5, but .* give a whole number, or 1 or less"),
         ("attackers.num_gpus=2.25", r"resources\.attackers\.num_gpus: found 2\.25, but .* a whole number"),
     ],

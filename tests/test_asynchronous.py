@@ -287,16 +287,16 @@ def test_its_figures_are_not_those_of_a_rule_that_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["system=null"], "fedbuff adds updates as they arrive in virtual time: say what devices clients have"),
-        (["system.deadline=5"], r"system\.deadline: .*fedbuff waits for nobody"),
-        (["system.over_selection=2"], r"system\.over_selection: .*fedbuff waits for nobody"),
-        (["sampling=poisson"], "replaces each device that is done by one: take fixed"),
-        (["protection=secure_aggregation"], "fedbuff adds updates one by one"),
-        (["failures.then=drop"], "would wait for the update of a client that fails"),
-        (["system.concurrency=19"], "the first step takes 21 clients, and the federation has 20"),
-        (["aggregation=fedavg"], r"system\.concurrency: is for an asynchronous rule"),
+        (["system=null"], r"federation\.system: required by fedbuff"),
+        (["system.deadline=5"], r"system\.deadline: not used by fedbuff"),
+        (["system.over_selection=2"], r"system\.over_selection: not used by fedbuff"),
+        (["sampling=poisson"], r"federation\.sampling: fedbuff"),
+        (["protection=secure_aggregation"], r"federation\.protection: fedbuff"),
+        (["failures.then=drop"], r"federation\.failures\.then: fedbuff"),
+        (["system.concurrency=19"], r"system\.concurrency: .*21 clients.* 20"),
+        (["aggregation=fedavg"], r"system\.concurrency: only for asynchronous rules"),
         (["system.devices.slow.failure=0.1"], "may drop out"),
-        (["aggregation=fedasync", "clients_per_round=1"], "mixes what fedavg sends, models of local steps"),
+        (["aggregation=fedasync", "clients_per_round=1"], "mixes locally trained models"),
     ],
 )
 def test_what_does_not_go_with_an_asynchronous_rule_is_refused(changes: list[str], message: str) -> None:

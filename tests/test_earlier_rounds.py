@@ -182,12 +182,12 @@ def test_earlier_updates_are_those_that_were_sent() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["attacks.0.name=analytic", "attacks.0.iterations=null"], "analytic looks at one round alone"),
-        (["attacks.0.name=two_images"], "two_images looks at one round alone"),
-        (["attacks.0.rounds=[1, 2]"], "only 1 rounds are played before round 1"),
-        (["attacks.0.factor=true"], "leave one out"),
+        (["attacks.0.name=analytic", "attacks.0.iterations=null"], "analytic uses only one round"),
+        (["attacks.0.name=two_images"], "two_images uses only one round"),
+        (["attacks.0.rounds=[1, 2]"], "earlier: found 2, but only 1 rounds"),
+        (["attacks.0.factor=true"], "earlier: cannot be combined with `factor`"),
         (["attacks.0.observes=shown"], "in earlier rounds is not kept"),
-        (["attacks.0.observes=update", "federation.failures={then: drop}"], "a client that fails in an earlier round"),
+        (["attacks.0.observes=update", "federation.failures={then: drop}"], "earlier: needs the update of every earlier round"),
         (["attacks.0.observes=update", "training.batch_size=8"], "of 15 samples, takes others of them in every round"),
         (["attacks.0.observes=update", "federation.clients_per_round=2"], "in which client . sends nothing"),
     ],

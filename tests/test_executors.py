@@ -414,7 +414,7 @@ def test_mistakes_in_ones_own_code_are_ones_own(tmp_path: Path, monkeypatch: pyt
     twice = "attacks.0.knowledge=['own_grants:Loss', 'own_grants:Other']"
     found = CliRunner().invoke(app, ["validate", "s.yaml", "--set", twice])
     assert found.exit_code == 2
-    assert "two of these grants fill 'loss'" in " ".join(found.output.split())
+    assert "two of these grants provide 'loss'" in " ".join(found.output.split())
 
 
 def test_so_they_are_in_an_actor(

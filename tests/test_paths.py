@@ -78,7 +78,7 @@ def test_the_current_folder_comes_second_and_is_said(home: Path) -> None:
     assert notes == []
     (home / "images").rename(home / "moved")
     assert load(home, notes=notes).data.parameters["root"] == str(elsewhere)
-    assert set(notes) == {f"there is no {home / 'images'}: {elsewhere} is taken, in the current folder"}
+    assert set(notes) == {f"{home / 'images'} not found; using {elsewhere} from the current folder."}
     elsewhere.rename(elsewhere.with_name("gone"))
     assert load(home).data.parameters["root"] == str(home / "images")  # where it is expected
 
@@ -212,7 +212,7 @@ def test_defences_of_an_arm_in_either_form_by_name_or_index(arm: object, defence
 )
 def test_set_names_what_is_there(change: str, said: str) -> None:
     document = {"name": "t", "arms": {"a": ["gaussian", "prune"]}, "attacks": []}
-    with pytest.raises(UserError, match=rf"--set {change}=1: there is no '{change}' to set: {said}"):
+    with pytest.raises(UserError, match=rf"--set {change}=1: '{change}' not found; {said}"):
         scenario.with_changes(document, [f"{change}=1"])
 
 

@@ -248,8 +248,8 @@ def test_a_model_that_takes_rows_is_given_rows() -> None:
 def test_metrics_follow_the_table_and_pictures_defences_are_refused() -> None:
     scenario = "{name: t, data: diabetes, model: mlp, federation: {rounds: 1, clients: 2}, %s}"
     assert parse(scenario % "seed: 0").metrics.names == ["feature_accuracy", "mse", "psnr", "label_accuracy"]
-    with pytest.raises(UserError, match="refiner works on pixels, and the samples of data 'diabetes' are records"):
+    with pytest.raises(UserError, match="refiner supports pixels, but the samples of data 'diabetes' are records"):
         parse(scenario % "defences: [refiner]")
-    with pytest.raises(UserError, match="gradinversion works on pixels"):
+    with pytest.raises(UserError, match="gradinversion supports pixels"):
         parse(scenario % "attacks: [gradinversion]")
     parse(scenario % "defences: [mixup], attacks: [dlg]")

@@ -298,13 +298,13 @@ def test_texts_are_matched_by_their_tokens_and_scored() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("attacks: [dlg]", "attacks.0: dlg works on pixels or records, and the samples of data 'text' are tokens"),
-        ("defences: [mixup]", "defences.0: mixup works on pixels or records"),
-        ("defences: [{name: soteria, ratio: 0.5}]", "soteria works on"),
-        ("arms: {a: [refiner]}", "refiner works on pixels, and"),
-        ("metrics: {names: [psnr]}", "metrics.names: psnr says nothing of tokens"),
-        ("metrics: {success: {ssim: 0.5}}", "metrics.success: ssim says nothing of tokens"),
-        ("arms: {a: {model: {name: lenet}}}", "lenet works on pixels or records"),
+        ("attacks: [dlg]", "attacks.0: dlg supports pixels or records, but the samples of data 'text' are tokens"),
+        ("defences: [mixup]", "defences.0: mixup supports pixels or records"),
+        ("defences: [{name: soteria, ratio: 0.5}]", "soteria supports"),
+        ("arms: {a: [refiner]}", "refiner supports pixels, but"),
+        ("metrics: {names: [psnr]}", "metrics.names: psnr does not apply to tokens"),
+        ("metrics: {success: {ssim: 0.5}}", "metrics.success: ssim does not apply to tokens"),
+        ("arms: {a: {model: {name: lenet}}}", "lenet supports pixels or records"),
     ],
 )
 def test_what_means_nothing_for_texts_is_refused_before_a_run(change: str, message: str) -> None:
@@ -315,9 +315,9 @@ def test_what_means_nothing_for_texts_is_refused_before_a_run(change: str, messa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("attacks: [dager]", "attacks.0: dager works on tokens, and the samples of data 'digits' are pixels"),
-        ("model: text_rnn", "model: text_rnn works on tokens, and the samples of data 'digits' are pixels"),
-        ("metrics: {names: [rougeL]}", "rougeL says nothing of pixels"),
+        ("attacks: [dager]", "attacks.0: dager supports tokens, but the samples of data 'digits' are pixels"),
+        ("model: text_rnn", "model: text_rnn supports tokens, but the samples of data 'digits' are pixels"),
+        ("metrics: {names: [rougeL]}", "rougeL does not apply to pixels"),
     ],
 )
 def test_what_is_for_texts_is_refused_elsewhere(change: str, message: str) -> None:

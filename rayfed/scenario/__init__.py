@@ -1,7 +1,7 @@
-"""Scenarios, the user's YAML: schema, errors, and derived values.
+"""Scenarios, the user's YAML files: schema, checks and derived values.
 
-`load` reads, checks and returns a `Scenario`; every problem of a file is reported at once, with its path, its line, the
-value found and what is allowed.
+`load` reads, checks and returns a `Scenario`. It reports all problems of a file at once, each with its path, line,
+value and the allowed values.
 """
 
 from rayfed.scenario.arms import ResolvedArm, resolve

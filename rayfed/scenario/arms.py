@@ -1,4 +1,4 @@
-"""Resolved arms: each arm with the scenario's values for all that it does not set."""
+"""Resolved arms: each arm with the scenario's values for the fields that it does not set."""
 
 from __future__ import annotations
 
@@ -10,39 +10,42 @@ from rayfed.scenario.sections import Scenario, ServerSection, Training
 
 @dataclass(frozen=True)
 class ResolvedArm:
-    """Specification of one arm; it has no seed and no key."""
+    """Complete specification of one arm, without seed and keys."""
 
     name: str
     model: ModelSpec
     loss: LossSpec
     training: Training
     defences: list[DefenceSpec]
-    """The defence pipeline, in the order in which the defences are applied."""
+    """Defences, in the order in which they are applied."""
     aggregation: AggregationSpec
     protection: ProtectionSpec | None
-    """Protection under which clients send; None: they hide nothing."""
+    """Protection of the updates; None for plain updates."""
     malicious: MaliciousSpec | None
     server: ServerSection
     clients_per_round: int
-    """Number of clients of a round, expected where they are drawn one by one."""
+    """Number of clients per round; the expected number with Poisson sampling."""
 
     def published(self) -> ResolvedArm:
-        """Return the part of the arm that the server knows, without its malicious clients."""
+        """Return a copy without the malicious clients: the part that the server knows."""
         return replace(self, malicious=None)
 
     def to_attackers(self) -> ResolvedArm:
-        """Return the part of the arm that attackers know: of its defences, only architectural ones."""
+        """Return a copy without malicious clients, and with only those defences that change the model's architecture.
+
+        This is the part of the arm that attackers know.
+        """
         adapting = [defence for defence in self.defences if defence.build().overrides("adapt_model")]
         return replace(self.published(), defences=adapting)
 
     @property
     def update_scale(self) -> float:
-        """Factor f such that a client's own model is the sent weights minus f times its update."""
+        """Factor f such that a client's trained weights are the weights that it received minus f times its update."""
         return 1.0 if self.training.algorithm == "fedavg" else self.training.lr
 
     @property
     def server_lr(self) -> float:
-        """Step size of the server."""
+        """Learning rate of the server."""
         return self.server.lr or self.update_scale
 
 

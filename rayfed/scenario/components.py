@@ -1,4 +1,4 @@
-"""Specifications of components: a name, the component's parameters, and the fields common to its kind."""
+"""Specifications of components: name, parameters, and the fields common to all components of a kind."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def _found(kind: str, name: str) -> str:
-    """Return the short name of a parameterless component, by that or its dotted path; raises `ValueError` for others.
+    """Return the short name of a component, given its short name or dotted path.
 
-    Tables hold the short name, by which a verdict sees what an attacker was given.
+    Tables and verdicts use the short name. Raises `ValueError` for an unknown component.
     """
     try:
         registry.find(kind, name)
@@ -36,29 +36,29 @@ def _names(kind: str) -> Callable[[dict[str, Any]], None]:
 
 
 GrantName = Annotated[str, AfterValidator(partial(_found, "grants")), Field(json_schema_extra=_names("grants"))]
-"""Name of what a threat model grants an attacker beyond what it observes: `rayfed list grants`."""
+"""Name of a grant, which gives an attacker extra knowledge: `rayfed list grants`."""
 ViewName = Annotated[str, AfterValidator(partial(_found, "views")), Field(json_schema_extra=_names("views"))]
-"""Name of what a threat model lets an attacker observe: `rayfed list views`."""
+"""Name of a view, the data that an attacker observes: `rayfed list views`."""
 
 
 class Section(BaseModel):
-    """Base of scenario sections: typed, frozen, without unknown keys."""
+    """Base class of scenario sections: typed, frozen, and strict about unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=registry.describe, allow_inf_nan=False)
 
 
 class ComponentSpec(Section):
-    """A component by name with its parameters."""
+    """A component's name and parameters."""
 
     model_config = ConfigDict(extra="allow")
     kind: ClassVar[str]
 
     name: str
-    """A short name of `rayfed list`, a dotted path `my_module:Name`, or `FILE.py:Name`."""
+    """Short name (`rayfed list`), dotted path `my_module:Name`, or `FILE.py:Name`."""
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return the component's parameters that the scenario sets."""
+        """Return the parameters that the scenario sets."""
         return dict(self.model_extra or {})
 
     def build(self) -> Any:
@@ -67,102 +67,102 @@ class ComponentSpec(Section):
 
 
 class DataSpec(ComponentSpec):
-    """The data set: `rayfed list datasets`."""
+    """Data set: `rayfed list datasets`."""
 
     kind: ClassVar[str] = "datasets"
 
     public: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the training samples that no client owns, a part of each class: what attackers with `knowledge:
-    [public]` know, and what generators are trained on."""
+    """Share of the training samples that is public, stratified by class. No client owns these samples. Attackers with
+    `knowledge: [public]` know them, and generators are trained on them. Default: 0."""
 
     def load(self) -> Dataset:
-        """Load the data and set their public share aside."""
+        """Load the data, and separate the public share."""
         data: Dataset = self.build().load()
         return data.with_public(self.public) if self.public else data
 
 
 class PartitionSpec(ComponentSpec):
-    """The partition, which deals samples to clients: `rayfed list partitions`."""
+    """Partition of the samples among clients: `rayfed list partitions`."""
 
     kind: ClassVar[str] = "partitions"
 
 
 class AggregationSpec(ComponentSpec):
-    """The aggregation rule, which makes updates one step: `rayfed list aggregations`."""
+    """Aggregation rule, which combines updates into one step: `rayfed list aggregations`."""
 
     kind: ClassVar[str] = "aggregations"
 
 
 class MaliciousSpec(ComponentSpec):
-    """Malicious clients: their number and behaviour, `rayfed list poisonings`."""
+    """Malicious clients, their number and behaviour: `rayfed list poisonings`."""
 
     kind: ClassVar[str] = "poisonings"
 
     clients: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]]
-    """How many, drawn from the seed for the whole run and alike in all arms; or a list of client numbers."""
+    """Number of malicious clients, sampled once per run and equal in all arms, or a list of client numbers."""
 
 
 class ProtectionSpec(ComponentSpec):
-    """The protection under which clients send their updates: `rayfed list protections`."""
+    """Protection of the updates that clients send: `rayfed list protections`."""
 
     kind: ClassVar[str] = "protections"
 
 
 class DefenceSpec(ComponentSpec):
-    """One defence of a defence pipeline: `rayfed list defences`."""
+    """A defence: `rayfed list defences`."""
 
     kind: ClassVar[str] = "defences"
 
 
 class Normalise(Section):
-    """Input normalisation inside the model; images themselves stay in [0, 1]."""
+    """Input normalisation inside the model. The images of the data set stay in [0, 1]."""
 
     mean: list[float]
-    """One value per channel."""
+    """Mean, one value per channel."""
     std: list[Annotated[float, Field(gt=0)]]
-    """One value per channel."""
+    """Standard deviation, one value per channel."""
 
 
 class Lora(Section):
-    """Low-rank adapters (Hu et al. 2021), trained beside frozen layers; by peft, which needs the extra `hub`."""
+    """Low-rank adapters (LoRA, Hu et al. 2021), trained while the adapted layers are frozen. Requires the extra `hub`
+    (peft)."""
 
     rank: Annotated[int, Field(ge=1)] = 8
-    """Rank r of the product B A that is added to a layer's weight."""
+    """Rank r of the product B A that is added to a layer's weight. Default: 8."""
     alpha: Annotated[float, Field(gt=0)] | None = None
-    """The product is multiplied by alpha / rank; null: twice the rank."""
+    """Numerator of the scale alpha / rank of the product. Default: twice the rank."""
     targets: list[str] | None = None
-    """Layers that get adapters, by patterns of their names or the last part, as `query`; null: those that peft has for
-    the model's type."""
+    """Layers to adapt: patterns of module names, or last parts of them such as `query`. Default: peft's choice for the
+    model type."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability of the dropout in front of A."""
+    """Dropout probability of the input of A. Default: 0."""
 
 
 class Prompt(Section):
-    """A soft prompt (Lester et al. 2021): vectors in front of a text's tokens, trained in place of the model."""
+    """Soft prompt (Lester et al. 2021): trained vectors before the text's tokens, while the model is frozen."""
 
     tokens: Annotated[int, Field(ge=1)] = 8
-    """Number of its vectors."""
+    """Number of vectors."""
 
 
 class Train(Section):
-    """The parts of the model that are trained and sent; the rest is frozen and public."""
+    """Parts of the model that are trained and sent. The rest is frozen and public."""
 
     layers: list[str] | None = None
-    """Layers that are trained: patterns of the names of parameters or modules (`encoder.layer.5.*`), and the words
-    `head`, `last N blocks` (with all behind them), `bias` and `norms`. Null: all, or with `lora` or
-    `prompt` the head."""
+    """Layers to train: patterns of parameter or module names (`encoder.layer.5.*`), or the words `head`, `last N
+    blocks` (and all later layers), `bias` and `norms`. Default: all; with `lora` or `prompt` only the head."""
     lora: Lora | None = None
-    """Adapters that are trained beside these layers; null: none."""
+    """Low-rank adapters, trained in addition to these layers. Default: null, none."""
     prompt: Prompt | None = None
-    """A soft prompt that is trained beside these layers, of a model of texts of Hugging Face; null: none."""
+    """Soft prompt of a Hugging Face text model, trained in addition to these layers. Default: null, none."""
 
 
 _SOURCES = {"hf": "path", "timm": "arch", "torchvision": "arch"}
-"""Models by the name that they have elsewhere, `SOURCE:NAME`: source, which is our component, and its field."""
+"""Sources of models written as `SOURCE:NAME` -> field that takes NAME."""
 
 
 def sourced(value: Any) -> Any:
-    """Expand short names in a model section: `hf:FOLDER` is `{name: hf, path: FOLDER}`, `timm:NAME` sets `arch`."""
+    """Expand the short name of a model: `hf:FOLDER` to `{name: hf, path: FOLDER}`, `timm:NAME` likewise with `arch`."""
     if not isinstance(value, str | dict):
         return value
     section = {"name": value} if isinstance(value, str) else value
@@ -173,7 +173,7 @@ def sourced(value: Any) -> Any:
 
 
 def write_out_models(document: dict[str, Any]) -> None:
-    """Expand short names of models (`hf:FOLDER`) in place: the scenario's model and those of its arms."""
+    """Expand the short names of the models of a scenario and its arms (such as `hf:FOLDER`), in place."""
     if "model" in document:
         document["model"] = sourced(document["model"])
     arms = document.get("arms")
@@ -183,20 +183,20 @@ def write_out_models(document: dict[str, Any]) -> None:
 
 
 class ModelSpec(ComponentSpec):
-    """The model: `rayfed list models`, `hf:FOLDER`, `timm:NAME`, or the user's own `nn.Module` as `my_module:Net`."""
+    """Model: a name (`rayfed list models`), `hf:FOLDER`, `timm:NAME`, or your own `nn.Module` as `my_module:Net`."""
 
     kind: ClassVar[str] = "models"
 
     state: Path | None = None
-    """File with the model's weights instead of random ones: `.safetensors`, `.npz`, or a state dict or checkpoint that
-    `torch.save` wrote. A head for other classes is initialised anew. `~` and environment variables are expanded, and
-    `package:NAME/FILE` is one of an installed package. Nothing is ever downloaded."""
+    """File with pretrained weights: `.safetensors`, `.npz`, or a state dict or checkpoint from `torch.save`. If the
+    number of classes differs, the head is initialised at random. `~` and environment variables are expanded;
+    `package:NAME/FILE` is a file of an installed package. Nothing is downloaded. Default: null, random weights."""
     train: Train | None = None
-    """What of the model is trained; null: all of it."""
+    """Parts of the model to train. Default: null, the whole model."""
     normalise: Normalise | None = None
-    """Subtract a mean and divide by a deviation inside the model."""
+    """Input normalisation inside the model: subtract a mean, divide by a standard deviation. Default: null, none."""
     batch_norm: Literal["train", "eval"] = "train"
-    """Which statistics batch norm uses while clients train: the batch's own, or the running ones."""
+    """Batch-norm statistics in local training. `train`: those of the batch. `eval`: the running ones."""
 
     @model_validator(mode="before")
     @classmethod
@@ -205,64 +205,61 @@ class ModelSpec(ComponentSpec):
 
     @property
     def title(self) -> str:
-        """Name of the model as a user writes it, such as `torchvision:resnet18`."""
+        """Name of the model in its short form, such as `torchvision:resnet18`."""
         named = self.parameters.get(_SOURCES.get(self.name, ""))
         return self.name if named is None else f"{self.name}:{named}"
 
 
 class LossSpec(ComponentSpec):
-    """The loss that clients minimise: `rayfed list losses`, or the user's own function of outputs and targets."""
+    """Training loss: a name (`rayfed list losses`), or your own function of outputs and targets."""
 
     kind: ClassVar[str] = "losses"
 
     def build(self) -> Loss:
         """Return the loss."""
-        from rayfed.losses import build  # takes PyTorch along, and who only reads a scenario does without
+        from rayfed.losses import build  # imports PyTorch, which reading a scenario does not need
 
         return build(self.name, self.parameters)
 
 
 class AttackSpec(ComponentSpec):
-    """One attack: when it strikes, whom, what it knows, and its own parameters: `rayfed list attacks`."""
+    """An attack, its rounds, victims, knowledge and parameters: `rayfed list attacks`."""
 
     kind: ClassVar[str] = "attacks"
 
     label: str | None = None
-    """Name in the tables; the attack's own name when not given. Two attacks need two labels."""
+    """Name in the tables; must be unique. Default: the name of the attack."""
     rounds: list[Annotated[int, Field(ge=0)]] = [0]
-    """The rounds whose updates are attacked, counted from 0."""
+    """Rounds whose updates are attacked, counted from 0. Default: the first."""
     victims: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = 1
-    """How many clients (the first ones drawn in that round), or a list of client numbers."""
+    """Number of clients to attack (the first ones sampled in the round), or a list of client numbers. Default: 1."""
     observes: ViewName = "update"
-    """`update`: what the victim really sent in that round. `gradient`: what it would send for one step on `batch_size`
-    of its samples, through the same defences (the setting of most papers). `shown`: the attacker is a client of the
-    round, and sees what `fedboosting` shows clients of the victim's model: its update, or a mixture (`fusion`). Or a
-    view of your own (`rayfed list views`)."""
+    """View of the attacker. `update`: the update that the victim sent. `gradient`: the update for one step on
+    `batch_size` of the victim's samples, under the same defences (the setting of most papers). `shown`: the attacker is
+    a client of the round, and sees the victim's update, or a mixture (`fusion`), as `fedboosting` sends it to clients.
+    Or your own view (`rayfed list views`)."""
     batch_size: Annotated[int, Field(ge=1)] = 1
-    """Samples behind the gradient, with `observes: gradient`."""
+    """Number of samples in the gradient, for `observes: gradient`. Default: 1."""
     knowledge: list[GrantName] = []
-    """What the attacker is given beside weights, update and batch size: `rayfed list grants` names it. Where a defence
-    keeps a part of the model private, an attacker puts a random one in its place unless it is given a `colluder`, `key`
-    or `lock`."""
+    """Knowledge in addition to weights, update and batch size: `rayfed list grants`. For a private part of the model,
+    the attacker uses a random one, unless it has a `colluder`, `key` or `lock`. Default: none."""
     averages: Annotated[int, Field(ge=1)] = 1
-    """How often the victim answers at the same weights with the same samples; the attack sees the mean, in which fresh
-    noise fades. More than 1 with `knowledge: [defence]` only."""
+    """Number of updates from the same weights and samples; the attack sees their mean, which reduces fresh noise. A
+    value above 1 requires `knowledge: [defence]`. Default: 1."""
     earlier: Annotated[int, Field(ge=0)] = 0
-    """How many rounds before the attacked one the attacker looks back on: the victim's answers to the same samples,
-    each at the weights of its round, are matched together. With `observes: update` every local step has to take all of
-    the client's samples; with `gradient` the client is supposed to have used the batch of the attacked round in the
-    rounds before, too. For attacks that match gradients, in trainings (`rayfed launch`)."""
+    """Number of earlier rounds to use: the attack also matches the victim's updates from them, which are assumed to
+    come from the same samples. With `observes: update`, every local step must use all of the client's samples. Only for
+    gradient-matching attacks with `rayfed launch`. Default: 0."""
     repeats: Annotated[int, Field(ge=1)] = 1
-    """How often every victim is attacked, each time with fresh randomness of the attacker's; what the victim sent stays
-    the same."""
+    """Number of attacks per victim, on the same update with different random numbers of the attacker. Default: 1."""
     factor: bool = False
-    """Where the update was encrypted under Paillier: factor the public key first, then attack what was in it. Keys of
-    200 bits and more are left alone."""
+    """For updates encrypted with Paillier: factor the public key, then attack the decrypted update. Keys of 200 bits or
+    more are not attacked."""
     unmix: bool = False
-    """Where clients are shown mixtures: solve for the victim's update from all mixtures of the round first, which every
-    client is shown (`observes: shown`)."""
+    """If clients receive mixtures (`observes: shown`): first solve for the victim's update from all mixtures of the
+    round."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
-    """Victims that one actor attacks in one batched call."""
+    """Number of victims attacked in one batched call of an actor."""
 
     @property
     def title(self) -> str:
@@ -271,14 +268,14 @@ class AttackSpec(ComponentSpec):
 
     @property
     def evaluations(self) -> int:
-        """Most evaluations of the objective that one call makes one after another; 0 for an attack without a search."""
+        """Maximum number of successive evaluations of the objective in one call; 0 for an attack without a search."""
         method = self.build()
         count = getattr(method, "evaluations", getattr(method, "iterations", 0))
         return count if isinstance(count, int) else 0
 
     @property
     def view(self) -> Any:
-        """View of the clients' work that the attack observes (`rayfed.client.views.View`)."""
+        """View of the clients that the attack observes (`rayfed.client.views.View`)."""
         return registry.find("views", self.observes)()
 
     @property
@@ -288,7 +285,7 @@ class AttackSpec(ComponentSpec):
 
 
 def named(value: Any) -> Any:
-    """Expand a bare name: `aggregation: fedavg` is short for `aggregation: {name: fedavg}`."""
+    """Expand the name of a component: `fedavg` to `{name: fedavg}`."""
     return {"name": value} if isinstance(value, str) else value
 
 

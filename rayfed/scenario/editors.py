@@ -23,9 +23,9 @@ from rayfed.scenario.sections import Scenario
 
 
 def json_schema(names: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the JSON schema of a scenario, with every known component's own fields, for completion in editors.
+    """Return the JSON schema of a scenario with the fields of all components, for completion in editors.
 
-    Only components of these `names` are in it where some are given: the others are not imported.
+    With `names`, only these components are included and imported.
     """
     schema = Scenario.model_json_schema()
     components = (DataSpec, PartitionSpec, ModelSpec, AggregationSpec, ProtectionSpec, MaliciousSpec)
@@ -43,7 +43,7 @@ def json_schema(names: Collection[str] | None = None) -> dict[str, Any]:
 def _component_schemas(
     spec: type[ComponentSpec], shared: dict[str, Any], definitions: dict[str, Any], names: Collection[str] | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a schema for each component of a kind; what its fields refer to is added to `definitions`."""
+    """Yield a schema for each component of a kind, and add the types of its fields to `definitions`."""
     for name in registry.table(spec.kind) if names is None else [n for n in registry.table(spec.kind) if n in names]:
         target = registry.find(spec.kind, name)
         own = TypeAdapter(target).json_schema()

@@ -1,6 +1,6 @@
-"""Resolution of a scenario's file names: relative paths become absolute, `FILE.py:Name` a dotted path.
+"""Resolution of file names in a scenario: relative paths to absolute ones, `FILE.py:Name` to a dotted path.
 
-What is a path follows from the types of a component's fields: `Path`, also in lists, in unions and in other components.
+A value is a path if its field has the type `Path`, possibly in a list, a union or another component.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rayfed.scenario.sections import Metrics
 from rayfed.scenario.system import System
 
 Note = Callable[[str], None]
-"""Takes what the user should know of a file that was found."""
+"""Function that shows the user a note about a file."""
 
 
 def find_inputs(document: dict[str, Any], folders: Sequence[Path], note: Note = lambda _: None) -> None:
-    """Replace a document's file names by absolute paths in the first of these folders that has them.
+    """Replace file names in a document by absolute paths, in place.
 
-    A file that none of them has is expected in the first. Of one that another than the first has, `note` is told.
-    Raises `UserError` for a module that another one hides.
+    Each path is in the first of `folders` that contains the file, or in the first folder if none does. `note` is called
+    for files that are not in the first folder. Raises `UserError` for a module hidden by another one of the same name.
     """
     Inputs(folders, note).find(document)
 
@@ -60,7 +60,7 @@ class Inputs:
         try:
             put(trial, path, value)
         except KeyError:
-            return value  # the sweep's own check says so
+            return value  # the check of the sweep reports it
         write_out_models(trial)
         self._files(trial)
         return get(trial, path)
@@ -71,7 +71,7 @@ class Inputs:
             for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
                 if isinstance(inner, str) and (match := registry.FILE_PATH.fullmatch(inner)):
                     file = self._found(match["file"])
-                    if exists(file):  # otherwise the look-up of the component says so
+                    if exists(file):  # otherwise the lookup of the component reports it
                         value[key] = registry.dotted(file, match["name"])
                 else:
                     self._modules(inner)
@@ -88,7 +88,7 @@ class Inputs:
             return self._value(get_args(hint)[0], value)
         if get_origin(hint) in (Union, UnionType):
             if isinstance(value, str) and str in get_args(hint) and not exists(self._found(value)):
-                return value  # something else than a path
+                return value  # not a path
             for option in get_args(hint):
                 value = self._value(option, value)
             return value
@@ -104,13 +104,13 @@ class Inputs:
     def _expected(self, path: str) -> Path:
         found = self._found(path)
         if not exists(found) and len(self.folders) > 1:
-            self.note(f"there is no {found}, nor is there one in the current folder; --set names another")
+            self.note(f"{found} not found, and not in the current folder; give another path with --set")
         return found
 
     def _found(self, path: str) -> Path:
         found, expected = find_in(self.folders, path), find_in(self.folders[:1], path)
         if exists(found) and found != expected:
-            self.note(f"there is no {expected}: {found} is taken, in the current folder")
+            self.note(f"{expected} not found; using {found} from the current folder.")
         return found
 
 
@@ -135,15 +135,15 @@ def _hints_of(kind: str, name: Any) -> Mapping[str, Any]:
     try:
         return _hints(registry.find(kind, name)) if isinstance(name, str) else {}
     except UserError:
-        return {}  # the check of components says so
+        return {}  # the check of components reports it
 
 
 def _hints(target: Any) -> Mapping[str, Any]:
-    """Return the types of a component's fields; empty if they cannot be read."""
+    """Return the types of a component's fields by name; empty if they cannot be read."""
     fields = getattr(target, "__pydantic_fields__", None)
     if fields is not None:
         return {name: field.annotation for name, field in fields.items()}
     try:
         return get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except Exception:  # whatever annotations of the user's lead to
+    except Exception:  # evaluating a user's annotations may raise anything
         return {}

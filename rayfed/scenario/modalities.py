@@ -1,4 +1,4 @@
-"""Checks of a scenario against the modality of its samples (`rayfed.samples`), and default metrics."""
+"""Checks and defaults that depend on the modality of the samples: images, texts or records (`rayfed.samples`)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rayfed.scenario.sections import Scenario
 
 
 def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with the default metrics of its data's modality; unchanged if anything is invalid."""
-    from rayfed.samples import held  # torch, which a scenario's schema does without
+    """Return a document with the default metrics of its data's modality; unchanged if a section is invalid."""
+    from rayfed.samples import held  # imports PyTorch, which the schema does not need
 
     data, metrics = named(document.get("data")), document.get("metrics") or {}
     name = data.get("name") if isinstance(data, dict) else None
@@ -29,18 +29,18 @@ def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
         return dict(document)
     try:
         kind = held(registry.find("datasets", name))
-    except UserError:  # told with its place by the check of components
+    except UserError:  # the check of components reports it
         return dict(document)
     if kind == "pixels":  # the schema's own defaults
         return dict(document)
     names, success = metrics.get("names", default_names(kind)), default_success(kind)
-    if isinstance(names, list):  # no threshold of what is not measured
+    if isinstance(names, list):  # no threshold for a metric that is not measured
         success = {name: least for name, least in success.items() if name in names}
     return {**document, "metrics": {"names": names, "success": success, **metrics}}
 
 
 def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with its text data set to the tokeniser in the model's folder, unless set otherwise."""
+    """Return a document whose text data set uses the tokeniser in the model's folder, unless it sets another."""
     from rayfed.data.tokens import has_tokenizer
 
     data, model = named(document.get("data")), sourced(document.get("model"))
@@ -48,7 +48,7 @@ def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
         return dict(document)
     try:
         target = registry.find("datasets", str(data.get("name")))
-    except UserError:  # told with its place by the check of components
+    except UserError:  # the check of components reports it
         return dict(document)
     folder = model.get("path")
     takes = "tokenizer" in {parameter.name for parameter in registry.parameters(target)}
@@ -56,7 +56,7 @@ def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
         return dict(document)
     try:
         there = has_tokenizer(local_path(folder))
-    except UserError:  # told where the model is built
+    except UserError:  # building the model reports it
         return dict(document)
     if not there:
         return dict(document)
@@ -64,11 +64,11 @@ def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _OF_TASKS = {"causal_lm": "causal_lm", "masked_lm": "masked_lm", "token_classification": "place_cross_entropy"}
-"""Loss of what a model of Hugging Face does."""
+"""Task of a Hugging Face model -> its loss."""
 
 
 def with_loss(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with the loss of the task that a model `hf` has, or of masks, unless a loss is set."""
+    """Return a document with the default loss of its Hugging Face task or segmentation data, unless a loss is set."""
     model = sourced(document.get("model"))
     task = model.get("task") if isinstance(model, dict) and model.get("name") == "hf" else None
     loss = _OF_TASKS.get(str(task)) or ("place_cross_entropy" if _has_masks(document) else None)
@@ -78,11 +78,11 @@ def with_loss(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_masks(document: Mapping[str, Any]) -> bool:
-    """Return whether all samples of a document's data have a class for each pixel."""
+    """Return whether the data of a document have one class per pixel (segmentation)."""
     data = named(document.get("data"))
     try:
         target = registry.find("datasets", str(data.get("name"))) if isinstance(data, dict) else None
-    except UserError:  # told with its place by the check of components
+    except UserError:  # the check of components reports it
         return False
     return bool(getattr(target, "has_masks", False))
 
@@ -95,22 +95,24 @@ def modality_problems(s: Scenario) -> Iterator[Problem]:
     for path, spec in _components(s):
         try:
             fitting = taken(spec.kind, registry.find(spec.kind, spec.name))
-        except UserError:  # told with its place by other checks
+        except UserError:  # another check reports it
             continue
         if kind not in fitting:
             message = (
-                f"{spec.name} works on {' or '.join(fitting)}, and the samples of data '{s.data.name}' are {kind}: "
-                f"take another one, or other data"
+                f"{spec.name} supports {' or '.join(fitting)}, but the samples of data '{s.data.name}' are {kind}; "
+                f"choose another component or data set"
             )
             yield Problem(path=path, message=message)
     known = metrics_of(kind)
     for field, names in (("names", s.metrics.names), ("success", s.metrics.success)):
         for name in names:
             if name not in known:
-                message = f"{name} says nothing of {kind}, which data '{s.data.name}' has: take of {', '.join(known)}"
+                message = (
+                    f"{name} does not apply to {kind}, the samples of data '{s.data.name}'; use {', '.join(known)}"
+                )
                 yield Problem(path=("metrics", field), message=message)
     if kind != "pixels" and s.model.normalise:
-        message = f"the samples of data '{s.data.name}' are {kind}, not pixels: leave it out"
+        message = f"only for pixels, but the samples of data '{s.data.name}' are {kind}; remove it"
         yield Problem(path=("model", "normalise"), message=message)
 
 
@@ -128,7 +130,7 @@ def _components(s: Scenario) -> Iterator[tuple[Place, ComponentSpec]]:
             yield ("opponents", name), malicious
     for name, arm in s.arms.items():
         if arm.model:
-            with suppress(ValidationError):  # told with its place by the checks of arms
+            with suppress(ValidationError):  # the checks of arms report it
                 yield ("arms", name, "model"), ModelSpec.model_validate(s.model_with(arm.model))
         if arm.malicious:
             yield ("arms", name, "malicious"), arm.malicious

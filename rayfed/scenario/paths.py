@@ -1,4 +1,4 @@
-"""Access to fields by their path: `training.lr`, `attacks.0.iterations`, `arms.noise.defences.gaussian.sigma`."""
+"""Read and set fields of a document by path, such as `training.lr` or `attacks.0.iterations`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _Holder = dict[str, Any] | list[Any]
 def put(document: dict[str, Any], path: str, value: Any) -> Place:
     """Set the field at a path of a document, and return its keys and indices.
 
-    An entry of a list goes by its index, its `label`, or its `name` where no other has that. Sections that are missing
-    are made, and a component that is given by its bare name, or an arm that is a list of defences, is written out to
-    take the field. The defences of an arm may be left out: `arms.noise.gaussian.sigma`. Raises `KeyError`, which says
-    what is there, for a place that is not.
+    A list entry is identified by its index, its `label`, or its `name` if that is unique. Missing sections are created.
+    Short forms (a component's name, an arm's list of defences) are expanded. The key `defences` of an arm is optional:
+    `arms.noise.gaussian.sigma`. Raises `KeyError` with the existing keys if there is no such path.
     """
     holder: Any
     holder, place = _find(document, path.split("."), ())
@@ -26,14 +25,14 @@ def put(document: dict[str, Any], path: str, value: Any) -> Place:
 
 
 def get(document: dict[str, Any], path: str) -> Any:
-    """Return the field at the keys and indices that `put` returned."""
+    """Return the field at a path of a document, as in `put`."""
     holder: Any
     holder, place = _find(document, path.split("."), ())
     return holder[place[-1]]
 
 
 def _find(place: Any, keys: Sequence[str], passed: Place) -> tuple[_Holder, Place]:
-    """Return the section or list that holds a path's last key, and the whole path, which begins with `passed`."""
+    """Return the section or list that contains the last of `keys`, and the full path, which starts with `passed`."""
     key, rest = _first(place, keys, passed)
     if not rest:
         return place, (*passed, key)
@@ -54,7 +53,7 @@ def _find(place: Any, keys: Sequence[str], passed: Place) -> tuple[_Holder, Plac
 
 
 def _first(place: Any, keys: Sequence[str], passed: Place) -> tuple[Any, Sequence[str]]:
-    """Return the first key of a path and the rest; arms' names may contain dots."""
+    """Return the first key of a path and the remaining ones. A key may contain dots, as the name of an arm."""
     if isinstance(place, list):
         index = _index(place, keys[0])
         if index is None:
@@ -69,7 +68,7 @@ def _first(place: Any, keys: Sequence[str], passed: Place) -> tuple[Any, Sequenc
 
 
 def _index(entries: list[Any], key: str) -> int | None:
-    """Return the index of a list entry by index, label or name; None for no or an ambiguous match."""
+    """Return the index of the list entry with this index, label or name; None for no match or several."""
     if key.isdigit():
         return int(key) if int(key) < len(entries) else None
     fields = [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
@@ -89,7 +88,7 @@ def _content(held: Any, passed: Place) -> str:
 
 
 def _entry(one: Any) -> str:
-    """Return a list entry's name, with its label if it has one."""
+    """Return the name of a list entry, with its label if it has one."""
     if not isinstance(one, dict):
         return str(one)
     return f"{one.get('name')}, label {one['label']}" if one.get("label") else str(one.get("name"))

@@ -1,4 +1,4 @@
-"""Checks of scenarios, with messages on what is wrong and where."""
+"""Checks of scenarios, and their error messages."""
 
 from __future__ import annotations
 
@@ -37,38 +37,38 @@ _REQUIRED: Mapping[Place, Any] = {
     ("federation", "rounds"): 1,
     ("federation", "clients"): 1,
 }
-"""Fields without a default, with what stands for them while they are unknown."""
+"""Required fields -> placeholder values for them while other fields are checked."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a scenario, with its path."""
+    """One problem of a scenario, with the path of its field."""
 
     path: Place
     message: str
     wanted: str = ""
-    """Description of a component's field, where it is missing."""
+    """Description of a missing field of a component."""
 
     @property
     def told(self) -> str:
-        """The message, and what is wanted."""
+        """The message, with the description of a missing field."""
         return f"{self.message}{': ' * bool(self.wanted)}{self.wanted}"
 
 
 def repeated(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
-    """Yield repeated keys, of which YAML silently keeps the last."""
+    """Yield a problem for each repeated key, because YAML silently keeps the last one."""
     first: dict[Place, int] = {}
     repeated: set[Place] = set()
     for path, line in found:
         if path not in first:
             first[path] = line
-        elif not any(path[:depth] in repeated for depth in range(len(path))):  # what is in it need not be told too
+        elif not any(path[:depth] in repeated for depth in range(len(path))):  # its section is not reported yet
             repeated.add(path)
-            yield Problem(path=path, message=f"given before, in line {first[path]}: keep one")
+            yield Problem(path=path, message=f"duplicate of line {first[path]}; keep one")
 
 
 def schema_problems(raw: Mapping[str, Any]) -> list[Problem]:
-    """Return violations of the schema: wrong types, values out of range, unknown and missing fields."""
+    """Return violations of the schema: wrong types, values out of range, unknown or missing fields."""
     try:
         Scenario.model_validate(raw)
     except ValidationError as error:
@@ -77,14 +77,14 @@ def schema_problems(raw: Mapping[str, Any]) -> list[Problem]:
 
 
 def _problems(error: ValidationError, value: Any, root: type[BaseModel]) -> list[Problem]:
-    """Return pydantic's errors on a value in rayfed's words, without repetition.
+    """Convert pydantic's errors on a value to problems, without duplicates.
 
-    Of a field of several types pydantic has an error for each of them, with the type's name in the place. Those that
-    came furthest into the value count, in one message.
+    For a field of a union type, pydantic reports an error for each type, with the type's name in the location. Only the
+    errors deepest in the value are kept, joined to one message.
     """
     told: dict[Place, dict[str, None]] = {}
     of_several: dict[Place, int] = {}
-    """Places of fields of several types, with how far into the value their errors came."""
+    """Path of a field of a union type -> depth of its deepest error."""
     found = []
     for one in error.errors():
         place, field = _in_value(one["loc"], value, missing=one["type"] == "missing")
@@ -98,9 +98,9 @@ def _problems(error: ValidationError, value: Any, root: type[BaseModel]) -> list
 
 
 def _in_value(loc: Place, value: Any, missing: bool) -> tuple[Place, Place | None]:
-    """Return the part of a location inside the value, and the type of a union that it refers to, if any.
+    """Return the path of an error in the value, and the path of the union-typed field that it is in, if any.
 
-    What is `missing` is in the place, though not in the value.
+    If a field is `missing`, the path includes its key, which the value does not contain.
     """
     place: Place = ()
     field = None
@@ -116,14 +116,14 @@ def _in_value(loc: Place, value: Any, missing: bool) -> tuple[Place, Place | Non
 
 
 def _joined(messages: Sequence[str]) -> str:
-    """Return several messages on one value as one."""
+    """Join several messages on one value."""
     first, *others = messages
     found = first.partition("; ")[0]
     return ", or ".join([first, *(other.removeprefix(f"{found}; ") for other in others)])
 
 
 def _problem(error: Any, root: type[BaseModel]) -> Problem:
-    """Return one of pydantic's errors in rayfed's words, with the nearest valid key for an unknown one."""
+    """Convert one of pydantic's errors to a problem, which suggests the nearest valid key for an unknown key."""
     path: Place = error["loc"]
     if error["type"] == "extra_forbidden":
         known, key = _fields_at(root, path[:-1]), str(path[-1])
@@ -138,7 +138,7 @@ def _problem(error: Any, root: type[BaseModel]) -> Problem:
 
 
 def _sections_with(root: type[BaseModel], key: str) -> Iterator[str]:
-    """Yield the sections of a document that have a key."""
+    """Yield the quoted names of the sections that have a field called `key`."""
     for name, field in root.model_fields.items():
         if any(
             key in getattr(option, "model_fields", ()) for option in get_args(field.annotation) or (field.annotation,)
@@ -151,15 +151,15 @@ def _fields_at(model: type[BaseModel], path: Place) -> list[str]:
     for key in keys:
         annotation = model.model_fields[str(key)].annotation
         if get_origin(annotation) is dict:
-            next(keys)  # a name that the user has given
+            next(keys)  # a name that the user chose
         options = [getattr(option, "__origin__", option) for option in get_args(annotation) or (annotation,)]
-        # `Normalise | None` is a section too
+        # of a union such as `Normalise | None`, the section
         [model] = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     return list(model.model_fields)
 
 
 def specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
-    """Yield every location in the raw document that names a component."""
+    """Yield the path, specification and value of every component in a raw document."""
     single: dict[str, type[ComponentSpec]] = {
         "data": DataSpec,
         "partition": PartitionSpec,
@@ -187,7 +187,7 @@ def specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], 
 
 
 def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
-    """Yield a section's components that determine how updates are added."""
+    """Yield a section's aggregation, protection and malicious clients, as `specs` does."""
     named: dict[str, type[ComponentSpec]] = {
         "aggregation": AggregationSpec,
         "protection": ProtectionSpec,
@@ -198,11 +198,11 @@ def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpe
 
 
 def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield unknown components, and invalid parameters of components."""
+    """Yield a problem for each unknown component and each invalid parameter of a component."""
     for path, spec, value in specs(raw):
         value = named(value)
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            continue  # the schema's own check says so
+            continue  # the check of the schema reports it
         try:
             target = registry.find(spec.kind, value["name"])
         except UserError as error:
@@ -214,7 +214,7 @@ def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _parameter_problems(path: Place, spec: type[ComponentSpec], target: Any, own: dict[str, Any]) -> Iterator[Problem]:
     if spec in (ModelSpec, LossSpec) and not is_dataclass(target):
-        return  # the user's own: whether it takes them is seen when it is called
+        return  # a user's own function: the call shows whether it takes these parameters
     known = list(signature(target).parameters)
     for key in own.keys() - set(known):
         names = [*known, *(f for f in spec.model_fields if f != "name")]
@@ -230,23 +230,23 @@ def _parameter_problems(path: Place, spec: type[ComponentSpec], target: Any, own
 
 
 def _wanted(target: Any, place: Place) -> str:
-    """Return the description of a component's field; empty without one."""
+    """Return the description of a component's field; empty if there is none."""
     if not target.__module__.startswith("rayfed."):
-        return ""  # fields of the user's own may have types without a schema
+        return ""  # a user's fields may have types without a schema
     said = next((one.doc for one in registry.parameters(target) if one.name == place[-1]), "").removesuffix(".")
     return f"{said[:1].lower()}{said[1:]}"
 
 
 def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | None:
-    """Return a scenario from a document's valid fields; None if they do not suffice.
+    """Return a scenario with only the valid fields of a document; None if too few are valid.
 
-    The fields of `places` and their sections are unknown: reading one is an `AttributeError`. So a mistake
-    in one field does not hide those of others.
+    The sections of the fields in `places` are removed, and reading them raises `AttributeError`. Thus checks of other
+    fields still run.
     """
     if not isinstance(document.get("federation"), Mapping):
         return None
     unknown = {place[: 2 if place[:1] == ("federation",) else 1] for place in places}
-    if () in unknown:  # a key of the document itself is no string
+    if () in unknown:  # a top-level key of the document is not a string
         return None
     kept = {key: dict(value) if key == "federation" else value for key, value in document.items()}
     for place in unknown:
@@ -265,12 +265,12 @@ def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | 
 
 
 def _of_training(s: Scenario) -> Iterator[Problem]:
-    """Yield problems of training, for all arms and each arm, and of attacks on it."""
+    """Yield problems of the training settings (common ones and those of each arm), and of the attacks' knowledge."""
     if s.arms and s.defences:
         yield Problem(path=("defences",), message="give either `defences` (one pipeline) or `arms` (several), not both")
     of_all = list(_training_problems(("training",), s.training, s.federation.rounds))
     yield from of_all
-    told = {(problem.path, problem.message) for problem in of_all}  # not once more for each arm that has it from there
+    told = {(problem.path, problem.message) for problem in of_all}  # arms inherit these; report them once
     of_arms = [
         problem
         for name, arm in s.arms.items()
@@ -289,23 +289,23 @@ def _of_federation(s: Scenario) -> Iterator[Problem]:
         message = f"found {s.clients_per_round}, but the federation has {s.federation.clients} clients"
         yield Problem(path=("federation", "clients_per_round"), message=message)
     if s.federation.server.optimiser == "adam" and s.federation.server.momentum:
-        yield Problem(path=("federation", "server", "momentum"), message="belongs to optimiser: sgd, not to adam")
+        yield Problem(path=("federation", "server", "momentum"), message="only for optimiser: sgd, not adam; remove it")
     if s.resources.server.actors not in (None, 1):
-        yield Problem(path=("resources", "server", "actors"), message="there is one server; leave it out")
+        yield Problem(path=("resources", "server", "actors"), message="there is always one server; remove it")
     if s.resources.server.labels:
-        yield Problem(path=("resources", "server", "labels"), message="the server is where the driver is; leave it out")
+        yield Problem(path=("resources", "server", "labels"), message="the server runs on the driver's node; remove it")
     if s.resources.server.num_gpus:
-        message = "the server adds, on the CPU, and a GPU that it had would be kept from clients; leave it out"
+        message = "the server runs on the CPU, and its GPU would not be available to clients; remove it"
         yield Problem(path=("resources", "server", "num_gpus"), message=message)
     for kind, actors in (("clients", s.resources.clients), ("attackers", s.resources.attackers)):
         if actors.num_gpus != "auto" and actors.num_gpus > 1 and actors.num_gpus % 1:
             message = (
-                f"found {actors.num_gpus:g}, but Ray takes whole numbers above 1; give a whole number, or 1 or less"
+                f"found {actors.num_gpus:g}; above 1, Ray accepts only whole numbers; give a whole number, or at most 1"
             )
             yield Problem(path=("resources", kind, "num_gpus"), message=message)
     for rule in (arm.aggregation or s.federation.aggregation for arm in s.played.values()):
         if not s.federation.validation and registry.find(rule.kind, rule.name).validates:
-            message = f"{rule.name} has clients score models on samples that they do not train on: set a share, as 0.1"
+            message = f"{rule.name} scores models on samples that clients do not train on; set a share, such as 0.1"
             yield Problem(path=("federation", "validation"), message=message)
             break
 
@@ -317,11 +317,11 @@ def _of_system(s: Scenario) -> Iterator[Problem]:
 
 
 def _name_problems(s: Scenario) -> Iterator[Problem]:
-    """Yield names of arms and opponents that could be read as the name of an arm with an opponent."""
+    """Yield a problem for each name of an arm or opponent that contains the separator of the two."""
     for section, names in (("arms", s.arms), ("opponents", s.opponents)):
         for name in names:
             if VERSUS in name:
-                message = f"contains '{VERSUS}', which separates an arm from its opponent: choose another name"
+                message = f"contains '{VERSUS}', which separates an arm from its opponent; choose another name"
                 yield Problem(path=(section, name), message=message)
 
 
@@ -329,7 +329,7 @@ def _malicious_problems(s: Scenario) -> Iterator[Problem]:
     given: dict[Place, MaliciousSpec | None] = {("federation", "malicious"): s.federation.malicious}
     given |= {("arms", name, "malicious"): arm.malicious for name, arm in s.arms.items()}
     if s.opponents and any(given.values()):
-        message = "every arm meets each of these: take `malicious` out of federation and arms"
+        message = "every arm is run against each opponent; remove `malicious` from federation and arms"
         yield Problem(path=("opponents",), message=message)
     given |= {("opponents", name): malicious for name, malicious in s.opponents.items()}
     for place, malicious in given.items():
@@ -341,9 +341,9 @@ def _malicious_problems(s: Scenario) -> Iterator[Problem]:
                 message = f"found {malicious.clients}, but the federation has {everybody} clients"
                 yield Problem(path=path, message=message)
         elif not malicious.clients:
-            yield Problem(path=path, message="is empty: leave `malicious` out where nobody is")
+            yield Problem(path=path, message="is empty; remove `malicious` if no client is malicious")
         elif max(malicious.clients) >= everybody:
-            message = f"there is no client {max(malicious.clients)}: they count from 0 to {everybody - 1}"
+            message = f"found {max(malicious.clients)}; clients are numbered from 0 to {everybody - 1}"
             yield Problem(path=path, message=message)
 
 
@@ -351,53 +351,52 @@ def _training_problems(path: Place, training: Training, rounds: int) -> Iterator
     if training.epochs and training.steps:
         yield Problem(path=(*path, "steps"), message="give either `epochs` or `steps`, not both")
     if training.augment == Augment():
-        yield Problem(
-            path=(*path, "augment"), message="changes nothing: give `crop`, `scale` or `flip`, or leave it out"
-        )
+        yield Problem(path=(*path, "augment"), message="has no effect; set `crop`, `scale` or `flip`, or remove it")
     schedule, of_steps = training.schedule, ("epochs", "steps", "momentum", "weight_decay", "clip_norm")
     found = [name for name in of_steps if getattr(training, name)] + ["schedule"] * (schedule != Schedule())
     if training.algorithm == "fedsgd" and found:
-        message = f"fedsgd sends the gradient of one batch: it takes no {', '.join(found)} of local steps (use fedavg)"
+        message = f"fedsgd takes no local steps; remove {', '.join(found)}, or use fedavg"
         yield Problem(path=(*path, "algorithm"), message=message)
     if training.optimiser != "sgd" and (training.algorithm == "fedsgd" or training.momentum):
-        message = f"{training.optimiser} takes local steps (algorithm: fedavg) and has no momentum of its own: leave "
-        yield Problem(path=(*path, "optimiser"), message=f"{message}that out")
+        message = f"{training.optimiser} needs algorithm: fedavg and no `momentum`; change these, or use sgd"
+        yield Problem(path=(*path, "optimiser"), message=message)
     if (schedule.kind == "constant") != (schedule.rounds is None):
-        message = f"{schedule.kind} takes {'no' if schedule.kind == 'constant' else 'a number of'} rounds"
+        constant = schedule.kind == "constant"
+        message = "not used by kind: constant; remove it" if constant else f"required by kind: {schedule.kind}"
         yield Problem(path=(*path, "schedule", "rounds"), message=message)
     elif schedule.kind == "cosine" and rounds > schedule.warmup + (schedule.rounds or 0):
-        message = f"found {schedule.rounds}, after which nothing is learnt, and there are {rounds}: raise it"
+        message = f"found {schedule.rounds}; the learning rate would be 0 before the end of {rounds} rounds; raise it"
         yield Problem(path=(*path, "schedule", "rounds"), message=message)
 
 
 def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]:
-    """Yield problems of devices and virtual time, with their place in the section."""
+    """Yield problems of devices and virtual time: the path in the section and the message."""
     rules = [arm.aggregation or s.federation.aggregation for arm in s.played.values()]
     asking = (rule.name for rule in rules if hasattr(registry.find(rule.kind, rule.name), "answer"))
     if name := next(asking, None):
-        yield (), f"{name} has clients score models, which is not simulated: leave `system` out, or take another rule"
-    if system.file and system.devices != System().devices:  # a scenario that is written out has the default beside it
-        yield ("file",), "the devices are those of the file: leave one of `file` and `devices` out"
+        yield (), f"{name} has clients score models, which is not simulated; remove `system`, or use another rule"
+    if system.file and system.devices != System().devices:  # a dumped scenario contains the default devices
+        yield ("file",), "cannot be combined with `devices`; remove one of the two"
     for name, one in system.devices.items():
         if isinstance(one.available, list) and len(one.available) != 24:
-            yield ("devices", name, "available"), f"has {len(one.available)} numbers: give one, or 24, for each hour"
+            yield ("devices", name, "available"), f"found {len(one.available)} numbers; give one, or 24 (one per hour)"
     for name, one in system.devices.items():
         if system.deadline is None and (one.failure or one.memory is not None):
-            yield ("deadline",), f"devices of class '{name}' may drop out, and a round would wait for them: give one"
+            yield ("deadline",), f"required, because devices of class '{name}' may drop out; give a number of seconds"
         if system.every is None and min(one.by_hour) < 1:
-            message = f"who is there of class '{name}' depends on the hour: say after how many seconds a round begins"
+            message = f"required, because the availability of class '{name}' depends on the hour; give it in seconds"
             yield ("every",), message
     if system.every is not None and (system.deadline is None or system.deadline > system.every):
-        yield ("every",), "a round may take longer than that: give a deadline that is no longer"
+        yield ("every",), "a round may take longer; set `deadline` to at most this"
     if system.selects and s.federation.sampling == "poisson":
-        yield ("over_selection",), "Poisson sampling draws no fixed number, of which there could be more: leave one out"
+        yield ("over_selection",), "cannot be combined with sampling: poisson; remove one of the two"
     if system.selects and s.drawn_per_round > s.federation.clients:
-        message = f"draws {s.drawn_per_round} clients, but the federation has {s.federation.clients}: take fewer"
+        message = f"samples {s.drawn_per_round} clients, but the federation has {s.federation.clients}; lower it"
         yield ("over_selection",), message
 
 
 def _asynchronous_problems(s: Scenario) -> Iterator[Problem]:
-    """Yield settings that are incompatible with rules that step on updates as they arrive."""
+    """Yield problems of asynchronous rules, which take a step when enough updates have arrived."""
     federation, system, rules = s.federation, s.federation.system, {}
     for name, arm in s.played.items():
         spec = arm.aggregation or federation.aggregation
@@ -407,44 +406,45 @@ def _asynchronous_problems(s: Scenario) -> Iterator[Problem]:
             mixes = getattr(target, "mixes", False)
             server = federation.server
             if mixes and (server.optimiser != "sgd" or server.lr not in (None, 1) or server.momentum):
-                message = f"{spec.name} mixes models by its own weights, and sgd with lr 1 alone leaves the mixture as "
-                yield Problem(("federation", "server"), f"{message}it is: leave it out")
+                message = f"{spec.name} mixes models with its own weights, and needs sgd with lr 1; remove it"
+                yield Problem(("federation", "server"), message)
             if mixes and arm.training.get("algorithm", s.training.algorithm) != "fedavg":
-                message = f"{spec.name} mixes what fedavg sends, models of local steps: take fedavg"
+                message = f"{spec.name} mixes locally trained models; use fedavg"
                 yield Problem(("training", "algorithm"), message)
             place: Place = ("arms", name, "protection") if arm.protection else ("federation", "protection")
             if arm.protection or federation.protection:
                 yield Problem(
-                    place, f"{spec.name} adds updates one by one: take a rule whose rounds wait, or leave it out"
+                    place, f"{spec.name} needs single updates; use a synchronous rule, or remove the protection"
                 )
     if not rules:
         if system and system.concurrency is not None:
-            message = "is for an asynchronous rule (fedbuff, fedasync), and no arm has one: leave it out"
+            message = "only for asynchronous rules (fedbuff, fedasync), which no arm uses; remove it"
             yield Problem(("federation", "system", "concurrency"), message)
         return
     rule = next(iter(rules.values()))
     if system is None:
-        message = f"{rule} adds updates as they arrive in virtual time: say what devices clients have, or take fedavg"
+        message = f"required by {rule}, which needs virtual time; describe the clients' devices, or use fedavg"
         yield Problem(("federation", "system"), message)
         return
     for field in ("deadline", "every"):
         if getattr(system, field) is not None:
-            yield Problem(("federation", "system", field), f"{rule} waits for nobody: leave it out")
+            yield Problem(("federation", "system", field), f"not used by {rule}, which is asynchronous; remove it")
     if system.selects:
-        yield Problem(("federation", "system", "over_selection"), f"{rule} waits for nobody: leave it out")
+        message = f"not used by {rule}, which is asynchronous; remove it"
+        yield Problem(("federation", "system", "over_selection"), message)
     if federation.sampling == "poisson":
-        yield Problem(("federation", "sampling"), f"{rule} replaces each device that is done by one: take fixed")
+        yield Problem(("federation", "sampling"), f"{rule} replaces one device at a time; use fixed")
     if federation.failures.then == "drop":
-        message = f"{rule} would wait for the update of a client that fails: take `stop`"
+        message = f"{rule} would wait for the update of a failed client; use `stop`"
         yield Problem(("federation", "failures", "then"), message)
     started = (system.concurrency or s.clients_per_round) + s.clients_per_round - 1
     if started > federation.clients:
-        message = f"the first step takes {started} clients, and the federation has {federation.clients}: take fewer"
+        message = f"the first step needs {started} clients, but the federation has {federation.clients}; lower it"
         yield Problem(("federation", "system", "concurrency"), message)
 
 
 def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
-    """Yield problems of an arm's own training and model, at the arm's path."""
+    """Yield problems of an arm's `training` and `model`."""
     whole: dict[str, tuple[type[Section], dict[str, Any]]] = {
         "training": (Training, {**s.training.model_dump(), **arm.training}),
         "model": (ModelSpec, s.model_with(arm.model)),
@@ -472,7 +472,7 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
     titles: set[str] = set()
     for i, attack in enumerate(s.attacks):
         if attack.title in titles:
-            message = f"two attacks are called '{attack.title}' in the tables: give this one a `label`"
+            message = f"two attacks are named '{attack.title}'; give this one a unique `label`"
             yield Problem(path=("attacks", i), message=message)
         titles.add(attack.title)
         yield from (
@@ -481,50 +481,50 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
 
 
 def _threat_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-    """Yield problems of an attack's observation and knowledge, with their fields."""
+    """Yield problems of an attack's view and knowledge: the field and the message."""
     grants = attack.grants.values()
     if attack.averages > 1 and not any(grant.averages for grant in grants):
-        yield "averages", "averaging over noise is for an attacker who knows of it: add `knowledge: [defence]`"
+        yield "averages", "only for attackers that know the defence; add `knowledge: [defence]`"
     if attack.earlier:
         yield from (("earlier", message) for message in _earlier_problems(s, attack))
     yield from (("knowledge", message) for grant in grants for message in grant.check(s, attack))
     filled = Counter(field for grant in grants for field in grant.fills)
     for field in (field for field, times in filled.items() if times > 1):
-        yield "knowledge", f"two of these grants fill '{field}', and the attacker would get one of them: leave one out"
+        yield "knowledge", f"two of these grants provide '{field}'; remove one of them"
     yield from attack.view.check(s, attack)
 
 
 def _earlier_problems(s: Scenario, attack: AttackSpec) -> Iterator[str]:
-    """Yield settings that are incompatible with observing earlier rounds."""
+    """Yield problems of an attack that uses updates from earlier rounds."""
     if not getattr(registry.find(attack.kind, attack.name), "several_rounds", False):
-        yield f"{attack.name} looks at one round alone: take idlg, dlg, inverting_gradients or gradinversion"
+        yield f"{attack.name} uses only one round; use idlg, dlg, inverting_gradients or gradinversion"
     if attack.factor:
-        yield "is for updates that are seen, and `factor` breaks the key of the attacked round's alone: leave one out"
+        yield "cannot be combined with `factor`, which decrypts only the attacked round; remove one of the two"
     if attack.view.of_round and (dropping := s.federation.dropping):
-        yield f"a client that fails in an earlier round or is late is not in it (federation.{dropping}): leave one out"
+        yield f"needs the update of every earlier round, which federation.{dropping} may drop; remove one of the two"
     for r in attack.rounds:
         if r < attack.earlier:
-            yield f"found {attack.earlier}, but only {r} rounds are played before round {r}"
+            yield f"found {attack.earlier}, but only {r} rounds are run before round {r}"
 
 
 def _place_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-    """Yield problems of an attack's rounds and victims, with their fields."""
+    """Yield problems of an attack's rounds and victims: the field and the message."""
     for field, listed in (("rounds", attack.rounds), ("victims", attack.victims)):
         if listed == []:
-            yield field, "is empty, so the attack never strikes"
+            yield field, "is empty, so the attack never runs; give at least one number"
         elif isinstance(listed, list) and len(set(listed)) < len(listed):
-            yield field, f"names one of {listed} twice"
+            yield field, f"found {listed}, with duplicates; remove them"
     for r in attack.rounds:
         if r >= s.federation.rounds:
-            message = f"round {r} is never played: rounds count from 0 to {s.federation.rounds - 1}"
+            message = f"found round {r}, which is never run; rounds are numbered from 0 to {s.federation.rounds - 1}"
             yield "rounds", message
     if isinstance(attack.victims, int) and attack.victims > s.clients_per_round:
-        message = f"found {attack.victims}, but only {s.clients_per_round} clients are drawn in a round"
+        message = f"found {attack.victims}, but only {s.clients_per_round} clients are sampled per round"
         yield "victims", message
     if isinstance(attack.victims, list):
         for v in attack.victims:
             if v >= s.federation.clients:
-                message = f"there is no client {v}: they count from 0 to {s.federation.clients - 1}"
+                message = f"found {v}; clients are numbered from 0 to {s.federation.clients - 1}"
                 yield "victims", message
 
 
@@ -537,4 +537,4 @@ JOINT: tuple[Callable[[Scenario], Iterator[Problem]], ...] = (
     _of_system,
     _attack_problems,
 )
-"""Checks of several fields together."""
+"""Checks that involve several fields."""

@@ -1,4 +1,4 @@
-"""Reading of scenarios: from YAML to a checked scenario, or to all its mistakes at once, with lines."""
+"""Read scenarios: parse YAML, apply `--set` changes, and check; all problems are reported with their lines."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _CODE = DOTTED_PATH, FILE_PATH
 def load(source: str | Path, changes: Sequence[str] = (), note: Note = lambda _: None) -> Scenario:
     """Read and check a scenario file.
 
-    `changes` are `path.to.field=value` with the value in YAML, as `--set` gives them. Files that the scenario names are
-    looked for beside it, then in the current folder, of which `note` is told; those of `changes` in the current folder.
-    Raises `ScenarioError` with every problem of the file and of the changes.
+    `changes` are strings `path.to.field=value` with the value in YAML, as in `--set`. File names in the scenario are
+    relative to its folder, or else to the current folder, for which `note` is called. File names in `changes` are
+    relative to the current folder. Raises `ScenarioError` with all problems of the file and the changes.
     """
     raw, found = _document(read_text(source), str(source))
     here = Path.cwd()
@@ -44,10 +44,10 @@ def read_text(source: str | Path) -> str:
         return Path(source).read_text(encoding="utf-8")
     except FileNotFoundError:
         named = Path(source).name == str(source) and not Path(source).suffix
-        known = f", nor a scenario that comes with rayfed: {nearest(str(source), scenario_names())}" if named else ""
+        known = f", nor one that comes with rayfed: {nearest(str(source), scenario_names())}" if named else ""
         shipped = Path(source).stem
         ours = (
-            f"`rayfed launch {shipped}` plays the one that comes with rayfed, and "
+            f"`rayfed launch {shipped}` runs the one that comes with rayfed, and "
             if shipped in scenario_names()
             else ""
         )
@@ -59,11 +59,11 @@ def read_text(source: str | Path) -> str:
 
 
 def dotted_paths(text: str, changes: Sequence[str] = ()) -> list[str]:
-    """Return everything in a scenario that looks like a dotted path or `FILE.py:Name`, without importing."""
+    """Return all dotted paths and `FILE.py:Name` values in a scenario, without importing them."""
     try:
         values = [read_yaml(part)[0] for part in (text, *(c.partition("=")[2] for c in changes))]
     except ValueError:
-        return []  # `parse` says what is wrong
+        return []  # `parse` reports it
     found = {text for value in values for text in _texts(value) if any(p.fullmatch(text) for p in _CODE)}
     return sorted(text for text in found if sourced(text) == text)
 
@@ -77,13 +77,13 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
-    """Parse and check the text of a scenario, see `load`; relative paths are not resolved."""
+    """Parse and check the text of a scenario as `load` does, without resolving relative paths."""
     raw, found = _document(text, origin)
     return check(raw, origin, dict(found), tuple(repeated(found)), _change(raw, changes))
 
 
 def has_form(text: str, changes: Sequence[str] = ()) -> bool:
-    """Return whether a document follows the schema, without checking components, which are slow to import."""
+    """Return whether a document follows the schema. Components are not checked, as their import is slow."""
     try:
         return not schema_problems(with_changes(_document(text, "scenario")[0], changes))
     except ScenarioError:
@@ -91,13 +91,13 @@ def has_form(text: str, changes: Sequence[str] = ()) -> bool:
 
 
 def _document(text: str, origin: str) -> tuple[dict[str, Any], list[tuple[Place, int]]]:
-    """Return the document of a text, with the lines of its paths."""
+    """Return the document in a text, and pairs of a path and its line."""
     try:
         raw, found = read_yaml(text)
     except ValueError as error:
         raise ScenarioError(f"{origin}: not valid YAML: {error}") from error
     if raw is None:
-        raise ScenarioError(f"{origin}: there is nothing in it; `rayfed new NAME` writes a scenario to start from")
+        raise ScenarioError(f"{origin}: the file is empty; `rayfed new NAME` writes a scenario to start from")
     if not isinstance(raw, dict):
         kind = "a list" if isinstance(raw, list) else f"'{shorten(str(raw), 40, placeholder=' ...')}'"
         raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {kind}")
@@ -105,13 +105,13 @@ def _document(text: str, origin: str) -> tuple[dict[str, Any], list[tuple[Place,
 
 
 def with_changes(document: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Return the document after changes, as in `load`; raises `ScenarioError` for invalid ones."""
+    """Apply changes as in `load`, and return the document; raises `ScenarioError` for invalid changes."""
     _change(document, changes)
     return document
 
 
 def _change(document: dict[str, Any], changes: Sequence[str]) -> dict[Place, str]:
-    """Apply changes to a document, and return which one set each path; raises `ScenarioError` for invalid ones."""
+    """Apply changes to a document in place, and return path -> its `--set` text; raises `ScenarioError` if invalid."""
     made: dict[Place, str] = {}
     wrong = []
     for change in changes:
@@ -131,9 +131,10 @@ def check(
     known: Sequence[Problem] = (),
     changed: Mapping[Place, str] = MappingProxyType({}),
 ) -> Scenario:
-    """Check a document and return its scenario; `lines` and `known` problems are those of its file.
+    """Check a document and return its scenario.
 
-    `changed` says of places that are not the file's whose they are. Raises `ScenarioError` with every problem.
+    `lines` contains the line of each path, `known` the problems found earlier, and `changed` the `--set` text of each
+    path that the file did not set. Raises `ScenarioError` with all problems.
     """
     write_out_models(document)
     problems = [*schema_problems(document), *component_problems(document)]
@@ -154,14 +155,14 @@ def _together(scenario: Scenario, partial: bool) -> list[Problem]:
     for check_together in (*JOINT, modality_problems, sweep_problems):
         try:
             found.extend(check_together(scenario))
-        except AttributeError:  # of a field that is unknown
+        except AttributeError:  # the check reads a removed field, see `without`
             if not partial:
                 raise
     return found
 
 
 def _apply(raw: dict[str, Any], change: str) -> Place:
-    """Apply one `path.to.field=value` to the raw document, and return its path."""
+    """Apply one `path.to.field=value` to a document, and return the path."""
     path, equals, text = change.partition("=")
     if not equals or not path:
         raise ScenarioError(f"--set {change}: expected path.to.field=value, for example training.lr=0.05")
@@ -172,7 +173,7 @@ def _apply(raw: dict[str, Any], change: str) -> Place:
     try:
         return put(raw, path, value)
     except KeyError as error:
-        raise ScenarioError(f"--set {change}: there is no '{path}' to set: {error.args[0]}") from None
+        raise ScenarioError(f"--set {change}: '{path}' not found; {error.args[0]}") from None
 
 
 def _report(
@@ -182,9 +183,9 @@ def _report(
     lines: Mapping[Place, int] | None,
     changed: Mapping[Place, str],
 ) -> str:
-    """Return all problems, one a line, in the order of the file if there is one.
+    """Return a message with one problem per line, in the order of the file.
 
-    Those of changed places come last, with whose they are.
+    Problems of `--set` changes come last, after the text of the change.
     """
 
     def change(path: Place) -> str:

@@ -1,4 +1,4 @@
-"""The section `sweep`: varied fields of the scenario, and the choice of their values."""
+"""The section `sweep`: fields of the scenario to vary, and their values."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from rayfed.scenario.components import Section
 
 
 class Range(Section):
-    """Interval of a swept value."""
+    """Interval from which values of a field are sampled."""
 
     low: float
-    """Smallest value."""
+    """Minimum value."""
     high: float
-    """Largest value."""
+    """Maximum value."""
     scale: Literal["linear", "log"] = "linear"
-    """Distribution of draws: even over the values, or over their logarithms."""
+    """Scale of the uniform distribution: the values or their logarithms."""
     whole: bool = False
-    """Draw whole numbers only."""
+    """Sample only whole numbers."""
 
 
 class Sweep(Section):
-    """Settings of a sweep: many runs of one scenario, each with one arm and one set of values."""
+    """Settings of a sweep: many runs of a scenario, each with one arm and one set of values."""
 
     fields: dict[str, Annotated[list[Any], Field(min_length=1)] | Range] = {}
-    """Path of a field, such as `training.batch_size` or `arms.noise.defences.gaussian.sigma` -> its values in a list,
-    or the `low` and `high` that they are drawn between. A field of one arm varies that arm alone, any other all. None:
-    `repeats` varies the seed alone."""
+    """Fields to vary: paths such as `training.batch_size` or `arms.noise.defences.gaussian.sigma`, each with a list of
+    values, or `low` and `high` to sample between. The field of an arm varies only in this arm. Default: none, vary only
+    the seed (`repeats`)."""
     search: Literal["grid", "random", "optuna"] = "grid"
-    """`grid`: every combination of the lists, arm by arm. `random`: draws, to the arms in turn. `optuna`: Optuna looks
-    for the front of `objectives`."""
+    """Search. `grid`: all combinations of the lists, in each arm. `random`: random samples, for one arm after another.
+    `optuna`: the Pareto front of `objectives`, with Optuna."""
     samples: Annotated[int, Field(ge=1)] | None = None
-    """Number of settings that `random` and `optuna` try."""
+    """Number of settings to try with `random` and `optuna`."""
     repeats: Annotated[int, Field(ge=1)] = 1
-    """Number of seeds that every setting is played with: the scenario's and those that follow it."""
+    """Number of seeds per setting: the scenario's `seed` and the numbers after it. Default: 1."""
     objectives: Annotated[list[str], Field(min_length=1)] = ["psnr", "test_accuracy"]
-    """Columns of the outcomes that `optuna` improves: of leakage the mean over images, or the worst image with
-    `psnr_worst`, by the attack that gets most."""
+    """Columns that `optuna` optimises. Leakage is the mean over images (`psnr_worst`: the image that leaked most), by
+    the strongest attack."""
     scheduler: Literal["asha", "median"] | None = None
-    """Scheduler that stops trials early whose test accuracy falls behind: asynchronous successive halving (Li 2020), or
-    below the median of the others. Null: none."""
+    """Early stopping of trials with a low test accuracy. `asha`: asynchronous successive halving (Li 2020). `median`:
+    stop trials below the median. Default: null, none."""
     grace: Annotated[int, Field(ge=1)] = 1
-    """Number of rounds that every trial plays before a scheduler may stop it."""
+    """Minimum number of rounds before a scheduler may stop a trial. Default: 1."""
     trackers: dict[Literal["tensorboard", "mlflow", "wandb"], dict[str, Any]] = {}
-    """Experiment trackers that every round is logged to, with the settings of Tune's callback for each; `{}` for none.
-    TensorBoard's files lie in the sweep's folder, under `tune`."""
+    """Experiment trackers for the values of each round, each with the settings of its Ray Tune callback (`{}` for the
+    defaults). TensorBoard files are written to `tune` in the sweep's folder. Default: none."""
     max_concurrent: Annotated[int, Field(ge=1)] | None = None
-    """Number of trials at once; null: as many as the cluster has room for."""
+    """Maximum number of concurrent trials. Default: as many as the cluster has room for."""

@@ -25,7 +25,7 @@ class Trial:
     """One run of a sweep."""
 
     index: int
-    """Place in the sweep, from 0; the same for the repeats of one setting."""
+    """Number of the setting in the sweep, from 0; equal for all repeats of a setting."""
     arm: str | None
     """Name of the arm; None: all arms of the scenario."""
     values: Values
@@ -38,10 +38,9 @@ class Trial:
 
 
 def planned(scenario: Scenario) -> list[Trial]:
-    """Return all trials of a grid or of random draws, played or not.
+    """Return all trials of a grid or random search, without duplicate settings.
 
-    A setting that is drawn again is left out, for its results would be the same. Raises `ScenarioError` for values that
-    the scenario does not allow, with all their problems.
+    Raises `ScenarioError` with all problems of a setting whose values are invalid in the scenario.
     """
     sweep = _sweep(scenario)
     drawn = _grid(scenario) if sweep.search == "grid" else _draws(scenario, sweep.samples or 1)
@@ -57,10 +56,7 @@ def planned(scenario: Scenario) -> list[Trial]:
 
 
 def check_values(scenario: Scenario) -> None:
-    """Check every listed value and both ends of every range, one at a time.
-
-    Raises `ScenarioError` for one that the scenario does not allow.
-    """
+    """Check each listed value and both ends of each range separately; raises `ScenarioError` for an invalid one."""
     for arm in scenario.written_arms:
         for path, values in fields_of(scenario, arm).items():
             for value in values if isinstance(values, list) else [_as(values, values.low), _as(values, values.high)]:
@@ -68,9 +64,9 @@ def check_values(scenario: Scenario) -> None:
 
 
 def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
-    """Return a trial's scenario, with its arm alone, its values and its repeat's seed.
+    """Return the scenario of a trial, with only its arm, its values and the seed of its repeat.
 
-    Raises `ScenarioError` where the values do not fit the scenario.
+    Raises `ScenarioError` if the values are invalid in the scenario.
     """
     document = scenario.model_dump(mode="json") | {"sweep": None, "seed": scenario.seed + trial.repeat}
     if scenario.arms and trial.arm is not None:
@@ -80,8 +76,8 @@ def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
         try:
             put(document["arms"][arm] if arm is not None else document, rest, value)
         except KeyError as error:
-            raise ScenarioError(f"sweep.fields: there is no '{path}' in the scenario: {error.args[0]}") from None
-    return check(document, f"the sweep's trial with {_said(trial)}")
+            raise ScenarioError(f"sweep.fields: '{path}' not found in the scenario; {error.args[0]}") from None
+    return check(document, f"sweep trial with {_said(trial)}")
 
 
 def fields_of(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:
@@ -91,7 +87,7 @@ def fields_of(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:
 
 def _sweep(scenario: Scenario) -> Sweep:
     if scenario.sweep is None:
-        raise ScenarioError(f"the scenario {scenario.name} has no `sweep`: say there which fields vary")
+        raise ScenarioError(f"the scenario {scenario.name} has no `sweep`; add the section, with the fields to vary")
     return scenario.sweep
 
 

@@ -319,7 +319,7 @@ def test_fedasync_mixes_one_model_at_a_time() -> None:
 @pytest.mark.parametrize("server", ["{optimiser: adam}", "{lr: 0.5}", "{momentum: 0.9}"])
 def test_fedasync_is_not_for_another_server_optimiser(server: str) -> None:
     rule = "aggregation=fedasync", "clients_per_round=1"
-    with pytest.raises(ScenarioError, match=r"federation\.server: fedasync mixes models by its own weights"):
+    with pytest.raises(ScenarioError, match=r"federation\.server: fedasync"):
         parsed(*rule, f"server={server}")
     parsed(*rule, "server={lr: 1}")
     parsed(f"server={server}")  # fedbuff, whose step any optimiser takes

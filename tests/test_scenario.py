@@ -77,7 +77,7 @@ defences:
         ("attacks: [{name: dlg, batch_size: 4}]", "attacks.0.batch_size: found 4, but"),
         ("attacks: [{name: dlg}, {name: dlg}]", "give this one a unique `label`"),
         ("attacks: [{name: dlg, knowledge: [lables]}]", "attacks.0.knowledge.0"),
-        ("attacks: [{name: dlg, knowledge: [public]}]", "set a share aside with `data.public`"),
+        ("attacks: [{name: dlg, knowledge: [public]}]", "set `data.public`"),
         ("data: {name: digits, public: 1}", "data.public"),
         ("training: {epochs: 1, steps: 1}", "either `epochs` or `steps`"),
         ("training: {algorithm: fedsgd, epochs: 1}", "training.algorithm: fedsgd takes no local steps; remove epochs"),

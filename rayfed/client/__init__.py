@@ -1,1 +1,1 @@
-"""A client's side of a round: local training with its defences, cohorts, and what observers may see of it."""
+"""Clients of a round: local training with defences, cohorts, and the data that attackers observe."""

@@ -1,4 +1,4 @@
-"""Construction of arms: the model as its defences adapt it, the defences, and the aggregation."""
+"""Construction of arms: the adapted model, the defences and the aggregation rule."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from rayfed.update import Named
 
 @dataclass(frozen=True)
 class Arm:
-    """A built arm: specification, model and defences, identical in every process that plays a role in it."""
+    """A built arm: specification, model and defences, identical in all processes."""
 
     spec: ResolvedArm
     model: nn.Module
-    """The architecture in the clients' mode, with weights drawn from the seed."""
+    """Model in training mode, with initial weights that depend on the seed."""
     defences: tuple[Defence, ...]
 
     @cached_property
@@ -43,12 +43,12 @@ class Arm:
 
     @cached_property
     def trained_privately(self) -> frozenset[str]:
-        """Names of the private parameters that their client trains."""
+        """Names of the private parameters that clients train."""
         return frozenset(name for name, p in self.model.named_parameters() if p.requires_grad) & self.private
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        """Names of the private tensors that are drawn once and never trained (keys, passports)."""
+        """Names of the private tensors that are sampled once and never trained (keys, passports)."""
         return key_names(self.model)
 
     @property
@@ -58,12 +58,12 @@ class Arm:
 
     @property
     def buffers(self) -> Named:
-        """Return copies of the buffers that clients are sent."""
+        """Return copies of the buffers that the server sends to clients."""
         return without(buffers_of(self.model), self.private | frozen_names(self.model))
 
     @cached_property
     def frozen(self) -> Named:
-        """Parameters and buffers that are never trained, and that everybody has."""
+        """Parameters and buffers that are public and never trained."""
         return without(only(buffers_of(self.model), frozen_names(self.model)), self.private)
 
     @property
@@ -73,12 +73,12 @@ class Arm:
 
     @property
     def common_start(self) -> Named:
-        """Return copies of the private tensors with the same initial value at all clients."""
+        """Return copies of the private tensors whose initial value is the same for all clients."""
         return only(weights_of(self.model), common_names(self.model))
 
 
 def aggregation_of(arm: ResolvedArm) -> AnyAggregation:
-    """Return the arm's rule as its defences change it; raises `UserError` if they are incompatible."""
+    """Return the arm's aggregation rule, wrapped by its defences; raises `UserError` if they are incompatible."""
     rule: AnyAggregation = arm.aggregation.build()
     for defence in arm.defences:
         rule = defence.build().wrap_aggregation(rule, arm.clients_per_round)
@@ -87,16 +87,16 @@ def aggregation_of(arm: ResolvedArm) -> AnyAggregation:
 
 @dataclass(frozen=True)
 class Protecting:
-    """A protection with the numbers that an arm's server and clients must agree on."""
+    """A protection, with the sizes that the server and clients of an arm must agree on."""
 
     protection: ProtectionSpec
     clients: int
-    """Largest number of clients of a round."""
+    """Maximum number of clients per round."""
     samples: int
-    """Largest number of samples of these clients together."""
+    """Maximum total number of samples of these clients."""
 
     def wrap(self, rule: AnyAggregation) -> SumOverChannel | BoostingOverChannel:
-        """Return the rule over protected updates; raises `UserError` if rule and protection are incompatible."""
+        """Return the rule for protected updates; raises `UserError` if rule and protection are incompatible."""
         protection = self.protection.build()
         if isinstance(rule, FedBoosting):
             return BoostingOverChannel.of(rule, protection, self.clients)
@@ -104,7 +104,7 @@ class Protecting:
 
 
 def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> AnyAggregation:
-    """Return the arm's aggregation, over protected updates if the arm has a protection."""
+    """Return the arm's aggregation rule, for protected updates if the arm has a protection."""
     rule = aggregation_of(arm)
     return protecting.wrap(rule) if protecting else rule
 
@@ -116,9 +116,9 @@ def build_arm(
     seed: int | bytes,
     build: Callable[..., nn.Module] = build_model,
 ) -> Arm:
-    """Build an arm, its model by `build`, which takes the arguments of `build_model`.
+    """Build an arm; `build` creates the model, with the arguments of `build_model`.
 
-    Raises `UserError` if the model does not fit the data or defences, or has nothing to train.
+    Raises `UserError` if the model is incompatible with the data or the defences, or has no trainable parameter.
     """
     model, pipeline = spec.model, spec.defences
     defences = tuple(defence.build() for defence in pipeline)
@@ -133,9 +133,9 @@ def build_arm(
     check_model(net, f"'{model.name}'")
     trained = {name for name, p in net.named_parameters() if p.requires_grad}
     if not trained:
-        raise UserError(f"model '{model.name}' has nothing to train: let one of its parameters have requires_grad=True")
+        raise UserError(f"model '{model.name}' has no trainable parameter; set requires_grad=True for at least one")
     if trained <= private_names(net):
-        raise UserError(f"no layer of model '{model.name}' is left to share: keep fewer private")
+        raise UserError(f"all trained layers of model '{model.name}' are private; make fewer layers private")
     losses.attach(net, spec.loss.build())
     net.train()
     if model.batch_norm == "eval":
@@ -148,19 +148,19 @@ def build_arm(
         reason = defence.refuses(defences[index + 1 :])
         if reason:
             raise UserError(
-                f"{pipeline[index].name} does not go with {_listed(pipeline[index + 1 :])} behind it: {reason}"
+                f"{pipeline[index].name} cannot be combined with the later {_listed(pipeline[index + 1 :])}: {reason}"
             )
         slow = [d for d in defences[:index] if not d.vectorises and d.overrides("wrap_gradient")]
         if defence.samplewise and slow:
             raise UserError(
-                f"{type(slow[0]).__name__} cannot work sample by sample, as {pipeline[index].name} asks of the "
-                f"defences before it in the defence pipeline: write it after, or leave one out"
+                f"{pipeline[index].name} needs the gradient of each sample, which {type(slow[0]).__name__} before it "
+                f"cannot compute; move it after {pipeline[index].name}, or remove one of the two"
             )
     return Arm(spec, net, defences)
 
 
 def _choose(model: nn.Module, train: Train, shape: tuple[int, ...]) -> None:
-    """Freeze the parts of a model that are not trained, in place; `shape` is that of a sample."""
+    """Freeze the untrained parts of a model and add adapters, in place; `shape` is the shape of a sample."""
     lora, prompt, layers = train.lora, train.prompt, train.layers
     if layers is None:
         layers = ["head"] if lora or prompt else ["*"]

@@ -1,11 +1,11 @@
-"""Augmentation of a client's images: random crops and horizontal flips, drawn anew in every round.
+"""Augmentation of a client's images: random crops and horizontal flips, sampled once per round.
 
-The images are changed before anything else sees them, the defences of the data included: what a client trains on in a
-round, what its observers see the gradient of and what reconstructions are scored by are one and the same. Each sample
-has one version in a round, so that a mechanism's sensitivity is as without.
+Augmentation comes before all defences. The augmented image is the image that the client trains on, and the original
+with which reconstructions are compared. Each sample has one version per round, so the sensitivity of privacy mechanisms
+is unchanged.
 
-Sources of the crops: He et al. 2016, "Deep Residual Learning for Image Recognition", section 4.2 (a border of zeros);
-Szegedy et al. 2015, "Going Deeper with Convolutions", section 6 (a share of the area, as torchvision draws it).
+Sources of the crops: He et al. 2016, "Deep Residual Learning for Image Recognition", section 4.2 (zero border);
+Szegedy et al. 2015, "Going Deeper with Convolutions", section 6 (share of the area, sampled as in torchvision).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from rayfed.scenario import Augment
 Box = tuple[int, int, int, int]
 """Top, left, height and width of a crop, in pixels."""
 _TRIES = 10
-"""Draws of a share and a shape before the middle of the image is taken."""
+"""Maximum number of sampled crops before a centre crop is used."""
 _RATIOS = 3 / 4, 4 / 3
-"""Smallest and largest width over height of a crop by area."""
+"""Minimum and maximum aspect ratio (width / height) of a crop by area."""
 _DRAWS = 2 * _TRIES + 5
-"""Numbers drawn for a sample, whatever is switched on, so that one field does not change another's draw."""
+"""Random numbers per sample, always the same number, so that the random numbers of each field are independent."""
 
 
 def augmented(images: Tensor, labels: Tensor, augment: Augment, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Return images (N, C, H, W) in [0, 1], each after a crop and a flip of its own, in the same shape, and labels.
+    """Return images (N, C, H, W) in [0, 1] and labels after a random crop and flip of each image.
 
-    Masks (N, H, W), a class for each pixel, move with their images, and count nothing in the border of a crop. Other
-    labels are those of the whole image and stay as they are.
+    Masks (N, H, W), with one class per pixel, are cropped and flipped with their images, and padded with `NO_TARGET`.
+    Other labels are unchanged.
     """
     drawn = draw.random((len(images), _DRAWS))
     made = [_moved(image, 0.0, numbers, augment) for image, numbers in zip(images, drawn, strict=True)]
@@ -45,7 +45,7 @@ def augmented(images: Tensor, labels: Tensor, augment: Augment, draw: np.random.
 
 
 def _moved(image: Tensor, border: float, numbers: np.ndarray, augment: Augment) -> Tensor:
-    """Return an image or mask (C, H, W) cropped and flipped as drawn `numbers` in [0, 1) say."""
+    """Return an image or mask (C, H, W) after a crop and flip given by random `numbers` in [0, 1)."""
     height, width = image.shape[-2:]
     top, left = (int(number * (2 * augment.crop + 1)) for number in numbers[:2])
     image = F.pad(image, [augment.crop] * 4, value=border)[:, top : top + height, left : left + width]
@@ -55,9 +55,10 @@ def _moved(image: Tensor, border: float, numbers: np.ndarray, augment: Augment) 
 
 
 def area_box(numbers: np.ndarray, scale: float, height: int, width: int) -> Box:
-    """Return a crop of at least a share `scale` of the area, from numbers in [0, 1).
+    """Return a crop of at least a share `scale` of the area, from random numbers in [0, 1).
 
-    The first ones are pairs of a share and a shape, of which the first that fits is taken; the last two its place.
+    The last two numbers are the position, the others pairs of a share and an aspect ratio. The first pair that fits is
+    used.
     """
     low, high = map(log, _RATIOS)
     for share, shape in numbers[:-2].reshape(-1, 2):
@@ -71,11 +72,11 @@ def area_box(numbers: np.ndarray, scale: float, height: int, width: int) -> Box:
 
 
 def _resized(image: Tensor, box: Box) -> Tensor:
-    """Return a crop enlarged to the image's own size (bilinear with antialias, a mask's classes by the nearest)."""
+    """Return a crop resized to the image's size (bilinear with antialias; nearest neighbour for masks)."""
     top, left, height, width = box
     part = image[None, :, top : top + height, left : left + width]
     if not image.is_floating_point():
         classes: Tensor = F.interpolate(part.double(), image.shape[-2:], mode="nearest-exact")[0].to(image.dtype)
         return classes
     whole: Tensor = F.interpolate(part, image.shape[-2:], mode="bilinear", antialias=True)[0]
-    return whole.clamp(0, 1)  # against rounding
+    return whole.clamp(0, 1)  # rounding may leave the range

@@ -1,7 +1,6 @@
-"""Updates of a cohort: client by client, or all together with the same results up to rounding.
+"""Updates of a cohort: one client after another, or all together (`training.vectorise`), equal up to rounding.
 
-Together they are one `torch.func.vmap` call, or have their layers fused. Measured on CPU, vmap is no faster than the
-loop for LeNet, and fused layers are; on CUDA one vmap call for the whole cohort keeps the device busy.
+Joint training is one `torch.func.vmap` call, which is fast on CUDA, or fuses the layers, which is fast on CPU.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from rayfed.update import Named, Update
 from rayfed.vectorised import refusal
 
 _FITTING: WeakKeyDictionary[nn.Module, Fitting] = WeakKeyDictionary()
-"""How many clients go into one call, by the model that they train."""
+"""Number of clients that fit in one call, by model."""
 
 
 def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
-    """Yield a cohort's updates or failures in the order of `tasks`, one at a time to save memory.
+    """Yield the updates or failures of a cohort in the order of `tasks`, one at a time to save memory.
 
-    Raises `UserError` when the scenario demands vmap or fused and a link of the chain cannot follow.
+    Raises `UserError` if the scenario requires vmap or fused, and the model or a defence does not support it.
     """
     if works_together(tasks[0], training, defences):
         return _together(tasks, training, defences)
@@ -61,19 +60,19 @@ def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence
 
 @dataclass(frozen=True)
 class CohortRecord:
-    """Rows and states of a cohort's clients, recorded as they finish."""
+    """Table rows and states of a cohort's clients, recorded as the clients finish."""
 
     arm: str
     rule: AnyAggregation
     failures: Failures
     rows: list[dict[str, Any]] = field(default_factory=list)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """States of the clients; those of clients that failed stay as they were."""
+    """New states by client, without the clients that failed."""
 
     def sent(self, attempts: Iterable[Attempt], together: float) -> Iterator[Any]:
-        """Yield the clients' updates as they finish; `together` is a client's share of joint work, in seconds.
+        """Yield the clients' updates as they finish; `together` is the time of joint work per client, in seconds.
 
-        Raises `ClientError` for a client that failed, unless such are dropped.
+        Raises `ClientError` for a client that failed, unless the scenario drops such clients.
         """
         began = perf_counter()
         for task, made in attempts:
@@ -95,7 +94,7 @@ class CohortRecord:
 
 
 def works_together(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
-    """Return whether a cohort of such tasks is trained together (`training.vectorise`)."""
+    """Return whether a cohort of such tasks is trained together; raises `UserError` if required but impossible."""
     if training.vectorise == "auto":
         return next(iter(task.weights.values())).is_cuda and obstacle(task, training, defences) is None
     if training.trains_together and (reason := obstacle(task, training, defences)):
@@ -104,25 +103,25 @@ def works_together(task: Task, training: Training, defences: Sequence[Defence]) 
 
 
 def obstacle(task: Task, training: Training, defences: Sequence[Defence]) -> str | None:
-    """Return why a cohort cannot be trained together; None if it can."""
+    """Return the reason why a cohort cannot be trained together; None if it can."""
     for defence in defences:
         if not defence.vectorises and defence.overrides("wrap_gradient", "wrap_update"):
-            return f"the defence {type(defence).__name__} works client by client"
+            return f"the defence {type(defence).__name__} handles one client at a time"
     if task.private:
-        return "each client has private layers of its own"
+        return "each client has its own private layers"
     if losses.of(task.model).takes == "classes" and are_words(task.data.labels):
-        return "CTC, by which words are learnt, takes one batch at a time"
+        return "the CTC loss (labels are words) supports only one batch at a time"
     if uses_batch_statistics(task.model):
-        return "batch norm in training mode would see the padding of smaller clients (model.batch_norm: eval would do)"
+        return "batch norm in training mode would include the padding of smaller clients (model.batch_norm: eval works)"
     if is_stochastic(task.model):
-        return "what draws random numbers in the model, such as dropout, has one stream for all clients"
+        return "random layers of the model, such as dropout, would share one random stream"
     if refused := _refusal(task, training, defences):
         return f"the model cannot be vectorised over clients ({refused})"
     return None
 
 
 def _refusal(task: Task, training: Training, defences: Sequence[Defence]) -> str:
-    """Return what the gradient of two clients in one call raises, tried once for a model; "" if it works."""
+    """Return the error of a trial gradient of two clients in one call, cached by model; "" if it works."""
 
     def blank(tensor: Tensor) -> Tensor:
         return tensor.new_zeros(2, 2, *tensor.shape[1:])
@@ -138,7 +137,7 @@ def _refusal(task: Task, training: Training, defences: Sequence[Defence]) -> str
 
 
 def _together(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
-    """Train all clients together, then send each result through its own client's `wrap_update` chain."""
+    """Train all clients together, then apply each client's `wrap_update` chain to its update."""
     try:
         trained = {update.client: update for update in _train_together(tasks, training, defences)}
     except (UserError, torch.OutOfMemoryError):
@@ -155,7 +154,7 @@ def _together(tasks: Sequence[Task], training: Training, defences: Sequence[Defe
 
 
 def _culprits(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> dict[int, Made]:
-    """Train each client alone after the joint call raised, and return the failures by client."""
+    """Train each client separately after the joint call raised, and return the failures by client."""
 
     def alone(task: Task) -> Update:
         [update] = _train_together([task.replace(state=copy.deepcopy(task.state))], training, defences)
@@ -166,9 +165,9 @@ def _culprits(tasks: Sequence[Task], training: Training, defences: Sequence[Defe
 
 
 def _train_together(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Update]:
-    """Train clients in one call, or in as few as memory allows: the same numbers up to rounding, padded as in one call.
+    """Train clients in one call, or in as few calls as memory allows, with equal padding.
 
-    What defences draw for the data is drawn once.
+    Defences of the data run once, before the calls.
     """
     local = [data_method(defences)(task) for task in tasks]
     schedules = [list(batches(len(d.labels), training, t.order)) for d, t in zip(local, tasks, strict=True)]
@@ -191,7 +190,7 @@ def _trained(
     training: Training,
     defences: Sequence[Defence],
 ) -> list[Update]:
-    """Train clients in one call on their `local` data; every client's batch of step k is padded to `sizes[k]`."""
+    """Train clients in one call on their `local` data; the batches of step k are padded to `sizes[k]`."""
     first = tasks[0]
     weights = {name: w.expand(len(tasks), *w.shape).clone() for name, w in first.weights.items()}
     step = _stepper(first, training, defences)
@@ -219,10 +218,10 @@ def _trained(
 def _stepper(
     task: Task, training: Training, defences: Sequence[Defence]
 ) -> Callable[[Named, Tensor, Tensor, Tensor], tuple[Named, Tensor]]:
-    """Return the clients' gradients as a function of their stacked weights, inputs, labels and masks."""
+    """Return a function from stacked weights, inputs, labels and masks to the clients' gradients and losses."""
     plain = fused_gradient_in_vmap if training.vectorise == "fused" else functional_gradient
     gradient = gradient_method(defences, plain)
-    alone = gradient is fused_gradient_in_vmap  # no defence is around it, and vmap takes time
+    alone = gradient is fused_gradient_in_vmap  # without a defence, the slower vmap is not needed
 
     def step(weights: Named, inputs: Tensor, labels: Tensor, mask: Tensor) -> tuple[Named, Tensor]:
         return (fused_gradient if alone else gradient)(task, weights, Batch(inputs, labels, mask))
@@ -233,7 +232,7 @@ def _stepper(
 def _padded(
     local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: int, size: int
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """Return inputs, labels and mask of every client's step k, padded to `size`, and who has it, (clients,)."""
+    """Return inputs, labels and masks of step k, padded to `size`, and whether each client has a step k, (clients,)."""
     device = local[0].inputs.device
     indices = [schedule[k] if k < len(schedule) else schedule[0][:0] for schedule in schedules]
     inputs, labels, masks = [], [], []
@@ -249,7 +248,7 @@ def _padded(
 
 @torch.no_grad()
 def _step_active(optimiser: LocalOptimiser, weights: Named, slope: Named, active: Tensor) -> None:
-    """Step the clients that still have a batch; the others keep their weights."""
+    """Take a step for the clients that have a batch, in place; other weights are unchanged."""
     if active.all():
         return optimiser.step(weights, slope)
     before = {name: w.clone() for name, w in weights.items()}

@@ -1,8 +1,7 @@
-"""Defences in the user's own training loop: on each step's gradient, and on a client's answer.
+"""Defences in a user's own training loop, applied to each step's gradient and to the client's update.
 
-An account is made of what the user says of the loop, and holds for that loop alone. What of it shows here is checked:
-the numbers of answers and of steps, sizes of batches, and that statistics are sent as they were. Whether every step was
-`backward`'s does not show.
+The privacy account is computed from the user's description of the loop. The number of updates and steps, the batch
+sizes and unchanged statistics are checked. That every step uses `backward` cannot be checked.
 """
 
 from __future__ import annotations
@@ -36,26 +35,29 @@ from rayfed.update import Named, Update, list_nonfinite
 _OURS = {
     "adapt_model": "changes the model",
     "wrap_data": "changes the data",
-    "wrap_aggregation": "is in part the server's",
+    "wrap_aggregation": "needs the server",
 }
-"""What a defence does that a loop cannot have done for it, by the hook that does it."""
+"""Hooks of a defence that a training loop cannot support -> reason."""
 
 
 @dataclass(frozen=True)
 class Loop:
-    """The user's description of a client's training, from which the account is computed."""
+    """Description of a client's training loop, from which the privacy account is computed.
+
+    `samples`, `batch_size` and `steps` are required by defences of gradients.
+    """
 
     rounds: int
-    """Rounds in which the client answers, at most."""
+    """Maximum number of rounds in which the client sends an update."""
     samples: int | None = None
-    """Samples that it holds; like what follows, only where a defence works on gradients."""
+    """Number of the client's samples."""
     batch_size: int | None = None
-    """Samples of a step, expected where they are drawn."""
+    """Number of samples per step; the expected number with Poisson sampling."""
     steps: int | None = None
-    """Steps of a round, at most."""
+    """Maximum number of steps per round."""
     poisson: bool = False
-    """Whether each step draws each sample for itself, with probability batch_size / samples; else batches are those of
-    a fresh permutation in each epoch."""
+    """Whether each sample is in a step with probability batch_size / samples, independently. Otherwise batches are
+    taken from a new permutation in each epoch."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "samples", "batch_size", "steps"):
@@ -63,18 +65,18 @@ class Loop:
             if value is not None and (type(value) is not int or value < 1):
                 raise UserError(f"{name}: found {value}; give a whole number from 1")
         if self.samples is not None and self.batch_size is not None and self.batch_size > self.samples:
-            raise UserError(f"batch_size: found {self.batch_size}, which is more than the {self.samples} samples")
+            raise UserError(f"batch_size: found {self.batch_size}; give at most the number of samples, {self.samples}")
 
 
 @dataclass(frozen=True)
 class Accounted:
-    """Privacy guarantee of one defence over a training loop, or why it has none."""
+    """Privacy guarantee of one defence over a training loop, or the reason why it has none."""
 
     defence: str
     rounds: int
     spent: Spending | None
     found: Guarantee | None
-    """None where nothing is guaranteed."""
+    """Guarantee; None without one."""
     why: str = ""
 
     def __str__(self) -> str:
@@ -88,10 +90,10 @@ class Accounted:
 
 
 class Defended:
-    """One client's defences in a user's training loop; `print` shows its account.
+    """Defences of one client in a user's training loop; `print` shows the privacy account.
 
-    `backward(model, inputs, labels)` stands in the place of a loss's `backward()`, `answer(sent, returned)` makes of
-    the state that was trained the one that is sent.
+    Call `backward(model, inputs, labels)` instead of `loss.backward()`, and `answer(sent, returned)` on the trained
+    state before it is sent.
     """
 
     def __init__(
@@ -101,10 +103,10 @@ class Defended:
         loop: Loop,
         seed: int | None = None,
     ) -> None:
-        """Check the defences for this loop, compute their noise, and compute the account.
+        """Check the defences for this loop, calibrate their noise, and compute the account.
 
-        Noise is from the operating system's randomness; with a `seed` it is repeatable, which measures and does not
-        protect. Raises `UserError` for a defence that a loop cannot have.
+        Noise is sampled from the operating system's randomness. With a `seed` it is reproducible, which is suitable for
+        measurements but does not protect. Raises `UserError` for a defence that a training loop cannot support.
         """
         self._model = model
         with unwrapped(model) as bare:
@@ -121,7 +123,7 @@ class Defended:
         self.on_gradients = any(defence.overrides("wrap_gradient") for _, defence in pipeline)
         if self.on_gradients and None in (loop.samples, loop.batch_size, loop.steps):
             raise UserError(
-                "a defence works on gradients: put it into the training loop by rayfed.defend, and say the `samples`, "
+                "a defence works on gradients; use rayfed.defend in the training loop, and give the `samples`, "
                 "`batch_size` and `steps` of a round"
             )
         setting = self._setting(model)
@@ -141,25 +143,25 @@ class Defended:
 
     @property
     def guaranteed(self) -> bool:
-        """Whether some defence has an epsilon."""
+        """Whether a defence has an epsilon."""
         return any(one.found is not None for one in self.account)
 
     def __str__(self) -> str:
-        lines = [str(one) for one in self.account] or ["no defence: nothing is guaranteed"]
+        lines = [str(one) for one in self.account] or ["no defence: no privacy guarantee"]
         if self.guaranteed:
             lines.append(
-                "an epsilon holds for the loop as it was told, and of the model's state alone: metrics and numbers of "
-                "samples that a client sends beside it are not covered"
+                "The epsilon holds for the described training loop and covers only the model's state, not metrics or "
+                "sample counts that the client also sends."
             )
         if self.guaranteed and self._seed is not None:
-            lines.append("noise follows from the seed: for measuring, not for protecting")
+            lines.append("Noise is derived from the seed. Use this to measure, not to protect data.")
         return "\n".join(lines)
 
     def backward(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         """Set the gradients of a model's parameters to the defended gradient of a batch, and return its mean loss.
 
-        The loss is the model's (`rayfed.losses.attach`), cross entropy unless one was attached. Raises `UserError` for
-        more than the account counts.
+        The loss is the one attached to the model (`rayfed.losses.attach`), by default cross entropy. Raises `UserError`
+        for more steps or larger batches than the account covers.
         """
         self._steps += 1
         if self.guaranteed and self.on_gradients:
@@ -179,24 +181,24 @@ class Defended:
     def answer(
         self, sent: Mapping[str, Tensor], returned: Mapping[str, Tensor], round: int | None = None, client: int = 0
     ) -> Named:
-        """Return the state to send in place of the trained one.
+        """Return the defended state dict, to send instead of the trained one.
 
-        Both are state dicts; `sent` is what the client was sent. `round` counts from 0; answers are counted without it.
-        The number of the `client` keeps noise that follows from a seed apart.
-        Raises `UserError` for more than the account counts, and for a state whose statistics moved without noise.
+        `sent` is the state dict that the client received, `returned` the trained one. `round` counts from 0, by default
+        one more than in the last call. With a seed, each `client` number has its own noise. Raises `UserError`
+        for more updates than the account covers, and for statistics that changed, as they would be sent without noise.
         """
         own_names = {bare_name(name, self._names): name for name in returned}
         sent, returned = self._bare(sent), self._bare(returned)
         number = self._answers if round is None else round
         if self.on_gradients and not self._steps:
-            raise UserError("a defence works on gradients: call `backward` in the place of the loss's own")
+            raise UserError("a defence works on gradients; call its `backward` instead of loss.backward()")
         if lacking := sorted(name for name in self._parameters if name not in sent or name not in returned):
-            raise UserError(f"no '{lacking[0]}' in what was sent or is answered: give whole state dicts of the model")
+            raise UserError(f"'{lacking[0]}' is missing in a state dict; give complete state dicts of the model")
         if self.guaranteed:
             self._check_answer(number, client, sent, returned)
         self._check_finite("sent", {name: sent[name] for name in self._parameters})
         if self.guaranteed and (bad := list_nonfinite({name: returned[name] for name in self._parameters})):
-            warnings.warn(f"returned: '{bad[0]}' has NaN or infinite values: only noise is returned", stacklevel=2)
+            warnings.warn(f"returned: '{bad[0]}' has NaN or infinite values; only noise is returned", stacklevel=2)
         before = {name: sent[name].detach() for name in self._parameters}
         tensors = {name: t - returned[name].detach() for name, t in before.items()}
         update = Update(0, number, tensors, {}, self.loop.samples or 1, nan)
@@ -213,15 +215,15 @@ class Defended:
         return {own_names[name]: tensor for name, tensor in answer.items()}
 
     def _bare(self, state: Mapping[str, Tensor]) -> Named:
-        """Return a state dict under the names of the model without its wrappers."""
+        """Return a state dict with the parameter names of the model without its wrappers."""
         return {bare_name(name, self._names): tensor for name, tensor in state.items()}
 
     def given(self, client: int = 0) -> int:
-        """Return the number of answers that a client has given."""
+        """Return the number of updates that a client has sent."""
         return self._given[client]
 
     def counted(self, client: int, given: int) -> None:
-        """Record that a client has given at least this many answers, counting other processes."""
+        """Record that a client has sent at least this many updates, including those of other processes."""
         self._given[client] = max(self._given[client], given)
 
     def _task(
@@ -243,7 +245,7 @@ class Defended:
         )
 
     def _generator(self, *key: int) -> torch.Generator:
-        """Return a generator with fresh randomness for one step or answer, safe in copied processes."""
+        """Return a generator with fresh randomness for one step or update, also in forked processes."""
         if self._seed is None:
             return generator(os.urandom(32), secure=True)
         return seeds.torch_generator(self._seed, "defend", *key, self._steps)
@@ -265,12 +267,12 @@ class Defended:
         name, defence = self._named[place]
         spent = defence.spends(setting)
         if spent is None:
-            return Accounted(name, self.loop.rounds, None, None, "it is empirical: nothing is proved of it")
+            return Accounted(name, self.loop.rounds, None, None, "the defence is empirical, without a proof")
         if why := broken_by(self._named, place, spent):
             return Accounted(name, self.loop.rounds, spent, None, why)
         found = guarantee(spent.releases, spent.delta)
         if found.epsilon == inf:
-            return Accounted(name, self.loop.rounds, spent, None, "it adds no noise")
+            return Accounted(name, self.loop.rounds, spent, None, "the defence adds no noise")
         return Accounted(name, self.loop.rounds, spent, found)
 
     def _check_step(self, count: int) -> None:
@@ -278,12 +280,12 @@ class Defended:
         assert loop.steps is not None
         assert loop.batch_size is not None
         if self._steps > loop.steps:
-            raise UserError(f"step {self._steps} of a round, and the account is of {loop.steps}: say more `steps`")
+            raise UserError(f"found step {self._steps} of a round, but the account covers {loop.steps}; raise `steps`")
         if not loop.poisson and count > loop.batch_size:
-            raise UserError(f"a batch of {count} samples, and the account is of {loop.batch_size} (`batch_size`)")
+            raise UserError(f"found a batch of {count} samples, but the account covers `batch_size` {loop.batch_size}")
 
     def _check_gradients(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
-        """Raise `UserError` if a defence cannot compute what it needs from the model's gradient, on two samples."""
+        """Raise `UserError` if a defence does not support the gradient of this model, tried on two samples."""
         data = Batch(inputs[:2], labels[:2])
         with seeds.global_stream("check", "gradients", cuda=inputs.is_cuda):
             for defence in self._defences:
@@ -292,35 +294,35 @@ class Defended:
         self._tried = True
 
     def _check_finite(self, what: str, tensors: Mapping[str, Tensor]) -> None:
-        """Raise `UserError` for NaN and infinite values if an epsilon is claimed.
+        """Raise `UserError` for NaN and infinite values if a defence has an epsilon.
 
-        A clip takes zeros in place of such values, so what a client computes may have them: the epsilon covers it, and
-        would not cover an error that depends on a client's samples.
+        A client's own values are not checked before the clip, which replaces NaN by 0. An error that depends on the
+        samples would not be covered by the epsilon.
         """
         if self.guaranteed and (bad := list_nonfinite(tensors)):
             raise UserError(
-                f"{what}: '{bad[0]}' has NaN or infinite values, and an epsilon is claimed, which does not cover them: "
-                f"the training has diverged, so start it again with a lower learning rate"
+                f"{what}: '{bad[0]}' has NaN or infinite values, which the epsilon does not cover; training has "
+                f"diverged, so restart it with a lower learning rate"
             )
 
     def _check_answer(
         self, number: int, client: int, sent: Mapping[str, Tensor], returned: Mapping[str, Tensor]
     ) -> None:
-        last = max(number, self._given[client])  # rounds are the server's to name, so answers are counted, too
+        last = max(number, self._given[client])  # the server chooses the round's number, so updates are also counted
         if last >= self.loop.rounds:
-            raise UserError(f"answer {last + 1}, and the account is of {self.loop.rounds}: say more `rounds`")
+            raise UserError(f"found update {last + 1}, but the account covers {self.loop.rounds}; raise `rounds`")
         for name, tensor in returned.items():
-            if name in self._tied or name.endswith("num_batches_tracked"):  # the number of steps, which is no secret
+            if name in self._tied or name.endswith("num_batches_tracked"):  # the number of steps is public
                 continue
             if name not in sent or not torch.equal(tensor, sent[name]):
                 raise UserError(
-                    f"'{name}' has changed and would be sent without noise, where an epsilon is claimed: keep "
-                    f"statistics such as batch norm's as they were sent (model.eval()), or take group norm"
+                    f"'{name}' has changed and would be sent without noise, which the epsilon does not cover; keep "
+                    f"statistics such as those of batch norm unchanged (model.eval()), or use group norm"
                 )
 
 
 def _built(defences: Sequence[str | Mapping[str, Any]]) -> list[tuple[str, Defence]]:
-    """Return defences with their names; raises `UserError` for anything that is not a defence."""
+    """Return pairs of a defence's name and the built defence; raises `UserError` for an invalid one."""
     if isinstance(defences, str):
         raise UserError(f"defences: found '{defences}'; give a list, such as ['{defences}']")
     written = [named(one) for one in defences]
@@ -335,9 +337,9 @@ def _check(name: str, defence: Defence, model: nn.Module, later: Sequence[Defenc
     """Raise `UserError` for a defence that the loop or the model does not support."""
     for hook, does in _OURS.items():
         if defence.overrides(hook):
-            raise UserError(f"{name} {does}, which a loop of your own cannot have done for it: play it in a scenario")
+            raise UserError(f"{name} {does}, which your own training loop does not support; use it in a scenario")
     if defence.least_public:
-        raise UserError(f"{name} works with samples that no client owns: play it in a scenario")
+        raise UserError(f"{name} needs public samples, which no client owns; use it in a scenario")
     defence.check(model)
     if refused := defence.refuses(later):
         raise UserError(f"{name}: {refused}")

@@ -1,7 +1,7 @@
-"""Clients' devices in virtual time, each drawn from its client's number when first needed.
+"""Devices of the clients in virtual time, sampled from the client's number.
 
-Each client has a block of four numbers of a counter-based generator (Philox, Salmon et al. 2011), at its own place: any
-client's can be had alone, and those of a million in one call.
+Client i uses block i (four numbers) of a counter-based generator (Philox, Salmon et al. 2011). Thus the device of one
+client is computed without the others, and those of a million in one call.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rayfed.scenario import Scenario
 from rayfed.scenario.system import DeviceClass, System
 
 _BYTES = 1e6 / 8
-"""Bytes a second of one Mbit/s."""
+"""Bytes per second of one Mbit/s."""
 _MEGA = 1e6
 _COLUMNS = ("compute", "memory", "down", "up", "latency", "failure")
 _HOURS = 24
 Stamp = tuple[int, int] | None
-_MISSING = "is not there: give the local path of a Parquet file of devices"
+_MISSING = "not found; give the local path of a Parquet file of devices"
 
 
 @dataclass(frozen=True)
@@ -35,34 +35,34 @@ class Device:
     """One client's device: speed, memory, bandwidth, latency and probability of failure."""
 
     speed: float
-    """FLOP/s in training."""
+    """Training speed, in FLOP/s."""
     memory: float
-    """Bytes for training; infinite where nothing is said."""
+    """Memory for training, in bytes; infinite if not given."""
     down: float
-    """Bytes a second from the server; infinite where nothing is said."""
+    """Bandwidth from the server, in bytes per second; infinite if not given."""
     up: float
-    """Bytes a second to the server."""
+    """Bandwidth to the server, in bytes per second; infinite if not given."""
     latency: float
-    """Seconds before the first byte of a message arrives."""
+    """Latency of a message, in seconds."""
     failure: float
-    """Probability that it drops out of a round."""
+    """Probability of dropping out of a round."""
 
 
 @dataclass(frozen=True)
 class _Kinds:
-    """Columns (kinds,) of device classes, or of the rows of a file."""
+    """Device classes, or rows of a device file, as columns (kinds,)."""
 
     shares: np.ndarray
-    """Upper ends of their shares of the clients, without the last, which is 1."""
+    """Cumulative shares of the clients, without the last, which is 1."""
     columns: dict[str, np.ndarray]
     available: np.ndarray
-    """(kinds, 24), share of them that is there, by hour of the day."""
+    """Share of the devices that are available, by hour of the day, (kinds, 24)."""
     by_number: bool
-    """Whether kind i is client i's."""
+    """Whether client i has kind i."""
 
 
 def devices(scenario: Scenario, clients: Sequence[int]) -> Iterator[Device]:
-    """Yield the devices of some clients; the scenario must have `federation.system`."""
+    """Yield the device of each client; the scenario must have `federation.system`."""
     system = _system(scenario)
     kinds = _kinds(system.model_dump_json(), scenario.federation.clients, stamp(system))
     for client in clients:
@@ -81,7 +81,7 @@ def devices(scenario: Scenario, clients: Sequence[int]) -> Iterator[Device]:
 
 
 def stamp(system: System) -> Stamp:
-    """Return the size and time of a system's file of devices, so that a changed one is read anew; None without one."""
+    """Return the size and modification time of the device file, to detect changes; None without a file."""
     if system.file is None or not system.file.is_file():
         return None
     found = system.file.stat()
@@ -89,9 +89,9 @@ def stamp(system: System) -> Stamp:
 
 
 def there(seed: int, written: str, read: Stamp, round: int, clients: int) -> np.ndarray:
-    """Return whether each client is available when a round begins, (clients,) bool, drawn anew every hour.
+    """Return whether each client is available at the start of a round, (clients,) bool, sampled once per hour.
 
-    `written` is the system as JSON, and `read` the stamp of its file.
+    `written` is the system as JSON, `read` the stamp of its file.
     """
     hour = int(System.model_validate_json(written).hour(round))
     own = _kinds(written, clients, read).available[:, hour % _HOURS][_rows(seed, written, clients, read)]
@@ -109,10 +109,7 @@ def fails(scenario: Scenario, round: int, client: int, device: Device) -> bool:
 
 
 def digest(scenario: Scenario) -> str | None:
-    """Return the SHA-256 of a scenario's file of devices; None without one.
-
-    Raises `ScenarioError` where it is not there.
-    """
+    """Return the SHA-256 of the device file; None without one. Raises `ScenarioError` if it does not exist."""
     system = scenario.federation.system
     if system is None or system.file is None:
         return None
@@ -122,21 +119,20 @@ def digest(scenario: Scenario) -> str | None:
 
 
 def check_devices(scenario: Scenario) -> None:
-    """Raise `ScenarioError` for a file of devices that is invalid, or that needs another field of the scenario."""
+    """Raise `ScenarioError` if the device file is invalid, or needs a field that the scenario does not set."""
     system = scenario.federation.system
     if system is None or system.file is None:
         return
     kinds = _kinds(system.model_dump_json(), scenario.federation.clients, stamp(system))
     if system.every is None and kinds.available.min() < 1:
         raise ScenarioError(
-            f"federation.system.every: who is there of {system.file} depends on the hour: say after how many seconds "
-            f"the next round begins"
+            f"federation.system.every: required, because the availability in {system.file} depends on the hour; give "
+            f"it in seconds"
         )
     drop = bool(kinds.columns["failure"].any()) or not np.isinf(kinds.columns["memory"]).all()
     if system.deadline is None and drop:
         raise ScenarioError(
-            f"federation.system.deadline: devices of {system.file} may drop out, and a round would wait for them "
-            f"without end: give one"
+            f"federation.system.deadline: required, because devices of {system.file} may drop out; give it in seconds"
         )
 
 
@@ -154,24 +150,24 @@ def _stream(key: int, first: int, blocks: int) -> np.ndarray:
 
 
 def _uniform(raw: np.ndarray) -> np.ndarray:
-    """Return uniform numbers in the open interval (0, 1), whose ends would give infinite normal numbers."""
+    """Return uniform numbers in the open interval (0, 1), as 0 and 1 give infinite normal quantiles."""
     uniform: np.ndarray = ((raw >> np.uint64(11)) + 0.5) * 2.0**-53
     return uniform
 
 
 def _numbers(seed: int, first: int, clients: int) -> np.ndarray:
-    """Return uniform numbers of consecutive clients, (clients, 4): for kind, speed, bandwidth, and one unused."""
+    """Return uniform numbers for consecutive clients, (clients, 4): kind, speed, bandwidth and an unused one."""
     return _uniform(_stream(seeds.number(seed, "devices"), first, clients))
 
 
 def _log_normal(uniform: float, spread: float) -> float:
-    """Return a log-normal factor of median 1; the C library's `exp` may differ in the last bits elsewhere."""
+    """Return a log-normal factor of median 1. Its last bits depend on the C library's `exp`."""
     return math.exp(spread * NormalDist().inv_cdf(uniform)) if spread else 1.0
 
 
 @lru_cache(maxsize=2)
 def _rows(seed: int, written: str, clients: int, read: Stamp) -> np.ndarray:
-    """Return the index of every client's kind, (clients,)."""
+    """Return the kind of every client, (clients,)."""
     kinds = _kinds(written, clients, read)
     if kinds.by_number:
         return np.arange(clients)
@@ -191,7 +187,7 @@ def _kinds(written: str, clients: int, read: Stamp) -> _Kinds:
 
 
 def _of_file(file: Path, clients: int) -> _Kinds:
-    """Return the rows of a Parquet file of devices; raises `ScenarioError` if it is not one."""
+    """Return the rows of a device file (Parquet); raises `ScenarioError` if it is invalid."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -201,7 +197,7 @@ def _of_file(file: Path, clients: int) -> _Kinds:
     try:
         table = pq.read_table(file)
     except (OSError, pa.ArrowException) as error:
-        raise refused(f"is no Parquet file that can be read: {error}") from error
+        raise refused(f"cannot be read as a Parquet file: {error}") from error
     if unknown := sorted(set(table.column_names) - {*_COLUMNS, "available"}):
         raise refused(f"has a column '{unknown[0]}': {nearest(unknown[0], [*_COLUMNS, 'available'])}")
     if not table.num_rows or not table.column_names:
@@ -214,7 +210,7 @@ def _of_file(file: Path, clients: int) -> _Kinds:
             try:
                 found = table[name].cast(pa.float64()).to_numpy(zero_copy_only=False)
             except pa.ArrowException as error:
-                raise refused(f"has no numbers in its column '{name}': {error}") from error
+                raise refused(f"has values in the column '{name}' that are not numbers: {error}") from error
             columns[name] = np.where(np.isnan(found), given, found)
         least, most = (
             (0, np.inf) if name == "latency" else (0, 1) if name == "failure" else (np.nextafter(0, 1), np.inf)
@@ -227,9 +223,9 @@ def _of_file(file: Path, clients: int) -> _Kinds:
         try:
             available[:] = np.array(table["available"].to_pylist(), float).reshape(table.num_rows, -1)
         except (TypeError, ValueError) as error:
-            raise refused("has in 'available' neither a number in each row nor 24 of them") from error
+            raise refused("needs one number or 24 numbers in each row of the column 'available'") from error
         if not ((available >= 0) & (available <= 1)).all():
-            raise refused("has shares in 'available' that are not between 0 and 1")
+            raise refused("has values in the column 'available' that are not between 0 and 1")
     return _Kinds(_ends(np.ones(table.num_rows)), columns, available, table.num_rows == clients)
 
 
@@ -238,11 +234,11 @@ def _refused(file: Path, why: object) -> ScenarioError:
 
 
 def _given(value: float | None) -> float:
-    """Return a device's figure; infinite if it is not given."""
+    """Return a property of a device; infinite if it is not given."""
     return math.inf if value is None else value
 
 
 def _ends(shares: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return the cumulative shares without the last, so that every draw falls into some kind."""
+    """Return the cumulative shares without the last, so that rounding leaves no sample without a kind."""
     ends: np.ndarray = np.cumsum(shares)[:-1] / np.sum(shares)
     return ends

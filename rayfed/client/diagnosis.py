@@ -1,4 +1,4 @@
-"""Diagnosis of clients' private layers (Gu 2021, figures 4 and 5), visible to the simulator only."""
+"""Statistics of clients' private layers (Gu 2021, figures 4 and 5), for reports only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rayfed.update import Named
 
 @torch.no_grad()
 def private_layers(model: nn.Module, parts: Sequence[Named]) -> list[dict[str, Any]]:
-    """Return a row of the table `private` for each private convolution, without the columns arm and round.
+    """Return one row of the table `private` per private convolution, without the columns arm and round.
 
-    `parts` are clients' private tensors.
+    `parts` contains the private tensors of each client.
     """
     rows = []
     for path, block in private_convs(model).items():
@@ -36,7 +36,7 @@ def private_layers(model: nn.Module, parts: Sequence[Named]) -> list[dict[str, A
 
 
 def _filled(block: PrivateConv, path: str, part: Named) -> PrivateConv:
-    """Return a copy of a block on the CPU with one client's tensors."""
+    """Return a CPU copy of a block with one client's tensors."""
     own = copy_model(block).cpu()
     own.load_state_dict({name.removeprefix(f"{path}."): t for name, t in part.items() if name.startswith(f"{path}.")})
     return own

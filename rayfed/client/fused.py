@@ -1,10 +1,9 @@
-"""Gradients of a cohort in one forward and one backward pass, with every client at weights of its own.
+"""Gradients of a cohort in one forward and one backward pass, with different weights for every client.
 
-The loss of a cohort is the sum of its clients', so one backward pass has the gradients of all. In the forward pass an
-operation is done once for all clients: a linear layer as one batched product, a convolution as one with a group of
-channels for each client, channels last. What has no such form here goes through `torch.func.vmap`, one operation at a
-time: a recurrent layer is one, taken apart into its steps. Only sums run in another order. A model that has autograd
-functions of its own is refused.
+The backward pass is that of the sum of the clients' losses. In the forward pass, each operation runs once for all
+clients: a linear layer as a batched product, a convolution as a grouped one with a group per client. Other operations
+run under `torch.func.vmap`, one at a time. Results equal those of single clients up to the order of sums. Models with
+custom autograd functions are not supported.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from rayfed.update import Named
 
 @torch.enable_grad()
 def fused_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    """Compute the plain gradients of K clients, by name, and their losses (K,).
+    """Compute the undefended gradients of K clients, by name, and their losses (K,).
 
     Weights, inputs, labels and mask have a leading dimension K; model and buffers are those of `task`. Raises
-    `UserError` where part of the model's forward pass would be lost on the backward pass.
+    `UserError` for a model with a custom autograd function, whose gradient would be wrong.
     """
     assert batch.mask is not None
     inputs, labels, mask = batch.inputs.detach(), batch.labels.detach(), batch.mask
@@ -50,9 +49,9 @@ def fused_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Ten
 
 
 def fused_gradient_in_vmap(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    """Compute the plain gradient inside vmap over clients: `fused_gradient` of all of them.
+    """Compute the undefended gradient inside a vmap over clients, by one `fused_gradient` of all clients.
 
-    Raises `UserError` where it is differentiated, or inside another vmap.
+    Raises `UserError` if it is differentiated or inside another vmap.
     """
     mask = torch.ones(len(batch.inputs), device=batch.inputs.device) if batch.mask is None else batch.mask
     loss, *slopes = _Gradient.apply(task, tuple(weights), batch.inputs, batch.labels, mask, *weights.values())
@@ -60,13 +59,13 @@ def fused_gradient_in_vmap(task: Task, weights: Named, batch: Batch) -> tuple[Na
 
 
 _ONLY_IN_VMAP = (
-    "training.vectorise: fused is not possible: a defence differentiates a gradient, or asks for it sample by sample; "
-    "use auto or loop"
+    "training.vectorise: fused is not possible: a defence differentiates a gradient, or needs the gradient of each "
+    "sample; use auto or loop"
 )
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradient as one operation, which vmap hands the tensors of all clients."""
+    """The gradient as one operation, to which vmap passes the tensors of all clients."""
 
     @staticmethod
     def forward(task: Task, names: Sequence[str], *tensors: Tensor) -> Any:
@@ -89,7 +88,7 @@ class _Gradient(torch.autograd.Function):
 
 
 class Stacked(Tensor):
-    """One tensor of each of K clients, which a model takes for one tensor: `every` (K, *shape) holds them all."""
+    """K tensors (one per client) that a model uses as one tensor; `every` (K, *shape) contains them."""
 
     every: Tensor
 
@@ -115,29 +114,29 @@ class Stacked(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotImplementedError(f"{func} went past the tensors of a cohort's clients")
+        raise NotImplementedError(f"{func} is not supported for the stacked tensors of a cohort")
 
 
 def _every(tensor: Tensor) -> Tensor:
-    """Return the tensors of all clients.
+    """Return the tensors of all clients, (K, *shape).
 
-    Raises `UserError` for what an autograd function made: it differentiates one tensor, and here there are K.
+    Raises `UserError` for the output of a custom autograd function, which would differentiate one tensor, not K.
     """
     assert isinstance(tensor, Stacked)
     with torch._C.DisableTorchFunctionSubclass():
         maker = tensor.grad_fn
     if maker is not None:
         raise UserError(
-            f"training.vectorise: fused is not possible: the model has an autograd function of its own "
+            f"training.vectorise: fused is not possible: the model has a custom autograd function "
             f"({type(maker).__name__}); use auto or loop"
         )
     return tensor.every
 
 
 def _mapped(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], in_parts: bool = False) -> Any:
-    """Do an operation by vmap over the clients; what it returns need not be tensors.
+    """Run an operation with vmap over the clients; it may also return values that are not tensors.
 
-    `in_parts` is for one that vmap has no rule for, but has for its parts: under a gradient PyTorch takes it apart.
+    `in_parts` is for operations without a vmap rule: inside `vjp`, PyTorch decomposes them into parts that have one.
     """
     leaves, spec = tree_flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Stacked)]
@@ -152,7 +151,7 @@ def _mapped(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         return [leaf for leaf in result[0] if isinstance(leaf, Tensor)]
 
     each = (lambda *tensors: vjp(of_one, *tensors)[0]) if in_parts else of_one
-    # Contiguous, for group norm asks in which format a tensor is, which vmap does not answer in PyTorch 2.11.
+    # Contiguous, because group norm queries the memory format, which vmap does not support in PyTorch 2.11.
     stacked = iter(vmap(each)(*(_every(leaves[i]).contiguous() for i in places)))
     return tree_unflatten([Stacked(next(stacked)) if isinstance(r, Tensor) else r for r in result[0]], result[1])
 
@@ -179,7 +178,7 @@ def _conv2d(
         return None
     clients = len(_every(input))
     x, w = _as_channels(input), _every(weight).flatten(0, 1)
-    x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))  # in which a processor is fastest
+    x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))  # the fastest format on CPU
     b = None if bias is None else _every(bias).flatten()
     return _of_channels(F.conv2d(x, w, b, stride, padding, dilation, clients * groups), clients)
 
@@ -191,9 +190,9 @@ def _pool(func: Any, input: Stacked, *args: Any, **kwargs: Any) -> Stacked | Non
 
 
 def _pointwise(func: Any, *args: Any, **kwargs: Any) -> Stacked | None:
-    """Apply an elementwise operation with broadcasting: each client's own operands follow the dimension K."""
+    """Apply an elementwise operation, with broadcasting over the dimensions after K."""
     operands = [arg for arg in args if isinstance(arg, Tensor)]
-    if len({operand.dtype for operand in operands}) > 1:  # of two types the result's depends on who has dimensions
+    if len({operand.dtype for operand in operands}) > 1:  # type promotion depends on the number of dimensions
         return None
     rank = max(operand.ndim for operand in operands)
 
@@ -208,7 +207,7 @@ def _flatten(func: Any, input: Stacked, start_dim: int = 0, end_dim: int = -1) -
 
 
 def _view(func: Any, input: Tensor, *sizes: Any) -> Stacked | None:
-    """View each client's tensor in other sizes: what is contiguous of one client need not be so of all."""
+    """Reshape each client's tensor. A view may be impossible, as the stacked tensor need not be contiguous."""
     shape = sizes[0] if sizes and isinstance(sizes[0], Sequence) else sizes
     if not isinstance(input, Stacked) or not all(isinstance(size, int) for size in shape):
         return None
@@ -217,7 +216,7 @@ def _view(func: Any, input: Tensor, *sizes: Any) -> Stacked | None:
 
 
 def _recurrent(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Do a recurrent layer, for which vmap has no rule by itself."""
+    """Run a recurrent layer, for which vmap has no rule."""
     return _mapped(func, args, kwargs, in_parts=True)
 
 
@@ -226,7 +225,7 @@ def _all_stacked(*tensors: Tensor | None) -> bool:
 
 
 def _as_channels(images: Tensor) -> Tensor:
-    """Return clients' images as (N, K * C, H, W): a view where they come from a convolution."""
+    """Return the clients' images as (N, K * C, H, W), without a copy after a convolution."""
     return _every(images).transpose(0, 1).flatten(1, 2)
 
 
@@ -235,7 +234,7 @@ def _of_channels(images: Tensor, clients: int) -> Stacked:
 
 
 def _named(*names: str) -> list[Any]:
-    """Return PyTorch's functions and methods of these names."""
+    """Return PyTorch's functions and methods with these names."""
     return [getattr(home, name) for name in names for home in (torch, Tensor, F) if hasattr(home, name)]
 
 
@@ -244,7 +243,7 @@ _PROPERTIES = {
     Tensor.size,
     *(getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "requires_grad")),
 }
-"""What is asked of any client's tensor alike."""
+"""Properties that are equal for the tensors of all clients."""
 
 _FORMS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_named("linear"), _linear),
@@ -258,4 +257,4 @@ _FORMS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_named("sigmoid", "tanh"), _pointwise),
     **dict.fromkeys(_named("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell"), _recurrent),
 }
-"""The form of an operation for all clients at once; one that returns None leaves the operation to vmap."""
+"""Operation -> its implementation for all clients at once. If the implementation returns None, vmap is used."""

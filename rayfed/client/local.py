@@ -1,4 +1,4 @@
-"""One client's round: local training with its defences wrapped around it (McMahan 2017, algorithm 1, ClientUpdate)."""
+"""One client's round: local training with defences (McMahan 2017, algorithm 1, ClientUpdate)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rayfed.scenario import Training
 from rayfed.update import LocalTraining, Named, Update
 
 PRIVATE = "private"
-"""Key under which a client's state keeps its private tensors, by name."""
+"""Key of a client's private tensors in its state."""
 
 
 def update_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
-    """Return the whole local round of a client, its defences wrapped around it in the order written."""
+    """Return a client's local round, with its defences applied in this order."""
     return wrap_updates(training_method(training, defences), defences)
 
 
 def training_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
-    """Return the local round without the defences' `wrap_update`, whose update is the true change of the weights."""
+    """Return a client's local round without the defences' `wrap_update`; its update is the true weight difference."""
     data, gradient = data_method(defences), gradient_method(defences)
     return lambda task: _train(task, training, data, gradient)
 
@@ -43,13 +43,13 @@ def wrap_updates(inner: UpdateMethod, defences: Sequence[Defence]) -> UpdateMeth
 
 
 def data_method(defences: Sequence[Defence]) -> DataMethod:
-    """Return the method that gives the client's data, wrapped by the `wrap_data` of each defence."""
+    """Return the method that returns the client's data, wrapped by the `wrap_data` of each defence."""
     own: DataMethod = _own_data
     return reduce(lambda next, defence: defence.wrap_data(next), defences, own)
 
 
 def gradient_method(defences: Sequence[Defence], inner: GradientMethod | None = None) -> GradientMethod:
-    """Return a batch's gradient (by default the plain one) inside the defences' `wrap_gradient`."""
+    """Return a gradient method (by default the undefended one), wrapped by the `wrap_gradient` of each defence."""
     if inner is None:
         inner = _sample_gradient if any(defence.samplewise for defence in defences) else _plain_gradient
     return reduce(lambda next, defence: defence.wrap_gradient(next), defences, inner)
@@ -64,26 +64,26 @@ def _plain_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Te
 
 
 def _sample_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    """Compute the plain gradient for a defence that asks for it sample by sample, under vmap or in a loop."""
+    """Compute the undefended gradient for a defence that needs the gradient of each sample, by vmap or in a loop."""
     inside = is_functorch_wrapped_tensor(batch.inputs)
     return (functional_gradient if inside else _plain_gradient)(task, weights, batch)
 
 
 def functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    """Compute the plain gradient in the form that works under vmap (autograd's own does not)."""
+    """Compute the undefended gradient with `torch.func`, which works inside vmap, unlike `torch.autograd`."""
     images, labels, mask, _ = batch
     return grad_and_value(lambda w: gradients.batch_loss(task.model, w, task.buffers, images, labels, mask))(weights)
 
 
 def _train(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
-    """Train from the weights in `task`, which stay as they are: local steps (fedavg) or one gradient (fedsgd)."""
+    """Train from the weights in `task` by local steps (fedavg) or one gradient (fedsgd), without changing them."""
     with _own_stream(task), mixed_precision(task.model, training):
         return _descent(task, training, data, gradient)
 
 
 @contextmanager
 def mixed_precision(model: nn.Module, training: Training) -> Iterator[None]:
-    """Let a model's forward passes be autocast to bfloat16, where the training says so; its outputs are float32."""
+    """Autocast a model's forward passes to bfloat16 if `training.precision` is bf16; outputs are float32."""
     if training.precision == "float32":
         yield
         return
@@ -107,7 +107,7 @@ def mixed_precision(model: nn.Module, training: Training) -> Iterator[None]:
 
 @contextmanager
 def _own_stream(task: Task) -> Iterator[None]:
-    """Seed the model's own draws from the task's generator: dropout knows the global stream only."""
+    """Seed the global random stream, which dropout uses, from the task's generator."""
     if not is_stochastic(task.model):
         yield
         return
@@ -123,9 +123,8 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
     optimiser = LocalOptimiser(training)
     losses, sent = [], Named()
     for step, index in enumerate(batches(len(local.labels), training, task.order)):
-        mask = (
-            None if len(index) else torch.zeros(0, device=local.inputs.device)
-        )  # a Poisson draw can be empty: no slope then
+        # A Poisson batch may be empty; its gradient is 0.
+        mask = None if len(index) else torch.zeros(0, device=local.inputs.device)
         sent, loss = gradient(task.replace(step=step), weights, local.rows(index)._replace(mask=mask))
         losses.append(loss)
         if training.algorithm == "fedavg":
@@ -142,12 +141,12 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
         tensors=without(sent, task.private),
         buffers=returned_buffers(task),
         samples=trained_samples(len(task.data.labels), training),
-        loss=float(torch.stack(losses).nanmean()),  # a step that drew no sample may have none
+        loss=float(torch.stack(losses).nanmean()),  # NaN for an empty batch
     )
 
 
 def returned_buffers(task: Task) -> Named:
-    """Return the buffers that can be averaged: batch-norm statistics, not counters, what is frozen, or keys."""
+    """Return the buffers that the server averages: batch-norm statistics, not counters, frozen buffers or keys."""
     floats = [name for name, b in task.model.named_buffers() if b.is_floating_point()]
     if not floats:
         return {}
@@ -156,9 +155,9 @@ def returned_buffers(task: Task) -> Named:
 
 
 def privately_trained(task: Task, training: Training, epochs: int) -> Named:
-    """Train the client's private parameters for `epochs` passes over its data with all others frozen.
+    """Train the client's private parameters for `epochs`, with all other parameters frozen, and return them.
 
-    Nothing of it is sent (Gu 2021, algorithm 1, "Local Private Training").
+    These parameters are not sent (Gu 2021, algorithm 1, "Local Private Training").
     """
     own, public = only(task.weights, task.private), without(task.weights, task.private)
     own = {name: w.clone() for name, w in own.items()}
@@ -174,15 +173,14 @@ def privately_trained(task: Task, training: Training, epochs: int) -> Named:
 
 
 def private_training(training: Training, epochs: int) -> Training:
-    """Return the training of private parameters alone: local steps for `epochs` passes."""
+    """Return the training settings of private parameters: local steps for `epochs`."""
     return training.model_copy(update={"algorithm": "fedavg", "epochs": epochs, "steps": None})
 
 
 def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:
-    """Yield the indices of every local step's batch: of a fresh permutation each epoch, or drawn for each step.
+    """Yield the indices of each local step's batch, from a new permutation per epoch or by Poisson sampling.
 
-    `order` seeds the draws; the same value gives the same batches, which is how the truth behind an update is
-    known when an attack on it is scored.
+    The batches depend only on the arguments and the seed `order`, so the scoring of an attack can compute them again.
     """
     generator = SecureGenerator(seeds.derived(order))
     size = min(training.batch_size or samples, samples)
@@ -204,20 +202,20 @@ def _steps(samples: int, size: int, training: Training) -> int:
 
 
 def trained_samples(samples: int, training: Training) -> int:
-    """Return the number of its samples that a client trains on in one round."""
+    """Return the number of samples that a client trains on in one round."""
     size = min(training.batch_size or samples, samples)
     return min(samples, size * _steps(samples, size, training))
 
 
 def smallest_batch(samples: int, training: Training) -> int:
-    """Return the size of the smallest batch of a client's round, if batches are of a permutation."""
+    """Return the size of the smallest batch in a client's round, without Poisson sampling."""
     size = min(training.batch_size or samples, samples)
     rest = samples % size
     return rest if rest and _steps(samples, size, training) > samples // size else size
 
 
 def local_training(samples: int, training: Training) -> LocalTraining:
-    """Return the local training that a client with so many samples is told to do."""
+    """Return the settings of local training of a client with this many samples, as attackers know them."""
     size = min(training.batch_size or samples, samples)
     if training.algorithm == "fedsgd":
         return LocalTraining(batch_size=size)

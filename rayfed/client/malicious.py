@@ -1,4 +1,4 @@
-"""Malicious clients of an arm, whose data and updates are poisoned."""
+"""Malicious clients of an arm, which poison their data or updates."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ class Malicious:
         return cls(scenario, plan.malicious_clients(scenario, arm), poisoning)
 
     def check(self, image_shape: tuple[int, ...], classes: int) -> None:
-        """Raise `UserError` if the poisoning is undefined for the data or in one of the rounds."""
+        """Raise `UserError` if the poisoning is undefined for the data or for one of the rounds."""
         drawn = [plan.drawn_clients(self.scenario, round) for round in range(self.scenario.federation.rounds)]
         counts = [(len(clients), len(self.clients.intersection(clients))) for clients in drawn if clients]
         worst = max(counts, key=lambda count: count[1] / count[0], default=(0, 0))
         self.poisoning.check(image_shape, classes, *worst)
 
     def among(self, clients: Iterable[int]) -> list[int]:
-        """Return the malicious clients among these."""
+        """Return the malicious clients among `clients`."""
         return [client for client in clients if client in self.clients]
 
     def data(self, client: int, own: Batch, classes: int) -> Batch:
-        """Return a client's samples for training, poisoned if the client is malicious."""
+        """Return a client's training samples, poisoned if the client is malicious."""
         if client not in self.clients:
             return own
         generator = seeds.torch_generator(self.scenario.seed, "poisoning", client)
         return self.poisoning.poison_data(own, classes, generator)
 
     def attempted(self, made: Made, honest: Sequence[Update]) -> Made:
-        """Return a client's result, poisoned if malicious; training or poisoning may have failed.
+        """Return a client's result, poisoned if the client is malicious; a failure if training or poisoning failed.
 
-        `honest` are the updates that all malicious clients of the round would send otherwise, where they collude.
+        If malicious clients collude, `honest` contains the unpoisoned updates of all malicious clients of the round.
         """
         if isinstance(made, Failed):
             return made

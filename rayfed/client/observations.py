@@ -1,9 +1,8 @@
-"""Attackers' observations of a client's work, the truth behind them, and the scoring of inferences.
+"""Observations of clients for attackers, the true samples of each observation, and the scoring of inferences.
 
-This is the simulator's, on the clients' side: only the `Observation` goes to an attacker. It is built in one place, of
-what the attack's view shows of the client's answer (`rayfed.client.views`) and what its grants give
-(`rayfed.client.grants`): tensors of the answer's names and shapes, and what grants declare. Which values these are is
-up to views and grants, and those of a user's own are trusted with it.
+This code runs on the clients' side of the simulation; attackers receive only the `Observation`. An observation consists
+of the part of the client's update that the attack's view shows (`rayfed.client.views`), and of its grants
+(`rayfed.client.grants`). Names and shapes are checked, but the values of user-defined views and grants are trusted.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ from rayfed.update import Named, Observation, Update
 
 @dataclass(frozen=True)
 class ObservationBuilder:
-    """Builder of observations of one runtime's clients, and scorer of inferences on them."""
+    """Builder of observations of a runtime's clients, and scorer of inferences on them."""
 
     runtime: ClientRuntime
 
     def observe(self, visit: ClientVisit, attack: AttackSpec, repeat: int = 0) -> tuple[Observation, Truth]:
-        """Return the attack's observation of one client in this round, and the truth behind it.
+        """Return an attack's observation of one client in a round, and the true samples.
 
-        In a repeat nothing is different but what the attacker draws. Under `observes: update` this is the update that
-        the client sent, up to rounding where its cohort was trained together. A malicious server's victims work on the
-        model that it tampered with; the run itself goes on with what they do on the true one. Raises `UserError` for a
-        client that has drawn no sample in the round.
+        Repeats differ only in the attacker's random numbers. With `observes: update`, the observation contains the
+        update that the client sent, up to rounding if its cohort was trained together. Under a malicious server, it is
+        the update on the tampered model, which the run does not use. Raises `UserError` for a client without samples in
+        the round.
         """
         visit = replace(visit, sent=self.runtime.here(visit.sent))
         observed = ObservedClient(self.runtime, visit, attack, repeat)
@@ -61,9 +60,9 @@ class ObservationBuilder:
     def fit(
         self, inputs: Tensor, labels: Tensor, visit: ClientVisit, attack: AttackSpec, repeat: int = 0
     ) -> float | None:
-        """Return how far other samples (N, *shape) are from explaining an observation without defences, as answers are.
+        """Return the fit of other samples (N, *shape) to an observation without defences, as for an attack's result.
 
-        None where nothing is compared.
+        None if the fit is undefined.
         """
         observed = ObservedClient(self.runtime, replace(visit, sent=self.runtime.here(visit.sent)), attack, repeat)
         seen, truth = _observed(observed)
@@ -71,10 +70,10 @@ class ObservationBuilder:
         return judged(Reconstruction(inputs, labels, fit=fit, fits=fits, nats=nats), truth.fit, truth.fits, truth.nats)
 
     def judge(self, truth: Truth, guess: Inference) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
-        """Return an inference's row for the table, and pairs of true and reconstructed images.
+        """Return the table row of an inference, and pairs of true and reconstructed images.
 
-        The row is without the columns of its call. Each image that the attack made is paired with the nearest true
-        image of that class in the victim's data. Raises `UserError` for an answer that is not finite.
+        The row does not contain the columns of the attack's call. Each reconstructed image is paired with the nearest
+        true image of its class in the victim's data. Raises `UserError` for a result that is not finite.
         """
         asked = {"auc": len(truth.candidates), "accuracy": len(guess.scores), "class_share": len(guess.images)}
         row = {"metric": guess.metric, "value": None, "chance": guess.chance, "candidates": asked[guess.metric]}
@@ -92,7 +91,7 @@ class ObservationBuilder:
             return row | {"value": correct(guess.scores, bool(of_class.any()))}, []
         images, (known, labels) = guess.images.to(self.runtime.device), self.runtime.test_data()
         if not (labels == guess.label).any():
-            why = f"no test image is of class {guess.label}, so nothing can judge images of it"
+            why = f"no test image has class {guess.label}, so its images cannot be scored"
             return row | {"status": "not applicable", "message": why}, []
         row["value"] = class_share(images, guess.label, known, labels)
         if not of_class.any():
@@ -101,7 +100,7 @@ class ObservationBuilder:
 
 
 def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
-    """Return the observation of a client in one round, and the truth behind it."""
+    """Return the observation of a client in one round, and the true samples."""
     asked = observed.asked()
     supposed = observed.supposed() if asked.private else asked
     sight = _shown(observed, observed.answer())
@@ -114,14 +113,14 @@ def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
 
 
 def _explained(observed: ObservedClient, observation: Observation, truth: Truth) -> Truth:
-    """Return the truth with how well it explains what an attacker sees who knows the defences' code, if there are any.
+    """Return the truth with its fit to the observation of an attacker that knows the defences' code.
 
-    Where there are none it explains what is sent, but for tensors that hold rounding errors alone.
+    Without defences, only `fits` is set: the fit of each tensor to the update.
     """
     defended = bool(observed.arm.defences)
     if (defended and "left" not in observation.extra) or observation.sealed is not None:
         return truth
-    if observation.local.steps > 1:  # of which nothing is compared
+    if observation.local.steps > 1:  # no fit is defined for several steps
         return truth.replace(fit=1.0) if defended else truth
     made, asked = observation.extra.get("as_trained"), observed.asked()
     trained = torch.cat(list(batches(len(observed.indices), observed.training, asked.order)))
@@ -130,7 +129,7 @@ def _explained(observed: ObservedClient, observation: Observation, truth: Truth)
     inputs = inputs if made is None else made.made(inputs)
     seen, model = undone(unmixed(observation)), asked.model
     fit, fits, nats = fit_of(inputs, labels, seen, model)
-    if is_stochastic(model):  # the samples explain what was drawn as little as others do, and it may tell them apart
+    if is_stochastic(model):  # the true samples, too, do not reproduce the random layers
         return truth.replace(fit=1.0 if defended else None, fits=None if fits is None else torch.zeros_like(fits))
     if not defended:
         return truth.replace(fits=fits)
@@ -138,7 +137,7 @@ def _explained(observed: ObservedClient, observation: Observation, truth: Truth)
 
 
 def _told_apart(candidates: Sequence[Candidate], guess: Inference) -> dict[str, Any]:
-    """Return the columns of an inference's row on the scores of candidates."""
+    """Return the columns of a membership inference: AUC, control and the scores of candidates."""
     without = [None] * len(candidates) if guess.control is None else guess.control.tolist()
     rows = [
         candidate._asdict() | {"score": score, "control": control}
@@ -153,14 +152,14 @@ def _told_apart(candidates: Sequence[Candidate], guess: Inference) -> dict[str, 
 
 
 def _holding(observed: ObservedClient) -> Tensor | None:
-    """Return the share of all victims' batches that hold each class, if the attack is scored by it.
+    """Return the expected share of the victims' batches that contain each class, if the attack's metric needs it.
 
-    A batch is drawn without replacement from its client's samples, so it lacks a class with hypergeometric probability.
+    Batches are sampled without replacement, so the probability that a class is missing is hypergeometric.
     """
     data = observed.runtime.data
     if getattr(observed.attack.build(), "metric", None) != "accuracy" or data.has_numbers or data.has_places:
         return None
-    from scipy.stats import hypergeom  # an import of a second
+    from scipy.stats import hypergeom  # a slow import
 
     runtime, training = observed.runtime, observed.training
     victims = plan.victims(runtime.scenario, observed.attack, observed.round, runtime.parts.sizes)
@@ -173,13 +172,13 @@ def _holding(observed: ObservedClient) -> Tensor | None:
 
 
 def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
-    """Return the samples behind the answer, and the error that the defences add to the observation."""
+    """Return the samples that the update was computed from, and its distortion by the defences."""
     order = list(batches(len(observed.indices), observed.training, asked.order))
     used = torch.cat(order).unique().to(observed.runtime.device)
     if not len(used):
         raise UserError(
-            f"client {observed.client} draws no sample in round {observed.round} (training.sampling: poisson), so "
-            f"'{observed.attack.title}' has nothing to find: attack another round, or with `observes: gradient`"
+            f"client {observed.client} has an empty batch in round {observed.round} (training.sampling: poisson), so "
+            f"'{observed.attack.title}' cannot attack it; attack another round, or set `observes: gradient`"
         )
     distortion, seen = 0.0, sight.update.tensors
     if seen and (observed.arm.defences or sight.mixtures):
@@ -193,9 +192,9 @@ def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
 
 
 def _decoys(observed: ObservedClient, numbers: np.ndarray) -> Tensor | None:
-    """Return decoys for scoring, unused samples of the same labels; nearness to them needs no gradient."""
+    """Return decoys for scoring: the victim's unused samples with the same labels; None if there are too few."""
     runtime = observed.runtime
-    if runtime.data.train_labels.ndim > 1:  # of words and numbers hardly two are alike
+    if runtime.data.train_labels.ndim > 1:  # labels that are words or masks are rarely equal
         return None
     left = np.setdiff1d(runtime.parts[observed.client], numbers)
     draw = seeds.numpy_generator(runtime.scenario.seed, "decoys", observed.attacked, observed.client)
@@ -210,14 +209,15 @@ def _decoys(observed: ObservedClient, numbers: np.ndarray) -> Tensor | None:
 
 
 def _shown(observed: ObservedClient, answer: Update) -> Sight:
-    """Return the part of the answer that the attack's view shows; raises `UserError` for tensors of another form."""
+    """Return the part of the update that the attack's view shows; raises `UserError` if tensors have another form."""
     sight: Sight = observed.attack.view.shows(observed, answer)
     mixed = (sight.mixtures.updates, sight.mixtures.buffers) if sight.mixtures else ({}, {})
     parts = zip((sight.update.tensors, sight.update.buffers), mixed, (answer.tensors, answer.buffers), strict=True)
     for alone, together, whole in parts:
         if any(shown and _shapes(shown) != _shapes(whole) for shown in (alone, *together.values())):
             raise UserError(
-                f"the view '{observed.attack.observes}' shows tensors of a form other than the client's answer"
+                f"the view '{observed.attack.observes}' returns tensors of another form than the client's update; "
+                f"return tensors with the same names and shapes"
             )
     return sight
 
@@ -227,14 +227,14 @@ def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
 
 
 def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-    """Return the union of the attack's grants by name; raises `UserError` for a name that was not declared."""
+    """Return the values of all grants of the attack by name; raises `UserError` for a name that is not declared."""
     given: dict[str, Any] = {}
     for name, grant in observed.attack.grants.items():
         if grant.overrides("sends", "knows", "supposes") and not grant.of_private:
-            raise UserError(f"the grant '{name}' has a say in private parts, which it does not declare (`of_private`)")
+            raise UserError(f"the grant '{name}' uses private layers, but does not declare this; set `of_private`")
         part = grant.known_before(observed.runtime) | grant.grant(observed, truth, update)
         if undeclared := sorted(part.keys() - set(grant.fills)):
-            raise UserError(f"the grant '{name}' gives {', '.join(undeclared)}, which its `fills` does not declare")
+            raise UserError(f"the grant '{name}' returns {', '.join(undeclared)}, which its `fills` does not declare")
         given |= part
     return given
 
@@ -242,7 +242,7 @@ def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, 
 def _observation(
     observed: ObservedClient, supposed: Task, sight: Sight, given: dict[str, Any], samples: int
 ) -> Observation:
-    """Build an observation; nothing else does."""
+    """Build an observation. Observations are built only here."""
     data, update, local = observed.runtime.data, sight.seen, local_training(len(observed.indices), observed.training)
     return Observation(
         victim=observed.client,

@@ -1,4 +1,4 @@
-"""Norms of a batch that have one value of each channel, as of a batch of one sample, and so nothing to normalise by."""
+"""Errors of normalisation layers that get only one value per channel, as in a batch of one sample."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from types import FrameType, TracebackType
 from torch import nn
 
 _NORMS = {"batch_norm": "batch norm", "group_norm": "group norm", "instance_norm": "instance norm"}
-"""Functions of `torch.nn.functional` that raise then."""
+"""Function of `torch.nn.functional` that raises such an error -> name of the layer."""
 _SAID = "Expected more than 1"
 
 
 def norm_of(error: BaseException) -> str | None:
-    """Return which norm has raised an error because it had one value of each channel; None for other errors."""
+    """Return the norm that raised an error because it had one value per channel; None for other errors."""
     if not isinstance(error, ValueError) or _SAID not in str(error):
         return None
     names = [frame.f_code.co_name for frame in _frames(error.__traceback__)]
@@ -21,7 +21,7 @@ def norm_of(error: BaseException) -> str | None:
 
 
 def layer_of(error: BaseException) -> str:
-    """Return the name of the innermost layer that an error was raised in; empty for the model itself."""
+    """Return the name of the innermost layer that raised an error; empty for the model itself."""
     owners = [frame.f_locals.get("self") for frame in _frames(error.__traceback__)]
     modules = [owner for owner in owners if isinstance(owner, nn.Module)]
     names = {module: name for name, module in modules[0].named_modules()} if modules else {}
@@ -29,10 +29,10 @@ def layer_of(error: BaseException) -> str:
 
 
 def advice(norm: str) -> str:
-    """Return what to change so that a norm has several values."""
+    """Return advice on how to give a norm several values per channel."""
     fixed = ", or set model.batch_norm to eval" if norm == "batch norm" else ""
     return (
-        f"{norm} cannot train on a batch of one sample: set training.batch_size (an attack's: batch_size) so that no "
+        f"{norm} cannot train on a batch of one sample; set training.batch_size (for an attack: batch_size) so that no "
         f"batch has one sample{fixed}"
     )
 

@@ -1,6 +1,6 @@
 """Local optimisers: SGD with momentum, Adam (Kingma and Ba 2015, algorithm 1) or AdamW (Loshchilov and Hutter 2019).
 
-Written out rather than taken from `torch.optim`, so that one call moves a whole cohort's stacked weights under vmap.
+These are not the classes of `torch.optim`, so that one call can step the stacked weights of a cohort.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
 class LocalOptimiser:
-    """Optimiser of a client's local steps, in place on the weights, with a fresh state every round."""
+    """Optimiser of a client's local steps, with a new state every round."""
 
     def __init__(self, training: Training, together: bool = False) -> None:
         """Initialise the state; with `together`, tensors have a leading dimension of clients."""
@@ -27,7 +27,7 @@ class LocalOptimiser:
 
     @torch.no_grad()
     def step(self, weights: Named, slope: Named) -> None:
-        """Take one descent step, in place on `weights`."""
+        """Update `weights` in place by one step along the gradient `slope`."""
         training = self._training
         self._steps += 1
         move = self._sgd if training.optimiser == "sgd" else self._adam

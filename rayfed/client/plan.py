@@ -1,4 +1,4 @@
-"""The plan of a round (drawn clients, cohorts, victims), from the scenario alone and so equal in every process."""
+"""The plan of a round: sampled clients, cohorts and victims. It depends only on the scenario."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario, resolve
 
 _MOST = 8
-"""Most clients of a cohort that are trained one by one, so that a large round has work for a large cluster."""
+"""Maximum size of a cohort whose clients are trained one by one, so that large rounds use large clusters."""
 
 
 def drawn_clients(scenario: Scenario, round: int) -> list[int]:
-    """Return the clients of a round, in ascending order, drawn as `federation.sampling` says."""
+    """Return the sampled clients of a round (`federation.sampling`), in ascending order."""
     f = scenario.federation
     system = f.system if f.system and f.system.draws_from_some else None
     here = (scenario.seed, system.model_dump_json(), stamp(system), round) if system else None
     return list(_drawn(scenario.secret("clients", round), f.clients, scenario.drawn_per_round, f.sampling, here))
 
 
-@lru_cache(maxsize=4)  # a round asks again and again, and a draw takes time that goes with all clients
+@lru_cache(maxsize=4)  # called many times per round, and its time is linear in the number of clients
 def _drawn(
     key: bytes, everybody: int, expected: int, sampling: str, here: tuple[int, str, Stamp, int] | None
 ) -> tuple[int, ...]:
     drawn = SecureGenerator(key).uniform(everybody)
     absent = ~there(*here, everybody) if here else np.zeros(0, bool)
-    drawn[np.flatnonzero(absent)] = 1.0  # beyond what is drawn from [0, 1)
+    drawn[np.flatnonzero(absent)] = 1.0  # above all numbers of [0, 1), so not sampled
     if sampling == "poisson":
         return tuple(np.flatnonzero(drawn < expected / everybody).tolist())
     expected = min(expected, everybody - int(absent.sum()))
@@ -41,11 +41,10 @@ def _drawn(
 
 
 def started(scenario: Scenario, round: int) -> list[int]:
-    """Return the clients that start on a round's weights under an asynchronous rule, in order.
+    """Return the clients that start from a round's weights under an asynchronous rule, in order.
 
-    As many as a step takes, `drawn_clients`; before the first step as many as there are tasks in flight, with those
-    that follow on the first to be done. Who is on the way from earlier rounds is not known here, so that a device may
-    be drawn while it has a task: it does its tasks in turn.
+    These are as many as a step needs (`clients_per_round`), plus `concurrency` - 1 in the first round. A client that is
+    still busy may be sampled again; it runs its tasks one after another.
     """
     f, count = scenario.federation, scenario.clients_per_round
     assert f.system is not None
@@ -56,22 +55,21 @@ def started(scenario: Scenario, round: int) -> list[int]:
 
 
 def leaving(scenario: Scenario, round: int) -> list[int]:
-    """Return the clients of a round in the order in which simulated drop-outs occur, the same in all arms."""
+    """Return the clients of a round in the order of simulated drop-outs, the same in all arms."""
     drawn = drawn_clients(scenario, round)
     return [drawn[i] for i in seeds.numpy_generator(scenario.seed, "leaving", round).permutation(len(drawn))]
 
 
 def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) -> bytes:
-    """Return the key of the server's randomness in a round without the clients that failed.
+    """Return the key of the server's randomness in a round of an arm.
 
-    Another in each arm, for the difference of two arms would cancel noise; and another without other clients, where a
-    round is played again.
+    The key depends on the arm and the failed clients, so that the difference of two results does not cancel noise.
     """
     return scenario.secret("server", round, arm, *sorted(failed))
 
 
 def malicious_clients(scenario: Scenario, arm: ResolvedArm) -> frozenset[int]:
-    """Return the malicious clients of an arm, the same in every round and for all arms with that many."""
+    """Return the malicious clients of an arm, the same in all rounds and all arms with equally many."""
     malicious = arm.malicious
     if malicious is None:
         return frozenset()
@@ -88,10 +86,10 @@ def fewest_clients(scenario: Scenario) -> int:
 
 
 def cohort_size(scenario: Scenario) -> int:
-    """Return the number of clients in one cohort, from the scenario alone, never from the cluster."""
+    """Return the number of clients per cohort, which depends only on the scenario and not on the cluster."""
     f = scenario.federation
     if f.system and f.system.drops:
-        return 1  # whose update is in the sum is known when it is there
+        return 1  # which updates are summed is only known when they arrive
     if f.cohort_size:
         return f.cohort_size
     together = any(arm.training.trains_together for arm in resolve(scenario).values())
@@ -101,7 +99,7 @@ def cohort_size(scenario: Scenario) -> int:
 
 
 def cohorts(scenario: Scenario, round: int, asynchronous: bool = False) -> list[list[int]]:
-    """Return the round's clients in slices of the scenario's cohort size; those of an asynchronous rule one by one."""
+    """Return the cohorts of a round, lists of clients; for an asynchronous rule, one client each."""
     if asynchronous:
         return [[client] for client in started(scenario, round)]
     clients, size = drawn_clients(scenario, round), cohort_size(scenario)
@@ -109,9 +107,9 @@ def cohorts(scenario: Scenario, round: int, asynchronous: bool = False) -> list[
 
 
 def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndarray) -> list[int]:
-    """Return the honest clients that one attack observes in one round; `samples[i]` is how many client i holds.
+    """Return the victims of an attack in a round, which are honest clients; client i has `samples[i]` samples.
 
-    Raises `ScenarioError` when the scenario asks for a client that cannot be observed.
+    Raises `ScenarioError` for a victim that cannot be observed, or if there are too few clients.
     """
     malicious = frozenset[int]().union(*(malicious_clients(scenario, arm) for arm in resolve(scenario).values()))
     drawn = [client for client in drawn_clients(scenario, round) if client not in malicious]
@@ -121,43 +119,43 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndar
         able = [c for c in drawn if samples[c] >= need]
         if len(able) < attack.victims:
             raise ScenarioError(
-                f"attack '{attack.title}' wants {attack.victims} victims with {need} samples or more in round {round}, "
-                f"but {len(able)} of the {len(drawn)} drawn{' honest' * bool(malicious)} clients have so many: ask for "
-                f"fewer or a smaller batch_size"
+                f"attack '{attack.title}' needs {attack.victims} victims with at least {need} samples, but only "
+                f"{len(able)} of the {len(drawn)} sampled{' honest' * bool(malicious)} clients of round {round} have "
+                f"as many; reduce `victims` or batch_size"
             )
         return able[: attack.victims]
     for client in attack.victims:
         if client in malicious:
             raise ScenarioError(
-                f"attack '{attack.title}' wants client {client}, which is malicious and has nothing to hide: choose "
-                f"another victim, or give the malicious clients as a list without it"
+                f"attack '{attack.title}' has client {client} as a victim, which is malicious; choose another victim, "
+                f"or give the malicious clients as a list without it"
             )
         if view.of_round and client not in drawn:
             raise ScenarioError(
-                f"attack '{attack.title}' wants client {client} in round {round}, which sends nothing then "
-                f"(drawn: {', '.join(map(str, drawn))}): choose among these, or `observes: gradient`"
+                f"attack '{attack.title}' has client {client} as a victim, which is not sampled in round {round} "
+                f"(sampled: {', '.join(map(str, drawn))}); choose one of these, or set `observes: gradient`"
             )
         if samples[client] < need:
             raise ScenarioError(
-                f"attack '{attack.title}' wants {need} samples of client {client}, which has {samples[client]}: "
+                f"attack '{attack.title}' needs {need} samples of client {client}, which has {samples[client]}; "
                 f"choose another victim or a smaller batch_size"
             )
     return list(attack.victims)
 
 
 def protecting(scenario: Scenario, arm: ResolvedArm, samples: np.ndarray) -> Protecting | None:
-    """Return the protection of an arm's updates, dimensioned for the heaviest round; None without protection.
+    """Return the protection of an arm's updates, sized for the largest round; None without protection.
 
-    Raises `ScenarioError` for a round of one client, whose update would be the sum that is opened.
+    Raises `ScenarioError` for a round of one client, because the decrypted sum would be its update.
     """
     if arm.protection is None:
         return None
     for round in range(scenario.federation.rounds):
         if len(drawn_clients(scenario, round)) == 1:
             raise ScenarioError(
-                f"arm '{arm.name}' hides updates in their sum, but round {round} has one client, so that the sum "
-                f"that is opened is its update: set federation.clients_per_round to 2 or more (with sampling: poisson, "
-                f"far more)"
+                f"arm '{arm.name}' protects updates by revealing only their sum, but round {round} has one client, "
+                f"whose update is the sum; set federation.clients_per_round to at least 2 (with sampling: poisson, far "
+                f"more)"
             )
     fixed = scenario.federation.sampling == "fixed"
     clients = scenario.drawn_per_round if fixed else scenario.federation.clients
@@ -165,9 +163,9 @@ def protecting(scenario: Scenario, arm: ResolvedArm, samples: np.ndarray) -> Pro
 
 
 def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, int]:
-    """Return the largest share of a round's weight that a client has, that client, and the round.
+    """Return the largest share that a client has of a round's total weight, the client, and the round.
 
-    `weights[i]` is the weight of client i in any round.
+    `weights[i]` is the weight of client i in all rounds.
     """
     found = [(0.0, 0, 0)]
     for round in range(scenario.federation.rounds):
@@ -178,9 +176,9 @@ def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, in
 
 
 def behind(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence[int]) -> list[int]:
-    """Return the clients whose work is repeated to observe victims: these, and those that views and grants involve.
+    """Return the clients whose work an attack repeats: the victims, and the clients that views and grants involve.
 
-    Raises `ScenarioError` where there is no such client.
+    Raises `ScenarioError` if a grant needs a client that does not exist.
     """
     parts = (attack.view, *attack.grants.values())
     others = [client for part in parts for victim in victims for client in part.involves(scenario, round, victim)]
@@ -188,18 +186,18 @@ def behind(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence
 
 
 def check_nothing_private_is_given(scenario: Scenario) -> None:
-    """Raise `ScenarioError` for an attack that is granted a private part which no arm has."""
+    """Raise `ScenarioError` if an attack has a grant of private layers, but no arm has private layers."""
     for attack in scenario.attacks:
         for name, grant in sorted(attack.grants.items()):
             if grant.needs_private(attack):
                 raise ScenarioError(
-                    f"attack '{attack.title}' is given a {name}, but no arm keeps a part of its model private: add a "
-                    f"defence that does, such as key_lock or split, or take it out of the attack's knowledge"
+                    f"attack '{attack.title}' has the knowledge {name}, but no arm has private layers; add a defence "
+                    f"with private layers, such as key_lock or split, or remove {name}"
                 )
 
 
 def check_victims(scenario: Scenario, samples: np.ndarray) -> None:
-    """Raise `ScenarioError`, before the first round, if a victim of any round cannot be observed."""
+    """Raise `ScenarioError` if a victim of any round cannot be observed."""
     for attack in scenario.attacks:
         for round in attack.rounds:
             found = victims(scenario, attack, round, samples)
@@ -209,50 +207,51 @@ def check_victims(scenario: Scenario, samples: np.ndarray) -> None:
 
 
 def _check_earlier(scenario: Scenario, attack: AttackSpec, round: int, samples: Mapping[int, int]) -> None:
-    """Raise `ScenarioError` if a victim did not answer in an earlier round, or on other samples.
+    """Raise `ScenarioError` if a victim sends no update in an earlier round, or uses other samples in it.
 
-    `samples` has how many every victim holds.
+    `samples` contains the number of samples of each victim.
     """
     for arm in resolve(scenario).values():
         for victim, size in samples.items():
             if not attack.view.repeats(arm.training, size):
                 raise ScenarioError(
-                    f"attack '{attack.title}' looks back on {attack.earlier} rounds, but client {victim}, of {size} "
-                    f"samples, takes others of them in every round of arm '{arm.name}' (training.batch_size: "
-                    f"{arm.training.batch_size}): set training.batch_size to null, or `observes: gradient`"
+                    f"attack '{attack.title}' needs updates on the same samples from {attack.earlier} earlier rounds, "
+                    f"but client {victim}, with {size} samples, uses different ones in each round of arm '{arm.name}' "
+                    f"(training.batch_size: {arm.training.batch_size}); set training.batch_size to null, or `observes: "
+                    f"gradient`"
                 )
     for before in range(round - attack.earlier, round) if attack.view.of_round else ():
         drawn = drawn_clients(scenario, before)
         if missing := sorted(samples.keys() - set(drawn)):
             raise ScenarioError(
-                f"attack '{attack.title}' looks back from round {round} on round {before}, in which client "
-                f"{missing[0]} sends nothing (drawn: {', '.join(map(str, drawn))}): choose among these, or "
+                f"attack '{attack.title}' on round {round} needs updates from round {before}, in which client "
+                f"{missing[0]} is not sampled (sampled: {', '.join(map(str, drawn))}); choose one of these, or set "
                 f"`observes: gradient`"
             )
 
 
 def check_repeatable(scenario: Scenario, arm: Arm) -> None:
-    """Raise `ScenarioError` for an attack on earlier rounds in an arm whose clients keep a state or augment images.
+    """Raise `ScenarioError` if an attack needs earlier rounds of an arm with stateful clients or augmented images.
 
-    A run has the latest state alone, so earlier answers could not be made again; augmented images differ by round.
+    Only the latest state is stored, so earlier updates cannot be recomputed. Augmented images differ between rounds.
     """
     keeps = bool(arm.private) or any(defence.keeps_state for defence in arm.defences)
     for attack in scenario.attacks:
         if attack.earlier and arm.spec.training.augment:
             raise ScenarioError(
-                f"attack '{attack.title}' looks back on {attack.earlier} rounds for the same images, but clients of "
-                f"arm '{arm.spec.name}' train on other crops and flips in every round (training.augment): leave out "
-                f"either"
+                f"attack '{attack.title}' needs updates on the same images from {attack.earlier} earlier rounds, but "
+                f"clients of arm '{arm.spec.name}' train on different crops and flips in each round "
+                f"(training.augment); remove `augment` or `earlier`"
             )
         if attack.earlier and keeps and not arm.spec.protection:
             raise ScenarioError(
-                f"attack '{attack.title}' looks back on {attack.earlier} rounds, but clients of arm '{arm.spec.name}' "
-                f"keep a state over rounds (private layers, error feedback, an autoencoder), and a run has the latest "
-                f"alone: leave out the arm, or `earlier`"
+                f"attack '{attack.title}' needs updates from {attack.earlier} earlier rounds, but arm "
+                f"'{arm.spec.name}' has stateful clients (private layers, error feedback, an autoencoder) and only "
+                f"their latest state is stored; remove the arm or `earlier`"
             )
 
 
 def looked_back_on(attacks: Iterable[AttackSpec], after: int) -> set[int]:
-    """Return the rounds before `after` that attacks of that round or later ones observe."""
+    """Return the rounds before `after` that attacks on this or later rounds observe."""
     rounds = ((attack, round) for attack in attacks for round in attack.rounds if round >= after)
     return {before for attack, round in rounds for before in range(round - attack.earlier, after)}

@@ -1,4 +1,4 @@
-"""The clients' side of a run: every virtual client's data and work, with or without Ray."""
+"""The clients' side of a run: data and work of all virtual clients, with or without Ray."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ from rayfed.scenario import Scenario, resolve
 from rayfed.update import Mixtures, Named, Update
 
 _MOST_NATS = 700.0
-"""Mean cross entropy above which its exponential is no number."""
+"""Maximum mean cross entropy whose exponential is finite."""
 
 
 @dataclass(frozen=True)
 class CohortReport:
-    """Report on a cohort's work, visible to the simulator only."""
+    """Report on a cohort's work, which is not part of the simulated protocol."""
 
     rows: list[dict[str, Any]]
-    """Rows of the table `clients`, one for each client."""
+    """Rows of the table `clients`, one per client."""
     seconds: float
-    """Wall time of the whole cohort (s), partial result included."""
+    """Wall time of the cohort and its partial result, in seconds."""
     states: dict[int, State] = field(default_factory=dict)
-    """States of the clients, to be handed back to them next time."""
+    """New states by client, for the client's next round."""
     notes: list[str] = field(default_factory=list)
     """Messages for the run's log."""
     warming: bool = False
-    """Whether the process did work of the arm for the first time, which takes longer."""
+    """Whether this was the process's first work for the arm, which takes longer."""
 
     def __add__(self, other: CohortReport) -> CohortReport:
         rows, states = [*self.rows, *other.rows], {**self.states, **other.states}
@@ -66,29 +66,29 @@ class CohortReport:
 
 
 class Evaluation(NamedTuple):
-    """Sums or means of a model's loss, accuracy and error on samples; all but `loss` may be NaN."""
+    """Evaluation of a model on samples, as sums or means over them; all fields except `loss` may be NaN."""
 
     loss: float
     right: float
-    """Share of labels that are right."""
+    """Accuracy: share of correct labels."""
     error: float
-    """Absolute error of targets that are quantities."""
+    """Absolute error, for regression."""
     nats: float = 0.0
-    """Cross entropy of all predicted tokens of texts."""
+    """Cross entropy of predicted tokens, for texts."""
     tokens: float = 0.0
     """Number of these tokens."""
-    overlap: Tensor | float = 0  # a whole number, for sums of counts stay exact
-    """Intersections and unions of the classes' pixels, (2, K), of masks; else 0."""
+    overlap: Tensor | float = 0  # an integer, so that sums of counts are exact
+    """Intersections and unions of the pixels of each class, (2, K), for masks; else 0."""
 
     @property
     def perplexity(self) -> float:
-        """Exponential of the mean cross entropy of the tokens; NaN where there are none."""
+        """Exponential of the mean cross entropy of the tokens; NaN without tokens."""
         mean = self.nats / self.tokens if self.tokens else nan
         return exp(mean) if not mean > _MOST_NATS else inf
 
     @property
     def iou(self) -> float:
-        """Mean intersection over union of the classes that are predicted or true; NaN where there are no masks."""
+        """Mean intersection over union of the classes that are predicted or true; NaN without masks."""
         if not isinstance(self.overlap, Tensor):
             return nan
         both, either = self.overlap.double()
@@ -101,12 +101,12 @@ class Evaluation(NamedTuple):
         return Evaluation(*sums)._replace(overlap=self.overlap + other.overlap)
 
     def over(self, samples: int) -> Evaluation:
-        """Return the means over this many samples; the overlap stays a count, of which there is a ratio alone."""
+        """Return the means over this many samples. `overlap` remains a sum, as only its ratio is used."""
         return Evaluation(*(value / samples for value in self[:-1]))._replace(overlap=self.overlap)
 
 
 class ClientRuntime:
-    """All virtual clients of a scenario with their shared data set; runs the work of any of them."""
+    """All virtual clients of a scenario, with the data set that they share."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ClientRuntime:
         device: torch.device,
         validation: Sequence[np.ndarray] = (),
     ) -> None:
-        """Take `parts[i]`, the training indices of client i, and `validation[i]`, its held-out indices."""
+        """Initialise clients with training indices `parts[i]` and validation indices `validation[i]` of client i."""
         self.scenario, self.data, self.device = scenario, data, device
         self.parts, self.validation = Parts.of(parts), Parts.of(validation)
         self.specs = resolve(scenario)
@@ -131,7 +131,7 @@ class ClientRuntime:
         }
 
     def arm(self, name: str) -> Arm:
-        """Return an arm, which is built on first use."""
+        """Return an arm; it is built on first use."""
         if name not in self._arms:
             data = self.data
             arm = build_arm(self.specs[name], data.sample, len(data.classes), self.scenario.seed, self._build_model)
@@ -143,13 +143,13 @@ class ClientRuntime:
         return int.from_bytes(self.scenario.secret("client", sent.round, client, "order"))
 
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
-        """Return a client's task in a round, on some of the training samples.
+        """Return a client's task in a round, on the training samples with these indices.
 
-        Its weights, buffers and samples are its own: a defence that writes on them reaches nobody else's.
+        Weights, buffers and samples are copies, which defences may change in place.
         """
         own = self.parts[client]
         data, rest = self._in_round(arm, sent, client), None
-        if not np.array_equal(indices, own):  # all of them in a round, and a search for each costs as much as a step
+        if not np.array_equal(indices, own):  # skip the search in the common case; it takes as long as a local step
             left = np.setdiff1d(own, indices)
             rest = data.rows(self._places(own, left)) if len(left) else None
             data = data.rows(self._places(own, indices))
@@ -172,38 +172,34 @@ class ClientRuntime:
         )
 
     def _asked(self, sent: Sent) -> tuple[str, ...]:
-        """Return the part of a secure run's noise key beside round and client; empty for other runs.
+        """Return the part of a secure run's noise key that depends on the model; empty for other runs.
 
-        It is the model that a client is asked about: the same noise at other weights would cancel in the difference of
-        two answers. Elsewhere noise follows from the seed alone.
+        With equal noise for two models, the noise would cancel in the difference of the two updates.
         """
         return (sent.content,) if self.scenario.privacy.secure else ()
 
     def _in_round(self, arm: str, sent: Sent, client: int) -> Batch:
-        """Return all of a client's samples as used in a round: as the loss presents them, and augmented."""
+        """Return all samples of a client as used in a round: prepared by the loss, and augmented."""
         data = self.own_data(arm, client, self.parts[client])
         data = self._presented(arm, data, "client", sent.round, client, "shown")
         inputs, labels = self.augmented(arm, data.inputs, data.labels, self.order(sent, client), "own")
         return data._replace(inputs=inputs, labels=labels)
 
     def augmented(self, arm: str, inputs: Tensor, labels: Tensor, order: int, purpose: str) -> tuple[Tensor, Tensor]:
-        """Return inputs (N, *shape) and labels augmented as the arm's training says.
-
-        Draws are for a client's order and a purpose.
-        """
+        """Return inputs (N, *shape) and labels after the arm's augmentation, sampled from `order` and `purpose`."""
         augment = self.specs[arm].training.augment
         if augment is None:
             return inputs, labels
         return augmented(inputs, labels, augment, seeds.numpy_generator(order, "augment", purpose))
 
     def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
-        """Return some of a client's samples as used in an arm, poisoned if the client is malicious."""
+        """Return samples of a client by index, poisoned if the client is malicious in the arm."""
         inputs, labels = self._training_data(rows)
         places = torch.arange(len(labels), device=self.device)
         return self.malicious[arm].data(client, Batch(inputs, labels, places=places), len(self.data.classes))
 
     def _presented(self, arm: str, data: Batch, *purpose: int | str) -> Batch:
-        """Return samples as the arm's loss presents them to a model, such as with masks, drawn by purpose."""
+        """Return samples as prepared by the arm's loss, such as with masked tokens, sampled from `purpose`."""
         loss = losses.of(self.arm(arm).model)
         if type(loss).presented is losses.Loss.presented:
             return data
@@ -212,13 +208,13 @@ class ClientRuntime:
         return data._replace(inputs=inputs, labels=labels)
 
     def drawn_privately(self, arm: str, *purpose: int | str) -> Named:
-        """Draw initial private tensors of an arm, independent by purpose except those common to all."""
+        """Sample initial private tensors of an arm from `purpose`; tensors common to all clients are the same."""
         key = self.scenario.secret("private", *purpose)
         drawn = build_arm(self.specs[arm], self.data.sample, len(self.data.classes), key).private_part
         return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
 
     def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
-        """Return all weights and buffers: those sent, the frozen ones, and the client's private part."""
+        """Return all weights and buffers: received from the server, frozen, and private to the client."""
         built = self.arm(arm)
         if frozen := built.frozen:
             sent = replace(sent, buffers={**sent.buffers, **frozen})
@@ -229,7 +225,7 @@ class ClientRuntime:
         weights = {**sent.weights, **only(own, built.trained_privately)}
         buffers = {**sent.buffers, **without(own, built.trained_privately)}
         epochs = max((defence.private_epochs for defence in built.defences), default=0)
-        if epochs and sent.round:  # in round 0 nothing has been averaged that it could adapt to
+        if epochs and sent.round:  # in round 0, the shared weights are still the initial ones
             task = Task(
                 client=client,
                 round=sent.round,
@@ -245,21 +241,21 @@ class ClientRuntime:
         return weights, buffers
 
     def _batches(self, arm: str, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield rows of a split in batches of 500, as the arm's loss presents them; always in the same way."""
+        """Yield rows of a split in batches of 500, as prepared by the arm's loss with fixed random numbers."""
         return (self.shown(arm, split, rows[low : low + 500]) for low in range(0, len(rows), 500))
 
     def shown(self, arm: str, split: Split, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return `samples` as the arm's loss presents them, always in the same way."""
+        """Return `samples` as prepared by the arm's loss, with fixed random numbers."""
         batch = Batch(*self.samples(split, rows))
         inputs, labels, *_ = self._presented(arm, batch, "shown", split, *(int(n) for n in rows[:1]), len(rows))
         return inputs, labels
 
     def samples(self, split: Split, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return inputs (M, *shape) and labels (M,) of some rows of a split."""
+        """Return inputs (M, *shape) and labels (M,) of rows of a split."""
         return self.test_data(rows) if split == "test" else self._training_data(rows)
 
     def untrained(self, client: int) -> tuple[Split, np.ndarray]:
-        """Return rows that nobody trains on: the client's held-out ones, else the test split."""
+        """Return a split and rows that no client trains on: the client's validation samples, else the test split."""
         if not len(self.validation):
             return "test", np.arange(len(self.data.test_labels))
         own = self.validation[client]
@@ -271,7 +267,7 @@ class ClientRuntime:
         return self._tensors(self.data.test_images, self.data.test_labels, every if rows is None else rows)
 
     def _places(self, own: np.ndarray, indices: np.ndarray) -> Tensor:
-        """Return the positions of some of a client's samples among all of its samples."""
+        """Return the positions of `indices` among all samples `own` of a client."""
         order = np.argsort(own)
         return torch.from_numpy(order[np.searchsorted(own, indices, sorter=order)]).to(self.device)
 
@@ -298,9 +294,9 @@ class ClientRuntime:
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
     ) -> tuple[CohortReport, dict[tuple[int, int], Any]]:
-        """Run consecutive cohorts starting with number `first`; see `cohort`.
+        """Run consecutive cohorts, of which the first has the number `first`; see `cohort`.
 
-        Returns the report on all, and their partial results, merged as far as the server's tree merges them.
+        Returns a report on all cohorts, and their partial results, merged as far as possible in the server's tree.
         """
         sent = self.here(sent)
         rule, whole = self.rule(arm, sent), CohortReport([], 0.0)
@@ -315,10 +311,10 @@ class ClientRuntime:
     def cohort(
         self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]
     ) -> tuple[Any, CohortReport]:
-        """Run a cohort and return its partial result for the aggregation, and the report on its clients.
+        """Run a cohort, and return its partial aggregate and a report on its clients.
 
-        `states` are those of these clients, and of all malicious ones where they collude; they stay as they are.
-        The partial result is None where all clients have failed. Raises `ClientError` for a failure that ends the run.
+        `states` contains the states of these clients, and of all malicious clients if they collude; it is not changed.
+        The partial aggregate is None if all clients failed. Raises `ClientError` for a failure that ends the run.
         """
         report, nodes = self.cohorts(arm, sent, 0, [clients], states)
         return nodes[0, 0], report
@@ -332,7 +328,7 @@ class ClientRuntime:
         clients: Sequence[int],
         states: Mapping[int, State],
     ) -> tuple[Any, CohortReport]:
-        """Run one of `cohorts`; `honest` are the updates that colluding clients would send otherwise."""
+        """Run one of `cohorts`; `honest` contains the unpoisoned updates of colluding clients."""
         began = perf_counter()
         training, defences = self.specs[arm].training.in_round(sent.round), self.arm(arm).defences
         malicious = self.malicious[arm]
@@ -348,7 +344,7 @@ class ClientRuntime:
         attempted: Iterable[Attempt] = attempts(tasks)
         if works_together(tasks[0], training, defences):
             attempted = until_none_fails(list(attempted), lambda left: attempts(given(left)))
-        together = (perf_counter() - asked) / len(clients)  # under vmap the training of all clients, else nothing
+        together = (perf_counter() - asked) / len(clients)  # time of joint training; else about 0, as work is lazy
         record = CohortRecord(arm, rule, self.scenario.federation.failures)
         partial = _partial(rule, record.sent(attempted, together))
         rows = [row | {"malicious": row["client"] in malicious.clients} for row in record.rows]
@@ -357,15 +353,15 @@ class ClientRuntime:
         return partial, CohortReport(rows, perf_counter() - began, record.states, take_notes(), warming)
 
     def _honest(self, arm: str, sent: Sent, states: Mapping[int, State]) -> list[Update]:
-        """Return the honest updates of a round's malicious clients, if they collude."""
+        """Return the unpoisoned updates of a round's malicious clients if they collude, else an empty list."""
         malicious = self.malicious[arm]
         members = malicious.among(plan.drawn_clients(self.scenario, sent.round)) if malicious.poisoning.colludes else []
         return self.updates(arm, sent, members, states)
 
     def updates(self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]) -> list[Update]:
-        """Return updates computed one by one, independently of cohorts and without changing states.
+        """Return the updates of clients, computed one by one, without changing states.
 
-        Raises `ClientError` for a client that fails: there is nothing without it.
+        Raises `ClientError` if a client fails.
         """
         update = update_method(self.specs[arm].training.in_round(sent.round), self.arm(arm).defences)
         tasks = (self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {}))) for c in clients)
@@ -373,7 +369,10 @@ class ClientRuntime:
         return [made_or_raise(made, arm, sent.round) for made in attempts]
 
     def mixtures(self, arm: str, sent: Sent, states: Mapping[int, State]) -> Mixtures | None:
-        """Return the models of a round that every client is shown to score; `states` are those of all clients."""
+        """Return the models that every client of a round receives to score them; None if the rule sends none.
+
+        `states` contains the states of all clients.
+        """
         rule = self.rule(arm, sent)
         if not isinstance(rule, InteractiveAggregation):
             return None
@@ -384,21 +383,21 @@ class ClientRuntime:
     def answer(
         self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript
     ) -> tuple[Transcript, Any]:
-        """Return a client's new transcript of the round's questions, and its answer to one of them.
+        """Return a client's new transcript of the round, and its reply to a request of the aggregation rule.
 
-        `transcript` is its record so far, to which the answer is added.
+        The reply is added to `transcript`.
         """
         rule = self.rule(arm, sent, {client: transcript})
         assert isinstance(rule, InteractiveAggregation)
         return transcript, rule.answer(payload, ClientProxy(self, arm, self.here(sent), client, state))
 
     def make_keys(self, arm: str) -> bytes:
-        """Make a key pair for all clients of an arm, locked with their secret; empty if they share none."""
+        """Create a key pair for all clients of an arm, locked with their secret; empty if the arm needs no keys."""
         rule = self._aggregations[arm]
         return rule.channel.make_keys(self._secret(arm)) if isinstance(rule, OverChannel) else b""
 
     def rule(self, arm: str, sent: Sent, transcripts: dict[int, Transcript] | None = None) -> AnyAggregation:
-        """Return the arm's aggregation with the clients' secrets of a round; `transcripts` are by client."""
+        """Return the arm's aggregation rule with the clients' secrets of a round; `transcripts` are by client."""
         rule = self._aggregations[arm]
         if not isinstance(rule, OverChannel):
             return rule
@@ -407,15 +406,15 @@ class ClientRuntime:
         return rule.at_clients(ClientRound(self._secret(arm), sent, drawn, leaving, drops, transcripts or {}))
 
     def _secret(self, arm: str) -> bytes:
-        """Return the secret of an arm's clients, a substitute for a key exchange before the first round."""
+        """Return the shared secret of an arm's clients, which replaces a key exchange before the first round."""
         return self.scenario.secret("encryption", arm)
 
     def evaluate_as(
         self, arm: str, sent: Sent, client: int, state: State, split: Literal["validation", "train"]
     ) -> tuple[float, float]:
-        """Return mean loss and accuracy of a client's model on held-out or training samples; NaN if undefined.
+        """Return mean loss and accuracy of a client's model on its validation or training samples; NaN if undefined.
 
-        A malicious client finds them on its poisoned samples.
+        A malicious client uses its poisoned samples.
         """
         weights, buffers = self._completed(arm, self.here(sent), client, state)
         data = self.own_data(arm, client, self.validation[client] if split == "validation" else self.parts[client])
@@ -426,7 +425,7 @@ class ClientRuntime:
 
     @torch.no_grad()
     def _evaluated(self, arm: str, state: Named, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
-        """Return a model's evaluation on some inputs and labels, summed over the samples."""
+        """Evaluate a model on batches of inputs and labels, and return sums over the samples."""
         model = self.arm(arm).model
         loss, found = losses.of(model), Evaluation(0.0, 0.0, 0.0)
         modes = [(module, module.training) for module in model.modules()]
@@ -449,14 +448,14 @@ class ClientRuntime:
 
 
 def _partial(rule: AnyAggregation, sent: Iterator[Any]) -> Any:
-    """Return a rule's partial result of a cohort's updates; None without updates."""
+    """Return a rule's partial aggregate of a cohort's updates; None without updates."""
     first = next(sent, None)
     return None if first is None else rule.partial(chain([first], sent))
 
 
 @dataclass(frozen=True)
 class ClientProxy:
-    """A client as it answers the aggregation's questions (`rayfed.aggregation.base.Member`)."""
+    """A client that evaluates models for the aggregation rule (`rayfed.aggregation.base.Member`)."""
 
     runtime: ClientRuntime
     arm: str
@@ -466,13 +465,13 @@ class ClientProxy:
 
     @property
     def round(self) -> int:
-        """Number of the round that the question is about."""
+        """Number of the round of the request."""
         return self.sent.round
 
     def evaluate(
         self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
     ) -> tuple[float, float]:
-        """Return mean loss and accuracy, on some of the client's samples, of the model that sent this update."""
+        """Return mean loss and accuracy, on the client's samples, of the model with this update and these buffers."""
         scale = self.runtime.specs[self.arm].update_scale
         weights = {name: w - scale * update[name].to(w) for name, w in self.sent.weights.items()}
         moved = replace(self.sent, weights=weights, buffers=self.sent.buffers | buffers)

@@ -1,6 +1,6 @@
-"""Views: which work of a client an attack observes (`observes`); `TABLE` lists those that a scenario can name.
+"""Views: the data of a client that an attack observes (`observes`); `TABLE` lists the built-in ones.
 
-As with grants, PyTorch is imported in functions only.
+PyTorch is imported only in functions.
 """
 
 from __future__ import annotations
@@ -28,68 +28,68 @@ TABLE: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Sight:
-    """The part of a client's answer that a view shows."""
+    """The part of a client's update that a view shows."""
 
     update: Update
-    """Update as the attacker takes it, or the one that is in `sealed`."""
+    """Update that the attacker observes, or that `sealed` contains."""
     sealed: Sealed | None = None
-    """The answer as its channel hides it: the attacker sees this in its place."""
+    """Protected update, which the attacker observes instead; None without protection."""
     mixtures: Mixtures | None = None
-    """All that clients were shown in the round."""
+    """Mixtures that clients received in the round."""
 
     @property
     def seen(self) -> Update:
-        """The update as the attacker sees it, without values if its channel hides them."""
+        """The update as the attacker observes it, without values if it is protected."""
         return self.update if self.sealed is None else replace(self.update, tensors={}, buffers={})
 
 
 class View:
-    """Base of every view: the client's work of the round, as the server receives it."""
+    """Base class of views; by default the update of the round as the server receives it."""
 
     describe: ClassVar[str]
-    """Name of what is observed, in words that are followed by `of N samples`."""
+    """Name of the observed data, to be followed by `of N samples`."""
     of_round: ClassVar[bool] = True
-    """Whether the answer is the round's own, with the same noise; then the client has to take part."""
+    """Whether the view shows the update of the round itself, so that the client must be sampled in the round."""
     mixes: ClassVar[bool] = False
-    """Whether what is seen may be a mixture of several clients' updates, so that there is something to `unmix`."""
+    """Whether the view may show mixtures of several clients' updates, which `unmix` separates."""
     involves_others: ClassVar[bool] = False
-    """Whether the view takes the work of other clients (`involves`)."""
+    """Whether the view needs the work of other clients (`involves`)."""
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-        """Yield fields of the attack that are incompatible with the view, with the reason."""
+        """Yield fields of the attack that are incompatible with the view, each with an error message."""
         from rayfed.scenario import resolve
 
         if self.of_round and any(arm.training.optimiser != "sgd" for arm in resolve(scenario).values()):
-            message = "an update after steps of Adam is no sum of gradients: set `observes: gradient`, or train by sgd"
+            message = "an update after steps of Adam is not a sum of gradients; set `observes: gradient`, or use sgd"
             yield "observes", message
         if self.of_round and attack.batch_size != 1:
-            message = f"found {attack.batch_size}, but an update has the victim's own batches: set `observes: gradient`"
+            message = f"found {attack.batch_size}, but an update uses the victim's batches; set `observes: gradient`"
             yield "batch_size", message
         if attack.unmix and not self.mixes:
-            yield "unmix", "mixtures are what clients are shown of one another's models: set `observes: shown`"
+            yield "unmix", "only for mixtures, which clients receive; set `observes: shown`"
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """Return other clients whose work of the round the view repeats."""
+        """Return the other clients of the round whose work the view repeats."""
         return []
 
     def samples(self, attack: AttackSpec) -> int:
-        """Return the fewest samples that a victim has to hold."""
+        """Return the minimum number of samples of a victim."""
         return 1
 
     def repeats(self, training: Training, samples: int) -> bool:
-        """Return whether a client with this many samples uses the same ones in every observed round."""
+        """Return whether a client with this many samples uses the same samples in every observed round."""
         return training.batch_size is None or training.batch_size >= samples
 
     def training(self, training: Training) -> Training:
-        """Return the local training behind the observed answer, given that of the client's rounds."""
+        """Return the training settings of the observed update, given those of the client's rounds."""
         return training
 
     def indices(self, observed: ObservedClient) -> np.ndarray:
-        """Return the indices of the training samples behind the answer."""
+        """Return the indices of the training samples that the update is computed from."""
         return observed.runtime.parts[observed.client]
 
     def shows(self, observed: ObservedClient, answer: Update) -> Sight:
-        """Return the shown part of the answer."""
+        """Return the part of the update `answer` that the attacker observes."""
         from rayfed.aggregation.over_channel import OverChannel
 
         rule = observed.runtime.rule(observed.visit.arm, observed.visit.sent)
@@ -98,9 +98,9 @@ class View:
 
 @component
 class WholeUpdate(View):
-    """The update that the victim really sent in the round.
+    """The update that the victim sent in the round.
 
-    Up to rounding, where its cohort was trained together (`training.vectorise`).
+    Equal up to rounding if its cohort was trained together (`training.vectorise`).
     """
 
     describe: ClassVar[str] = "the update"
@@ -108,9 +108,9 @@ class WholeUpdate(View):
 
 @component
 class OneGradient(View):
-    """The victim's answer for one step on `batch_size` of its samples, through the same defences.
+    """The victim's update for one step on `batch_size` of its samples, under the same defences.
 
-    An answer of its own: the noise of the round's update hides that alone.
+    Its noise is sampled independently of the noise in the round's update.
     """
 
     describe: ClassVar[str] = "the gradient"
@@ -121,17 +121,17 @@ class OneGradient(View):
         return attack.batch_size
 
     def repeats(self, training: Training, samples: int) -> bool:
-        """Return True: all answers are on the batch of the attacked round."""
+        """Return True, as all updates use the batch of the attacked round."""
         return True
 
     def training(self, training: Training) -> Training:
-        """Return the training that takes one gradient of all samples behind the answer."""
+        """Return training settings for one gradient of the whole batch."""
         from rayfed.scenario import Training
 
         return Training(algorithm="fedsgd", batch_size=None)
 
     def indices(self, observed: ObservedClient) -> np.ndarray:
-        """Draw `batch_size` of the client's own samples."""
+        """Sample `batch_size` of the client's samples."""
         from rayfed import seeds
 
         draw = seeds.numpy_generator(observed.runtime.scenario.seed, "victim", observed.attacked, observed.client)
@@ -140,24 +140,25 @@ class OneGradient(View):
 
 @component
 class ShownToClients(View):
-    """The victim's model as `fedboosting` shows it to the round's clients: its update, or a mixture (`fusion`)."""
+    """The victim's update, or a mixture (`fusion`), as `fedboosting` sends it to the clients of the round."""
 
-    describe: ClassVar[str] = "what clients are shown of the update"
+    describe: ClassVar[str] = "the shown update or mixture"
     mixes: ClassVar[bool] = True
     involves_others: ClassVar[bool] = True
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-        """Yield what is incompatible with the view: servers' attacks, repeated answers and earlier rounds."""
+        """Yield fields that are incompatible with the view: attacks by the server, `averages` and `earlier`."""
         yield from super().check(scenario, attack)
         if hasattr(registry.find(attack.kind, attack.name), "tamper"):
             message = (
-                f"{attack.name} is the server's attack, who sends another model: observe what it is sent, not shown"
+                f"{attack.name} is an attack by the server, which sends another model; set `observes` to update or "
+                f"gradient"
             )
             yield "observes", message
         if attack.averages > 1:
-            yield "averages", "clients are shown one mixture in a round: take `averages` out, or observe the gradient"
+            yield "averages", "clients receive one mixture per round; remove it, or set `observes: gradient`"
         if attack.earlier:
-            yield "earlier", "what clients were shown in earlier rounds is not kept: observe the update or the gradient"
+            yield "earlier", "mixtures of earlier rounds are not stored; set `observes` to update or gradient"
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
         """Return all clients of the round."""
@@ -166,7 +167,7 @@ class ShownToClients(View):
         return drawn_clients(scenario, round)
 
     def shows(self, observed: ObservedClient, answer: Update) -> Sight:
-        """Return the update as other clients see it; without values if they are shown nothing."""
+        """Return the update as other clients receive it; without values if they receive none."""
         visit = observed.visit
         seen = observed.runtime.mixtures(visit.arm, visit.sent, visit.states)
         if seen is None:

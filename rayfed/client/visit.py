@@ -1,4 +1,4 @@
-"""One client of a round as the attacking simulator sees it, whose work it can repeat from the same keys."""
+"""One client of a round, whose work the simulation of an attack repeats from the same random seeds."""
 
 from __future__ import annotations
 
@@ -28,51 +28,50 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class ClientVisit:
-    """One client of an arm in one round, with the server's message to it."""
+    """One client of an arm in one round, with the server's message to this client."""
 
     arm: str
     sent: Sent
     client: int
     states: Mapping[int, State] = field(default_factory=dict)
-    """Client states when the round begins: of this client, and of others whose work is repeated."""
+    """States of this client, and of others whose work is repeated, at the start of the round."""
     earlier: tuple[Sent, ...] = ()
-    """What it was sent in the earlier rounds that an attack on this one looks back on."""
+    """Messages of the earlier rounds that the attack also uses."""
 
 
 class Candidate(NamedTuple):
-    """A sample in a membership attack, which the victim trained on or not."""
+    """A candidate of a membership attack."""
 
     kind: str
-    """`member` (it did) or `non-member`."""
+    """`member` if the victim trained on the sample, else `non-member`."""
     sample: int
-    """Number in the training split, or of one that is no member in the split that it is from."""
+    """Number of the sample in its split, which is the training split for members."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The truth behind an observation, used for scoring only."""
+    """The true samples of an observation, used only for scoring."""
 
     inputs: Tensor
-    """Inputs (N, *shape), as the data's `sample` says."""
+    """Inputs (N, *shape), of the data set's modality."""
     labels: Tensor
     """Labels (N,) int64."""
     distortion: float = 0.0
-    """Distance of the observed update from the one without the arm's defences, over the latter's norm."""
+    """Norm of the difference between the observed and the undefended update, over the norm of the latter."""
     indices: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Numbers (N,) of the inputs in the training split."""
+    """Indices (N,) of the inputs in the training split."""
     candidates: tuple[Candidate, ...] = ()
-    """What the observation's candidates are, in their order."""
+    """Candidates of a membership attack, in the order of the observation."""
     decoys: Tensor | None = None
-    """Inputs (N, *shape) of other samples of the victim with the same labels, none of which is behind the observation;
-    None where it has not as many."""
+    """Unused samples (N, *shape) of the victim with the same labels; None if there are too few."""
     fit: float | None = None
-    """`fit` of these inputs under what an attacker knows from the defences' code; None where it does not."""
+    """Fit of the inputs to the observation, for an attacker that knows the defences' code; None for other attackers."""
     fits: Tensor | None = None
-    """Their `fits`, also where nothing is defended."""
+    """Fit of each tensor, also without defences."""
     nats: float | None = None
-    """Nats by which the update is less likely at these inputs than without noise, as that attacker knows the noise."""
+    """Decrease of the update's log likelihood at these inputs, compared with zero noise, in nats."""
     holding: Tensor | None = None
-    """Shares (K,) of the batches of all victims of the attack that hold each class; None where no attack asks that."""
+    """Shares (K,) of the victims' batches that contain each class; None if the attack's metric does not need them."""
 
     def replace(self, **changes: Any) -> Truth:
         """Return a copy with some fields changed."""
@@ -81,19 +80,19 @@ class Truth:
 
 @dataclass(frozen=True)
 class ObservedClient:
-    """A client under one attack with all that the simulator knows; grants and views filter it for the attacker.
+    """A client under one attack, with all data of the simulation; views and grants select the attacker's part.
 
-    The client's work is done again from the same keys, so nothing has to be kept for attackers while a round is played,
-    and the client state stays as it is.
+    The client's work is repeated from the same seeds, so nothing is stored for attacks during a round. The client's
+    state is not changed.
     """
 
     runtime: ClientRuntime
     visit: ClientVisit
-    """The client's visit, with what it is sent on the runtime's device."""
+    """The client's visit, with the server's message on the runtime's device."""
     attack: AttackSpec
     repeat: int = 0
     later: int | None = None
-    """The round that is attacked, where this is an earlier one."""
+    """The attacked round, if this is an earlier round; else None."""
 
     @property
     def client(self) -> int:
@@ -102,16 +101,16 @@ class ObservedClient:
 
     @property
     def round(self) -> int:
-        """Number of the round that is observed."""
+        """Number of the observed round."""
         return self.visit.sent.round
 
     @property
     def attacked(self) -> int:
-        """Number of the round that is attacked."""
+        """Number of the attacked round."""
         return self.round if self.later is None else self.later
 
     def before(self, sent: Sent) -> ObservedClient:
-        """Return the client in an earlier round that the same attack observes, in which it was sent `sent`."""
+        """Return the same client in an earlier round, in which it received `sent`."""
         visit = replace(self.visit, sent=self.runtime.here(sent), earlier=())
         return replace(self, visit=visit, later=self.attacked)
 
@@ -122,39 +121,38 @@ class ObservedClient:
 
     @property
     def arms_training(self) -> Training:
-        """Local training of the arm's clients in the round."""
+        """Training settings of the arm's clients in the round."""
         return self.arm.spec.training.in_round(self.round)
 
     @cached_property
     def training(self) -> Training:
-        """Local training behind the observed answer."""
+        """Training settings of the observed update."""
         training: Training = self.attack.view.training(self.arms_training)
         return training
 
     @cached_property
     def indices(self) -> np.ndarray:
-        """Indices of the training samples behind the answer."""
+        """Indices of the training samples that the observed update is computed from."""
         indices: np.ndarray = self.attack.view.indices(self)
         return indices
 
     def noise(self, *answer: int | str) -> torch.Generator:
-        """Return the generator of the client's defences, with a separate stream for each repeated answer."""
+        """Return the generator of the client's defences, with a separate stream for each repeated update."""
         key = ("client", self.round, self.client, "defences", self.visit.arm)
         return self.runtime.scenario.generator(*key, *answer)
 
     def asked(self, model: nn.Module | None = None) -> Task:
         """Return the client's task under the attack, on the model that a malicious server sends.
 
-        `model` stands in place of the arm's.
+        `model` replaces the arm's model.
         """
         honest = self._honest()
         return self._tampered(honest if model is None else honest.replace(model=model))
 
     def supposed(self) -> Task:
-        """Return the task as the attacker assumes it, with a guess for the client's private part.
+        """Return the task as the attacker assumes it, with guessed private layers.
 
-        The guess is a private part as it begins, or what grants say. All victims of an attack in a round meet the same
-        draw.
+        The guess is a random initial value, or given by grants. It is the same for all victims of a round.
         """
         task, grants = self._honest(), self.attack.grants.values()
         draw = ("attacker", self.attack.title, self.round)
@@ -166,15 +164,14 @@ class ObservedClient:
         return self._tampered(task.replace(weights=weights, buffers=buffers))
 
     def answer(self) -> Update:
-        """Return the client's answer: the mean of the number that the attack asks for, with separate noise.
+        """Return the client's update: the mean of `averages` updates with independent noise.
 
-        Each is the work on a task of its own, for defences may write on theirs. Raises `ClientError` for a client that
-        fails.
+        Raises `ClientError` if the client fails.
         """
         return self._answers[0]
 
     def error(self) -> Named | None:
-        """Return the standard error of each value of `answer`, from the spread; None for a single answer."""
+        """Return the standard error of each value of the mean update; None for a single update."""
         return self._answers[1]
 
     @cached_property
@@ -182,7 +179,7 @@ class ObservedClient:
         mean, count = self._answered(self.asked()), self.attack.averages
         if count == 1:
             return mean, None
-        squares = {name: torch.zeros_like(t) for name, t in mean.tensors.items()}  # of distances from the mean so far
+        squares = {name: torch.zeros_like(t) for name, t in mean.tensors.items()}  # sums of squared deviations
         for again in range(1, count):
             answer = self._answered(self.asked().replace(generator=self.noise(self.attack.observes, again)))
             away = {name: t - mean.tensors[name] for name, t in answer.tensors.items()}
@@ -193,23 +190,23 @@ class ObservedClient:
 
     def _answered(self, task: Task) -> Update:
         work = partial(update_method(self.training, self.arm.defences), task)
-        made = formed(attempt(self.client, work), task)  # what is not finite is for the attacker to judge
+        made = formed(attempt(self.client, work), task)  # an update that is not finite is passed to the attacker
         if isinstance(made, Failed):
             raise made.error_under(self.attack.title, self.visit.arm, self.round)
         return made
 
     def as_trained_on(self, split: Split, rows: np.ndarray, purpose: str) -> tuple[Tensor, Tensor]:
-        """Return other samples (N, *shape), as the client trains on its own by draws for a purpose, and labels."""
+        """Return other samples (N, *shape), augmented as the client's own samples, and their labels."""
         inputs, labels = self.runtime.shown(self.visit.arm, split, rows)
         order = self.runtime.order(self.visit.sent, self.client)
         return self.runtime.augmented(self.visit.arm, inputs, labels, order, purpose)
 
     def undefended(self) -> Update:
-        """Return the client's answer without defences."""
+        """Return the client's update without defences."""
         return update_method(self.training, ())(self.asked())
 
     def trained(self, client: int) -> Named:
-        """Return a client's weights and buffers after this round's local training, before its defences."""
+        """Return a client's weights and buffers after local training, before `wrap_update` of its defences."""
         sent, task = self.visit.sent, self._task(client, self.runtime.parts[client])
         update = training_method(self.arms_training, self.arm.defences)(task)
         scale = self.arm.spec.update_scale
@@ -235,7 +232,7 @@ class ObservedClient:
     def _tampered(self, task: Task) -> Task:
         """Return the task with the model of a malicious server, the same for all victims of a round.
 
-        The client's private part stays as it is: no server has it, or can send another.
+        Private layers are unchanged, as a server can neither read nor send them.
         """
         server, runtime = self.attack.build(), self.runtime
         if not isinstance(server, MaliciousServer):
@@ -252,5 +249,5 @@ class ObservedClient:
 
 
 def _within(name: str, names: Collection[str]) -> str:
-    """Return which of these names one is that a server may have put another module around; the empty string: none."""
+    """Return the longest of `names` that is the end of `name`, as after wrapping a module; empty if there is none."""
     return max((own for own in names if f".{name}".endswith(f".{own}")), key=len, default="")

@@ -1,4 +1,4 @@
-"""Grants: what a threat model gives an attacker, one a file; `TABLE` lists the values of `knowledge`."""
+"""Grants: knowledge of an attacker, one grant per file; `TABLE` lists the values of `knowledge`."""
 
 TABLE: dict[str, str] = {
     "labels": "rayfed.client.grants.labels:Labels",

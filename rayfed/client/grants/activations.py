@@ -1,4 +1,4 @@
-"""Grant of the activations that a split model's private part sends."""
+"""Grant of the activations that the private part of a split model sends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @component
 class Activations(Grant):
-    """Output of the victim's private part (up to the attack's `cut`) for the attacked images.
+    """Activations of the victim's private layers (up to the attack's `cut`) for the attacked images.
 
-    As it is after the victim's local training of the round.
+    They are computed after the victim's local training in the round.
     """
 
     describe: ClassVar[str] = "the activations of the victim's private part"
@@ -27,7 +27,7 @@ class Activations(Grant):
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
         """Yield a problem if the attack has no cut."""
         if "cut" not in attack.parameters:
-            yield f"activations are those of an attack with a `cut`, and {attack.name} has none set"
+            yield f"activations are only for attacks with a `cut`; set `cut` of {attack.name}, or remove activations"
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
         """Return the activations (N, ...), in the order of the true samples."""

@@ -1,8 +1,7 @@
-"""The contract of a grant: one thing that a threat model gives an attacker beyond the protocol's messages.
+"""Base class of grants. A grant gives an attacker knowledge in addition to the messages of the protocol.
 
-A grant is a component without fields, named in an attack's `knowledge`. What an attacker gets is the union of what its
-grants give, in whatever order they are named. Files of grants import PyTorch and what needs it in their functions, so
-that reports and the scenario's schema read names and words without it.
+A grant is a component without fields, listed in an attack's `knowledge`. The order of the list does not matter. Grants
+import PyTorch only in functions, so that reports and the scenario's schema do not need it.
 """
 
 from __future__ import annotations
@@ -19,37 +18,37 @@ if TYPE_CHECKING:
 
 
 class Grant:
-    """Base of every grant; its hooks give nothing."""
+    """Base class of grants; its hooks return nothing."""
 
     describe: ClassVar[str]
-    """Name of what is given, in words that follow `the update and`."""
+    """Name of the knowledge, to follow `the update and`."""
     fills: ClassVar[tuple[str, ...]] = ()
-    """Names that the grant adds to the observation: `labels`, or keys of its `extra`. Any others are refused."""
+    """Names that the grant adds to the observation: `labels`, or keys of `extra`. Other names raise an error."""
     of_private: ClassVar[bool] = False
-    """Whether it has a say in private parts (`sends`, `knows`, `supposes`); one that does not declare it is refused."""
+    """Whether the grant uses private layers (`sends`, `knows` or `supposes`), which must be declared."""
     averages: ClassVar[bool] = False
-    """Whether an attacker with the grant may have the victim answer several times and take the mean (`averages`)."""
+    """Whether the grant allows `averages`, the mean of several updates of the victim."""
     involves_others: ClassVar[bool] = False
-    """Whether the grant takes the work of other clients (`involves`)."""
+    """Whether the grant needs the work of other clients (`involves`)."""
 
     def overrides(self, *hooks: str) -> bool:
-        """Return whether the grant overrides one of these hooks, given by the methods' names."""
+        """Return whether the grant overrides one of these methods."""
         return any(getattr(type(self), hook) is not getattr(Grant, hook) for hook in hooks)
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
-        """Yield the reasons why the grant is meaningless for this attack in this scenario."""
+        """Yield error messages if the grant is meaningless for this attack in this scenario."""
         yield from ()
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Return whether the grant is meaningless unless an arm keeps a part of its model private."""
+        """Return whether the grant is meaningless without an arm that has private layers."""
         return False
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """Return other clients whose work must be repeated; raises `ScenarioError` if there is no such client."""
+        """Return other clients whose work the grant needs; raises `ScenarioError` if there is no such client."""
         return []
 
     def sends(self, arm: Arm) -> frozenset[str]:
-        """Return the names of private parameters that the victim sends like any other under this grant."""
+        """Return the names of private parameters that the victim sends under this grant."""
         return frozenset()
 
     def knows(self, arm: Arm) -> frozenset[str]:
@@ -57,25 +56,25 @@ class Grant:
         return frozenset()
 
     def supposes(self, observed: ObservedClient) -> Named:
-        """Return private tensors that the attacker assumes in place of the victim's, by name."""
+        """Return private tensors that the attacker uses instead of the victim's, by name."""
         return {}
 
     def known_before(self, runtime: ClientRuntime) -> dict[str, Any]:
-        """Return the part of the grant that is the same for all clients.
+        """Return the part of the grant that is equal for all clients.
 
-        A server that tampers with the model has it before clients answer.
+        A malicious server knows it before the round.
         """
         return {}
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
         """Return the part of the grant that depends on the client, by the names in `fills`.
 
-        `update` is what the attacker sees as one, without any values where these are hidden; `truth` what lies behind
-        it. What a hidden update's values tell is given as a function of the `Update`: it is called once an attack has
-        opened that.
+        `update` is the update that the attacker observes, without values if it is protected; `truth` contains its
+        samples. Knowledge that depends on the values of a protected update is returned as a function of the `Update`,
+        which is called after an attack has decrypted it.
         """
         return {}
 
     def hides(self, observed: ObservedClient, truth: Truth) -> Truth:
-        """Return the truth with what scoring needs under this grant and the attacker must not have."""
+        """Return the truth with the values that scoring needs under this grant and the attacker must not know."""
         return truth

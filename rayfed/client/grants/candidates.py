@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 KINDS = ("member", "non-member")
 MOST_EACH = 250
-"""Most candidates of each kind that an attack is asked about."""
+"""Maximum number of candidates of each kind."""
 
 
 @component
 class Candidates(Grant):
-    """Shuffled samples, half of them behind the update, half not used by anybody for training.
+    """Candidates for membership inference: shuffled samples, of which the victim trained on half.
 
-    Each member has a non-member of its own label, from what the victim itself has held out (`federation.validation`),
-    or else from the test split: that members are told by their labels is no leak. As many samples from there, which are
-    no candidates and of the same labels, make the update of the attack's control. There are as many candidates as can
-    be matched, 500 at most; which is which stays where scores are made. Where clients augment their images, a member is
-    the version that was trained on in the round, as of an attacker who tries all crops, and others are augmented too.
-    Of a masked language model all have masks that no client drew: an attacker who knew the client's could tell more.
+    Each member is matched with a non-member of the same label, so that labels do not reveal membership. Non-members are
+    the victim's validation samples (`federation.validation`), or else test samples. The control update is computed from
+    equally many held-out samples with the same labels, none of them a candidate. There are at most 500 candidates.
+
+    With augmentation, members are the versions of the round, and non-members are augmented, too. For masked language
+    models, all candidates have new masks, so an attacker that knows the client's masks may be stronger.
     """
 
     describe: ClassVar[str] = "candidates for membership"
     fills: ClassVar[tuple[str, ...]] = ("candidates", "control")
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the candidates, inputs (M, *shape) and labels (M,), and M/2 samples of the control's update."""
+        """Return the candidates, inputs (M, *shape) and labels (M,), and the M/2 samples of the control update."""
         import torch
 
         rows, order = self._drawn(observed, truth)
         split, _ = observed.runtime.untrained(observed.client)
         members, shuffled = torch.from_numpy(rows[0]).to(truth.labels.device), torch.from_numpy(order)
         others, control = (
-            observed.as_trained_on(split, some, purpose)  # or a border from a crop would tell members
+            observed.as_trained_on(split, some, purpose)  # otherwise the border of a crop would reveal members
             for some, purpose in zip(rows[1:], ("non-members", "control"), strict=True)
         )
         own = truth.inputs[members], truth.labels[members]
-        if observed.runtime.data.sample.modality == "tokens":  # with masks that tell no member from the others
+        if observed.runtime.data.sample.modality == "tokens":  # with new masks, which do not reveal members
             own = observed.runtime.shown(observed.visit.arm, "train", truth.indices[rows[0]])
         parts = zip(own, others, strict=True)
         asked = tuple(torch.cat(part)[shuffled.to(members.device)] for part in parts)
@@ -61,10 +61,10 @@ class Candidates(Grant):
         return truth.replace(candidates=tuple(Candidate(kinds[i], int(numbers[i])) for i in order))
 
     def _drawn(self, observed: ObservedClient, truth: Truth) -> tuple[np.ndarray, np.ndarray]:
-        """Draw rows (3, n) for members, non-members and control, and an order (2 n,) to shuffle the first two.
+        """Sample rows (3, n) of members, non-members and control, and an order (2 n,) to shuffle the first two.
 
-        The samples of a column have one label, unless labels are numbers. The draw is the same in every round in which
-        the truth is.
+        The three samples of a column have the same label, unless labels are numbers. The result depends only on the
+        truth, not on the round.
         """
         import numpy as np
 
@@ -74,7 +74,7 @@ class Candidates(Grant):
         split, unseen = runtime.untrained(observed.client)
         stored = runtime.data.test_labels if split == "test" else runtime.data.train_labels
         known, of_unseen = truth.labels.cpu().numpy(), stored[unseen]
-        if runtime.data.has_numbers or runtime.data.has_places:  # hardly two samples have the same
+        if runtime.data.has_numbers or runtime.data.has_places:  # labels are rarely equal
             known, of_unseen = np.zeros(len(known)), np.zeros(len(of_unseen))
         draw = seeds.numpy_generator(runtime.scenario.seed, "candidates", observed.client)
         columns = [np.empty((3, 0), np.int64)]

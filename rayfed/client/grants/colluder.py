@@ -1,4 +1,4 @@
-"""Grant of the private part of a colluding client."""
+"""Grant of the private layers of a colluding client."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @component
 class Colluder(Grant):
-    """Private part of the next client drawn after the victim, as trained in this round.
+    """Private layers of a colluding client, the next sampled client after the victim, as trained in this round.
 
-    The attacker puts it in place of the victim's; an attack with a `cut` is given the colluder's modules up to there.
+    The attacker uses them instead of the victim's. An attack with a `cut` gets the colluder's layers up to the cut.
     """
 
     describe: ClassVar[str] = "a colluder's private part"
@@ -27,7 +27,7 @@ class Colluder(Grant):
     involves_others: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Return True unless the attack says itself which part is private."""
+        """Return True unless the attack has a `cut`, which defines the private part."""
         return "cut" not in attack.parameters
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
@@ -48,16 +48,16 @@ class Colluder(Grant):
 
 
 def colluder(scenario: Scenario, round: int, victim: int) -> int:
-    """Return the client that colludes against a victim: the next one drawn in that round.
+    """Return the client that colludes against a victim: the next sampled client of the round.
 
-    Raises `ScenarioError` when no other client is drawn.
+    Raises `ScenarioError` if no other client is sampled.
     """
     from rayfed.client.plan import drawn_clients
 
     others = [client for client in drawn_clients(scenario, round) if client != victim]
     if not others:
         raise ScenarioError(
-            f"`knowledge: [colluder]` needs another client beside the victim {victim} in round {round}, but none is "
-            f"drawn then: set federation.clients_per_round to 2 or more"
+            f"`knowledge: [colluder]` needs a client other than the victim {victim} in round {round}, but none is "
+            f"sampled; set federation.clients_per_round to at least 2"
         )
     return next((client for client in others if client > victim), others[0])

@@ -1,4 +1,4 @@
-"""Grant of the victim's defences: their code, and the values of the update that they leave unchanged."""
+"""Grant of the victim's defences: a simulated client, and the values of the update that they do not change."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """Function that returns which values of an update no defence of a pipeline has changed."""
+    """Function that returns masks of the values of an update that no defence has changed."""
 
     defences: tuple[Defence, ...]
     error: Named | None = None
-    """Standard error of each value, of an update that is the mean of several answers."""
+    """Standard error of each value of a mean update; None for a single update."""
 
     def __call__(self, update: Update) -> Named:
-        """Return a bool mask of every tensor, by name, True where no defence has changed it."""
+        """Return a bool mask for each tensor, by name, which is True for unchanged values."""
         import torch
 
         masks = {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}
@@ -40,21 +40,21 @@ class LeftAlone:
 
 @dataclass(frozen=True)
 class DefendedClient:
-    """Simulation of a client with the victim's defences, for samples of the attacker's own.
+    """Simulation of a client with the victim's defences, for the attacker's samples.
 
-    It has none of the victim's state and randomness.
+    It does not contain the victim's state or random numbers.
     """
 
     training: Training
     defences: tuple[Defence, ...]
     clients_per_round: int
     answers: int
-    """Number of answers of which the mean is sent."""
+    """Number of updates that are averaged."""
 
     def update(
         self, observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator
     ) -> Named:
-        """Return the update for inputs (N, *shape) and labels (N,), at the weights that the victim was sent."""
+        """Return the update for inputs (N, *shape) and labels (N,), at the weights that the victim received."""
         import torch
 
         from rayfed import seeds
@@ -83,11 +83,10 @@ class DefendedClient:
 
 @component
 class KnownDefence(Grant):
-    """Grant of a simulated defended client and of the mask of unchanged values.
+    """The victim's defences: a simulated defended client, and masks of unchanged values.
 
-    What they changed (what pruning cut, what Soteria touched) is then not matched, and attacks that learn from shadow
-    clients defend these. With `averages: K` the victim also answers K times at the same weights with the same samples,
-    and the attack sees the mean.
+    Attacks do not match changed values (such as pruned ones), and apply the defences to their shadow clients. With
+    `averages: K` the attack sees the mean of K updates of the victim, for the same weights and samples.
     """
 
     describe: ClassVar[str] = "which defence there is"
@@ -95,11 +94,9 @@ class KnownDefence(Grant):
     averages: ClassVar[bool] = True
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return a simulated defended client, and the masks of what the attacker sees.
+        """Return a simulated defended client, and masks of the observed values.
 
-        Where that is no value, it is given how masks follow from an opened update.
-
-        A mask tells which values are zero, so none is made here of an update that the attacker does not see.
+        For a protected update, the masks are returned as a function, as they would reveal which values are zero.
         """
         hooks = "exposed", "exposed_in_mean"
         defences = tuple(defence for defence in observed.arm.defences if defence.overrides(*hooks))

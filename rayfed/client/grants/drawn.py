@@ -1,4 +1,4 @@
-"""What a defence draws from the randomness that it is given, and whether it looks at samples."""
+"""Record the random numbers that a defence samples, and whether it reads samples."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from torch.overrides import TorchFunctionMode
 
 _NORMAL = {"randn", "normal", "normal_"}
 _OF_FORM = {"size", "dim", "numel", "__len__", "is_floating_point", "new_zeros", "new_ones", "new_empty", "__get__"}
-"""Operations that tell nothing of a tensor's values; `__get__` is that of attributes such as `shape`."""
+"""Operations that do not read the values of a tensor; `__get__` reads attributes such as `shape`."""
 _OF_VALUES = {"T", "data", "grad", "mT", "H", "mH", "real", "imag"}
-"""Attributes that do."""
+"""Attributes that contain values."""
 
 
 class Drawn(TorchFunctionMode):
-    """Records the numbers that operations draw from one generator, and whether they read the values of tensors."""
+    """Recorder of the random numbers of one generator, and of reads of some tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers = 0
-        """How many were drawn."""
+        """Number of random numbers."""
         self.normal: list[Tensor] = []
-        """Those of normal distributions, as each operation drew them."""
+        """Normal random numbers, one tensor per operation."""
         self.reseeded = False
-        """Whether the generator had another seed when something was drawn."""
+        """Whether the generator was seeded again."""
         self.read = False
-        """Whether a value of the watched tensors was read."""
+        """Whether a watched tensor was read."""
         self._generator: torch.Generator | None = None
         self._seed = 0
         self._watched: list[Tensor] = []
 
     def watch(self, generator: torch.Generator, tensors: Iterable[Tensor]) -> None:
-        """Begin with what is drawn from a generator, and with what is read of these tensors."""
+        """Start to watch a generator and these tensors."""
         self._generator, self._seed, self._watched = generator, generator.initial_seed(), list(tensors)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation; what it makes with the generator counts."""
+        """Run an operation, and record its random numbers and reads."""
         given = kwargs or {}
         output = func(*args, **given)
         every = [*args, *given.values()]
@@ -56,7 +56,7 @@ class Drawn(TorchFunctionMode):
         return output
 
     def _reads(self, given: Iterable[Any]) -> bool:
-        """Return whether a watched tensor is among arguments, or in lists of them."""
+        """Return whether the arguments, or lists in them, contain a watched tensor."""
         return any(
             any(one is tensor for tensor in self._watched)
             if isinstance(one, Tensor)

@@ -1,4 +1,4 @@
-"""Grant of keys that a victim keeps private and never trains."""
+"""Grant of the victim's keys, which are private and never trained."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @component
 class Key(Grant):
-    """Private tensors that the victim drew and never trains: keys, passports."""
+    """Private tensors of the victim that are sampled once and never trained: keys, passports."""
 
     describe: ClassVar[str] = "the victim's key"
     of_private: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Return True: without a private part there is no key."""
+        """Return True, as a key is a private part."""
         return True
 
     def knows(self, arm: Arm) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Grant of the labels behind the update."""
+"""Grant of the labels of the attacked samples."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 @component
 class Labels(Grant):
-    """Sorted labels behind the update, without their assignment to samples.
+    """Sorted labels of the attacked samples, without their assignment to samples.
 
-    Of language models nothing: their labels are the tokens that an attack is to find.
+    Empty for language models, whose labels are the tokens to recover.
     """
 
     describe: ClassVar[str] = "the labels"
     fills: ClassVar[tuple[str, ...]] = ("labels",)
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the labels, sorted, (N,) int64, or numbers (N, k) or classes of places (N, ...) row by row."""
+        """Return the sorted labels: (N,) int64, or rows of numbers (N, k) or masks (N, ...)."""
         import torch
 
         from rayfed import losses

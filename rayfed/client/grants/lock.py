@@ -1,4 +1,4 @@
-"""Grant of parameters that a victim keeps private and trains."""
+"""Grant of the victim's lock, private parameters that it trains."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @component
 class Lock(Grant):
-    """Private parameters that the victim trains, sent with their gradient like any other."""
+    """Private parameters that the victim trains; the attacker sees them and their gradient."""
 
     describe: ClassVar[str] = "the victim's lock"
     of_private: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Return True: without a private part there is no lock."""
+        """Return True, as a lock is a private part."""
         return True
 
     def sends(self, arm: Arm) -> frozenset[str]:
-        """Return the names of all that is private but the keys."""
+        """Return the names of all private tensors except the keys."""
         return arm.private - arm.keys

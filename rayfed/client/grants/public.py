@@ -1,4 +1,4 @@
-"""Public data, which no client owns."""
+"""Grant of public data, which no client owns."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @component
 class Public(Grant):
-    """Images and labels that no client owns, of the same source: the share `data.public` of the training samples."""
+    """Public samples and labels: the share `data.public` of the training samples, which no client owns."""
 
     describe: ClassVar[str] = "public data"
     fills: ClassVar[tuple[str, ...]] = ("public",)
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
-        """Yield a problem unless there are public data."""
+        """Yield a problem if there are no public data."""
         if not scenario.data.public:
-            yield "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
+            yield "there are no public data; set `data.public`, such as 0.1, or remove public"
 
     def known_before(self, runtime: ClientRuntime) -> dict[str, Any]:
         """Return the public data: inputs (M, *shape) and labels (M,)."""

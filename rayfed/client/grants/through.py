@@ -1,8 +1,7 @@
-"""What defences make of a gradient of the attacker's own, by which a search matches what was sent.
+"""Search through the defences' code: apply it to the gradient of the reconstruction, and match the observed update.
 
-Defences that answer a gradient alike each time may lose what cannot be put back, such as the norm of each tensor, or
-all but a few sums of values. A search needs no inverse: what the code makes of its samples' gradient is compared with
-what was sent, and the slope goes through the code.
+This is for deterministic defences that lose a part of the gradient, such as its norm, and have no inverse. The search
+differentiates through the code.
 """
 
 from __future__ import annotations

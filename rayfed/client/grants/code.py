@@ -1,21 +1,16 @@
-"""Grant of the defences' code: the attacker runs it and undoes what it does alike to every update.
+"""Grant of the defences' code: the attacker runs the code, and reverses its known changes of an update.
 
-An attacker with the code runs it on its own side, for the victim's number and round, on gradients of its own choice and
-with randomness of its own. What comes out alike each time is no secret: an offset (noise from a seed that can be
-guessed, or drawn once), the order into which values are put and the factor by which each is multiplied, or any other
-affine map of all of them, rounded or not. Of an offset that is random in a few directions alone the attacker estimates
-how far it goes: a gradient has many values near zero, so the smallest absolute deviations count. So where several
-values share one random number, whatever the factors. Of masks that cancel in some sums of a layer's rows, or of its
-columns, these sums are left. Where signs alone are random, all magnitudes are what is left: those of a product are the
-product of the magnitudes.
+The attacker runs the code for the victim's number and round, on chosen gradients and with its own random numbers. It
+reverses the following changes:
 
-What the defences make of everybody's samples before training is undone in what an attack has found (`AsTrained`).
+- a constant offset, or one of few possible offsets;
+- permutations, factors and other affine maps, or invertible element-wise maps;
+- noise with a known structure: in a few directions, with shared random numbers, or as in `rayfed.client.grants.noise`;
+- random signs, of which only absolute values remain.
 
-Where a part of every gradient is lost, alike each time, a search follows the code itself
-(`rayfed.client.grants.through`).
-
-The attacker also learns which values are sent as they are, and of defences that rayfed does not come with whether these
-attacks use all that the code tells (`rayfed.client.grants.understood`).
+Deterministic changes of samples before training are reversed in the attack's result (`AsTrained`). For other
+deterministic changes, a search runs through the code (`rayfed.client.grants.through`). For user-defined defences, the
+attacker also tests whether the attacks use everything that the code reveals (`rayfed.client.grants.understood`).
 """
 
 from __future__ import annotations
@@ -54,60 +49,59 @@ if TYPE_CHECKING:
     from rayfed.update import Named, Update
 
 _DRAWS = 4
-"""Answers to a gradient of zeros, in whose differences random directions show."""
+"""Number of updates for a zero gradient, to find random directions."""
 _MOST_DRAWS, _HELD = 256, 2**22
-"""Most answers that are drawn where they differ, and values in them all."""
+"""Maximum number of such updates if they differ, and of values in them."""
 _UNUSED = 2**30
-"""Seed whose noise no other answer has."""
+"""A seed that is not used for other updates."""
 _ROUNDED = 32
-"""Answers whose values are compared."""
+"""Number of rounded updates for a zero gradient."""
 _REMEMBERED = 2**28
-"""Bytes of updates without what was known that are kept for other attacks, at most."""
+"""Maximum size of results kept for other attacks, in bytes."""
 _REPEATED = 32
-"""Draws by which it is seen whether samples are changed by chance."""
+"""Number of runs to find random changes of samples."""
 _LATER = 1, 2, 10, 100, 1000
-"""Rounds after this one, and clients after the victim, for which a defence may do something else."""
+"""Offsets of rounds and clients for which the defences are also run."""
 _KEPT = 1e-3
-"""Gain of a map in one direction over that in another, below which what is in that direction is lost. Of running sums
-it is small in many."""
+"""Minimum relative gain of a map; directions with a lower gain are lost."""
 _HALVINGS = 100
-"""Halvings of the interval in which a value lies."""
+"""Number of bisection steps."""
 
 
 _found: WeakKeyDictionary[ClientRuntime, dict[tuple[Any, ...], _Learnt]] = WeakKeyDictionary()
-"""What was learnt of the updates of a runtime's clients."""
+"""Results of `_learnt` for the clients of a runtime."""
 _built: WeakKeyDictionary[ClientRuntime, dict[str, Arm]] = WeakKeyDictionary()
-"""Arms, by name, that work at nothing but samples of the attackers' own."""
+"""Arms by name, used only with samples of attackers."""
 _rehearsals: WeakKeyDictionary[ClientRuntime, dict[str, understood.Rehearsal]] = WeakKeyDictionary()
-"""By arm, those that are alike for all clients and updates."""
+"""Rehearsals by arm that are equal for all clients and updates."""
 
 
 class _Learnt(NamedTuple):
-    """What the code tells of one update."""
+    """Knowledge about one update, from the defences' code."""
 
     undone: Named | Undo | str | None
     rehearsal: understood.Rehearsal | None = None
-    """Answers to gradients of the attacker's own; None where nothing is known of single values."""
+    """Result of running the defences on the attacker's gradients; None if unknown."""
     beyond: str = ""
-    """What these attacks make no use of, in words."""
+    """Description of an effect that the attacks do not use; empty if there is none."""
     through: Through | None = None
-    """Defences that lose a part of every gradient, alike each time, for a search to match what they make of it."""
+    """Deterministic defences through which a search runs; None if this is not needed or not possible."""
 
     def left(self, update: Named) -> Named | None:
-        """Return which values of an update, in which nothing is left to undo, are the gradient's own; None: unknown."""
+        """Return masks of the values of an update that equal the gradient up to a common factor; None if unknown."""
         if self.rehearsal is None:
             return None
-        if self.rehearsal.fixed and isinstance(self.undone, Mapping):  # what it lost is 0
+        if self.rehearsal.fixed and isinstance(self.undone, Mapping):  # lost values are 0
             return {name: t != 0 for name, t in self.undone.items()}
         return self.rehearsal.left(update)
 
     @property
     def noise(self) -> understood.Noise | None:
-        """The noise on an update from which nothing was taken off; None where it is not known."""
+        """The noise on an update without reversed changes; None if unknown."""
         return None if self.rehearsal is None or self.undone is not None else self.rehearsal.noise
 
     def heard(self, update: Named) -> Named | None:
-        """Return which values of an update noise does not drown, where a matrix is left as it is; otherwise None."""
+        """Return masks of the values in tensors that are not mostly noise; None if no matrix is sent unchanged."""
         if self.rehearsal is None:
             return None
         left = self.rehearsal.left(update).values()
@@ -115,27 +109,27 @@ class _Learnt(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """What is known of the values of an update that the attacker opens later."""
+    """Masks of an update that the attacker decrypts later."""
 
     learnt: _Learnt
     what: str
 
     def __call__(self, update: Update) -> Named | None:
-        """Return the masks `what` of an opened update."""
+        """Return the masks `what` of a decrypted update."""
         found: Named | None = getattr(self.learnt, self.what)(update.tensors)
         return found
 
 
 class Moved(NamedTuple):
-    """Map of the values of an update: source index and factor of each."""
+    """Permutation of the values of an update, with factors."""
 
     order: Tensor
-    """(D,) int64, the place from which each value comes."""
+    """Source index of each value, (D,) int64."""
     factor: Tensor
-    """(D,), by which it is multiplied; 0 for values that are not sent."""
+    """Factor of each value, (D,); 0 for values that are not sent."""
 
     def back(self, values: Tensor) -> Tensor:
-        """Return values (D,) before the map; unchanged if places that the map leaves empty have values."""
+        """Return values (D,) before the map; unchanged if values that are not sent are not 0."""
         import torch
 
         order, factor = self.order.to(values.device), self.factor.to(values)
@@ -147,19 +141,19 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True)
 class Undo:
-    """Removal of known changes that defences make to an update."""
+    """Removal of known changes of an update by defences."""
 
     offset: Tensor | None = None
-    """(D,), what is added to every update."""
+    """Constant that is added to every update, (D,)."""
     directions: Tensor | None = None
-    """(D, R) orthonormal, in which something random is added."""
+    """Orthonormal directions of random noise, (D, R)."""
     shared: SharedNoise | None = None
-    """Which values share a random number that is added."""
+    """Noise with shared random numbers."""
     by_tensor: Mapping[str, Structure] = field(default_factory=dict)
     """Structure of the noise on single tensors."""
     moved: Moved | None = None
     unsigned: bool = False
-    """Whether signs are random, so that magnitudes alone are left."""
+    """Whether signs are random, so that only absolute values remain."""
 
     @property
     def known(self) -> bool:
@@ -187,24 +181,24 @@ class Undo:
 
 @dataclass(frozen=True)
 class AsTrained:
-    """The defences' map of samples before training, learnt on the attacker's own samples."""
+    """The defences' map of samples before training, as run by the attacker."""
 
     defences: Sequence[Defence]
     task: Task
-    """The victim's, with samples, randomness and state of the attacker's own."""
+    """The victim's task, with samples, random numbers and state of the attacker."""
 
     @classmethod
     def of(cls, code: _Code, data: Batch) -> AsTrained:
-        """Return the map of the code's defences, with these labels and places."""
+        """Return the map of the code's defences for samples with the labels and places of `data`."""
         defences, task = code.unused()
         return cls(defences, task.replace(data=data))
 
     def made(self, samples: Tensor, seed: int = 0) -> Tensor:
-        """Return the samples that a client with these samples (N, *shape) trains on, after its defences of the data."""
+        """Apply the defences to samples (N, *shape)."""
         return self.batch(samples, seed).inputs
 
     def batch(self, samples: Tensor, seed: int) -> Batch:
-        """Return these samples (N, *shape), with the task's labels, as a client trains on them."""
+        """Apply the defences to samples (N, *shape) with the task's labels."""
         import torch
 
         from rayfed.client.local import data_method
@@ -214,7 +208,7 @@ class AsTrained:
         return data_method(self.defences)(task)
 
     def back(self, samples: Tensor) -> Tensor:
-        """Return the samples that are mapped to these (N, *shape); the same if that cannot be inverted."""
+        """Return the samples that are mapped to these (N, *shape); unchanged if the map cannot be inverted."""
         import torch
 
         with torch.enable_grad():
@@ -233,10 +227,9 @@ class _Code:
         return self.observed.asked()
 
     def task(self, seed: int) -> Task:
-        """Return the victim's task with blank samples and randomness of a seed, without the victim's state.
+        """Return the victim's task with blank samples, random numbers from a seed, and no state.
 
-        There are public samples where the attacker is granted them, and others of the client where only a batch is
-        asked.
+        It contains public samples if the attacker knows them.
         """
         import torch
 
@@ -264,7 +257,7 @@ class _Code:
         )
 
     def unused(self) -> tuple[Sequence[Defence], Task]:
-        """Return defences and a task for an attacker to keep: client's objects may hold its samples, these are new."""
+        """Return new defences and a new task for an attacker, as those of the client may contain its samples."""
         from rayfed.client.arm import build_arm
 
         observed, runtime = self.observed, self.observed.runtime
@@ -282,10 +275,9 @@ class _Code:
         rounded: bool = False,
         other: bool = False,
     ) -> Tensor:
-        """Return the defences' answer (D,) to a gradient, by default zeros, for the victim's number, unrounded.
+        """Return the defences' update (D,) for a gradient, by default zeros, without rounding unless `rounded`.
 
-        The samples are blank, or noise of a seed, and with `other` their labels and places are drawn, too. Only answers
-        that are `rounded` are as they are sent.
+        The samples are blank, or noise of the seed `noise`. With `other`, labels and places are also random.
         """
         from contextlib import nullcontext
 
@@ -301,10 +293,9 @@ class _Code:
             return flatten(self.update(task, gradient).tensors)
 
     def update(self, task: Task, gradient: Tensor | None = None, asked: list[bool] | None = None) -> Update:
-        """Return the defences' update for a task of the attacker's, in place of a gradient (D,), by default zeros.
+        """Return the defences' update for a task of the attacker and a gradient (D,), by default zeros.
 
-        To `asked` is added, for each gradient that they take, whether it is of all of the task's samples at its
-        weights.
+        For each gradient that the defences compute, a bool is appended to `asked`: whether it is the task's gradient.
         """
         import torch
 
@@ -320,7 +311,7 @@ class _Code:
         return answered(self.observed.arm.defences, task, sent, self.observed.training.algorithm == "fedsgd")
 
     def gradients(self) -> list[Tensor]:
-        """Return the model's own gradients (D,) at samples of several kinds, with drawn labels."""
+        """Return gradients (D,) of the model for samples of several kinds, with random labels."""
         import torch
 
         from rayfed import gradients
@@ -335,20 +326,19 @@ class _Code:
 
 @component
 class KnownCode(Grant):
-    """The defences' known changes of updates, undone: additive parts, permutations and invertible maps.
+    """The defences' code, with which known changes of the update are reversed: offsets, permutations, invertible maps.
 
-    It follows from their code, run with other randomness than the victim's; nothing of the victim's data is in it.
+    The code is run with other random numbers than the victim's, and without the victim's data.
     """
 
     describe: ClassVar[str] = "the defence's code"
     fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained", "left", "heard", "noise", "beyond", "through")
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the update without the defences' known changes, the map of samples, and what is left of a gradient.
+        """Return the update without the defences' known changes, the map of samples, and masks of unchanged values.
 
-        Where the attacker sees no value, how they follow from an opened update. None where there is nothing to take
-        off; where the defences fail on what an attacker has, or put into an update what no gradient holds, why, in
-        words.
+        For a protected update, these are functions of the decrypted update. `undone` is None if there is nothing to
+        reverse, and an error message if the defences cannot be run by the attacker.
         """
         import torch
 
@@ -379,7 +369,7 @@ class KnownCode(Grant):
 
 
 def _remembered(code: _Code, update: Update) -> _Learnt:
-    """Return what the code tells of an update, found out once for all attacks that see the same."""
+    """Return the knowledge about an update from the code, cached for attacks that observe the same."""
     from rayfed.attacks.base import MaliciousServer
     from rayfed.update import digest_of
 
@@ -401,7 +391,7 @@ def _remembered(code: _Code, update: Update) -> _Learnt:
 
 
 def _size(learnt: _Learnt) -> int:
-    """Return the bytes of the tensors in what was learnt."""
+    """Return the size of the tensors in `learnt`, in bytes."""
     undone = learnt.undone.values() if isinstance(learnt.undone, Mapping) else ()
     known = 0 if learnt.rehearsal is None else 2 * learnt.rehearsal.quiet.nbytes
     followed = () if learnt.through is None else learnt.through.task.weights.values()
@@ -409,7 +399,7 @@ def _size(learnt: _Learnt) -> int:
 
 
 def _learnt(code: _Code, update: Update) -> _Learnt:
-    """Return what the code tells of an update, and of defences of the user's own what attacks make no use of."""
+    """Return the knowledge about an update from the code."""
     import torch
 
     observed = code.observed
@@ -446,27 +436,26 @@ def _learnt(code: _Code, update: Update) -> _Learnt:
 
 
 def _through(code: _Code) -> Through | None:
-    """Return the defences for a search that follows them; None where their code has no slope, or cannot travel."""
+    """Return the defences for a search through their code; None if it has no derivative or cannot be copied."""
     through = Through(*code.unused())
     try:
         if not through.has_slope:
             return None
-        copy.deepcopy(through.defences)  # what cannot be copied cannot travel either, such as a lock that it has now
-    except Exception:  # whatever a defence raises on numbers of double precision, or as it is copied
+        copy.deepcopy(through.defences)  # an object that cannot be copied, such as a lock, cannot be pickled either
+    except Exception:  # a defence may raise anything for double precision, or when copied
         return None
     return through
 
 
 def _rehearsal(code: _Code, trusted: bool, even: bool = False, others: Sequence[Tensor] = ()) -> understood.Rehearsal:
-    """Run the defences on gradients of the attacker's own."""
+    """Run the defences on gradients of the attacker."""
     return understood.Rehearsal.of(partial(code.answer, rounded=True), code.task(0).weights, trusted, even, others)
 
 
 def _of_one_answer(code: _Code, gradient: Tensor, rehearsal: understood.Rehearsal) -> str:
-    """Return what answers to zeros and a gradient (D,) show beside their values, in words; empty if nothing.
+    """Return a description of an effect on an update that the attacks do not use; empty if there is none.
 
-    Noise has to be what was drawn from the client's own randomness; samples are not looked at, and nothing else of the
-    update or of what the client keeps is changed.
+    Noise must be sampled from the client's generator, samples must not be read, and only tensors may be changed.
     """
     import torch
 
@@ -501,7 +490,7 @@ def _of_one_answer(code: _Code, gradient: Tensor, rehearsal: understood.Rehearsa
 
 
 def _is_of(task: Task, weights: Named, batch: Batch) -> bool:
-    """Return whether a gradient at some weights, of a batch, is that of all of the task's samples alike."""
+    """Return whether weights and batch are those of the task, with equal weights of samples."""
     import torch
 
     same = weights.keys() == task.weights.keys() and all(torch.equal(t, task.weights[n]) for n, t in weights.items())
@@ -510,7 +499,7 @@ def _is_of(task: Task, weights: Named, batch: Batch) -> bool:
 
 
 def _not_rehearsed(own: Sequence[Defence], one_step: bool) -> str:
-    """Return what defences of the user's own do that running them on gradients does not show, in words."""
+    """Return a description of an effect of user-defined defences that a rehearsal cannot show; empty if none."""
     if any(defence.overrides("adapt_model") for defence in own):
         return understood.MODEL
     if any(defence.keeps_state for defence in own):
@@ -519,18 +508,18 @@ def _not_rehearsed(own: Sequence[Defence], one_step: bool) -> str:
 
 
 def _is_own(defence: Defence) -> bool:
-    """Return whether rayfed does not come with a defence."""
+    """Return whether a defence is user-defined."""
     return not type(defence).__module__.startswith("rayfed.")
 
 
 def _is_quick(defence: Defence) -> bool:
-    """Return whether a defence changes what is sent alone, and is soon run."""
+    """Return whether a defence only changes updates, and runs fast."""
     of_gradient = defence.overrides("wrap_gradient") and not defence.samplewise
     return not defence.overrides("adapt_model", "wrap_data") and not of_gradient
 
 
 def _samples_beyond(code: _Code, made: AsTrained | None) -> str:
-    """Return what defences of the user's own do to samples that attacks do not undo, in words; empty if nothing."""
+    """Return a description of a change of samples that is not reversed; empty if there is none."""
     import torch
 
     changes = [defence for defence in code.observed.arm.defences if defence.overrides("wrap_data")]
@@ -554,7 +543,7 @@ def _samples_beyond(code: _Code, made: AsTrained | None) -> str:
 
 
 def _kinds(code: _Code) -> list[Tensor]:
-    """Return samples (N, *shape) of several kinds, for what is done may depend on what they are like."""
+    """Return samples (N, *shape) of several kinds, as the effect of a defence may depend on them."""
     import torch
 
     task = code.task(0)
@@ -572,7 +561,7 @@ def _generator(seed: int) -> torch.Generator:
 
 
 def _other(batch: Batch, classes: int, seed: int) -> Batch:
-    """Return a batch with other places, and other labels where these are classes of samples."""
+    """Return a batch with random places, and with random labels if these are classes."""
     import torch
 
     draw, labels = torch.Generator().manual_seed(seed), batch.labels
@@ -591,22 +580,22 @@ def _undone(code: _Code, update: Update) -> Named | Undo | str | None:
         if undo.known:
             return undo(update) if update.tensors else undo
         if _reads_samples(code):
-            return f"{UNREHEARSED} alone: what they send depends on the samples themselves, which no attack looks for"
+            return f"{UNREHEARSED}: {understood.SAMPLES}, which the attacks do not use"
         return _inverted(code, update) if update.tensors else None
-    except Exception as error:  # a defence may ask for what this attacker does not have; its rows say so
+    except Exception as error:  # a defence may need data that the attacker does not have; reported in the tables
         return _why(error)
 
 
 def _why(error: Exception) -> str:
-    """Return why nothing was undone, in words."""
+    """Return a message with the reason why nothing was reversed."""
     from rayfed.hidden import UNREHEARSED
 
     why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return f"{UNREHEARSED} ({why}): nothing known by their code was taken off"
+    return f"{UNREHEARSED} ({why}), so their known changes were not reversed"
 
 
 def _as_trained(code: _Code) -> AsTrained | None:
-    """Return the defences' map of samples; None if they change none, are random, or the samples are tokens."""
+    """Return the defences' map of samples; None if it is random or the identity, or samples are tokens."""
     import torch
 
     data = code.observed.runtime.data.sample
@@ -622,9 +611,9 @@ def _as_trained(code: _Code) -> AsTrained | None:
 
 
 def _reads_samples(code: _Code, gradient: Tensor | None = None, other: bool = False) -> bool:
-    """Return whether the defences' answer to a gradient (D,), by default zeros, depends on the samples.
+    """Return whether the update for a gradient (D,), by default zeros, depends on the samples.
 
-    With `other` also on their labels and places.
+    With `other`, also whether it depends on labels and places.
     """
     import torch
 
@@ -633,9 +622,9 @@ def _reads_samples(code: _Code, gradient: Tensor | None = None, other: bool = Fa
 
 
 def _differs_elsewhere(code: _Code, gradient: Tensor) -> bool:
-    """Return whether the defences answer a gradient (D,) otherwise, or raise, in other rounds, of others and the like.
+    """Return whether the update for a gradient (D,) differs for other rounds, clients, weights or sample counts.
 
-    The randomness is the same. A client that hides a gradient here may send it as it is there.
+    Such a defence may send the gradient unchanged in other cases. The random numbers are the same.
     """
     import torch
 
@@ -657,14 +646,14 @@ def _differs_elsewhere(code: _Code, gradient: Tensor) -> bool:
         return any(not torch.equal(there, answer(other)) for other in others)
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception:  # such as of a table of rounds, which has another line for each
+    except Exception:  # for example a defence with a table of rounds
         return True
 
 
 def _rehearsed(code: _Code, values: Tensor | None) -> Undo:
-    """Return the changes that running the defences on the attacker's own gradients reveals.
+    """Return the changes found by running the defences on the attacker's gradients.
 
-    Which noise of a small set was drawn for an update of these `values` (D,) is told by them alone.
+    `values` (D,) are those of the update; they identify its noise if there are few different noises.
     """
     import torch
 
@@ -673,10 +662,10 @@ def _rehearsed(code: _Code, values: Tensor | None) -> Undo:
         undo = _moves(code, torch.zeros_like(answers[0]))
         if undo.known:
             return undo
-        raise ArithmeticError("they make of zeros what is not finite")
+        raise ArithmeticError("the update for a zero gradient is not finite")
     if (answers - answers[0]).abs().max() > 1e-6 * answers.abs().max():
         searching = any(defence.overrides("wrap_gradient") for defence in code.observed.arm.defences)
-        if not searching:  # each answer may take long
+        if not searching:  # otherwise each update may take long
             answers = _drawn(code, answers)
         directions = _few_directions(answers)
         if directions is not None:
@@ -692,7 +681,7 @@ def _rehearsed(code: _Code, values: Tensor | None) -> Undo:
 
 
 def _inverted(code: _Code, update: Update) -> Named | None:
-    """Return the tensors before the defences, if these are an invertible map other than the identity."""
+    """Return the tensors before the defences if these are an invertible map; None for the identity and other maps."""
     import torch
 
     from rayfed.gradients import flatten, unflatten
@@ -706,23 +695,23 @@ def _inverted(code: _Code, update: Update) -> Named | None:
     found = _before(sent, flatten(update.tensors), torch.randn)
     if found is None:
         return None
-    # a tensor's values in another order come back too, but for those that are never sent: else some are sent alike
+    # The inverse must also hold for permuted values of each tensor, except values that are never sent.
     draw, parts = _generator(0), found.split([tensor.numel() for tensor in update.tensors.values()])
     other = torch.cat([part[torch.randperm(len(part), generator=draw)] for part in parts])
     made = sent(other)
     back = _before(sent, made, torch.randn)
     if back is None:
         return None
-    away = (back - other).where(back != 0, 0.0)  # rounding, unless what is between them is sent as next to nothing
+    away = (back - other).where(back != 0, 0.0)  # only rounding errors, or directions with a very small gain
     seen = (sent(other + away) - made).norm()
     lost = away.norm() > SAME * other.norm() and seen * other.norm() <= _KEPT * away.norm() * made.norm()
     return None if lost else unflatten(found, update.tensors)
 
 
 def _before(sent: Callable[[Tensor], Tensor], target: Tensor, drawn: Callable[..., Tensor]) -> Tensor | None:
-    """Return the values (D,) that a map sends to the target, for element-wise and for affine maps.
+    """Return the values (D,) that an element-wise or affine map sends to the target.
 
-    None of any other map, and of one that changes nothing. Values of its domain are `drawn` to see which it is.
+    None for other maps and the identity. `drawn` samples values of the map's domain.
     """
     import torch
 
@@ -753,23 +742,20 @@ def _bisected(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None
 
 
 def _unmixed(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
-    """Return the values (D,) that an affine map sends to the target, 0 where they are lost; None for other maps."""
+    """Return the values (D,) that an affine map sends to the target, with 0 for lost ones; None for other maps."""
     import torch
 
     from rayfed.attacks.closed_form.equations import is_affine, solve
 
     if not is_affine(sent, torch.rand(len(target), generator=torch.Generator().manual_seed(1)).to(target)):
         return None
-    # what nothing tells of stays 0.5
+    # undetermined values remain 0.5
     found, residual = solve(lambda raised: sent(raised - 0.5), target, target.shape, affine=True)
     return found - 0.5 if residual <= SAME else None
 
 
 def _drawn(code: _Code, answers: Tensor) -> Tensor:
-    """Return different answers (M, D) to zeros under own randomness, further ones too, as many as fit into memory.
-
-    Not the one without any noise, which tells nothing of it.
-    """
+    """Return different updates (M, D) for a zero gradient, as many as fit in memory, without all-zero updates."""
     import torch
 
     more = range(len(answers), max(len(answers), min(_MOST_DRAWS, _HELD // answers.shape[1])))
@@ -778,9 +764,9 @@ def _drawn(code: _Code, answers: Tensor) -> Tensor:
 
 
 def _by_tensor(code: _Code, answers: Tensor, shared: SharedNoise | None) -> dict[str, Structure]:
-    """Return the structure of the noise on each tensor that has one, seen in answers (M, D) to zeros.
+    """Return the structure of the noise on each tensor that has one, from updates (M, D) for a zero gradient.
 
-    Tensors with `shared` noise, which is taken off, are left out.
+    Tensors with `shared` noise are skipped.
     """
     import torch
 
@@ -806,7 +792,7 @@ def _by_tensor(code: _Code, answers: Tensor, shared: SharedNoise | None) -> dict
 
 
 def _holds(code: _Code, offset: Tensor) -> bool:
-    """Return whether subtracting the offset common to a gradient and its opposite leaves less than before."""
+    """Return whether subtracting the offset reduces the norm of the mean update of a gradient and its negative."""
     import torch
 
     given = torch.randn(len(offset), generator=torch.Generator().manual_seed(0)).to(offset)
@@ -815,10 +801,10 @@ def _holds(code: _Code, offset: Tensor) -> bool:
 
 
 def _moves(code: _Code, offset: Tensor) -> Undo:
-    """Return the map of single values that the defences apply, given their answer to zeros (D,).
+    """Return the permutation and factors that the defences apply, given their update for zeros (D,).
 
-    They are given gradients that differ in signs alone, so that clips and thresholds act alike on all: the value i of
-    gradient k has its sign turned where bit k of i is set, and the signs of an answer tell from where each value comes.
+    The gradients differ only in signs, so clips and thresholds act equally on all. Gradient k flips the sign of value i
+    if bit k of i is 1. Thus the signs of the updates contain the source index of each value.
     """
     import torch
 
@@ -844,9 +830,9 @@ def _moves(code: _Code, offset: Tensor) -> Undo:
 
 
 def _checked(moved: Moved, answer: Callable[[Tensor, int], Tensor]) -> Moved | None:
-    """Return the map of values if two further gradients confirm it; None for the identity or otherwise.
+    """Return the map if two more gradients confirm it; None otherwise, and for the identity.
 
-    They may come back larger or smaller, all alike; factors then count relatively to each other.
+    A common factor of all values may vary.
     """
     import torch
 
@@ -868,14 +854,14 @@ def _checked(moved: Moved, answer: Callable[[Tensor, int], Tensor]) -> Moved | N
 
 
 def _few_directions(answers: Tensor) -> Tensor | None:
-    """Return an orthonormal basis (D, R) of answers (M, D) to zeros, if it is smaller than their number.
+    """Return an orthonormal basis (D, R) of updates (M, D) for a zero gradient, if R < M; else None.
 
-    Values that are random each by itself are left as they are: no other value tells what was added to them.
+    Values with independent noise are excluded.
     """
     import torch
 
     precise = answers.double()
-    sizes = torch.linalg.eigvalsh(precise @ precise.T)  # squares of singular values, at a fraction of their cost
+    sizes = torch.linalg.eigvalsh(precise @ precise.T)  # squared singular values, cheaper than an SVD
     rank = int((sizes > 1e-12 * sizes[-1]).sum())
     if rank == len(answers):
         return None

@@ -1,7 +1,7 @@
-"""Structure of the noise that defences add to an update, and what is left where that is taken off.
+"""Structure of the noise that defences add to an update, and removal of this noise.
 
-Attackers who have the code see what it makes of zeros, as often as they like: noise alone. `draws` are such answers.
-Each form of structure has a `find`, which returns None where there is none of it, and a `back`.
+An attacker that has the code applies it to zero gradients, which gives samples of the noise, `draws`. Each class has
+methods `find`, which returns None if the noise does not have its structure, and `back`, which removes the noise.
 """
 
 from __future__ import annotations
@@ -14,64 +14,63 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SAME = 1e-3
-"""Relative error up to which two answers are the same, as they are in 16 bits."""
+"""Maximum relative difference of two equal updates, as in 16 bits."""
 _SLIGHT = 1e-2
-"""Size of noise beside that of the values below which it is left on them."""
+"""Relative size of noise below which it is not removed."""
 _PROPORTIONAL = 1e-5
-"""Relative difference up to which the answers of two values are multiples of each other."""
+"""Maximum relative difference of two proportional values."""
 _REWEIGHTED = 60
 _MOST_ROWS = 1024
-"""Most rows of a tensor of which sums are looked for."""
+"""Maximum number of rows of a tensor for `Cancelling`."""
 _MOST_VALUES = 2**18
-"""Most values of noise on one tensor that are sorted."""
+"""Maximum number of noise values per tensor that are sorted."""
 _WHOLE = 0.01
-"""Distance from a whole number of steps, at most."""
+"""Maximum distance from a whole number of steps."""
 _CLEARLY = 0.2
-"""Mean distance of what lies beside a step, in steps, from which on it may be anything: random values have 0.25."""
+"""Maximum mean distance from a step, in steps. Random values have 0.25."""
 _MOSTLY = 1.5
-"""Size of a tensor beside that of its noise up to which it is noise for the most part."""
+"""Maximum size of a tensor, relative to its noise, for `Steps.back`."""
 _SETS, _LOOKED = 256, 2**25
-"""Draws in which two have to come back, and values in them all."""
+"""Number of samples in which two must repeat, and maximum number of values in them."""
 _MOST_SETS, _TIMES, _DRAWN = 2**13, 8, 2**30
-"""Most different draws; draws for each, after which all have been drawn but for one in 3,000; values in them all."""
+"""Maximum number of different noises, samples per noise (8 give all except 1 in 3,000), maximum number of values."""
 _RIGHT, _NEARER = 0.5, 0.9
-"""Absolute sum of what the right noise leaves, beside the mean of all, at which none is looked for any more; and beside
-that of the next one, at most."""
+"""Maximum absolute sum after removal of the right noise, relative to the mean, and relative to the next best noise."""
 _MOST_RANK = 8
 _TRIES = 200
-"""Choices of rows that may be noise alone."""
+"""Number of random choices of rows in `LowRank.back`."""
 
 Sent = Callable[[float], "tuple[Tensor, Tensor]"]
-"""Returns of a random gradient of this size what is sent of one tensor, and what that is without the defences."""
+"""Function from the size of a random gradient to one tensor of its update, with and without the defences."""
 
 
 class Structure(Protocol):
     """Structure of the noise on one tensor."""
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return what is left of a tensor."""
+        """Return the tensor without its noise."""
 
 
 class SharedNoise(NamedTuple):
-    """Values to which multiples of the same random number are added."""
+    """Noise in which several values share a random number, up to a factor."""
 
     number: Tensor
-    """(D,) int64, which of the random numbers."""
+    """Index of the random number of each value, (D,) int64."""
     factor: Tensor
-    """(D,), the usual size of what is added, with its sign; 0 where a number is shared with no other value."""
+    """Factor of the random number, (D,); 0 for a value that shares its number with no other value."""
 
     @classmethod
     def find(cls, draws: Tensor, answer: Callable[[Tensor], Tensor]) -> SharedNoise | None:
-        """Return which values share a random number in all draws (M, D).
+        """Return the values that share a random number in all draws (M, D).
 
-        The `answer` to a gradient confirms that nothing else is done to it.
+        `answer` applies the defences to a gradient, to confirm that they only add this noise.
         """
         import torch
 
         precise = draws.double()
         sizes = precise.norm(dim=0)
         ways = (precise / sizes.clamp(min=torch.finfo(torch.float64).tiny)).T
-        ways = ways * ways.gather(1, ways.abs().argmax(1, keepdim=True)).sign()  # opposite noise is the same
+        ways = ways * ways.gather(1, ways.abs().argmax(1, keepdim=True)).sign()  # negative factors are allowed
         seen = ways @ torch.randn(ways.shape[1], generator=torch.Generator().manual_seed(0)).to(ways)
         order = seen.argsort()
         apart = (ways[order][1:] - ways[order][:-1]).norm(dim=1) > _PROPORTIONAL
@@ -87,9 +86,9 @@ class SharedNoise(NamedTuple):
         return found if alike(sent, wanted) else None
 
     def back(self, values: Tensor) -> Tensor:
-        """Return values (D,) less the multiples that leave the smallest absolute sum with each number.
+        """Return values (D,) without the multiples of each number, chosen to minimise the absolute sum.
 
-        Where they are next to nothing beside the values, they stay: less would be left without them than with them.
+        Very small noise is not removed.
         """
         import torch
 
@@ -110,17 +109,16 @@ class SharedNoise(NamedTuple):
 
 
 class Cancelling(NamedTuple):
-    """Sums of rows in which the noise cancels; they are all that is left."""
+    """Noise that cancels in linear combinations of rows; only these combinations are kept."""
 
     sums: Tensor
-    """(n, q), orthonormal."""
+    """Orthonormal basis of the combinations, (n, q)."""
 
     @classmethod
     def find(cls, draws: Tensor, sent: Sent) -> Cancelling | None:
-        """Return the sums of rows to which no draw (M, n, ...) adds anything.
+        """Return the combinations of rows that are zero in all draws (M, n, ...).
 
-        Half of the draws propose them. The other half confirms them, for a few have such sums by chance, and so does
-        the answer to a gradient: what is sent in its place has none of its sums.
+        One half of the draws gives them; the other half and the update of a gradient confirm them.
         """
         import torch
 
@@ -136,22 +134,22 @@ class Cancelling(NamedTuple):
         return cls(sums) if alike(made, wanted) else None
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return the part of a tensor (n, ...) in the sums."""
+        """Return the projection of a tensor (n, ...) to the combinations."""
         rows = tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
         basis = self.sums.to(rows.device)
         return (basis @ (basis.T @ rows.double())).to(tensor).view_as(tensor)
 
 
 class Steps(NamedTuple):
-    """Noise in whole steps: what lies beside the next one is what it was added to, where steps are wide."""
+    """Noise that is a multiple of a step; the distance from the nearest step is the value, if steps are wide."""
 
     common: Tensor
-    """Shape of the tensor, noise of one draw."""
+    """Noise of one draw, of the tensor's shape."""
     step: float
 
     @classmethod
     def find(cls, draws: Tensor, sent: Sent) -> Steps | None:
-        """Return the step between the noise of draws (M, ...), rounded as they are sent."""
+        """Return the step of the noise in draws (M, ...), which are rounded as updates."""
         apart = (draws[1:].double() - draws[0].double()).flatten()[:_MOST_VALUES].unique()
         gaps = apart.diff()
         gaps = gaps[gaps > _PROPORTIONAL * apart.abs().max()]
@@ -165,7 +163,7 @@ class Steps(NamedTuple):
         return found if alike(found.back(made), given) else None
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return what lies beside the next step; all of it where that may be anything, or noise is not most of it."""
+        """Return the distance from the nearest step; the tensor itself if distances look random or noise is small."""
         beside = tensor.double() - self.common.to(tensor.device).double()
         left = beside - (beside / self.step).round() * self.step
         some = left[left.abs() > _PROPORTIONAL * self.step].abs()
@@ -181,7 +179,7 @@ class LowRank(NamedTuple):
 
     @classmethod
     def find(cls, draws: Tensor, sent: Sent) -> LowRank | None:
-        """Return the rank of draws (M, n, ...) of noise."""
+        """Return the rank of the noise in draws (M, n, ...)."""
         import torch
 
         if draws.ndim < 3 or not draws.any() or draws[0].numel() > _MOST_VALUES:
@@ -194,9 +192,9 @@ class LowRank(NamedTuple):
         return cls(rank) if torch.linalg.matrix_rank(made - given, rtol=_PROPORTIONAL) <= rank else None
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return a matrix (n, ...) without noise of low rank, by least absolute deviations from rows of noise alone.
+        """Return a matrix (n, ...) without noise of low rank, estimated from rows that contain only noise.
 
-        All of it where no more than a few rows are noise alone.
+        The matrix is unchanged if there are too few such rows.
         """
         import torch
 
@@ -218,13 +216,13 @@ class LowRank(NamedTuple):
 
 
 BY_TENSOR: tuple[Callable[[Tensor, Sent], Structure | None], ...] = (Cancelling.find, LowRank.find)
-"""Finds a structure of the noise on one tensor, from draws (M, *shape), unrounded, and what is sent of gradients."""
+"""Functions that find a structure of the noise on one tensor, given unrounded draws (M, *shape)."""
 
 
 def drawn_again(draw: Callable[[int], Tensor], target: Tensor) -> Tensor | None:
-    """Return the noise (D,) in `target` where it is one of so few that each can be drawn; None where it is not.
+    """Return the noise (D,) in `target` if there are so few different noises that all can be sampled; else None.
 
-    `draw` returns the noise of a seed. Few they are where two of them come back among `_SETS` draws, or as many as fit.
+    `draw` returns the noise of a seed. The search continues if at least two noises repeat among the first `_SETS`.
     """
     import torch
 
@@ -252,7 +250,7 @@ def drawn_again(draw: Callable[[int], Tensor], target: Tensor) -> Tensor | None:
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors differ by no more than rounding to 16 bits."""
+    """Return whether two tensors are equal up to rounding to 16 bits."""
     return bool((one - other).norm() <= SAME * other.norm())
 
 

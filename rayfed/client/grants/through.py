@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Through:
-    """Defences that make the same of one gradient each time, with a task of the attacker's own."""
+    """Deterministic defences, applied to gradients of the attacker."""
 
     defences: Sequence[Defence]
     task: Task
 
     def __call__(self, gradient: Named) -> Named:
-        """Return what is sent in place of a gradient, with its graph."""
+        """Return the defended update of a gradient, differentiable."""
         import torch
 
         task = self.task.replace(
@@ -35,12 +35,14 @@ class Through:
             state={},
         )
         loss = torch.zeros(())
-        with warnings.catch_warnings(action="ignore"):  # code that reads a norm as a number meets one with a graph
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # PyTorch warns if code converts a tensor with a graph to a number
             return answered(self.defences, task, lambda *_: (gradient, loss), one_step=True).tensors
 
     @property
     def has_slope(self) -> bool:
-        """Whether what is sent moves with a gradient about as its slope says: code may leave PyTorch, round or sort."""
+        """Whether the derivative of the defences is usable; it is not if the code rounds, sorts or leaves PyTorch."""
         import torch
 
         from rayfed.gradients import flatten, unflatten
@@ -61,11 +63,11 @@ class Through:
 
 
 _STEP, _CURVED = 0.1, 0.25
-"""Step by which a slope is tried, in deviations of a gradient's values, and by how much its square may miss."""
+"""Step of the derivative test, in standard deviations of the gradient, and maximum relative error of its square."""
 
 
 def answered(defences: Sequence[Defence], task: Task, sent: GradientMethod, one_step: bool) -> Update:
-    """Return the defences' update for a task of the attacker's, where `sent` stands in place of a batch's gradient."""
+    """Return the defences' update for a task of the attacker; `sent` replaces the gradient method."""
     from rayfed.client.local import gradient_method, wrap_updates
     from rayfed.update import Update
 

@@ -1,13 +1,12 @@
-"""Whether attackers who run a defence's code use all that it tells, and which values it leaves as they are.
+"""Tests of whether the attacks use everything that a defence's code reveals, and which values it does not change.
 
-The attacks take a gradient to be sent as it is, in part, times one factor, or under noise of its own for each value. So
-a defence is run on gradients of the attacker's own. It is understood if the same randomness adds the same to all of
-them, and if what it adds to one value tells nothing of what it adds to another: neither the noise nor its size is
-related, and it does not take few values. Of anything else, such as one noise for a whole row, secret factors or a
-secret order, somebody who reads the code may make more than these attacks do.
+The attacks assume that the update is the gradient, or a part of it, times a factor, plus independent noise. Therefore
+the defence is run on gradients of the attacker. It is understood if equal random numbers add equal noise to all
+gradients, and if the noise of different values is independent and continuous. For other defences (such as one noise for
+a row, secret factors or a secret order), an attacker that reads the code may reconstruct more than these attacks.
 
-Products of two draws of d independent values of variance 1 have, over d, mean 0 and variance 1 / d, whatever their
-distribution. Of related values it is the sum of the squares of all correlations over d^2, which is larger.
+Let x and y be two samples of d independent values with variance 1. Then x . y / d has mean 0 and variance 1 / d. For
+correlated values the variance is larger: the sum of all squared correlations over d^2.
 """
 
 from __future__ import annotations
@@ -23,85 +22,84 @@ if TYPE_CHECKING:
     from rayfed.update import Named
 
 Answer = Callable[["Tensor", int], "Tensor"]
-"""Returns what is sent in place of a gradient (D,), with the randomness of a seed."""
+"""Function from a gradient (D,) and a seed to the update."""
 
-SAMPLES = "what is sent depends on the samples themselves"
-RANDOM_SAMPLES = "samples are changed by chance"
+SAMPLES = "the update depends on the samples themselves"
+RANDOM_SAMPLES = "samples are changed at random"
 LOST_SAMPLES = "samples are changed in a way that was not undone"
 LABELS = "labels are changed"
 MODEL = "the model is changed"
 PRIVATE = "a part of the model stays with the client"
-STATE = "what is sent depends on earlier rounds"
-OTHERS = "not just one gradient is taken, or at other weights, or of some samples more than of others"
-ELSEWHERE = "what is sent depends on the round, the client, its number of samples, or the weights"
+STATE = "the update depends on earlier rounds"
+OTHERS = "the defence uses several gradients, other weights, or unequal weights of samples"
+ELSEWHERE = "the update depends on the round, the client, its number of samples, or the weights"
 STEPS = "gradients of several local steps are changed"
-CHOSEN = "which values are left out depends on more than their own sizes"
+CHOSEN = "the choice of removed values depends on more than their sizes"
 LOST = "gradients are changed in a way that was not undone"
-CHANGED = "what is done by chance is more than to add noise"
-RELATED = "noise is related from value to value"
+CHANGED = "the random change of gradients is more than added noise"
+RELATED = "noise is correlated between values"
 LEVELS = "noise takes few values"
-OFFSET = "noise has a part that is the same each time"
-SIZES = "noise is larger on some values of a tensor than on others"
-DENSITY = "noise is neither normal nor Laplace's"
-FEW = "noise follows from fewer random numbers than it is added to"
-UNDRAWN = "noise is not one number drawn normal for each value, times a factor"
-BESIDE = "what is sent beside the values is changed"
+OFFSET = "noise has a constant part"
+SIZES = "noise has different sizes within a tensor"
+DENSITY = "noise is not normal and not Laplacian"
+FEW = "there are fewer random numbers than noisy values"
+UNDRAWN = "noise is not one normal random number per value, times a factor"
+BESIDE = "buffers, loss or sample count of the update are changed"
 
 _SIZES = 1.0, 0.01
-"""Standard deviations of the attacker's own gradients."""
+"""Standard deviations of the attacker's gradients."""
 _MOST_DRAWS, _FEWER_DRAWS, _FEW_DRAWS, _LARGE = 64, 32, 4, 2**20
-"""Draws of noise, of many values, of noise that is known but for its size, and how many values are many."""
+"""Number of noise samples: by default, for more than `_LARGE` values, and for trusted noise."""
 _LOOKED_AT = 2**19
-"""Values that are compared with each other, at most."""
+"""Maximum number of values that are compared."""
 _COMPARED, _SELDOM_COMPARED = 8, 2
-"""Draws whose answers to gradients are compared with those to zeros, and of noise that is known but for its size."""
+"""Number of noise samples for which gradients and zeros are compared: by default, and for trusted noise."""
 _TRIED_ON_OTHERS = 2
-"""Draws whose answers to gradients other than random ones are compared."""
+"""Number of noise samples for which other gradients are also used."""
 _OFTEN_SENT = 4
-"""Comparisons in which a value was sent, from which it counts as one that has no noise where others have."""
+"""Minimum number of comparisons in which a value was sent, for a value without noise."""
 _SAME, _ROUNDING = 1e-5, 1e-6
-"""Difference up to which values are equal, over the larger of gradient and noise, and over the usual noise."""
+"""Maximum difference of equal values, relative to the larger of gradient and noise, and to the usual noise."""
 _CLEARLY = 8.0
-"""Standard errors from which values are related."""
+"""Minimum number of standard errors for a significant correlation."""
 _WIDEST = 0.3
-"""Variance of the squares of noise over values, over their mean squared, up to which it is of one size."""
+"""Maximum relative variance of squared noise, for noise of one size."""
 _SEVERAL = 64
-"""Fewest values whose sizes are compared."""
+"""Minimum number of values for a comparison of sizes."""
 _LIKE = 0.02
-"""Distance of Kolmogorov and Smirnov from a density up to which noise has it, where there are countless draws."""
+"""Maximum Kolmogorov-Smirnov distance from a density, for many samples."""
 _COUNTED = 20_000
-"""Draws whose density is looked at."""
+"""Maximum number of values for the test of the density."""
 _SIDE = 256
-"""Rows and columns of a matrix whose covariances are looked at."""
+"""Maximum number of rows and columns for the test of covariances."""
 _EDGE = 2.0
-"""Factor from the edges of Marchenko and Pastur beyond which an eigenvalue is not that of independent values."""
+"""Maximum factor between an eigenvalue and the Marchenko-Pastur edges, for independent values."""
 _OFTEN = 0.01
-"""Share of values whose noise came twice, from which noise takes few values."""
+"""Share of values with repeated noise from which noise takes few values."""
 _MEDIAN, _OUTLIER = 0.6745, 9.0
-"""Median size of normal noise of deviation 1, and the square from which a value is an outlier."""
+"""Median absolute value of standard normal noise, and minimum square of an outlier."""
 _FITTED = 5
-"""Times that the factor between a gradient and an update is fitted, without outliers, at last on all values."""
+"""Number of fits of the factor between gradient and update, without outliers."""
 _FEW_FITTED = 2**20
-"""About how many values it is fitted on before."""
+"""Approximate number of values for all fits except the last."""
 _AS_DRAWN = 5e-7
-"""Relative error up to which noise is what was drawn times a factor, after a few roundings."""
+"""Maximum relative error of noise that is a random number times a factor."""
 _DROWNED = 2.0
-"""Energy of a tensor over that of its noise up to which it is little else."""
+"""Maximum energy of a tensor that is mostly noise, relative to the noise."""
 
 
 class Noise(NamedTuple):
-    """Noise of its own on each value of an update, as an attacker who drew it knows it."""
+    """Independent noise on the values of an update, as measured by an attacker."""
 
     noisy: Named
-    """Bool masks: which values have any."""
+    """Bool masks of the noisy values."""
     scales: dict[str, float]
-    """Its usual size on each tensor that has some."""
+    """Standard deviation of the noise on each noisy tensor."""
 
     def nats(self, seen: Named, gradient: Named) -> float:
-        """Return by how many nats an update is less likely than without noise, if it is of a gradient, times a factor.
+        """Return the decrease of the update's log likelihood, in nats, compared with zero noise.
 
-        Noise counts as normal, and its outliers as Laplace's, in proportion to their size. The factor is the one that
-        fits best.
+        The update is assumed to be a gradient times the best-fitting factor, plus normal noise with Laplacian outliers.
         """
         import torch
         from torch.nn.functional import huber_loss
@@ -116,7 +114,7 @@ class Noise(NamedTuple):
         return float(huber_loss(factor * way, sent, reduction="sum", delta=sqrt(_OUTLIER)))
 
     def _known(self, tensors: Named) -> Tensor:
-        """Return the values (n,) that have noise, over its usual size."""
+        """Return the noisy values (n,), divided by the standard deviation of the noise."""
         import torch
 
         noisy = {name: mask.cpu() for name, mask in self.noisy.items()}
@@ -124,31 +122,31 @@ class Noise(NamedTuple):
 
 
 class Rehearsal(NamedTuple):
-    """What answers of defences to gradients of the attacker's own tell of an update."""
+    """Result of running defences on gradients of the attacker."""
 
     quiet: Tensor
-    """(D,) bool: which values are sent as they are, all times one factor, or as 0."""
+    """Values that are sent without noise, times a common factor, or as 0, (D,) bool."""
     masks: bool
-    """Whether some are sent as 0."""
+    """Whether some values are sent as 0."""
     fixed: bool
-    """Whether all answers to a gradient are alike."""
+    """Whether the defences are deterministic."""
     beyond: str
-    """What is done of which attacks make no use, in words; empty if there is nothing of that kind."""
+    """Description of an effect that the attacks do not use; empty if there is none."""
     energy: dict[str, float]
     """Sum of squares of the noise on each tensor."""
     noisy: int
-    """Number of values with noise."""
+    """Number of noisy values."""
     noise: Noise | None
-    """The noise, where gradients are sent as they are, or all times one factor, but for noise that is understood."""
+    """The noise, if the defences only add independent noise (and multiply by a factor); else None."""
 
     @classmethod
     def of(
         cls, answer: Answer, like: Named, trusted: bool = False, even: bool = False, others: Sequence[Tensor] = ()
     ) -> Rehearsal:
-        """Run defences on zeros, on random gradients, and on `others` (D,), of tensors `like` those that are sent.
+        """Run defences on zeros, on random gradients and on `others` (D,), with tensors shaped as `like`.
 
-        Noise that is `trusted` to be of its own for each value is drawn a few times, to see its size; twice where it is
-        trusted to be on all values or on none (`even`).
+        For noise that is `trusted` to be independent, few samples are taken; two if it is on all values or none
+        (`even`).
         """
         import torch
 
@@ -173,7 +171,7 @@ class Rehearsal(NamedTuple):
         draw = torch.Generator().manual_seed(0)
         for seed, noise in enumerate(first):
             drawn = (size * torch.randn(len(zeros), generator=draw).to(zeros) for size in _SIZES[: 1 if even else None])
-            before: tuple[Tensor, Tensor] | None = None  # the first gradient, and what of it was left out
+            before: tuple[Tensor, Tensor] | None = None  # the first gradient, and the mask of its removed values
             for gradient in chain(drawn, others if seed < _TRIED_ON_OTHERS else ()):
                 sent = answer(gradient, seed)
                 near = _SAME * torch.maximum(noise.abs(), gradient.abs()) + _ROUNDING * energy.sqrt().to(zeros)
@@ -201,7 +199,7 @@ class Rehearsal(NamedTuple):
         )
 
     def left(self, update: Named) -> Named:
-        """Return which values of an update are the gradient's own, times one factor for all: bool masks by name."""
+        """Return bool masks, by name, of the values of an update that equal the gradient up to a common factor."""
         from rayfed.gradients import flatten, unflatten
 
         values = flatten(update)
@@ -209,7 +207,7 @@ class Rehearsal(NamedTuple):
         return unflatten(quiet & (values != 0) if self.masks else quiet, update)
 
     def above_noise(self, update: Named) -> Named:
-        """Return which values of an update are in tensors that are not almost all noise: bool masks by name."""
+        """Return bool masks, by name, of the values of an update in tensors that are not mostly noise."""
         import torch
 
         def above(name: str, tensor: Tensor) -> bool:
@@ -220,9 +218,9 @@ class Rehearsal(NamedTuple):
 
 
 def is_drawn(noise: Named, drawn: Sequence[Tensor]) -> bool:
-    """Return whether the noise on each tensor is what was drawn for it, times a factor.
+    """Return whether the noise on each tensor is a factor times random numbers sampled for it.
 
-    It is drawn in one piece for a tensor, and then for no other, or for all of them together.
+    They are sampled for each tensor, or at once for all tensors.
     """
     left, start = [one.flatten() for one in drawn], 0
     for tensor in noise.values():
@@ -239,14 +237,14 @@ def is_drawn(noise: Named, drawn: Sequence[Tensor]) -> bool:
 
 
 def _is_multiple(values: Tensor, drawn: Tensor) -> bool:
-    """Return whether values (n,) are 0 or as drawn, times one factor, up to rounding."""
+    """Return whether values (n,) are 0 or a common factor times `drawn`, up to rounding."""
     there, expected = values != 0, drawn.to(values.device).double()
     expected = (values / expected)[there].median() * expected
     return bool(((values - expected).abs() <= _AS_DRAWN * expected.abs())[there].all())
 
 
 def _places(like: Named) -> Tensor:
-    """Return the places, among the values of all tensors, of those that are compared: the first of each tensor."""
+    """Return the positions of the values to compare: the first ones of each tensor."""
     import torch
 
     sizes = [t.numel() for t in like.values()]
@@ -257,7 +255,7 @@ def _places(like: Named) -> Tensor:
 
 
 def _by_tensor(draws: Tensor, places: Tensor, like: Named) -> dict[str, Tensor]:
-    """Return the draws (M, n) at `places` as those of each tensor (M, n_t), by name."""
+    """Split draws (M, n) at `places` into those of each tensor (M, n_t), by name."""
     ends, found = 0, {}
     for name, tensor in like.items():
         start, ends = ends, ends + tensor.numel()
@@ -266,7 +264,7 @@ def _by_tensor(draws: Tensor, places: Tensor, like: Named) -> dict[str, Tensor]:
 
 
 def _beyond(draws: Tensor, places: Tensor, like: Named) -> str:
-    """Return of what kind noise (M, n) at `places` is of which attacks make no use; empty if it is of none."""
+    """Return a description of a structure of noise (M, n) that attacks do not use; empty if there is none."""
     parts = _by_tensor(draws, places, like)
     loud = [part[:, part.any(0)] for part in parts.values() if part.any()]
     if _related(draws) or any(map(_related, loud)):
@@ -280,14 +278,14 @@ def _beyond(draws: Tensor, places: Tensor, like: Named) -> str:
 
 
 def _noise(draws: Tensor, places: Tensor, noisy: Named) -> Noise:
-    """Return what draws (M, n) at `places` tell of noise that is of its own for each value."""
+    """Estimate independent noise from draws (M, n) at `places`."""
     drawn = _by_tensor(draws, places, noisy)
     scales = {name: float(t[t != 0].abs().median()) / _MEDIAN for name, t in drawn.items() if t.any()}
     return Noise({name: mask for name, mask in noisy.items() if name in scales}, scales)
 
 
 def _copied(sent: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
-    """Return which values (D,) are sent as they are, or all times the factor that most have."""
+    """Return which values (D,) equal the gradient, or the gradient times the median factor."""
     there = sent.abs() > near
     if not there.any():
         return gradient.abs() <= near
@@ -297,14 +295,14 @@ def _copied(sent: Tensor, gradient: Tensor, near: Tensor) -> Tensor:
 
 
 def _as_before(gradient: Tensor, masked: Tensor, other: Tensor, of_other: Tensor) -> bool:
-    """Return whether the same values (D,) of two gradients are left out, of those that neither has as 0."""
+    """Return whether the same values (D,) of two gradients are removed, ignoring zeros of the gradients."""
     return bool(((masked == of_other) | (gradient == 0) | (other == 0)).all())
 
 
 def _smallest(gradient: Tensor, masked: Tensor, of_other: Tensor, like: Named) -> bool:
-    """Return whether the smallest values (D,) are left out, of each tensor or of all, as many as of another gradient.
+    """Return whether the smallest values (D,) of each tensor or of all are removed, as many as for another gradient.
 
-    Other choices, and how many there are, may tell of the values. What is 0 in the gradient counts among them.
+    Other choices, or a varying number, may reveal values. Zeros of the gradient count as removed.
     """
     from rayfed.gradients import unflatten
 
@@ -321,15 +319,15 @@ def _are_smallest(sizes: Tensor, masked: Tensor, of_other: Tensor) -> bool:
 
 
 def _related(draws: Tensor) -> bool:
-    """Return whether random values (M, D), or their sizes, are related."""
+    """Return whether random values (M, D), or their absolute values, are correlated."""
     draws = draws[: len(draws) // 4 * 4]
-    apart = draws[::2] - draws[1::2]  # in whose distribution no value has a sign or a mean
+    apart = draws[::2] - draws[1::2]  # differences have a symmetric distribution with mean 0
     sizes = apart.abs()
     return any(map(_correlated, (apart, sizes[::2] - sizes[1::2])))
 
 
 def _correlated(draws: Tensor) -> bool:
-    """Return whether values of independent draws (M, D) are correlated, each with a distribution even about 0."""
+    """Return whether the columns of independent draws (M, D), symmetric about 0, are correlated."""
     import torch
 
     scale = draws.square().mean(0).sqrt()
@@ -342,17 +340,17 @@ def _correlated(draws: Tensor) -> bool:
 
 
 def _levelled(draws: Tensor) -> bool:
-    """Return whether random values (M, D) come back too often for those of a density."""
+    """Return whether random values (M, D) repeat too often for a continuous distribution."""
     random = draws[:, (draws != draws[0]).any(0)]
     back = (random.sort(0).values.diff(dim=0) == 0).any(0)
     return bool(back.sum() > _OFTEN * len(back))
 
 
 def _spread(draws: Tensor, tensor: Tensor) -> bool:
-    """Return whether rows or columns of the noise (M, n) on a tensor's first values have sums with less or more noise.
+    """Return whether rows or columns of the noise (M, n) on a tensor's first values are correlated.
 
-    Of N draws of p independent values the eigenvalues of their covariance lie within (1 -+ sqrt(p / N))^2, where p and
-    N are large (Marchenko and Pastur 1967).
+    For N samples of p independent values, the eigenvalues of the covariance are within (1 -+ sqrt(p / N))^2 for large p
+    and N (Marchenko and Pastur 1967).
     """
     import torch
 
@@ -375,19 +373,19 @@ def _spread(draws: Tensor, tensor: Tensor) -> bool:
 
 
 def _shifted(draws: Tensor) -> bool:
-    """Return whether the mean of random values (M, D) over draws is further from 0 than chance has it."""
+    """Return whether the mean of random values (M, D) over draws differs significantly from 0."""
     means = draws.double().mean(0).square() / (draws.double().var(0) / len(draws)).clamp(min=1e-300)
     return float(means.clamp(max=1e6).mean()) > 1.1 + _CLEARLY * sqrt(2 / len(means))
 
 
 def _uneven(draws: Tensor) -> bool:
-    """Return whether random values (M, D) are of several sizes."""
+    """Return whether the variance of random values (M, D) differs between values."""
     sizes = draws.double().square().mean(0)
     return len(sizes) >= _SEVERAL and float(sizes.var() / sizes.mean().square()) > _WIDEST
 
 
 def _of_other_density(draws: Tensor) -> bool:
-    """Return whether random values (M, D) of one size are neither normal nor of Laplace's distribution."""
+    """Return whether random values (M, D) of equal variance are not normal and not Laplacian."""
     import torch
 
     values = draws.double().flatten().sort().values

@@ -275,8 +275,8 @@ def test_labels_are_names_and_values(labels: str) -> None:
     ("change", "expected"),
     [
         ("server.num_gpus=0.5", r"resources\.server\.num_gpus: the server runs on the CPU"),
-        ("clients.num_gpus=1.5", r"resources\.clients\.num_gpus: found 1\.5, but .* give a whole number, or 1 or less"),
-        ("attackers.num_gpus=2.25", r"resources\.attackers\.num_gpus: found 2\.25, but .* a whole number"),
+        ("clients.num_gpus=1.5", r"resources\.clients\.num_gpus: found 1\.5; .* a whole number"),
+        ("attackers.num_gpus=2.25", r"resources\.attackers\.num_gpus: found 2\.25; .* a whole number"),
     ],
 )
 def test_gpus_that_nothing_would_use_or_that_ray_would_not_give(change: str, expected: str) -> None:

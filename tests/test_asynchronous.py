@@ -307,7 +307,7 @@ def test_what_does_not_go_with_an_asynchronous_rule_is_refused(changes: list[str
 
 def test_what_keeps_a_state_is_refused() -> None:
     text = TEXT + "defences: [{name: top_k, k: 10, error_feedback: true}]\n"
-    with pytest.raises(ScenarioError, match="fedbuff is not for arm 'top_k': clients keep a state over rounds"):
+    with pytest.raises(ScenarioError, match="fedbuff is not possible in arm 'top_k': clients keep a state"):
         prepare(parsed(text=text))
 
 

@@ -92,4 +92,4 @@ def test_a_class_of_which_no_test_image_is_has_no_share(tmp_path: Path) -> None:
     assert set(prepare(scenario).data.test_labels) == {1, 3, 6, 8}
     rows = runs.attack(scenario, None, str(tmp_path), local, Progress()).read_table("inferences").to_pylist()
     assert [(row["status"], row["value"] is None) for row in rows] == [("ok", False), ("not applicable", True)]
-    assert "no test image is of class 0" in rows[1]["message"]
+    assert "no test image has class 0" in rows[1]["message"]

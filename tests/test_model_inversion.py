@@ -146,7 +146,7 @@ def test_the_colluder_is_the_next_drawn_client() -> None:
     assert [colluder(s, 0, victim) for victim in drawn] == [*drawn[1:], drawn[0]]
     alone = s.model_copy(update={"federation": s.federation.model_copy(update={"clients_per_round": 1})})
     [victim] = plan.drawn_clients(alone, 0)
-    with pytest.raises(ScenarioError, match=r"none is drawn then: set federation\.clients_per_round to 2"):
+    with pytest.raises(ScenarioError, match=r"set federation\.clients_per_round to at least 2"):
         colluder(alone, 0, victim)
 
 
@@ -158,10 +158,10 @@ def test_mistakes_show_before_a_run() -> None:
     with pytest.raises(ScenarioError):
         prepare(one)
     text = "name: t\ndata: {name: digits, train_samples: 40}\nfederation: {rounds: 1, clients: 2}\n"
-    with pytest.raises(ScenarioError, match="an attack with a `cut`, and dlg has none set"):
+    with pytest.raises(ScenarioError, match="set `cut` of dlg"):
         parse(text + "attacks: [{name: dlg, knowledge: [activations]}]\n")
     for known in ("colluder", "key", "lock"):
-        with pytest.raises(ScenarioError, match=f"'dlg' is given a {known}, but no arm keeps a part of its model"):
+        with pytest.raises(ScenarioError, match=f"'dlg' has the knowledge {known}, but no arm has private layers"):
             prepare(parse(text + f"attacks: [{{name: dlg, knowledge: [{known}]}}]\n"))
 
 

@@ -376,7 +376,7 @@ def test_a_budget_ends_an_arm_before_it_is_exceeded() -> None:
 
 
 def test_combinations_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UserError, match="dp_fedavg does not go with quantise behind it: it must come last"):
+    with pytest.raises(UserError, match="dp_fedavg cannot be combined with the later quantise"):
         inputs("defences: [{name: dp_fedavg, noise_multiplier: 1}, {name: quantise, bits: 4}]\n")
     with pytest.raises(UserError, match="not to what Median makes"):
         inputs("defences: [{name: dp_fedavg, noise_multiplier: 1}]\n", federation__aggregation="median")

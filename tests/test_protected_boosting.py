@@ -289,9 +289,9 @@ def test_a_mixture_points_where_the_update_does() -> None:
     ("change", "message"),
     [
         ("attacks=[{name: dlg, unmix: true}]", "set `observes: shown`"),
-        ("attacks=[{name: imprint, observes: shown}]", "imprint is the server's attack"),
-        ("attacks=[{name: dlg, observes: shown, averages: 2, knowledge: [defence]}]", "shown one mixture in a round"),
-        ("attacks=[{name: dlg, observes: shown, batch_size: 2}]", "has the victim's own batches"),
+        ("attacks=[{name: imprint, observes: shown}]", "observes: imprint is an attack by the server"),
+        ("attacks=[{name: dlg, observes: shown, averages: 2, knowledge: [defence]}]", "averages: clients receive"),
+        ("attacks=[{name: dlg, observes: shown, batch_size: 2}]", "batch_size: found 2"),
     ],
 )
 def test_what_a_curious_client_cannot_do_is_said(change: str, message: str) -> None:

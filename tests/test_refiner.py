@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_said_before_a_run(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"no evaluation network .*absent\.pt"):
         arm(DefenceSpec(name="refiner", evaluator=str(tmp_path / "absent.pt")))
-    with pytest.raises(UserError, match="Refiner cannot work sample by sample"):
+    with pytest.raises(UserError, match="dp_sgd needs the gradient of each sample, which Refiner"):
         arm(DefenceSpec(name="refiner"), DefenceSpec(name="dp_sgd", clip=1, noise_multiplier=1))
 
 

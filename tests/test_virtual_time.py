@@ -182,9 +182,9 @@ def test_a_run_with_a_file_of_devices_goes_on_with_the_same_alone(tmp_path: Path
         ({"computes": [1.0]}, "has a column 'computes'.*compute"),
         ({"compute": [1.0, -1.0]}, "has -1 for 'compute' in row 1"),
         ({"failure": [0.5]}, "deadline: devices of .* may drop out"),
-        ({"available": [0.5]}, "every: who is there of"),
-        ({"available": [[0.5, 0.5]]}, "neither a number in each row nor 24"),
-        ({"compute": ["x"]}, "has no numbers in its column 'compute'"),
+        ({"available": [0.5]}, "every: required"),
+        ({"available": [[0.5, 0.5]]}, "24 numbers in each row of the column 'available'"),
+        ({"compute": ["x"]}, "the column 'compute' that are not numbers"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(table: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_file_that_does_not_fit_is_refused(table: dict[str, Any], message: str
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     text = TEXT.replace("devices: {fast: {share: 3, compute: 10}, slow: {share: 1}}", f"file: {tmp_path}/no.parquet")
-    with pytest.raises(ScenarioError, match=r"no\.parquet' is not there: give the local path"):
+    with pytest.raises(ScenarioError, match=r"no\.parquet' not found"):
         prepare(parsed(text=text))
 
 
@@ -690,7 +690,7 @@ def test_a_budget_is_refused_where_there_is_no_account() -> None:
 def test_masks_are_not_for_rounds_that_leave_clients_out() -> None:
     masks = "federation.protection=secure_aggregation"
     for change in ("federation.system.deadline=5", "federation.system.over_selection=2"):
-        with pytest.raises(ScenarioError, match=r"federation\.system is not for arm 'none': the others' masks"):
+        with pytest.raises(ScenarioError, match=r"federation\.system is not possible in arm 'none'"):
             prepare(parsed(masks, change))
     prepare(parsed(masks))  # where a round waits for all
 

@@ -76,7 +76,7 @@ def test_what_has_no_guarantee_has_no_epsilon() -> None:
     assert not broken.guaranteed
     assert "no epsilon: soteria" in str(broken)
     assert "covers only the model" in str(rayfed.defend([GAUSSIAN], net(), rounds=1))
-    assert "for measuring, not for protecting" in str(rayfed.defend([GAUSSIAN], net(), rounds=1, seed=0))
+    assert "not to protect" in str(rayfed.defend([GAUSSIAN], net(), rounds=1, seed=0))
 
 
 @pytest.mark.engine

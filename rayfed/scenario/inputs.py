@@ -104,7 +104,7 @@ class Inputs:
     def _expected(self, path: str) -> Path:
         found = self._found(path)
         if not exists(found) and len(self.folders) > 1:
-            self.note(f"{found} not found, and not in the current folder; give another path with --set")
+            self.note(f"{found} not found, and no such file in the current folder; give another path with --set")
         return found
 
     def _found(self, path: str) -> Path:

@@ -286,7 +286,7 @@ def _of_training(s: Scenario) -> Iterator[Problem]:
 
 def _of_federation(s: Scenario) -> Iterator[Problem]:
     if s.clients_per_round > s.federation.clients:
-        message = f"found {s.clients_per_round}, but the federation has {s.federation.clients} clients"
+        message = f"found {s.clients_per_round}, but the federation has {s.federation.clients} clients; lower it"
         yield Problem(path=("federation", "clients_per_round"), message=message)
     if s.federation.server.optimiser == "adam" and s.federation.server.momentum:
         yield Problem(path=("federation", "server", "momentum"), message="only for optimiser: sgd, not adam; remove it")
@@ -338,7 +338,7 @@ def _malicious_problems(s: Scenario) -> Iterator[Problem]:
             continue
         if isinstance(malicious.clients, int):
             if malicious.clients > everybody:
-                message = f"found {malicious.clients}, but the federation has {everybody} clients"
+                message = f"found {malicious.clients}, but the federation has {everybody} clients; lower it"
                 yield Problem(path=path, message=message)
         elif not malicious.clients:
             yield Problem(path=path, message="is empty; remove `malicious` if no client is malicious")
@@ -355,7 +355,7 @@ def _training_problems(path: Place, training: Training, rounds: int) -> Iterator
     schedule, of_steps = training.schedule, ("epochs", "steps", "momentum", "weight_decay", "clip_norm")
     found = [name for name in of_steps if getattr(training, name)] + ["schedule"] * (schedule != Schedule())
     if training.algorithm == "fedsgd" and found:
-        message = f"fedsgd takes no local steps; remove {', '.join(found)}, or use fedavg"
+        message = f"fedsgd has no local steps; remove {', '.join(found)}, or use fedavg"
         yield Problem(path=(*path, "algorithm"), message=message)
     if training.optimiser != "sgd" and (training.algorithm == "fedsgd" or training.momentum):
         message = f"{training.optimiser} needs algorithm: fedavg and no `momentum`; change these, or use sgd"
@@ -501,7 +501,7 @@ def _earlier_problems(s: Scenario, attack: AttackSpec) -> Iterator[str]:
     if attack.factor:
         yield "cannot be combined with `factor`, which decrypts only the attacked round; remove one of the two"
     if attack.view.of_round and (dropping := s.federation.dropping):
-        yield f"needs the update of every earlier round, which federation.{dropping} may drop; remove one of the two"
+        yield f"needs the update of every round, but clients may be dropped (federation.{dropping}); remove one of the two"
     for r in attack.rounds:
         if r < attack.earlier:
             yield f"found {attack.earlier}, but only {r} rounds are run before round {r}"
@@ -519,7 +519,7 @@ def _place_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]
             message = f"found round {r}, which is never run; rounds are numbered from 0 to {s.federation.rounds - 1}"
             yield "rounds", message
     if isinstance(attack.victims, int) and attack.victims > s.clients_per_round:
-        message = f"found {attack.victims}, but only {s.clients_per_round} clients are sampled per round"
+        message = f"found {attack.victims}, but only {s.clients_per_round} clients are sampled per round; lower it"
         yield "victims", message
     if isinstance(attack.victims, list):
         for v in attack.victims:

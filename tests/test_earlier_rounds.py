@@ -187,7 +187,7 @@ def test_earlier_updates_are_those_that_were_sent() -> None:
         (["attacks.0.rounds=[1, 2]"], "earlier: found 2, but only 1 rounds"),
         (["attacks.0.factor=true"], "earlier: cannot be combined with `factor`"),
         (["attacks.0.observes=shown"], "earlier: mixtures of earlier rounds"),
-        (["attacks.0.observes=update", "federation.failures={then: drop}"], "earlier: needs the update"),
+        (["attacks.0.observes=update", "federation.failures={then: drop}"], "earlier: needs updates"),
         (["attacks.0.observes=update", "training.batch_size=8"], r"with 15 samples, .*training\.batch_size"),
         (["attacks.0.observes=update", "federation.clients_per_round=2"], "in which client . is not sampled"),
     ],

@@ -501,7 +501,7 @@ def _earlier_problems(s: Scenario, attack: AttackSpec) -> Iterator[str]:
     if attack.factor:
         yield "cannot be combined with `factor`, which decrypts only the attacked round; remove one of the two"
     if attack.view.of_round and (dropping := s.federation.dropping):
-        yield f"needs the update of every round, but clients may be dropped (federation.{dropping}); remove one of the two"
+        yield f"needs updates of all rounds, but clients may be dropped (federation.{dropping}); remove one of the two"
     for r in attack.rounds:
         if r < attack.earlier:
             yield f"found {attack.earlier}, but only {r} rounds are run before round {r}"

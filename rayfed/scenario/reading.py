@@ -133,8 +133,8 @@ def check(
 ) -> Scenario:
     """Check a document and return its scenario.
 
-    `lines` contains the line of each path, `known` the problems found earlier, and `changed` the `--set` text of each
-    path that the file did not set. Raises `ScenarioError` with all problems.
+    `lines` contains the line of each path, and `known` the problems found earlier. `changed` contains the `--set` text
+    of each path that the file did not set. Raises `ScenarioError` with all problems.
     """
     write_out_models(document)
     problems = [*schema_problems(document), *component_problems(document)]

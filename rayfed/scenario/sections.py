@@ -139,8 +139,8 @@ class ServerSection(Section):
 class Failures(Section):
     """Handling of clients that fail in a round.
 
-    A client fails if its work raises an error or exceeds `timeout`, or if its update is not finite or does not match
-    the model's parameters.
+    A client fails if its work raises an error or exceeds `timeout`. It also fails if its update is not finite, or does
+    not match the model's parameters.
     """
 
     timeout: Annotated[float, Field(gt=0)] | None = None
@@ -317,9 +317,9 @@ class Resources(Section):
     clients: Actors = Actors()
     """Client actors, which train the virtual clients and score reconstructions."""
     server: ServerActor = ServerActor()
-    """Server, always one, on the CPU. On a single machine it runs in the driver's process, if the weights of all arms
-    take at most 16 MiB and all rules are built in and only sum updates. With a protection, `privacy.secure`, `timeout`
-    or `num_cpus` (also 0) it is an actor."""
+    """Server, always one, on the CPU. On a single machine it runs in the driver's process if the weights of all arms
+    take at most 16 MiB and all rules are built-in sums. Otherwise, or with a protection, `privacy.secure`, `timeout`
+    or `num_cpus` (also 0), it is an actor."""
     attackers: Actors = Actors()
     """Attacker actors, which run the attacks."""
     deterministic: Literal["machine", "portable"] = "machine"
@@ -327,8 +327,8 @@ class Resources(Section):
     processors of one kind. `portable`: use only AVX2; results are equal on all Intel processors that have it, but runs
     are slower (see docs/cluster.md)."""
     tf32: bool = False
-    """Let clients' GPUs round the inputs of convolutions and matrix products to TF32 (10 bits). This is faster and
-    makes updates less exact. Attackers always compute in float32."""
+    """Let clients' GPUs round the inputs of convolutions and matrix products to TF32 (10 bits). This is faster, and
+    updates reveal slightly less. Attackers always compute in float32."""
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Maximum time of an attack (per victim), an evaluation or a server step, in seconds. An attack that exceeds it is
     recorded as failed; any other call ends the run, which can be resumed. Clients' local rounds have
@@ -343,9 +343,9 @@ class Output(Section):
     """Output folder, local or any fsspec URL. Each run creates `<name>-<time>` in it."""
     images: Literal["none", "blurred", "worst", "all"] | None = None
     """Original and reconstructed samples shown in `report.html`. `none`: only scores. `blurred`: images averaged over
-    4x4 blocks, and the correct words of a text (still personal data). `worst`: the sample of each arm that leaked most.
-    `all`: that of each arm and attack. Default: `all` for known public data sets, otherwise only reconstructions. The
-    tables contain all samples; see `rayfed report RUN --redact`."""
+    4x4 blocks, and which words are correct (still derived from samples). `worst`: the sample of each arm that leaked
+    most. `all`: that of each arm and attack. Default: `all` for known public data sets, otherwise reconstructions
+    without originals. The tables contain all samples; see `rayfed report RUN --redact`."""
 
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"

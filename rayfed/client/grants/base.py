@@ -70,8 +70,8 @@ class Grant:
         """Return the part of the grant that depends on the client, by the names in `fills`.
 
         `update` is the update that the attacker observes, without values if it is protected; `truth` contains its
-        samples. Knowledge that depends on the values of a protected update is returned as a function of the `Update`,
-        which is called after an attack has decrypted it.
+        samples. For a protected update, knowledge that depends on its values is returned as a function of the decrypted
+        `Update`.
         """
         return {}
 

@@ -2,8 +2,8 @@
 
 The attacks assume that the update is the gradient, or a part of it, times a factor, plus independent noise. Therefore
 the defence is run on gradients of the attacker. It is understood if equal random numbers add equal noise to all
-gradients, and if the noise of different values is independent and continuous. For other defences (such as one noise for
-a row, secret factors or a secret order), an attacker that reads the code may reconstruct more than these attacks.
+gradients, and if the noise of different values is independent and continuous. Other defences use one noise for a row,
+for example, secret factors or a secret order. Someone who reads their code may reconstruct more than these attacks.
 
 Let x and y be two samples of d independent values with variance 1. Then x . y / d has mean 0 and variance 1 / d. For
 correlated values the variance is larger: the sum of all squared correlations over d^2.
@@ -349,8 +349,8 @@ def _levelled(draws: Tensor) -> bool:
 def _spread(draws: Tensor, tensor: Tensor) -> bool:
     """Return whether rows or columns of the noise (M, n) on a tensor's first values are correlated.
 
-    For N samples of p independent values, the eigenvalues of the covariance are within (1 -+ sqrt(p / N))^2 for large p
-    and N (Marchenko and Pastur 1967).
+    For independent values and large p and N, the eigenvalues of the covariance are within (1 -+ sqrt(p / N))^2
+    (Marchenko and Pastur 1967). Here p is the number of values and N that of samples.
     """
     import torch
 

@@ -207,7 +207,7 @@ def test_an_attack_without_a_training_has_no_earlier_rounds(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("defence", ["{name: top_k, k: 5, error_feedback: true}", "vae", "split"])
 def test_states_of_earlier_rounds_are_refused_before_the_first(defence: str) -> None:
-    with pytest.raises(ScenarioError, match="clients of arm 'own' keep a state"):
+    with pytest.raises(ScenarioError, match="arm 'own' has stateful clients"):
         prepare(parsed(f"arms={{none: [], own: [{defence}]}}", "model={name: lenet}"))
 
 

@@ -209,7 +209,7 @@ def test_attacks_observe_honest_clients() -> None:
     attack = "attacks=[{name: dlg, victims: 3}]"
     s = scenario("{name: label_flip, clients: [0, 2]}", attack)
     assert plan.victims(s, s.attacks[0], 0, [50] * 6) == [1, 3, 4]
-    with pytest.raises(ScenarioError, match="client 2, which is malicious"):
+    with pytest.raises(ScenarioError, match="client 2 as a victim, which is malicious"):
         prepare(scenario("{name: label_flip, clients: [0, 2]}", "attacks=[{name: dlg, victims: [2]}]"))
 
 

@@ -181,7 +181,7 @@ def test_a_run_with_a_file_of_devices_goes_on_with_the_same_alone(tmp_path: Path
     [
         ({"computes": [1.0]}, "has a column 'computes'.*compute"),
         ({"compute": [1.0, -1.0]}, "has -1 for 'compute' in row 1"),
-        ({"failure": [0.5]}, "deadline: devices of .* may drop out"),
+        ({"failure": [0.5]}, "deadline: required"),
         ({"available": [0.5]}, "every: required"),
         ({"available": [[0.5, 0.5]]}, "24 numbers in each row of the column 'available'"),
         ({"compute": ["x"]}, "the column 'compute' that are not numbers"),

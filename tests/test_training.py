@@ -529,7 +529,7 @@ def test_attackers_are_shown_the_parameters_that_are_frozen(how: str) -> None:
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:
-    with pytest.raises(UserError, match="has nothing to train"):
+    with pytest.raises(UserError, match="no trainable parameter"):
         prepare(scenario().model_copy(update={"model": half_frozen(frozen_layers=2)}))
 
 

@@ -53,7 +53,7 @@ class CohortReport:
     seconds: float
     """Wall time of the cohort and its partial result, in seconds."""
     states: dict[int, State] = field(default_factory=dict)
-    """New states by client, for the client's next round."""
+    """New states by client, to use in the next round."""
     notes: list[str] = field(default_factory=list)
     """Messages for the run's log."""
     warming: bool = False

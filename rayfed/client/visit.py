@@ -65,7 +65,7 @@ class Truth:
     decoys: Tensor | None = None
     """Unused samples (N, *shape) of the victim with the same labels; None if there are too few."""
     fit: float | None = None
-    """Fit of the inputs to the observation, for an attacker that knows the defences' code; None for other attackers."""
+    """Fit of the inputs to the observation; None for attackers that do not know the defences' code."""
     fits: Tensor | None = None
     """Fit of each tensor, also without defences."""
     nats: float | None = None
@@ -232,7 +232,7 @@ class ObservedClient:
     def _tampered(self, task: Task) -> Task:
         """Return the task with the model of a malicious server, the same for all victims of a round.
 
-        Private layers are unchanged, as a server can neither read nor send them.
+        Private layers are unchanged, because a server cannot read or replace them.
         """
         server, runtime = self.attack.build(), self.runtime
         if not isinstance(server, MaliciousServer):

@@ -40,7 +40,7 @@ class LeftAlone:
 
 @dataclass(frozen=True)
 class DefendedClient:
-    """Simulation of a client with the victim's defences, for the attacker's samples.
+    """Simulation of a client that has the victim's defences and the attacker's samples.
 
     It does not contain the victim's state or random numbers.
     """
@@ -86,7 +86,7 @@ class KnownDefence(Grant):
     """The victim's defences: a simulated defended client, and masks of unchanged values.
 
     Attacks do not match changed values (such as pruned ones), and apply the defences to their shadow clients. With
-    `averages: K` the attack sees the mean of K updates of the victim, for the same weights and samples.
+    `averages: K` the attack sees the mean of K updates of the victim from the same weights and samples.
     """
 
     describe: ClassVar[str] = "which defence there is"

@@ -57,7 +57,7 @@ _COMPARED, _SELDOM_COMPARED = 8, 2
 _TRIED_ON_OTHERS = 2
 """Number of noise samples for which other gradients are also used."""
 _OFTEN_SENT = 4
-"""Minimum number of comparisons in which a value was sent, for a value without noise."""
+"""Minimum number of comparisons in which a value without noise was sent."""
 _SAME, _ROUNDING = 1e-5, 1e-6
 """Maximum difference of equal values, relative to the larger of gradient and noise, and to the usual noise."""
 _CLEARLY = 8.0

@@ -79,7 +79,7 @@ def test_an_attack_that_takes_too_long_is_a_row(undisturbed: RunFolder, tmp_path
         rows, expected = (f.read_table(table).to_pylist() for f in (folder, undisturbed))
         assert [row["victim"] for row in rows] == [row["victim"] for row in expected]
         assert {row["status"] for row in rows} == {"failed"}
-        assert {row["message"] for row in rows} == {"not finished within 7 s for each victim (resources.timeout)"}
+        assert {row["message"] for row in rows} == {"not finished within 7 s per victim (resources.timeout)"}
         assert {row.get("psnr") or row.get("value") for row in rows} == {None}
     assert "not finished within 7 s" in folder.read_text("report.html")
 

@@ -1,4 +1,4 @@
-"""Admission to a round in virtual time: which updates the server adds as they arrive."""
+"""Selection of the updates that the server adds to a round, based on their arrival in virtual time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rayfed.engine.tables import Rows
 
 @dataclass
 class Admission:
-    """Admission of one round's updates; arms without a clock admit all."""
+    """Admission of one round's updates; arms without a clock admit all updates."""
 
     clocks: Mapping[str, RoundClock]
-    """Clocks by arm; none where a scenario has no `federation.system`."""
+    """Clocks by arm; empty if the scenario has no `federation.system`."""
     arrivals: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Arm -> client -> seconds after which its update arrives."""
+    """Arm -> client -> arrival of its update, in seconds."""
 
     def left(self, work: Sequence[Portion]) -> tuple[list[Portion], list[Cohort]]:
-        """Return the work of the clients in time, and the one-client cohorts that virtual time excludes."""
+        """Return the work of the remaining clients, and the one-client cohorts that virtual time excludes."""
         timed = [c for portion in work for c in portion if c.arm.name in self.clocks]
         lost = [cohort for cohort in timed if cohort.clients[0] in self.clocks[cohort.arm.name].lost]
         return [portion for portion in work if portion[0] not in lost], lost
@@ -31,7 +31,7 @@ class Admission:
     def results(self, results: Iterator[Result], work: Sequence[Portion], lost: Sequence[Cohort]) -> Iterator[Result]:
         """Yield the results as they arrive, without the updates of late or surplus clients.
 
-        Where who is in a round is known only when all have answered, results wait for that.
+        If admission depends on all arrivals, results are yielded after the last one.
         """
         self.arrivals = {arm: {} for arm in self.clocks}
         for cohort in lost:
@@ -72,5 +72,5 @@ def _dropped(result: Result) -> Result:
 
 
 def _nothing(cohort: Cohort) -> dict[tuple[int, int], None]:
-    """Return the placeholder of such a cohort in the server's tree."""
+    """Return a placeholder in the server's tree for a cohort without an update."""
     return {(0, cohort.index): None}

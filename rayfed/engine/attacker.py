@@ -1,4 +1,4 @@
-"""Attacker: turns observations into reconstructions, without access to data or the scenario's seed."""
+"""Attacker: computes reconstructions from observations, without access to data or the scenario's seed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from rayfed.update import Observation
 
 
 class Attacker:
-    """Runs attacks on observations."""
+    """Run attacks on observations."""
 
     def __init__(self, sample: SampleSpec, classes: int, device: torch.device) -> None:
         self._sample, self._classes, self._device = sample, classes, device
         self._fitting: defaultdict[str, Fitting] = defaultdict(Fitting)
-        """How many victims go together, by the attack's title."""
+        """Number of victims that are attacked together, by the attack's title."""
         self._build_model = CopiedModels()
         self._memories: list[tuple[ResolvedArm, Memory]] = []
-        """What was found of the model alone, by arm without its name: most arms differ in defences, not in this."""
+        """Results that depend only on the model, by arm without its name. Arms with equal models share them."""
 
     def attack(
         self,
@@ -42,13 +42,12 @@ class Attacker:
         observations: Sequence[Observation],
         keys: Sequence[bytes],
     ) -> tuple[list[Guess], list[Guess]]:
-        """Return a guess for each observation, once without images for the driver, and once whole for scoring.
+        """Return a result for each observation, once without images for the driver, and once whole for scoring.
 
-        `keys[i]` seeds the attacker's randomness for observation i. The arm is there because a defence may change the
-        architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew. An attack
-        that raises, of the user's options too, has failed on the observations that it had not finished, and its error
-        is their message. Where memory does not suffice for all of them together, fewer go together, with the same
-        results up to rounding.
+        `keys[i]` seeds the attacker's randomness for observation i. `arm` gives the architecture, which a defence may
+        change; the model's initial weights are sampled anew. If the attack raises an exception, its unfinished
+        observations have failed, with the error as their message. If memory runs out, fewer observations are attacked
+        together, with the same results up to rounding.
         """
         method: Attack | InferenceAttack = attack.build()
         built = build_arm(arm, self._sample, self._classes, seed=0, build=self._build_model)
@@ -72,10 +71,10 @@ class Attacker:
                 for part in fitting.in_parts(rest, len(seen) - behind, f"victims of {attack.title}"):
                     found += part
             except BdbQuit:
-                raise  # a debugger that was left
-            except torch.OutOfMemoryError as error:  # of one victim alone: others may be smaller
+                raise  # the user quit a debugger
+            except torch.OutOfMemoryError as error:  # for a single victim: others may be smaller
                 found.append(failed(method, f"{describe_error(error)}; {more_memory('attackers')}"))
-            except Exception as error:  # its own, its options', the model's under it, or the machine's
+            except Exception as error:  # from the attack, its options, the model or the machine
                 found += [failed(method, describe_error(error)) for _ in seen[len(found) :]]
         if not any(guess.seconds for guess in found):
             found = [replace(guess, seconds=(perf_counter() - began) / len(found)) for guess in found]

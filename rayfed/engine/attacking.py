@@ -1,4 +1,4 @@
-"""The attacks of one round: clients make observations, attackers guess, clients score the guesses."""
+"""The attacks of one round: clients make observations, attackers compute results, clients score them."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
 @dataclass(frozen=True)
 class AttackCall:
-    """One call of an attack: some of its victims in one arm."""
+    """One call of an attack on some of its victims in one arm."""
 
     arm: ResolvedArm
     attack: AttackSpec
     victims: tuple[int, ...]
     repeat: int
     strip: bool
-    """Whether the snapshots of its first victim are kept: of the attack's first in the round, the first time."""
+    """Whether to keep the snapshots of the call's first victim (first call and first repeat of the round only)."""
 
 
 _HELD = 4 * 2**30
-"""About how many bytes the observations that are made at once may take: a stage's would be more than a machine has."""
+"""Approximate maximum bytes of observations held at once; those of a whole stage may exceed a machine's memory."""
 
 
 _CRASHES = 1
-"""Processes that an attack may end before its rows say so: one that dies by itself may be innocent."""
+"""Number of process deaths after which an attack is run again; a single death may have another cause."""
 
 
 @dataclass
 class _Play:
-    """The calls of a round, and what has become of them."""
+    """The attack calls of a round, and their results so far."""
 
     round: int
     due: Sequence[AttackCall]
     ends: float
-    """End of the calls by `monotonic`."""
+    """End of the calls on the clock of `monotonic`."""
     grace: float
-    """Seconds past that in which the first call that answers may end."""
+    """Seconds after `ends` in which the first call with a result may end."""
     answered: bool
-    """Whether any attack has answered."""
+    """Whether any attack has returned a result."""
     truths: dict[int, tuple[Ref, tuple[Any, ...]]] = field(default_factory=dict)
-    """By index in `due`, of the calls that were observed, with the arguments of that."""
+    """Index in `due` -> true samples and arguments of an observation that was made."""
     attacked: dict[int, tuple[Sequence[Guess], Ref]] = field(default_factory=dict)
-    """By index in `due`, in the order of their ends."""
+    """Index in `due` -> results, in the order in which the calls ended."""
     done: list[tuple[str, float]] = field(default_factory=list)
-    """Title and seconds of work of each call that is over."""
+    """Title and seconds of work of each finished call."""
 
     @property
     def late(self) -> bool:
@@ -73,61 +73,61 @@ class _Play:
 
 
 LoadStates = Callable[[str, Iterable[int], int], dict[int, State]]
-"""Returns the states of some clients of an arm when a round begins: (arm, clients, round) -> client -> state."""
+"""Load the states of an arm's clients at the start of a round: (arm, clients, round) -> client -> state."""
 
 
 @dataclass(frozen=True)
 class Spare:
-    """Attacks on one arm that are played together where time is left for them when all others are over."""
+    """Attacks on one arm that are run together if time is left after all other attacks."""
 
     arm: str
     titles: Collection[str]
     seconds: float
-    """About how long they take, their scores with them."""
+    """Estimated seconds, including scores."""
     scoring: float = 0.0
-    """How much of that are scores, which come after all calls."""
+    """Estimated seconds of the scores, which are computed after all calls."""
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """Time limit for the attacks of a round; attacks that do not fit get rows that say so."""
+    """Time limit for the attacks of a round. Attacks that do not fit are reported in their rows."""
 
     seconds: float = inf
     """Seconds from the first observation to the last score."""
     scoring: float = 0.0
-    """About how many of them the scores of all calls take."""
+    """Estimated seconds of the scores of all calls, included in `seconds`."""
     calls: Mapping[str, float] = field(default_factory=dict)
-    """About how many seconds a call of each attack takes, by its title."""
+    """Attack title -> estimated seconds per call."""
     stages: Sequence[Sequence[tuple[str, str]]] = ()
-    """Arms and titles in the order of play; what is not named comes first. What later stages need is observed when
-    the attacks of earlier ones are over, so that these have their rows whatever becomes of the rest."""
+    """Arms and titles, in the order in which they are run. Attacks that are not listed come first. Observations of a
+    stage are made after the attacks of the previous stage, so that an interruption does not lose earlier results."""
     left_out: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """What is not begun with the others, by arm and title, with the status and the message of its rows."""
+    """(Arm, title) of attacks that are not started with the others -> status and message of their rows."""
     spare: Sequence[Spare] = ()
-    """What of that is begun if time is left, in this order."""
+    """Attacks of `left_out` that are run if time is left, in this order."""
     arms: Collection[str] | None = None
-    """Arms of the scenario that are played; None: all."""
+    """Arms of the scenario to run. Default: all."""
     enough: str = ""
-    """What to give for nothing to be left out, in words; empty where nothing is."""
+    """Options with which nothing would be left out, as text; empty if nothing is."""
     fewer: str = ""
-    """That fewer samples are attacked than were asked for, in words; empty where all are."""
+    """Text that says that fewer samples are attacked than requested; empty if all are."""
     until: float = inf
-    """When it is over by `monotonic`, however late observing begins."""
+    """Latest end on the clock of `monotonic`, even if observing begins late."""
     grace: float = inf
-    """Seconds past its end in which the first call that answers may end."""
+    """Seconds after the end in which the first call with a result may end."""
     measured: RoundTables = field(default_factory=RoundTables)
-    """Rows that trials have measured of what is not played."""
+    """Rows measured by trials of attacks that are not run."""
     tried: RoundTables = field(default_factory=RoundTables)
-    """Rows that trials have measured, which an interruption leaves of what has no answer yet."""
+    """Rows measured by trials, which are written for unfinished attacks if the run is interrupted."""
     stopped: KeyboardInterrupt | None = None
-    """What stopped the trials: it is raised again once their rows are there."""
+    """Interruption of the trials, which is raised again after their rows are written."""
 
     def ends(self, began: float) -> float:
-        """Return the end of the calls by `monotonic`, given when observing began."""
+        """Return the end of the calls; `began` is the start of observing (both on the clock of `monotonic`)."""
         return min(began + self.seconds, self.until) - self.scoring
 
     def unplayed(self, arm: str, title: str) -> tuple[str, str]:
-        """Return status and message for an attack that was not played, or not to its end, on an arm."""
+        """Return the status and message of an attack that was not run, or not completed, on an arm."""
         return self.left_out.get((arm, title)) or (UNPLAYED, want_of_time(self.calls.get(title)))
 
 
@@ -135,30 +135,30 @@ ALL_THE_TIME = Allowance()
 
 
 def want_of_time(seconds: float | None) -> str:
-    """Return a message that time was short for work of about this many seconds (None: unknown)."""
+    """Return the message for an attack that did not fit into the time; `seconds` is its estimate, if known."""
     return WANT_OF_TIME + ("" if seconds is None else f" (about {duration(seconds)})")
 
 
 class _TimeIsUp(BaseException):
-    """Signal that the time limit has passed; not an `Exception`, which a search might catch."""
+    """Signal that the time limit has passed. It is no `Exception`, because a search might catch those."""
 
 
 class RunAttackers(Protocol):
     """Protocol of `rayfed.engine.executor.Executor.run_attackers`."""
 
     def __call__(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
-        """Yield each call when it ends."""
+        """Yield each call as it ends."""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """Attacks that go on while a round is trained."""
+    """Attacks that run while a round is trained."""
 
     due: Sequence[AttackCall]
     truths: Mapping[int, tuple[Ref, tuple[Any, ...]]]
-    """By index in `due`, of the calls that were begun (`_Play.truths`)."""
+    """Index in `due` -> true samples and arguments of a started call (`_Play.truths`)."""
     ended: Iterator[Done]
-    """The calls, each when it ends; their tags are these indices."""
+    """The calls as they end, tagged with these indices."""
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,11 @@ class Attacks:
     """(clients,) int64, samples of each client."""
     load_states: LoadStates
     run_clients: Run
-    """Does calls on client workers."""
+    """Run calls on client workers."""
     run_attackers: RunAttackers
     progress: Progress
     sizes: Mapping[str, int]
-    """Bytes of what a client is sent, by arm."""
+    """Bytes that the server sends to a client, by arm."""
     allowance: Allowance = ALL_THE_TIME
 
     @cached_property
@@ -184,14 +184,14 @@ class Attacks:
 
     @cached_property
     def _failures(self) -> dict[str, str]:
-        """Reasons of what could not be computed, by name, as far as they were noted."""
+        """Metric -> reason why it could not be computed, for the failures already noted."""
         return {}
 
     def begin(self, round: int, sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]) -> Begun | None:
-        """Begin the attacks of a round before it is trained, as many as are observed at once; `strike` ends them.
+        """Start the attacks of a round before its training, as many as are observed at once; `strike` collects them.
 
-        A client's work is done again for an observation, so it need not have been done before. None where there are no
-        attacks, or where a client fails: its training says how.
+        This is possible because an observation repeats the client's work. Returns None if there are no attacks, or if
+        a client fails; its training then reports the error.
         """
         due = self._due(round, [self.arms[name] for name in sent], ())
         if not due:
@@ -214,10 +214,10 @@ class Attacks:
     ) -> None:
         """Observe, attack and score a round's victims, and add the rows to `tables`.
 
-        `earlier` has, by arm, what clients were sent in the rounds before that are kept. Observations and truths go by
-        reference. A client that failed in the round has sent nothing to attack; one that was late has. Where Ctrl-C
-        stops the attacks, the rows of those that were over are added first. What the allowance has no time for has rows
-        that say so. Calls that have `begun` are not made again, unless one of their victims failed.
+        `earlier` has the kept values that clients received in previous rounds, by arm. Observations and true samples
+        are passed by reference. Late clients are attacked, failed ones are not. If Ctrl-C stops the attacks, the rows
+        of finished attacks are added first. Attacks that do not fit into the allowance are reported in their rows.
+        Calls that have `begun` are not repeated, unless one of their victims failed.
         """
         ends = self.allowance.ends(monotonic())
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] not in SENT}
@@ -245,7 +245,7 @@ class Attacks:
                         play.ends -= spare.scoring
                         run(more)
         except KeyboardInterrupt:
-            with suppress(Exception):  # there may be nobody left to score what is there
+            with suppress(Exception):  # client workers may be gone, so that nothing can be scored
                 self._score(play, tables)
             raise
         self._score(play, tables, complete=True)
@@ -255,9 +255,9 @@ class Attacks:
     def _observe(
         self, play: _Play, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
     ) -> dict[int, Ref]:
-        """Return observations of the first of these calls, as many as are held at once, by index.
+        """Return observations for the first of these calls, as many as are held at once, by index.
 
-        Behind the time limit it makes no more than one. Their truths are added to `play`.
+        After the time limit only one is made. The true samples are added to `play`.
         """
         observe, some = [], self._at_once(play, indices)
         for i in some:
@@ -276,9 +276,9 @@ class Attacks:
         return {i: observed[i] for i in some if i in observed}
 
     def _at_once(self, play: _Play, indices: Sequence[int]) -> Sequence[int]:
-        """Return the first of these calls whose observations are about `_HELD` bytes, at least one.
+        """Return the first of these calls, at least one, whose observations take at most about `_HELD` bytes.
 
-        Of each victim an observation has the weights that it was sent, the update and, where a defence is known, masks.
+        An observation has each victim's received weights, its update and, if a defence is known, masks.
         """
         room, some = _HELD, list[int]()
         for i in indices:
@@ -290,7 +290,10 @@ class Attacks:
         return some
 
     def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Return the calls in the order of play, where time is short by the allowance's stages, small batches first."""
+        """Return the calls in the order in which they are run.
+
+        Under a time limit, this is the order of the allowance's stages, small batches first.
+        """
         if self.allowance.seconds == inf:
             return [playing]
         stages: list[list[int]] = [[] for _ in self.allowance.stages] or [[]]
@@ -301,11 +304,10 @@ class Attacks:
         return stages
 
     def _attack(self, play: _Play, observed: Mapping[int, Ref], indices: Sequence[int]) -> None:
-        """Run those of the calls `indices` that were observed, and add their results to `play`.
+        """Run the observed calls among `indices`, and add their results to `play`.
 
-        Raises `_TimeIsUp` at the time limit. The first call that answers may end a little after it (`Allowance.grace`):
-        making observations may have taken longer than all of the time, where the machine is busy, and would have been
-        for nothing. Without any time nothing is played.
+        Raises `_TimeIsUp` at the time limit. The first call with a result may end a little later (`Allowance.grace`),
+        because observations may take all of the time on a busy machine. If there is no time at all, nothing is run.
         """
 
         waiting = {i: play.due[i].attack.title for i in indices}
@@ -313,7 +315,7 @@ class Attacks:
         self._gather(play, self.run_attackers(calls, self._hear(play)), waiting)
 
     def _end(self, play: _Play, begun: Begun) -> None:
-        """Add the results of the calls that have begun to `play`, but of those with a victim that failed since."""
+        """Add the results of the calls that have begun to `play`, except calls with a victim that has failed."""
 
         def key(d: AttackCall) -> tuple[Any, ...]:
             return d.arm.name, d.attack.title, d.victims, d.repeat
@@ -330,7 +332,7 @@ class Attacks:
         self._gather(play, ended, waiting)
 
     def _hear(self, play: _Play) -> Hear:
-        """Return what tells the progress of the searches of `play`, and raises `_TimeIsUp` at the time limit."""
+        """Return a callback that reports the progress of searches and raises `_TimeIsUp` at the time limit."""
 
         def hear(call: Call, standing: Standing) -> None:
             if play.late:
@@ -341,7 +343,7 @@ class Attacks:
         return hear
 
     def _gather(self, play: _Play, ended: Iterable[Done], waiting: dict[int, str]) -> None:
-        """Add the results of calls to `play` as they end; `waiting` has the title of each by its index."""
+        """Add the results of calls to `play` as they end; `waiting` has their titles by index."""
         self.progress.attacks_done(play.round, play.done, list(waiting.values()))
         for call, outcomes, rest, _ in ended:
             d = play.due[call.tag]
@@ -360,8 +362,8 @@ class Attacks:
     def _score(self, play: _Play, tables: RoundTables, complete: bool = False) -> None:
         """Score the finished calls, and add their rows to `tables` in the planned order.
 
-        Where the round is `complete`, the others have rows which say that there was no time for them; else those of the
-        trials.
+        If the round is `complete`, the rows of unfinished calls say that there was no time for them. Otherwise these
+        calls get the rows of their trials.
         """
         attacked = sorted(play.attacked.items())
         score = []
@@ -383,11 +385,11 @@ class Attacks:
                 _note_measured(tables, d, play.round, self.allowance.tried)
 
     def _note_failures(self, scored: Iterable[Scored]) -> None:
-        """Print a note on each metric that could not be computed, with its first reason."""
+        """Print a note for each metric that could not be computed, with its first reason."""
         for name, why in (failure for one in scored for failure in one.failures):
             if name not in self._failures:
                 self._failures[name] = why
-                self.progress.note(f"{name} is left empty, it could not be computed: {why}")
+                self.progress.note(f"{name} could not be computed and is left empty: {why}")
 
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
         seconds = self.scenario.resources.timeout
@@ -396,17 +398,17 @@ class Attacks:
         return Call("attack", args, tag, returns=2, limit=limit, crashes=_CRASHES)
 
     def _unfinished(self, d: AttackCall, how: Overdue | Crashed) -> list[Guess]:
-        """Return the status and message of an attack that took too long, or with which its process ended."""
+        """Return failed results for an attack that took too long or whose process ended."""
         if isinstance(how, Overdue):
-            message = f"not finished within {self.scenario.resources.timeout:g} s for each victim (resources.timeout)"
+            message = f"not finished within {self.scenario.resources.timeout:g} s per victim (resources.timeout)"
         elif how.memory:
-            message = "its process was ended for want of memory: lower the attack's batch_size, restarts or victims"
+            message = "its process ran out of memory: lower the attack's batch_size, restarts or victims"
         else:
-            message = f"its process died with it, {1 + _CRASHES} times"
+            message = f"its process died {1 + _CRASHES} times"
         return [failed(d.attack.build(), message) for _ in d.victims]
 
     def _due(self, round: int, arms: Sequence[ResolvedArm], failed: Collection[tuple[str, int]]) -> list[AttackCall]:
-        """Return the calls of a round, without the victims that `failed` in an arm."""
+        """Return the attack calls of a round, without the victims that `failed` in an arm."""
         return [
             AttackCall(arm, attack, there, repeat, strip=chunk == repeat == 0)
             for attack in self.scenario.attacks
@@ -426,7 +428,7 @@ class Attacks:
         return keys_of(self.scenario, d.attack, round, d.victims, d.repeat)
 
     def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
-        """Return the states of the clients whose work an observation repeats."""
+        """Return the states of the clients whose work the call's observation repeats."""
         return self.load_states(d.arm.name, plan.behind(self.scenario, d.attack, round, d.victims), round)
 
 
@@ -453,7 +455,7 @@ def note_attack(
             said = {"status": outcome.status, "message": outcome.message}
             tables.inferences += [
                 key | said | row for row in one.rows
-            ]  # the judge, too, may say that it does not apply
+            ]  # the scoring function, too, may report that the attack does not apply
             continue
         result = {
             "batch_size": len(one.rows),
@@ -470,9 +472,9 @@ def note_attack(
 
 
 def _note_measured(tables: RoundTables, d: AttackCall, round: int, measured: RoundTables, why: str = "") -> set[int]:
-    """Add the rows that trials have measured of a call that was not made, and return the victims that they are of.
+    """Add the rows that trials measured for a call that was not made, and return their victims.
 
-    Of a search, which trials begin alone, they say `why` it was not played.
+    Trials do not complete searches, so the rows of a search say `why` it was not run.
     """
     key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "repeat": d.repeat}
     victims = set[int]()
@@ -485,7 +487,7 @@ def _note_measured(tables: RoundTables, d: AttackCall, round: int, measured: Rou
 
 
 def _note_unplayed(tables: RoundTables, d: AttackCall, round: int, status: str, why: str) -> None:
-    """Add the rows of a call that was not made or not finished."""
+    """Add rows for a call that was not made or not finished."""
     nothing = dict.fromkeys(TABLES["attacks"].names)
     key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "repeat": d.repeat}
     given = {"observes": d.attack.observes, "knowledge": ",".join(d.attack.knowledge), "seconds": 0.0}

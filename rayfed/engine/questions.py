@@ -1,4 +1,4 @@
-"""Exchange of questions and answers between an arm's rule and the clients, before training or after summing."""
+"""Exchange of questions and replies between an arm's aggregation rule and its clients in a round."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def consult(
     states: Mapping[str, Mapping[int, State]],
     failed: Collection[tuple[str, int]] = (),
 ) -> None:
-    """Carry the rules' questions to the round's clients and the answers back until no rule has more.
+    """Send each rule's questions to the round's clients and return their replies to the server, until no rule asks.
 
-    Clients that have `failed` in an arm are asked nothing. Payloads and answers go by reference: this process never
-    holds them. The server receives answers in the clients' order, not in that of arrival.
+    Clients that `failed` in an arm are not asked. Payloads and replies are passed by reference, so this process never
+    holds them. The server receives replies ordered by client, not by arrival.
     """
     executor, transcripts = federation.executor, federation.transcripts
     drawn = plan.drawn_clients(federation.scenario, round)

@@ -100,12 +100,12 @@ def test_whom_noise_of_clients_is_against_says_what_the_server_sees() -> None:
         (
             NOISY.replace("}", ", colluders: 4}"),
             "{name: secure_aggregation, threshold: 4}",
-            "open a single update",
+            "single update",
         ),
         (
             NOISY.replace("}", ", colluders: 3}"),
             "{name: secure_aggregation, neighbours: 4, threshold: 4, dropouts: {mask: 1}}",
-            "open a single update",
+            "single update",
         ),
     ],
 )

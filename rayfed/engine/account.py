@@ -1,4 +1,4 @@
-"""The privacy account of an arm: the guarantees of its defences over a run, or the reasons for none."""
+"""Privacy account of an arm: the guarantees of its defences over a run, or why there are none."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from rayfed.scenario import AttackSpec, DefenceSpec, Scenario
 from rayfed.scenario.system import System
 
 _COVERED_VIEWS = ("update", "gradient")
-"""Views of one client's answers after its defences."""
+"""Views that show one client's updates or gradients after its defences."""
 _COVERED_GRANTS = {"labels", "public", "defence", "code", "candidates"}
-"""Grants that say nothing of a victim's answers but what its defences are, and which samples may be behind them."""
+"""Grants that reveal only a victim's defences and its candidate samples or labels."""
 _CHANCES = np.geomspace(1e-4, 1, 97).tolist()
-"""Probabilities at which curves are written."""
+"""Prior probabilities at which trade-off curves are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Account:
     scenario: Scenario
     arm: Arm
     samples: np.ndarray
-    """(clients,) int64, samples of each client."""
+    """(clients,) int64, number of samples of each client."""
     sample: SampleSpec
 
     @property
@@ -74,7 +74,7 @@ class Account:
         )
 
     def calibrated(self, rounds: int) -> Account:
-        """Return a copy with the noise that the arm's epsilons need over `rounds` rounds."""
+        """Return a copy with the noise that the arm's target epsilons need over `rounds` rounds."""
         if not self._accounted:
             return self
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
@@ -84,17 +84,17 @@ class Account:
         return replace(self, arm=replace(self.arm, spec=spec, defences=defences))
 
     def epsilon(self, rounds: int) -> float:
-        """Return the largest epsilon of the arm's guarantees after `rounds` rounds; 0 where it has none."""
+        """Return the largest epsilon of the arm's guarantees after `rounds` rounds, or 0 without guarantees."""
         return max((found.epsilon for _, _, found in self._guarantees(rounds)), default=0.0)
 
     def rounds_within(self, budget: float) -> int:
         """Return the number of rounds within a privacy budget (epsilon); all rounds for an arm without mechanisms.
 
-        Raises `UserError` where not even the first round is, or where the arm's mechanisms have lost their guarantees.
+        Raises `UserError` if the first round exceeds the budget, or if a mechanism has no valid guarantee.
         """
         if self._broken:
             raise UserError(
-                f"privacy.budget: arm '{self.name}' cannot keep to one: {next(iter(self._broken.values()))}"
+                f"privacy.budget: arm '{self.name}' cannot have a budget: {next(iter(self._broken.values()))}"
             )
         low, high = 0, self.scenario.federation.rounds
         while low < high:
@@ -102,13 +102,13 @@ class Account:
             low, high = (middle, high) if self.epsilon(middle) <= budget else (low, middle - 1)
         if low == 0:
             raise UserError(
-                f"privacy.budget: the first round of arm '{self.name}' would spend an epsilon of "
-                f"{at_most(self.epsilon(1))}, more than {budget:g}: allow more, or add more noise"
+                f"privacy.budget: the first round of arm '{self.name}' spends an epsilon of "
+                f"{at_most(self.epsilon(1))}, more than {budget:g}: raise the budget, or add more noise"
             )
         return low
 
     def rows(self, rounds: int) -> list[dict[str, Any]]:
-        """Return the arm's rows for the table `privacy`: its guarantees, or why it has none."""
+        """Return the arm's rows of the table `privacy`: its guarantees, or why it has none."""
         row: dict[str, Any] = {"arm": self.name, "rounds": rounds}
         guaranteed = [
             row
@@ -124,15 +124,15 @@ class Account:
         return [row | {"note": "empirical: no defence of this arm has a guarantee" if self.arm.defences else None}]
 
     def _bounds(self, spent: Spending) -> dict[str, float]:
-        """Return the bounds on guessing and membership tests that the same releases imply, in shares."""
+        """Return the bounds on reconstruction and membership inference that the releases imply, as shares."""
         curve = TradeOff.of(spent.releases, self.scenario.privacy.accountant)
         return {f"rero_{n}": curve.at_most(1 / n) for n in PRIORS} | {"advantage": curve.advantage}
 
     def proved(self, attack: AttackSpec, trained: int) -> list[dict[str, Any]]:
-        """Return the arm's rows for the table `proved`: trade-off curves for all that one attack sees of a victim.
+        """Return the arm's rows of the table `proved`: trade-off curves for all that one attack sees of a victim.
 
-        That is `trained` rounds of training, and what the victim answers beside them. None where no account covers it:
-        where more is seen than single updates, or is granted than what defences are and which samples there may be.
+        An attack sees `trained` rounds of training, and the further updates or gradients that it observes. The list is
+        empty if no account covers the attack's view or grants.
         """
         covered = attack.observes in _COVERED_VIEWS and set(attack.knowledge) <= _COVERED_GRANTS
         if not covered or self.arm.spec.protection:
@@ -146,7 +146,7 @@ class Account:
             if curve is None:
                 continue
             found, spent = curve
-            drawn = found.taking_part  # reconstructions are scored of samples that were in the batch
+            drawn = found.taking_part  # reconstructions are scored against samples that were in the batch
             key = {"arm": self.name, "attack": attack.title, "defence": name, "unit": spent.unit}
             for chance in _CHANCES:
                 present = found.at_most(chance)
@@ -159,7 +159,10 @@ class Account:
     def _seen(
         self, defence: Defence, attack: AttackSpec, trained: int, beside: int
     ) -> tuple[TradeOff, Spending] | None:
-        """Return the trade-off curve of rounds and further answers, with its description; None without a guarantee."""
+        """Return the trade-off curve of training and further observations, with its spending.
+
+        Returns None without a guarantee.
+        """
         setting, used = self.setting(trained), self.scenario.privacy.accountant
         if attack.observes == "gradient":
             one = replace(
@@ -177,22 +180,22 @@ class Account:
         return None if spent is None else (TradeOff.of(spent.releases, used), spent)
 
     def _caveat(self, spent: Spending) -> str | None:
-        """Return a warning on a guarantee that holds but whose delta is too large to mean much."""
+        """Return a warning if a valid guarantee's delta is too large, else None."""
         units = int(self.samples.sum()) if spent.unit == "sample" else len(self.samples)
         if spent.delta * units < 1:
             return None
         return (
-            f"delta {at_most(spent.delta)} is not below one over the {units} {spent.unit}s: a mechanism that "
-            "publishes each of them with that probability would satisfy it; set delta well below "
+            f"delta {at_most(spent.delta)} is at least 1/{units}, one over the number of {spent.unit}s: a mechanism "
+            "that publishes each of them with that probability would satisfy it; set delta well below "
             f"{at_least(1 / units, 2)}"
         )
 
     def check(self) -> None:
-        """Raise `UserError` for a mechanism that is undefined in this run."""
+        """Raise `UserError` if a mechanism is undefined in this run."""
         _ = self._broken
 
     def mechanisms(self, rounds: int) -> dict[int, tuple[DefenceSpec, Spending, Guarantee]]:
-        """Return the mechanisms with a valid guarantee, by their places in the defence pipeline."""
+        """Return the mechanisms with a valid guarantee, by position in the defence pipeline."""
         if not self._accounted:
             return {}
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
@@ -218,12 +221,12 @@ class Account:
 
     @property
     def _accounted(self) -> bool:
-        """Return whether a defence may have a guarantee; the clients of all rounds are drawn for its account."""
+        """Return whether a defence may have a guarantee. Only then does an account sample the clients of all rounds."""
         return any(defence.overrides("spends", "calibrated") for defence in self.arm.defences)
 
     @cached_property
     def _broken(self) -> dict[int, str]:
-        """Return why a mechanism's guarantee does not carry over to the arm, by its place in the pipeline."""
+        """Return why a mechanism's guarantee does not apply to the arm, by position in the pipeline."""
         if not self._accounted:
             return {}
         setting = self.setting(1)
@@ -236,56 +239,56 @@ class Account:
         if rule.asynchronous:
             name = self.arm.spec.aggregation.name
             return (
-                f"there is no account for {name}, whose clients take the places of those "
-                "that are done and are not drawn uniformly"
+                f"there is no account for {name}, because its clients are not sampled uniformly: "
+                "each one replaces a client that has finished"
             )
         if rule.reveals:
-            return f"the aggregation {type(rule).__name__} has clients send {rule.reveals} without noise"
+            return f"under aggregation {type(rule).__name__}, clients send {rule.reveals} without noise"
         if moves_buffers(self.arm.model, self.sample):
-            return "statistics such as batch norm's are sent without noise (model.batch_norm: eval would keep them)"
+            return "batch norm statistics are sent without noise; set model.batch_norm: eval to keep them fixed"
         if spent.unit == "client" and self.arm.defences[place].overrides("wrap_aggregation"):
             if chosen := _chosen_by_devices(self.scenario.federation.system):
-                return f"there is no account, for clients are not drawn uniformly: {chosen}"
+                return f"there is no account, because clients are not sampled uniformly: {chosen}"
             if protection := self._protection:
                 uncovered = _uncovered(self.arm.defences[place], protection, self.scenario.clients_per_round)
                 if uncovered:
                     return uncovered
             if self.arm.spec.malicious:
-                return "malicious clients need not add their part of the noise, nor keep the clip bound"
+                return "malicious clients may omit their part of the noise and exceed the clip bound"
         return broken_by(self._named, place, spent)
 
 
 def _chosen_by_devices(system: System | None) -> str | None:
-    """Return how devices influence whose updates are in a round's sum, in words; None if they do not."""
+    """Return how devices influence which updates are in a round's sum, as text; None if they do not."""
     if system is None:
         return None
     ways = {
-        "those alone are drawn who are there (available)": system.draws_from_some,
-        "a round takes those who answer first (over_selection)": system.selects,
-        "those who are late or drop out are left out (deadline)": system.deadline is not None,
+        "only available clients are sampled (available)": system.draws_from_some,
+        "a round takes the first updates to arrive (over_selection)": system.selects,
+        "clients that are late or drop out are excluded (deadline)": system.deadline is not None,
     }
     return ", and ".join(way for way, used in ways.items() if used) or None
 
 
 def _uncovered(defence: Defence, protection: Protection, clients: int) -> str | None:
-    """Return why a noisy sum's guarantee does not cover sums under a protection; None if it does."""
+    """Return why a noisy sum's guarantee does not cover protected sums; None if it does."""
     if not (protection.masks and isinstance(defence, DpFedAvg)):
-        return "encryption rounds updates after their clip bound, and who opens a sum may see it without noise"
+        return "encryption rounds updates after clipping, and the decrypting party may see the sum without noise"
     if defence.noise == "server":
         return (
-            "masks round updates after their clip bound, and clients learn who else was drawn, which the account of "
-            "the server's noise does not cover: take `noise: clients`"
+            "masks round updates after clipping, and clients learn which clients were sampled; the account of "
+            "the server's noise does not cover this: set `noise: clients`"
         )
     if not protection.withstands(clients, defence.colluders):
         return (
-            f"{counted(defence.colluders)} together with the server can open a single update under these masks, or the "
-            f"sum of a few: take a higher threshold, more neighbours, or fewer colluders"
+            f"{counted(defence.colluders)} and the server together can unmask a single update, or the sum of a few: "
+            f"set a higher threshold, more neighbours, or fewer colluders"
         )
     return None
 
 
 def _respecified(spec: DefenceSpec, defence: Defence, calibrated: Defence) -> DefenceSpec:
-    """Return the scenario's section for a defence after calibration."""
+    """Return the scenario section of a defence, with its calibrated values."""
     if calibrated is defence:
         return spec
     values = {f.name: getattr(calibrated, f.name) for f in fields(calibrated)}  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Audit of a model: which attacks apply, which fit into the time, and what they find.
+"""Audit of a model and its data without a scenario, as run by `rayfed audit` and `rayfed.audit`.
 
-For users who have a model and data and no scenario yet; `rayfed audit` and `rayfed.audit` are this.
+The audit selects the attacks that apply and fit into the time, runs them, and reports the leaks.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from rayfed.scenario.problems import Problem, component_problems
 from rayfed.store.folder import SCENARIO, RunFolder
 
 Watch = Callable[[], AbstractContextManager[AuditProgress]]
-"""Opens what shows one stage of an audit: the trials, or the attacks on one set of weights."""
+"""Open the display of one stage of an audit: the trials, or the attacks on one set of weights."""
 
 
 @dataclass(frozen=True)
 class Audited:
-    """One set of weights that was audited."""
+    """Results of an audit for one set of weights."""
 
     folder: RunFolder
     weights: str
-    """Whose they are, in words."""
+    """Description of the weights."""
     arms: Sequence[str]
-    """The arms that were asked about: those with the user's defences, or else the undefended one."""
+    """Arms with the user's defences; without any, the undefended arm."""
     short: TooShort | None = None
-    """What would have been needed, where there was no time for any attack."""
+    """The smallest possible audit, if there was no time for any attack."""
 
 
 def audit(
@@ -61,19 +61,19 @@ def audit(
     shrink: bool = False,
     arms: Sequence[str] = (UNDEFENDED,),
 ) -> list[Audited]:
-    """Play all applicable attacks within the budget, and return a folder for each set of weights, possibly none.
+    """Run all applicable attacks within the budget, and return the results for each set of weights.
 
-    Weights are those that the model begins with and, where a `run` is named, those that its `arm` has learnt. With
-    `shrink` batches are no larger than what clients have. What attacks need, such as Ray, starts before the trials, for
-    it may fail. Where there is no time for any attack, a folder has what trials measured. Raises `UserError` for the
-    user's mistakes.
+    The weights are the model's initial ones and, if a `run` is given, those that its `arm` has learnt. The list is
+    empty if no attack applies. `shrink` reduces batch sizes to the number of samples per client. `execution` is opened
+    before the trials, because it may fail. If there is no time for any attack, the folder has the measurements of the
+    trials. Raises `UserError` for invalid input.
     """
     audited: list[Audited] = []
     with ExitStack() as started:
         with watch() as progress:
             start = lambda inputs: started.enter_context(execution(inputs, Progress()))  # noqa: E731
             found = rehearsed(plan, changes, budget, progress, shrink, start)
-        give_back_cache()  # trials are played in this process, and actors have their shares of the same GPU
+        give_back_cache()  # trials run in this process and share the GPU with the actors
         if found is None:
             return audited
         loaded, allowance, noted, budget, short, here = found
@@ -84,10 +84,10 @@ def audit(
             with watch() as progress:
                 progress.seconds, progress.noted = allowance.calls, noted
                 own = replace(allowance, until=budget.until(len(attacks) - place))
-                if source is not None:  # trials are of the weights that the model begins with
+                if source is not None:  # trials used the initial weights
                     own = replace(own, measured=RoundTables(), tried=RoundTables())
                 progress.ends = own.ends
-                # where little or nothing is played, no actors are needed
+                # without actors if little or nothing is run
                 by = local if short or here else execution
                 played = runs.attack(loaded, source, out, by, progress, learnt, own)
                 progress.audited(weights, f"{played.url}/report.html")
@@ -96,19 +96,22 @@ def audit(
 
 
 def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the section `model` for a name or mapping, by default the run's; raises `UserError` without either."""
+    """Return the section `model` for a name or mapping. Default: the section of the run.
+
+    Raises `UserError` without either.
+    """
     if given is not None:
         found = named(given)
         if not isinstance(found, Mapping):
             raise UserError(f"model: found a {type(given).__name__}; give a name, a class, or {{name: NAME, ...}}")
         return {**found, "name": dotted(found["name"])}
     if trained is None:
-        raise UserError("--model: name the model to audit, or a run by --run")
+        raise UserError("--model: give the model to audit, or a run with --run")
     return trained.model
 
 
 def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the section `loss` for a name or mapping, by default the run's; empty if the model's task sets it."""
+    """Return the section `loss` for a name or mapping. Default: the run's, or empty if the model's task sets it."""
     if given is None:
         return {} if trained is None else trained.loss
     return loss_section(given)
@@ -122,20 +125,22 @@ def data_of(
     text: str | None,
     trained: Trained | None,
 ) -> dict[str, Any]:
-    """Return the section `data` for the given samples (`rayfed.data.section`), by default the run's."""
+    """Return the section `data` for the given samples (`rayfed.data.section`). Default: the section of the run."""
     if label is not None and targets:
-        raise UserError("--label names the column of the classes, --target columns of numbers: give one of them")
+        raise UserError(
+            "--label names a column of classes, --target columns of numbers: give only one of these options"
+        )
     if given is not None:
         return data_section(given, size, label, targets, text)
     if trained is None:
-        raise UserError("--data: name a file, a folder or a data set, or a run by --run")
+        raise UserError("--data: give a file, a folder or a data set, or a run with --run")
     return trained.data
 
 
 def pipelines(given: Sequence[Any]) -> Defences:
     """Return defence pipelines by arm, from names, mappings with a name, or lists of these.
 
-    Raises `UserError` for what is none.
+    Raises `UserError` for anything else.
     """
     found: Defences = {}
     if isinstance(given, str | Mapping):
@@ -154,7 +159,7 @@ def pipelines(given: Sequence[Any]) -> Defences:
 
 
 def _told(problem: Problem, value: Any) -> str:
-    """Return a problem of a pipeline's field, and how a name alone is given with what it lacks."""
+    """Return the message for a problem of a pipeline's field, with an example if a required field is missing."""
     field = ".".join(map(str, problem.path[2:]))
     lacks = problem.wanted or not field
     example = f", as '{{name: {value}, {field or 'FIELD'}: VALUE}}'" if lacks and isinstance(value, str) else ""
@@ -162,16 +167,16 @@ def _told(problem: Problem, value: Any) -> str:
 
 
 def _typed(value: Any) -> str:
-    """Return a defence as a command takes it: YAML in one line."""
+    """Return a defence as the command line accepts it: YAML in one line."""
     try:
         return yaml_flow(value)
-    except yaml.YAMLError:  # of a Python value that YAML does not know
+    except yaml.YAMLError:  # a Python value that YAML cannot represent
         return str(value)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A run whose weights are audited: those of its first arm, its reference."""
+    """Sections of a run whose weights are audited, for its first arm (the reference)."""
 
     arm: str
     model: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Rehearsal of an audit: its attacks are tried, and those that fit into the time are chosen and told."""
+"""Preparation of an audit: try its attacks, select those that fit into the time, and print the plan."""
 
 from __future__ import annotations
 
@@ -39,75 +39,75 @@ from rayfed.scenario import Scenario
 from rayfed.store.schemas import UNPLAYED
 
 BATCHES = 1, 4, 16
-"""Batch sizes where none are given."""
+"""Default batch sizes."""
 _MARGIN = 1.25
-"""Times as long as estimated is what minutes that are said to be enough have room for."""
+"""Safety factor on estimated times when minutes are recommended."""
 
 
 _ONE_VALUE = "Expected more than 1 value per channel when training"
-"""What PyTorch's batch norm says of a batch that leaves it no variance."""
+"""Start of the error that PyTorch's batch norm raises for a single value per channel."""
 _TOLD = 60.0
-"""Seconds that trials have in any case to time one search: however short the time, somebody is told what is enough."""
+"""Minimum seconds for trials to time one search, so that even a short audit can recommend a sufficient time."""
 _CLOSING = 4.0
-"""Seconds of work after the attacks: the page is written, and what they needed ends."""
-_UNTIMED = f", or --iterations {FEWEST} in place of --minutes, which plays all however long it takes"
+"""Seconds after the attacks for writing the report and ending processes."""
+_UNTIMED = f", or --iterations {FEWEST} instead of --minutes, which runs all attacks without a time limit"
 _GRACE = 0.05
-"""Share of the time past its end in which a first answer may come."""
+"""Share of the time by which the first result may exceed it."""
 
 
 @dataclass(frozen=True)
 class TooShort:
-    """What an audit needs whose time suffices for no attack."""
+    """The smallest possible audit, for an audit that has no time for any attack."""
 
     message: str
     options: Mapping[str, Any]
-    """Those of the smallest audit (name -> value) that differ; empty where it is not known."""
+    """Changed options of the smallest audit (name -> value); empty if it is not known."""
 
     @property
     def enough(self) -> str:
-        """Options to give for something to be measured, in words; empty where they are not known."""
+        """Options of the smallest audit, as text; empty if they are not known."""
         if not self.options:
             return ""
         given = " ".join(f"--{name} {value}" for name, value in self.options.items() if name != "defence")
         one = " and one --defence" if "defence" in self.options else ""
-        return f"{given}{one}, which is about the smallest audit that says something"
+        return f"{given}{one} (about the smallest audit with a result)"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Time budget of an audit, or its replacement by a fixed number of evaluations."""
+    """Time budget of an audit, or a fixed number of evaluations."""
 
     began: float
-    """When it began, by the clock of `monotonic`."""
+    """Start of the command, on the clock of `monotonic`."""
     seconds: float
-    """Seconds that the whole command may take, the start of what attacks need and the trials with it."""
+    """Seconds for the whole command, including the start of processes and the trials."""
     sets: int = 1
-    """Sets of weights that are attacked."""
+    """Number of sets of weights to attack."""
     iterations: int | None = None
-    """Evaluations of each search, in place of a time."""
+    """Evaluations per search, instead of a time limit."""
     closing: float = 0.0
-    """Seconds of that which are kept for the page of each set."""
+    """Seconds reserved for the report of each set."""
     ready: float | None = None
-    """When the trials began."""
+    """Start of the trials, on the clock of `monotonic`."""
 
     @property
     def end(self) -> float:
-        """When all of it is over."""
+        """End of the budget, on the clock of `monotonic`."""
         return inf if self.iterations is not None else self.began + self.seconds
 
     @property
     def starting(self) -> float:
-        """Seconds from the command to its trials, which another process takes about as well."""
+        """Seconds between the start of the command and its trials, an estimate of the start of another process."""
         return 0.0 if self.ready is None else self.ready - self.began
 
     @property
     def trials_end(self) -> float:
-        """End of the trials: at most half of the time that they find."""
+        """End of the trials, which may take half of the time left at their start."""
         return self._of_the_rest(1 / 2)
 
     @property
     def pace_end(self) -> float:
-        """End of timing the defences: at most two thirds of the time that trials find."""
+        """End of timing the defences, after at most two thirds of the time left at the start of the trials."""
         return self._of_the_rest(2 / 3)
 
     def _of_the_rest(self, share: float) -> float:
@@ -120,24 +120,24 @@ class Budget:
         return (self.end - monotonic()) / self.sets - self.closing
 
     def until(self, sets: int) -> float:
-        """Return when the attacks on a set of weights are over, where so many sets are left."""
+        """Return the end of the attacks on the next set of weights, of `sets` that are left."""
         now = monotonic()
         return inf if self.end == inf else now + (self.end - now) / sets - self.closing
 
 
 class Rehearsed(NamedTuple):
-    """What an audit plays."""
+    """Plan of an audit after its trials."""
 
     scenario: Scenario
     allowance: Allowance
     notes: Sequence[str]
-    """On data and models, which were told before anything was tried."""
+    """Notes on data and models, printed before the trials."""
     budget: Budget
-    """The time, with what is kept of it for the pages."""
+    """The time budget, with the time reserved for reports."""
     short: TooShort | None = None
-    """Where there is no time for any attack: then nothing is played, and what trials measured is written down."""
+    """Set if there is no time for any attack. Then nothing is run, and the results of trials are written."""
     here: bool = False
-    """Whether its attacks are quicker played in this process than others are started."""
+    """Whether running the attacks in this process is faster than starting others."""
 
 
 def rehearsed(
@@ -148,11 +148,11 @@ def rehearsed(
     shrink: bool,
     start: Callable[[Inputs], Any] = lambda _: None,
 ) -> Rehearsed | None:
-    """Inspect the model and try all attacks; return the audit's scenario, and the part that fits into the time.
+    """Inspect the model, try all attacks, and return the scenario with the part that fits into the time.
 
-    Before the trials `start` starts what the attacks need. Returns None where no attack applies. With `shrink` batches
-    are no larger than what clients have, and those that the model does not take are left out. Where Ctrl-C comes after
-    the first trial began, what is returned plays nothing, writes down what trials found, and raises it again.
+    `start` is called before the trials, to start the processes for the attacks. Returns None if no attack applies.
+    `shrink` reduces batch sizes to the number of samples per client, and drops those that the model rejects. After
+    Ctrl-C during the trials, the returned plan only writes the trials' results and raises the interruption again.
     """
     inspected = _inspected(plan, changes, progress, shrink)
     if inspected is None:
@@ -171,13 +171,13 @@ def rehearsed(
 def _chosen(
     plan: Plan, changes: Sequence[str], rehearsal: Rehearsal, budget: Budget, progress: AuditProgress
 ) -> Rehearsed | None:
-    """Try all attacks, choose what fits into the time, and tell it; None where no attack applies."""
+    """Try all attacks, select those that fit into the time, and print the plan; return None if none applies."""
     say, inputs = progress.say, rehearsal.inputs
     criterion, clock = Criterion.of(plan.modality, plan.threshold), _Clock()
     trials: Sequence[Trial] = _tried(plan, rehearsal, budget, clock, progress, criterion)
     if all(trial.obstacle and trial.tried for trial in trials):
         if failures := [f"{trial.title}: {trial.obstacle}" for trial in trials if trial.raised]:
-            raise UserError("no attack could be run, so nothing was measured:\n  " + "\n  ".join(failures))
+            raise UserError("no attack could be run, so there are no results:\n  " + "\n  ".join(failures))
         return None
     budget = replace(budget, closing=clock.slower * _CLOSING)
     choice = _Choice(rehearsal, budget, clock, rehearsal.leaking(criterion))
@@ -217,24 +217,24 @@ def _chosen(
 
 
 class _Clock:
-    """Clock of the process's work since it was made."""
+    """Clock that compares elapsed time with the CPU time of this process."""
 
     def __init__(self) -> None:
         self._began, self._work = monotonic(), process_time()
 
     @property
     def slower(self) -> float:
-        """How many seconds a second of work takes, at least 1, for what else the machine does."""
+        """Elapsed seconds per CPU second, at least 1; larger if other processes use the machine."""
         return max((monotonic() - self._began) / max(process_time() - self._work, 1e-9), 1.0)
 
 
 def _inspected(
     plan: Plan, changes: Sequence[str], progress: AuditProgress, shrink: bool
 ) -> tuple[Plan, Rehearsal] | None:
-    """Describe the model, and return the plan as far as data and model allow it; None where no attack is of such data.
+    """Describe the model, and return the plan with the batch sizes that data and model allow.
 
-    Of the plan's batch sizes those are left that clients have samples for and that the model takes; raises `UserError`
-    where others were asked for (not `shrink`).
+    Returns None if no attack supports this kind of data. Unless `shrink` is true, raises `UserError` for a requested
+    batch size that exceeds the clients' samples or that the model rejects.
     """
     say = progress.say
     loaded = _one_iteration(plan, changes)
@@ -242,16 +242,16 @@ def _inspected(
     largest = max(len(data.train_labels) // loaded.federation.clients, 1)
     if not shrink and largest < max(plan.batches):
         raise UserError(
-            f"--batch {max(plan.batches)}: each of {plan.samples} clients (--images) has no more than {largest} of the "
-            f"{len(data.train_labels)} samples: take smaller batches, fewer images, or more data"
+            f"--batch {max(plan.batches)}: each of {plan.samples} clients (--images) has at most {largest} of the "
+            f"{len(data.train_labels)} samples; use smaller batches, fewer images, or more data"
         )
     if largest < max(plan.batches):
         plan = replace(plan, batches=sorted({min(size, largest) for size in plan.batches}))
         fitting, usual = (",".join(map(str, sizes)) for sizes in (plan.batches, BATCHES))
-        say(f"--batch {fitting} in place of {usual}: each of {plan.samples} clients (--images) has no more samples")
+        say(f"--batch {fitting} instead of {usual}: each of {plan.samples} clients (--images) has too few samples")
         loaded = _one_iteration(plan, changes)
     if not loaded.attacks:
-        say(f"attacks: none of the audit's works on {plan.modality}")
+        say(f"attacks: no attack of the audit supports {plan.modality}")
         return None
     rehearsal = Rehearsal(prepare(loaded, data=data))
     if refused := rehearsal.refused():
@@ -270,7 +270,7 @@ def _inspected(
 def _tried(
     plan: Plan, rehearsal: Rehearsal, budget: Budget, clock: _Clock, progress: AuditProgress, criterion: Criterion
 ) -> list[Trial]:
-    """Try the attacks on the undefended model, and tell which apply; at Ctrl-C those that were tried."""
+    """Try the attacks on the undefended model, and print which apply, even after Ctrl-C."""
     say, trials = progress.say, list[Trial]()
     say("attacks, tried on the undefended model:")
 
@@ -282,7 +282,7 @@ def _tried(
         last = max(budget.pace_end, monotonic() + _TOLD)
         for trial in rehearsal.trials(budget.trials_end, progress.trying, enough, last):
             trials.append(trial)
-        rehearsal.leaking(criterion)  # scored once, which takes its time
+        rehearsal.leaking(criterion)  # scores all trials now, so that their time counts
     finally:
         progress.tried()
         for line in _applying(trials):
@@ -293,13 +293,13 @@ def _tried(
 def _stopped(
     scenario: Scenario, rehearsal: Rehearsal, budget: Budget, progress: AuditProgress, stopped: KeyboardInterrupt
 ) -> Rehearsed:
-    """Return what plays nothing, writes down what trials of closed forms found, and raises what stopped them again.
+    """Return a plan that runs nothing, writes the results of closed-form trials, and raises the interruption again.
 
-    Raises it at once where they found nothing.
+    Raises it immediately if there are no results.
     """
     measured = _answered(rehearsal)
     if not measured.attacks:
-        progress.say("no attack has answered yet, so there is no report: give the command again")
+        progress.say("stopped before the first result, so there is no report: run the command again")
         raise stopped
     allowance = Allowance(seconds=0.0, arms=[UNDEFENDED], measured=measured, stopped=stopped)
     short = TooShort("the trials were stopped", {})
@@ -307,19 +307,19 @@ def _stopped(
 
 
 def _answered(rehearsal: Rehearsal) -> RoundTables:
-    """Return the rows of what trials have answered to the end."""
+    """Return the rows of completed trials."""
     measured = rehearsal.measured
     measured.attacks[:] = [row for row in measured.attacks if row["status"] != UNPLAYED]
     return measured
 
 
 def _compares_nothing(plan: Plan, trials: Sequence[Trial], budget: Budget, clock: _Clock) -> bool:
-    """Return whether the trials say that no two arms can be compared in the time that is left."""
+    """Return whether, according to the trials, the remaining time is too short to compare two arms."""
     return bool(plan.defences) and too_slow_to_compare(plan, trials, SHARE * budget.left / clock.slower)
 
 
 def _crowded(plan: Plan, trials: Sequence[Trial], budget: Budget, clock: _Clock) -> bool:
-    """Return whether, if trials took all of their time, the rest would not do for defences that the user named."""
+    """Return whether the time after the trials would be too short for the defences that the user named."""
     if budget.iterations is not None:
         return False
     rest = min(budget.left, budget.end - budget.trials_end)
@@ -327,23 +327,23 @@ def _crowded(plan: Plan, trials: Sequence[Trial], budget: Budget, clock: _Clock)
 
 
 class _Choice:
-    """Choice of the attacks that fit into the time that is left."""
+    """Selection of the attacks that fit into the remaining time."""
 
     def __init__(self, rehearsal: Rehearsal, budget: Budget, clock: _Clock, leaking: Sequence[str]) -> None:
-        """Take the titles of the attacks that leaked in their trials as `leaking`."""
+        """Initialise the selection; `leaking` has the titles of attacks that leaked in their trials."""
         self._rehearsal, self._budget, self._clock, self._leaking = rehearsal, budget, clock, leaking
         self._forms = {account.name: repr(account.arm.model) for account in rehearsal.inputs.accounts}
         self.of_all: Fitted
-        """What fits of the plan that was asked for, with all of its defences."""
+        """Selection for the requested plan, with all of its defences."""
 
     def arms(self, plan: Plan) -> list[str]:
         """Return the arms of the scenario, without the default defences that the plan leaves out."""
         return [arm for arm in self._forms if arm in plan.defences or arm not in DEFENCES]
 
     def fitted(self, plan: Plan, trials: Sequence[Trial]) -> tuple[Plan, Fitted]:
-        """Return what fits, and the plan with as many of the default defences as there is time for.
+        """Return the plan with as many default defences as there is time for, and the attacks that fit.
 
-        What attackers see is timed of two arms alone where that may be all: by default, or if none can be compared.
+        Observations are timed on two arms first: for the default defences, or if no arms can be compared.
         """
         alone = _compares_nothing(plan, trials, self._budget, self._clock)
         usual = plan.defences is DEFENCES and self._budget.iterations is None
@@ -357,10 +357,10 @@ class _Choice:
         return plan, fitted
 
     def of_fewer(self, plan: Plan, trials: Sequence[Trial], fitted: Fitted) -> tuple[Plan, Sequence[Trial], Fitted]:
-        """Return a plan of fewer samples at the smallest batch size, its trials, and what fits of it.
+        """Return a plan with fewer samples at the smallest batch size, its trials, and the attacks that fit.
 
-        They are as many as defences that the user named have an answer on from all attacks; otherwise one, where that
-        compares arms, or says anything, and more do not. Where fewer say no more either, it is the plan that was given.
+        The number of samples is the largest with which all attacks fit on the defences that the user named, or else one
+        sample, if only then arms can be compared or any attack fits. Otherwise returns the given plan.
         """
         counts = [1]
         while plan.asked and counts[0] < plan.samples // 2:
@@ -375,12 +375,12 @@ class _Choice:
 
     def _fit(self, plan: Plan, trials: Sequence[Trial], until: float, share: float = SHARE) -> Fitted:
         arms = self.arms(plan)
-        # where nothing is to be played, nothing more is measured
+        # if nothing can be run, no more times are measured
         pace = self._rehearsal.pace(until, arms) if any(not trial.obstacle for trial in trials) else Pace()
         alike = {arm: self._forms[arm] == self._forms[UNDEFENDED] for arm in arms}
         seconds = share * self._budget.left / self._clock.slower
         fitted = fit(plan, trials, pace, alike, seconds=seconds, given=self._budget.iterations, leaking=self._leaking)
-        if self._budget.sets > 1:  # of other weights trials know nothing
+        if self._budget.sets > 1:  # trials did not use the other weights
             return fitted
         return replace(fitted, left_out=[refused(unit, plan, trials) for unit in fitted.left_out])
 
@@ -394,7 +394,7 @@ def _tell_plan(
     slower: float,
     say: Callable[[str], None],
 ) -> None:
-    """Tell the evaluations of each search, about how long everything takes, and what there is no time for."""
+    """Print the evaluations of each search, the estimated time, and the attacks that do not fit."""
     if searches := {name: count for name, count in fitted.iterations.items() if _plays(fitted, name)}:
         unknown = untimed(plan, trials)
         each = {title(m, batch): m.evaluations for m, batch in plan.searches}
@@ -412,7 +412,7 @@ def _tell_plan(
 
 
 def _allowance(fitted: Fitted, trials: Sequence[Trial], budget: Budget, slower: float) -> Allowance:
-    """Return the time limit of the run in seconds by the clock, which work takes `slower`."""
+    """Return the run's allowance; elapsed time is `slower` times CPU time."""
     rest = [unit for unit in fitted.played if unit not in fitted.first]
     return Allowance(
         seconds=budget.left,
@@ -432,9 +432,12 @@ def _allowance(fitted: Fitted, trials: Sequence[Trial], budget: Budget, slower: 
 def _nothing(
     plan: Plan, trials: Sequence[Trial], fitted: Fitted, short: TooShort, slower: float, sets: int
 ) -> Allowance:
-    """Return the allowance of an audit that has time for no attack; what trials were refused by is no gap."""
+    """Return the allowance of an audit that has no time for any attack.
+
+    Attacks that did not apply in their trials are marked as not applicable.
+    """
     units = [*fitted.played, *fitted.left_out]
-    if sets == 1:  # of other weights trials know nothing
+    if sets == 1:  # trials used only the initial weights
         units = [refused(unit, plan, trials) for unit in units]
     left_out = {(unit.arm, name): unit.unplayed(slower) for unit in units for name in unit.titles}
     return Allowance(seconds=0.0, left_out=left_out, enough=short.enough)
@@ -446,34 +449,35 @@ def _bare(units: Sequence[Unit]) -> set[str]:
 
 
 def _fewer_samples(plan: Plan, arms: int) -> str:
-    """Return that fewer samples are attacked, at the smallest batch size, so that the arms have an answer on them."""
-    many = f"so that all {arms} arms are attacked alike: " if arms > 1 else ""
+    """Return a line that says that fewer samples are attacked, at the smallest batch size, to fit into the time."""
+    many = f" on all {arms} arms" if arms > 1 else ""
     return (
-        f"--batch {plan.batches[0]} --images {plan.samples}, {many}there is no time for more samples or larger "
+        f"--batch {plan.batches[0]} --images {plan.samples}{many}: there is no time for more samples or larger "
         "batches, which are NOT MEASURED"
     )
 
 
 def _attacked(plan: Plan, whole: Plan) -> str:
-    """Return how many of the samples that were asked for are attacked."""
+    """Return how many of the requested samples are attacked, as text."""
     were = "was" if plan.samples == 1 else "were"
-    alone = f", at batch {plan.batches[0]} alone" * (len(whole.batches) > 1)
+    alone = f", only at batch {plan.batches[0]}" * (len(whole.batches) > 1)
     return f"{plan.samples} of {whole.samples} samples (--images) {were} attacked{alone}"
 
 
 def _fewer(plan: Plan, whole: Plan) -> str:
-    """Return which of the default defences are audited, and that the others are not measured."""
+    """Return lines that list the default defences that are audited and those that are not measured."""
     others = ", ".join(name for name in whole.defences if name not in plan.defences)
     return (
-        f"defences: {', '.join(plan.defences)}, of {len(whole.defences)} usual ones; --defence chooses\n"
-        f"NOT MEASURED for want of time: all attacks on {others}"
+        f"defences: {', '.join(plan.defences)} ({len(plan.defences)} of {len(whole.defences)} default defences; choose "
+        f"with --defence)\n"
+        f"NOT MEASURED, no time: all attacks on {others}"
     )
 
 
 def _pace(plan: Plan, gradient: float, budget: Budget) -> str:
-    """Return that searches take long, where a gradient takes this many seconds; empty where it is next to nothing.
+    """Return a warning that searches take long if a gradient takes this many seconds; empty if they are fast.
 
-    How long, trials tell: an evaluation takes several times a gradient's time, how many depends on the model.
+    Trials measure the exact time: an evaluation takes several times as long as a gradient, depending on the model.
     """
     least = FEWEST * (1 + len(TWINS) * bool(plan.defences)) * gradient
     if least < budget.seconds / 10:
@@ -481,19 +485,19 @@ def _pace(plan: Plan, gradient: float, budget: Budget) -> str:
     batch = min(plan.batches)
     told = f"one gradient takes about {duration(gradient)} at batch {batch}, and an evaluation several times that"
     if least > budget.seconds:
-        return f"searches: {told}: --minutes {budget.seconds / 60:g} are too few to search behind a defence"
-    return f"searches: {told}: how long searches take is known after the trials"
+        return f"searches: {told}; --minutes {budget.seconds / 60:g} is too short for searches under a defence"
+    return f"searches: {told}; the trials measure how long searches take"
 
 
 def _limit(budget: Budget, spare: bool) -> str:
-    """Return how much longer than estimated an audit may take, and why; empty if no time was given.
+    """Return text on how much longer than estimated an audit may take; empty without a time limit.
 
-    `spare` is whether something is left out that is played where time is left.
+    `spare` says whether attacks are left out that are run if time is left.
     """
     if budget.iterations is not None:
         return ""
-    longer = f"; they may take longer, up to about --minutes {budget.seconds / 60:g} in all"
-    return longer + ", and time that is left goes to what is left out" * spare
+    longer = f"; at most about --minutes {budget.seconds / 60:g} in total"
+    return longer + ", and remaining time is used for attacks that are left out" * spare
 
 
 def _plays(fitted: Fitted, name: str) -> bool:
@@ -501,7 +505,7 @@ def _plays(fitted: Fitted, name: str) -> bool:
 
 
 def _not_measured(units: Sequence[Unit], arms: Sequence[str]) -> list[str]:
-    """Return a line for each group of attacks that there is no time for, grouped by batch size and arms."""
+    """Return a line for each group of attacks that do not fit into the time, grouped by batch size and arms."""
     cells: dict[tuple[int, str], list[Unit]] = {}
     for unit in units:
         cells.setdefault((unit.batch, unit.method.name), []).append(unit)
@@ -516,13 +520,13 @@ def _not_measured(units: Sequence[Unit], arms: Sequence[str]) -> list[str]:
         if known:
             lines.append(f"NOT MEASURED unless time is left: {what}")
         else:
-            untried = "not tried to their end, so nobody knows whether they apply"
-            lines.append(f"NOT MEASURED for want of time: {what} ({untried})")
+            untried = "their trials were not completed, so it is not known whether they apply"
+            lines.append(f"NOT MEASURED, no time: {what} ({untried})")
     return lines
 
 
 def _where(units: Sequence[Unit], arms: Sequence[str]) -> str:
-    """Return the arms of an attack's units, in their order, with the attackers where it is not all of them."""
+    """Return the arms of an attack's units, as text, with the attackers unless all are included."""
     twins: dict[str, list[str]] = {arm: [] for arm in arms}
     for unit in units:
         twins[unit.arm] += [name.partition(", ")[2] for name in unit.titles]
@@ -534,9 +538,10 @@ def _where(units: Sequence[Unit], arms: Sequence[str]) -> str:
 
 
 def _enough(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bool) -> str:
-    """Return the minutes of an audit that leaves nothing out, and of the smallest that compares one defence.
+    """Return the minutes of an audit that leaves nothing out, and of the smallest one that compares a defence.
 
-    Both are of a whole command, its trials with it. Where not all was `tried`, nobody knows how long that takes.
+    Both are for the whole command, including trials. If not all attacks were `tried`, the text also suggests
+    `--iterations`, because the time of the others is not known.
     """
     first = min(plan.batches)
     ways = [(f"--minutes {_minutes(budget, fitted.whole, slower, tried)}", "")]
@@ -547,43 +552,43 @@ def _enough(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bo
     every = "each attack that applies" if tried else "each attack that was tried and applies"
     sizes, arms = ", ".join(map(str, plan.batches)), 1 + len(plan.defences)
     more = "".join(f", or {minutes} with {how}" for minutes, how in ways[1:])
-    return f"about {ways[0][0]} in all ({every}, at batch {sizes}, on {arms} arm{'s' * (arms > 1)}){more}" + (
+    return f"about {ways[0][0]} in total ({every}, at batch {sizes}, on {arms} arm{'s' * (arms > 1)}){more}" + (
         _UNTIMED * (not tried)
     )
 
 
 def _if_it_overran(budget: Budget) -> str:
-    """Return what to give for all to be played which was expected to fit, and did not."""
-    return f"about --minutes {ceil(budget.seconds / 30)} in all{_UNTIMED}"
+    """Return the options for an audit whose attacks were expected to fit into the time, but did not."""
+    return f"about --minutes {ceil(budget.seconds / 30)} in total{_UNTIMED}"
 
 
 def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> int:
-    """Return the whole command's minutes for attacks of this many seconds, rounded up.
+    """Return the minutes of the whole command for attacks of this many seconds, rounded up.
 
-    Where not all could be `tried`, trials take half of any time that is given, and what defences take is measured
-    for a fourth of the time that is gone.
+    If not all attacks were `tried`, trials are assumed to take half of any time, and timing of the defences a quarter
+    of the time spent so far.
     """
     spent, needed = budget.seconds - budget.left * budget.sets, _MARGIN * slower * seconds / SHARE * budget.sets
     return ceil((max(spent + needed, 2 * spent) if tried else 2 * needed + spent / 2) / 60)
 
 
 def _busy(slower: float) -> str:
-    """Return a remark on other work that slows the machine down; empty if there is little."""
-    return f" (other work makes it {slower:.1f} times as long)" if slower > 1.2 else ""
+    """Return a remark on other processes that slow the machine down; empty if their effect is small."""
+    return f" ({slower:.1f} times as long because other processes use the machine)" if slower > 1.2 else ""
 
 
 def _tell_found(lines: Sequence[str], say: Callable[[str], None]) -> None:
     if lines:
-        say("what trials found on the undefended model, of what was not played:")
+        say("trials on the undefended model, of attacks that are not run:")
     for line in lines:
         say(f"  {line}")
 
 
 def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> TooShort:
-    """Return why there is no time for any attack, with the options of the smallest audit that has it."""
+    """Return the reason why there is no time for any attack, with the options of the smallest possible audit."""
     given, least = f"--minutes {budget.seconds / 60:g} is too short", fitted.smallest
     if least is None:
-        said = "no attack is known to apply, for trials ended with their time, so how many it takes is not known"
+        said = "the time ended before any attack was found to apply, so the required minutes are not known"
         return TooShort(f"{given}: {said}", {})
     fewer: dict[str, Any] = {}
     if len(plan.batches) > 1:
@@ -596,24 +601,24 @@ def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> Too
     needed = slower * (least.seconds * _MARGIN / SHARE + least.untried) * budget.sets
     minutes = ceil((budget.seconds - budget.left * budget.sets + needed) / 60)
     noun, count = NOUNS[plan.modality], "closed form" if not least.evaluation else f"{FEWEST} evaluations"
-    pace = f"one evaluation takes about {duration(slower * least.evaluation)} for one {noun}"
+    pace = f"one evaluation takes about {duration(slower * least.evaluation)} per {noun}"
     took = f": {pace} on this machine{_busy(slower)}" if least.evaluation else ", and needs no search"
-    where = " and ".join("without a defence" if arm == UNDEFENDED else f"behind {arm}" for arm in least.arms)
+    where = " and ".join("without a defence" if arm == UNDEFENDED else f"under {arm}" for arm in least.arms)
     size = ", fewer with a smaller --size" if plan.modality == "pixels" else ""
     one = slower * least.seconds * _MARGIN / SHARE / len(least.arms) * budget.sets
     others = f"; each further --defence takes about {duration(one)} more" if len(plan.defences) > 1 else ""
     return TooShort(
         f"{given}: {least.attack} applies, and was tried{took}. The smallest audit "
-        f"that says something ({least.attack} on one {noun} at batch {least.batch}, {count}, {where}) takes about "
+        f"with a result ({least.attack} on one {noun} at batch {least.batch}, {count}, {where}) takes about "
         f"{minutes} minute{'s' * (minutes > 1)}{size}{others}",
         {**fewer, "minutes": minutes},
     )
 
 
 def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], None], shrink: bool) -> Plan:
-    """Return the plan without batch sizes that the model cannot process; raises `UserError` if the user asked for them.
+    """Return the plan without the batch sizes that the model rejects (`refused`: batch size -> error).
 
-    Where it takes none, the first error is told.
+    Raises `UserError` if the user requested them (not `shrink`), or if the model rejects all.
     """
     able, sizes = [size for size in plan.batches if size not in refused], ",".join(map(str, refused))
     error = next(iter(refused.values()))
@@ -621,37 +626,37 @@ def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], N
     if not able:
         raise UserError(said) from error
     if not shrink:
-        raise UserError(f"leave {sizes} out of --batch, for the model does not take batches of so many: {said}")
-    say(f"--batch {','.join(map(str, able))}: without {sizes}, for the model does not take batches of so many: {said}")
+        raise UserError(f"--batch: remove {sizes}, because the model rejects this batch size: {said}")
+    say(f"--batch {','.join(map(str, able))}: without {sizes}, because the model rejects this batch size: {said}")
     return replace(plan, batches=able)
 
 
 def _refusal(error: ClientError, plan: Plan, sizes: str) -> str:
-    """Return why a model does not take batches of these sizes, and what to do where batch norm is why."""
+    """Return why a model rejects batches of these sizes, with a fix if batch norm is the reason."""
     said = str(error).partition("\n")[0]
     if _ONE_VALUE not in said:
         return said
     larger = ", a larger --size" if plan.modality == "pixels" else ""
     return (
-        f"batch norm in training mode needs more than one value of each channel, and of a batch of {sizes} it sees one "
-        f"alone: take larger batches (--batch 4){larger}, or batch norm as in evaluation (--set model.batch_norm=eval)"
+        f"batch norm in training mode needs more than one value per channel, and a batch of {sizes} has only one. Use "
+        f"larger batches (--batch 4){larger}, or batch norm in evaluation mode (--set model.batch_norm=eval)"
     )
 
 
 def _one_iteration(plan: Plan, changes: Sequence[str]) -> Scenario:
-    """Return the audit's scenario before the iterations of searches are known."""
+    """Return the audit's scenario with one iteration per search, for use before the iterations are chosen."""
     return _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
 
 
 def _scenario(plan: Plan, iterations: Mapping[str, int], changes: Sequence[str]) -> Scenario:
-    """Return the audit's scenario; its problems have no line numbers, as there is no file."""
+    """Return the audit's scenario. Its error messages have no line numbers, because there is no file."""
     document = scenarios.with_changes(load_yaml(plan.scenario_text(iterations)), list(changes))
     scenarios.find_inputs(document, [Path.cwd()])
     return scenarios.check(document, "the audit (arms: --defence; other fields: --set PATH=VALUE)")
 
 
 def _applying(trials: Sequence[Trial]) -> list[str]:
-    """Return a line for each attack: where it applies, and why not elsewhere."""
+    """Return a line for each attack, with the cases in which it applies and the reasons if it does not."""
     lines = []
     for name in dict.fromkeys(trial.title.partition(" ")[0] for trial in trials):
         own = [trial for trial in trials if trial.title.startswith(f"{name} ")]
@@ -670,6 +675,6 @@ def _applying(trials: Sequence[Trial]) -> list[str]:
         elif len(able) < len(own):
             applies = f"applies to {'; '.join(able)}"
         sizes = dict.fromkeys(trial.title.partition(",")[0].rpartition(" ")[2] for trial in own if trial.supposed)
-        supposed = f" (supposed at batch {', '.join(sizes)}, where a trial would take long)" if sizes else ""
+        supposed = f" (assumed at batch {', '.join(sizes)}, because a trial would take long)" if sizes else ""
         lines.append(f"{name}: {applies}" + "".join(f" ({reason})" for reason in reasons) + supposed)
     return lines

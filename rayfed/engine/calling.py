@@ -1,4 +1,4 @@
-"""Argument forms of the Python API: scenarios, runs and models, and the display of a run."""
+"""Conversion of the Python API's arguments (scenarios, runs, models), and the display of a run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Source = str | PathLike[str] | Mapping[str, Any] | Scenario
 
 
 def scenario_of(source: Source, changes: Sequence[str]) -> Scenario:
-    """Return the scenario for a file, the name of one that comes with rayfed, a mapping, or a `Scenario`.
+    """Return the scenario for a file, the name of a scenario of rayfed, a mapping, or a `Scenario`.
 
-    Raises `ScenarioError` for what is none.
+    Raises `ScenarioError` for an invalid scenario.
     """
     if isinstance(source, str | PathLike):
         return finding.load(scenario_path(Path(source)), changes, lambda line: None)
@@ -36,18 +36,18 @@ def scenario_of(source: Source, changes: Sequence[str]) -> Scenario:
 
 
 def address_of(run: str | PathLike[str] | Results | None) -> str | None:
-    """Return the path or URL of a run, given as a path, URL or object; None for None."""
+    """Return the path or URL of a run, given as a path, a URL or a `Results` object; None for None."""
     return None if run is None else run.url if isinstance(run, Results) else fspath(run)
 
 
 def name_of(model: Any) -> str:
-    """Return a model's name: a class as its dotted path, a name unchanged."""
+    """Return a model's name: the dotted path of a class, or the given name."""
     return f"{model.__module__}:{model.__qualname__}" if isinstance(model, type) else str(model)
 
 
 @contextmanager
 def shown(show: bool, brief: bool = False) -> Iterator[Any]:
-    """Open the display of a run's progress: the terminal view if asked for, else nothing."""
+    """Open the display of a run's progress: the terminal view if `show` is true, else no display."""
     if not show:
         yield AuditProgress()
         return

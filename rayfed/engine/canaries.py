@@ -159,7 +159,7 @@ class _Run:
         """(Client, index of the canary) -> score so far."""
 
     def _dealt(self) -> tuple[Dataset, Parts]:
-        """Return the canaries as samples, and the indices of each client. Samples beyond `_MOST` are not canaries."""
+        """Return the canaries as samples, and the indices of each client; samples beyond `_MOST` are not canaries."""
         count = int(self.sizes.sum())
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         own = np.arange(count) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)

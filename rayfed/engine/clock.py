@@ -1,7 +1,7 @@
-"""Virtual time: how long a round would take on the clients' devices, and which clients would take part.
+"""Virtual time: the duration of a round on the clients' devices, and the clients that take part.
 
-The driver owns it, for it alone knows what all clients of a round have sent. Nothing that is timed goes into it, so its
-figures follow neither the speed of the machine nor the executor.
+The driver computes it, because only the driver knows the updates of all clients. It depends only on counted work and
+bytes, not on the speed of the machine or on the executor.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rayfed.scenario.system import System
 LATE, SURPLUS = "was late", "was not waited for"
 LOST, SMALL = "dropped out", "had too little memory"
 SENT = ("ok", LATE, SURPLUS)
-"""What becomes of a client whose update reaches the server, which may look at it even where it does not add it."""
+"""Statuses of clients whose update reaches the server. The server may observe it without adding it."""
 DROPPED = (LATE, SURPLUS, LOST, SMALL)
-"""What becomes of a client that virtual time leaves out of a round: no failure of the run."""
+"""Statuses of clients that virtual time excludes from a round. They are not failures of the run."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Closing:
     """Result of a round in virtual time: its end, and each client's status."""
 
     seconds: float
-    """Seconds from its start."""
+    """Seconds from the start of the round."""
     admitted: frozenset[int]
     """Clients whose updates are added."""
     idle: float | None
-    """Mean seconds that they waited for its end; None where there is nobody."""
+    """Mean seconds that admitted clients waited for the end; None without admitted clients."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Clock:
 
     @classmethod
     def of(cls, inputs: Inputs) -> Clock | None:
-        """Return the clock of a run whose scenario has `federation.system`, else None."""
+        """Return the clock of a run, or None if its scenario has no `federation.system`."""
         system = inputs.scenario.federation.system
         return cls(inputs.scenario, system, inputs.parts.sizes, counted(inputs)) if system else None
 
     def begin(self, arm: ResolvedArm, round: int, clients: Sequence[int], received: int) -> RoundClock:
-        """Return the clock of a round of an arm whose clients each receive this many bytes."""
+        """Return the clock of a round of an arm; each client receives `received` bytes."""
         work, training = self.work[arm.name], arm.training
         ready, lost, links = {}, {}, {}
         for client, device in zip(clients, devices(self.scenario, clients), strict=True):
@@ -76,9 +76,9 @@ class Clock:
         return RoundClock(ready, links, lost, min(goal, len(clients)), self.system.deadline, self.system.selects)
 
     def since(self, ended: float, round: int, seconds: float) -> float:
-        """Return the seconds between the end of the previous round and the end of one that took this long.
+        """Return the seconds from the end of the previous round (`ended`) to the end of a round that took `seconds`.
 
-        Both count from the start of the first round; a round may have waited for its hour.
+        `ended` counts from the start of the run. With `system.every`, rounds start at fixed times.
         """
         return seconds if self.system.every is None else round * self.system.every + seconds - ended
 
@@ -88,28 +88,28 @@ class RoundClock:
     """Virtual time of one round of one arm."""
 
     ready: Mapping[int, float]
-    """Seconds after which a client has its update, by client; without those that are lost."""
+    """Client -> seconds after which its update is ready, without the clients in `lost`."""
     links: Mapping[int, tuple[float, float]]
-    """Latency (s) and bytes a second to the server, by client."""
+    """Client -> latency in seconds and bytes per second to the server."""
     lost: Mapping[int, str]
-    """Why clients send nothing, by client."""
+    """Client -> reason why it sends no update."""
     goal: int
     """Number of updates that the round waits for."""
     deadline: float | None
     waits: bool
-    """Whether who is in the round is known only when all have answered."""
+    """Whether the admitted clients are known only after all updates have arrived."""
 
     def arrival(self, client: int, sent_bytes: int) -> float:
-        """Return the arrival time, in seconds, of a client's update of this many bytes."""
+        """Return the arrival time, in seconds, of a client's update of `sent_bytes` bytes."""
         latency, bandwidth = self.links[client]
         return self.ready[client] + latency + sent_bytes / bandwidth
 
     def late(self, arrival: float) -> bool:
-        """Return whether an update that arrives then is too late."""
+        """Return whether an update that arrives after this many seconds is late."""
         return self.deadline is not None and arrival > self.deadline
 
     def close(self, arrivals: Mapping[int, float]) -> Closing:
-        """Return the end of a round whose updates arrive after these seconds, by client."""
+        """Return the end of the round, given the arrival time of each client's update in seconds."""
         order = sorted((seconds, client) for client, seconds in arrivals.items() if not self.late(seconds))
         order = order[: self.goal] if self.waits else order
         last = order[-1][0] if order else 0.0
@@ -118,7 +118,7 @@ class RoundClock:
         return Closing(seconds, frozenset(client for _, client in order), idle)
 
     def note(self, rows: Rows, arrivals: Mapping[int, float], closing: Closing) -> dict[str, Any]:
-        """Write each client's arrival and status into its row, and return the round's columns of virtual time."""
+        """Set each client's arrival and status in its row, and return the round's columns of virtual time."""
         for row in rows:
             client = row["client"]
             row["simulated_seconds"] = arrivals.get(client)

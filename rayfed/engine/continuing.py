@@ -1,4 +1,4 @@
-"""Checks before a run is continued: the scenario must be the original one wherever it affects results."""
+"""Checks before a run is continued: fields that affect results must be the same as at its start."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Document = Mapping[str, Any]
 def what_counts(scenario: Scenario) -> dict[str, Any]:
     """Return the part of a scenario that determines results, as JSON.
 
-    Not names and places; not how clients that fail are handled, for the table `clients` says who was left out; of
-    actors only their threads, which change the order of sums, and whether they compute on a GPU; of a file of devices
-    its contents, by their SHA-256.
+    It omits names, output folders and the handling of failed clients, which are listed in the table `clients`. Actors
+    are reduced to their threads, which change the order of sums, and whether they use a GPU. A file of devices is
+    replaced by its SHA-256.
     """
     document: dict[str, Any] = json.loads(scenario.model_dump_json(exclude={"name", "output", "sweep"}))
     del document["federation"]["failures"], document["metrics"]["success"]
     del document["resources"]["timeout"]
     if document["federation"]["system"] is None:
-        del document["federation"]["system"]  # runs that were begun before there were devices go on
+        del document["federation"]["system"]  # checkpoints of older versions do not have this field
     else:
         document["federation"]["system"]["file"] = devices.digest(scenario)
     for kind in ("clients", "server", "attackers"):
@@ -63,9 +63,9 @@ def gpus_of_run(saved: Checkpoint | None, scenario: Scenario, execution: Executi
 
 
 def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, extend: bool = False) -> None:
-    """Raise `RunError`, naming the differences, if the played rounds followed another scenario.
+    """Raise `RunError`, with the differences, if the finished rounds had another scenario.
 
-    With `extend` what is to come may differ: the number of rounds, and attacks in rounds that are not played yet.
+    With `extend`, the number of rounds may differ, and so may the attacks of later rounds.
     """
     if saved is None or not saved.scenario:
         return
@@ -76,31 +76,33 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
     begun, wanted = (_followed(document, played) for document in (saved.scenario, now))
     if begun != wanted:
         raise RunError(
-            f"{where}, and what is played already followed the old one: {told(begun, wanted)}; put it back, or launch "
-            f"the new one: `rayfed launch {folder.url}/{SCENARIO}`"
+            f"{where}, and the finished rounds had other values: {told(begun, wanted)}; restore the old values, or "
+            f"launch a new run: `rayfed launch {folder.url}/{SCENARIO}`"
         )
     if scenario.federation.rounds < played:
-        raise RunError(f"{where}: it has {scenario.federation.rounds} rounds now, but {played} are played; put it back")
+        raise RunError(
+            f"{where}: federation.rounds is {scenario.federation.rounds}, but {played} rounds are finished; restore it"
+        )
     if scenario.federation.rounds < (planned := saved.scenario["federation"]["rounds"]):
         raise RunError(
-            f"{where}: it has {scenario.federation.rounds} rounds now, and was begun with {planned}: a run can have "
-            f"more, not fewer, for its last round would not have been evaluated; put it back"
+            f"{where}: federation.rounds is {scenario.federation.rounds}, but the run was started with {planned}. It "
+            f"can only be raised, because otherwise the last round would not be evaluated; restore it"
         )
     kept = plan.looked_back_on(map(AttackSpec.model_validate, saved.scenario["attacks"]), played)
     if missing := sorted(plan.looked_back_on(scenario.attacks, played) - kept):
         raise RunError(
-            f"{where}: attacks to come look back on round {missing[0]}, whose weights were not kept: launch the "
-            f"scenario anew, or let them look back on rounds from {played} on alone"
+            f"{where}: later attacks need the weights of round {missing[0]}, which were not stored: launch a new run, "
+            f"or change `earlier` so that these attacks only need rounds from {played} on"
         )
     if now != saved.scenario and not extend:
         raise RunError(
-            f"{where}: {told(saved.scenario, now)}; put it back, or `rayfed resume {folder.url} --extend` goes on with "
-            f"it, to the results of a run that had it from the start"
+            f"{where}: {told(saved.scenario, now)}; restore the old values, or continue with the new ones: "
+            f"`rayfed resume {folder.url} --extend`. The results are those of a run with the new values from the start"
         )
 
 
 def check_attacked(run: str, saved: Checkpoint, scenario: Scenario) -> None:
-    """Raise `RunError` if an attack's scenario has other clients or arms than the run whose weights it attacks."""
+    """Raise `RunError` if the scenario has other clients or arms than the run whose weights are attacked."""
     if not saved.scenario:
         return
     ours, theirs = (_without_attacks(document) for document in (what_counts(scenario), saved.scenario))
@@ -108,22 +110,23 @@ def check_attacked(run: str, saved: Checkpoint, scenario: Scenario) -> None:
         theirs = {**theirs, "arms": {name: arm for name, arm in theirs["arms"].items() if name in ours["arms"]}}
     if ours != theirs:
         raise RunError(
-            f"the run {run} followed another scenario: {told(theirs, ours)}; its weights and its clients' states fit "
-            f"its own alone: make the scenario the same but for `attacks` and `metrics`"
+            f"the run {run} had another scenario: {told(theirs, ours)}; its weights and clients' states fit only that "
+            f"scenario: use the same values, except for `attacks` and `metrics`"
         )
 
 
 def check_begun(folder: RunFolder, begun: Document, now: Document) -> None:
-    """Raise `RunError` if a sweep's scenario is not the one that its trials were started with."""
+    """Raise `RunError` if a sweep's scenario was changed after its start."""
     if begun != now:
         raise RunError(
-            f"{folder.url}: {SCENARIO} was edited since the sweep began, and its trials followed the old one: "
-            f"{told(begun, now)}; put it back, or sweep anew: `rayfed sweep {folder.url}/{SCENARIO}`"
+            f"{folder.url}: {SCENARIO} was edited after the start of the sweep, and finished trials had other values: "
+            f"{told(begun, now)}; restore the old values, or start a new sweep: "
+            f"`rayfed sweep {folder.url}/{SCENARIO}`"
         )
 
 
 def told(begun: Document, now: Document) -> str:
-    """Return a line of text for each field that differs, with both values."""
+    """Return the differing fields with both values, as text separated by commas."""
     return ", ".join(
         f"{each.path} was {each.values[0] or 'not set'} and is {each.values[1] or 'not set'}"
         for each in differences([begun, now])
@@ -131,7 +134,7 @@ def told(begun: Document, now: Document) -> str:
 
 
 def _followed(document: Document, played: int) -> Document:
-    """Return the part of a scenario that determined the first rounds."""
+    """Return the part of a scenario that determines the first `played` rounds."""
     due = [{**attack, "rounds": sorted(r for r in attack["rounds"] if r < played)} for attack in document["attacks"]]
     federation = {name: value for name, value in document["federation"].items() if name != "rounds"}
     return {**document, "federation": federation, "attacks": [attack for attack in due if attack["rounds"]]}
@@ -146,18 +149,18 @@ def _without_attacks(document: Document) -> Document:
 
 
 def check_streams(folder: RunFolder) -> None:
-    """Raise `RunError` for a run or sweep of a rayfed version whose seeds gave other random numbers."""
+    """Raise `RunError` for a run or sweep of a rayfed version whose seeds give other random numbers."""
     if folder.exists("environment.json") and folder.read_mapping("environment.json").get("streams") != seeds.STREAMS:
         raise RunError(
-            f"{folder.url}: it was begun by another version of rayfed, whose seeds give other random numbers, so its "
-            f"clients had other data and noise: go on with that version, or launch its scenario anew"
+            f"{folder.url}: it was started by another version of rayfed, whose seeds give other random numbers for "
+            f"data and noise: continue with that version, or launch a new run"
         )
 
 
 def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) -> Scenario:
     """Return the scenario with the key of a secure run, as stored in its folder.
 
-    Raises `RunError` where a secure run has rounds but no key any more.
+    Raises `RunError` if a secure run has finished rounds but its key was deleted.
     """
     if not scenario.privacy.secure:
         return scenario
@@ -165,17 +168,17 @@ def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) ->
         return scenario.with_run_key(key)
     if saved and finished(folder):
         raise RunError(
-            f"{folder.url}: all {saved.round + 1} rounds are played; nothing to resume, and no more rounds can follow: "
-            f"the key of this run (privacy.secure) went when it ended"
+            f"{folder.url}: all {saved.round + 1} rounds are finished; nothing to resume. No rounds can be added, "
+            f"because the key of this run (privacy.secure) was deleted at its end"
         )
     if saved:
         raise RunError(
-            f"{folder.url}: the key of this run (privacy.secure) is gone, as it is when a run has ended or a sweep has "
-            f"stopped it, so it cannot go on; launch its scenario anew"
+            f"{folder.url}: the key of this run (privacy.secure) was deleted, as at the end of a run or when a sweep "
+            f"stops it, so the run cannot continue; launch a new run"
         )
     return scenario
 
 
 def finished(folder: RunFolder) -> bool:
-    """Return whether a run has ended and has its report."""
+    """Return whether a run has finished and has its report."""
     return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"

@@ -1,4 +1,4 @@
-"""The environment of a run: versions, machines and settings needed to repeat it and to read its timings."""
+"""The environment of a run: versions, machines and settings needed to repeat it and to interpret its timings."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PACKAGES = (
 
 
 def note_environment(folder: RunFolder, scenario: Scenario, machine: Mapping[str, object]) -> dict[str, object]:
-    """Write environment.json for the present driver, and return its contents.
+    """Write environment.json for the current driver, and return its contents.
 
-    Who has played before stays there under `earlier`, oldest first. `machine` is `Executor.environment()`.
+    Environments of earlier drivers are listed under `earlier`, oldest first. `machine` is `Executor.environment()`.
     """
     now = _environment(scenario, machine)
     if folder.exists(FILE):
@@ -57,7 +57,7 @@ def _environment(scenario: Scenario, machine: Mapping[str, object]) -> dict[str,
 
 
 class MachineRecord:
-    """Record of the machines that have played a run, over all resumes, in environment.json."""
+    """Record of all machines of a run in environment.json, including those before a resume."""
 
     def __init__(self, folder: RunFolder, scenario: Scenario, machine: Mapping[str, object]) -> None:
         """Write environment.json; `machine` is `Executor.environment()`."""
@@ -81,14 +81,14 @@ class MachineRecord:
             return None
         told = "; ".join(f"{role} on {' and '.join(found)}" for role, found in self._processors.items())
         hint = "" if self._portable else ": `resources.deterministic: portable` fixes the instructions"
-        return f"WARNING: processors of different kinds, so the last bits are not those of one kind{hint} ({told})"
+        return f"WARNING: processors differ, so the last bits of results may differ, too{hint} ({told})"
 
     def _known(self) -> int:
         """Return the number of entries, which never decreases."""
         return sum(map(len, (*self._processors.values(), *self._devices.values())))
 
     def _kinds(self) -> set[str]:
-        """Return the kinds of machines that calculate differently; under fixed instructions, the vendors."""
+        """Return the kinds of processors with different arithmetic; only vendors if arithmetic is portable."""
         found = {processor for told in self._processors.values() for processor in told}
         return {processor[processor.rfind(" (") :] for processor in found} if self._portable else found
 

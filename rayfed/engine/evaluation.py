@@ -1,4 +1,4 @@
-"""Evaluation of new weights by client workers, on slices of the data, or by client with private parts."""
+"""Evaluation of new weights by client workers, on slices of the data, or per client for private layers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rayfed.losses import Loss
 from rayfed.objective import NO_TARGET
 
 _ONE_SIDED = 1.645
-"""Standard deviations below which 95 % of a normal distribution lie."""
+"""95 % quantile of the standard normal distribution."""
 EVALUATION_SLICE = 1000
-"""Samples of one call; fixed, so that the sum of losses does not depend on the cluster."""
+"""Samples per call. It is fixed, so that the sum of losses does not depend on the cluster."""
 
 Found = dict[str, float | None]
 """Columns of the table `rounds`, by name."""
@@ -71,11 +71,11 @@ def known(value: float | None) -> float | None:
 
 
 def guesses(data: Dataset, loss: Loss) -> Found:
-    """Return the performance of guessing: accuracy of the commonest class, or error of the median.
+    """Return the performance of constant predictions: accuracy of the majority class, or error of the median.
 
-    The accuracy is at most that on 95 of 100 test sets as large. Labels that are each 0 or 1 count one by one, and so
-    do those of places; of tokens there is also the perplexity of how often each occurs, of masks the intersection over
-    union of one class everywhere. None of words, and where the loss knows no such thing.
+    The accuracy is a one-sided 95 % confidence bound for test sets of this size. Binary labels are counted separately,
+    and so are labels of places. Tokens also have the perplexity of their frequencies, and masks the intersection over
+    union of a constant mask. Values are None for words, and if the loss does not define them.
     """
     if data.has_words:
         return {"guessing_accuracy": None, "guessing_error": None, "guessing_perplexity": None, "guessing_iou": None}
@@ -94,10 +94,10 @@ def guesses(data: Dataset, loss: Loss) -> Found:
 
 
 def _guesses_of_places(data: Dataset, loss: Loss) -> Found:
-    """Return the performance of guessing classes of places by how often each occurs in the test split."""
+    """Return the performance of predicting classes of places by their frequencies in the test split."""
     counts = np.bincount(data.test_labels[data.test_labels != NO_TARGET], minlength=1)
     if not counts.any():
-        raise DataError("no place of the test labels has a class: nothing could be evaluated")
+        raise DataError("no place of the test labels has a class, so the model cannot be evaluated")
     shares = counts[counts > 0] / counts.sum()
     share = float(shares.max())
     accuracy = min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / len(data.test_labels)))
@@ -113,7 +113,7 @@ def _guesses_of_places(data: Dataset, loss: Loss) -> Found:
 
 
 def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str, Found]:
-    """Return the success rate of triggers by arm, on `size` test samples of other classes."""
+    """Return the success rate of triggers by arm, on the `size` test samples (those of other classes)."""
     calls = [
         Call("evaluate_backdoor", (arm, ref, start, min(start + EVALUATION_SLICE, size)), arm)
         for arm, ref in sent.items()
@@ -127,7 +127,7 @@ def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str
 
 
 def measure_private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[dict[str, Any]]:
-    """Return the rows of the table `private` for these arms, without the round."""
+    """Return the rows of the table `private` for these arms, without the column `round`."""
     calls = [Call("private_layers", (arm, list(members.values())), arm) for arm, members in states.items() if members]
     found = {call.tag: rows for call, rows, *_ in run(calls)}
     return [{"arm": arm, **row} for arm in states for row in found.get(arm, [])]
@@ -140,10 +140,10 @@ def evaluate_members(
     samples: np.ndarray,
     splits: Sequence[Split],
 ) -> tuple[dict[str, Found], dict[tuple[str, int], float | None]]:
-    """Evaluate members with their private parts of the model, and a non-member, who has none.
+    """Evaluate members with their private parts of the model, and a non-member without one.
 
-    Returns, arm by arm, the mean over the clients in `states` beside what a non-member gets, and every client's own
-    test accuracy. `samples[c]` is how many samples client c holds.
+    Returns the mean over the clients in `states` and the results of a non-member, by arm, and every client's test
+    accuracy, by (arm, client). `samples[c]` is the number of samples of client c.
     """
     asked = {arm: states[arm] for arm in sent if states[arm]}
     calls = [

@@ -1,7 +1,7 @@
-"""Executors by name: this process's own, and those that installed packages bring.
+"""Executors by name: the local one, and those that installed packages provide.
 
-A package brings the executor NAME by entry points of the group `rayfed.executor.NAME`: `execution` and
-`sweep_execution` as they are here, `starting`, and what else its own users call. So nothing here imports Ray.
+A package provides the executor NAME by entry points of the group `rayfed.executor.NAME`: `execution`,
+`sweep_execution` and `starting`, with the signatures of this module. Therefore this module does not import Ray.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GROUP = "rayfed.executor."
 
 
 def execution(name: str, address: str | None = None) -> Execution:
-    """Return the execution that plays runs; raises `UserError` if a cluster is named that it would not use."""
+    """Return the execution for runs; raises `UserError` if the executor cannot use the given cluster `address`."""
     if _is_local(name, address):
         from rayfed.engine.local import local
 
@@ -31,7 +31,7 @@ def execution(name: str, address: str | None = None) -> Execution:
 
 
 def sweep_execution(name: str, address: str | None = None) -> SweepExecution:
-    """Return the execution that plays sweeps; raises `UserError` if a cluster is named that it would not use."""
+    """Return the execution for sweeps; raises `UserError` if the executor cannot use the given cluster `address`."""
     if _is_local(name, address):
         from rayfed.engine.local_sweep import local_sweep
 
@@ -41,28 +41,31 @@ def sweep_execution(name: str, address: str | None = None) -> SweepExecution:
 
 
 def starting(name: str) -> AbstractContextManager[None]:
-    """Return a context that starts what an executor needs on this machine while its block imports and reads."""
+    """Return a context that starts an executor's processes in the background, while its block imports and loads."""
     found: AbstractContextManager[None] = brought(name, "starting")()
     return found
 
 
 def brought(executor: str, what: str) -> Any:
-    """Return what an installed package brings to an executor; raises `UserError` where none, or several, bring it."""
+    """Return an object that an installed package provides for an executor (`what`: name of its entry point).
+
+    Raises `UserError` if no package provides it, or several do.
+    """
     found = list(entry_points(group=_GROUP + executor, name=what))
     if len(found) == 1:
         return found[0].load()
     if found:
-        raise UserError(f"executor: {len(found)} installed packages bring '{executor}' ({what}): keep one of them")
+        raise UserError(f"executor: {len(found)} installed packages provide '{executor}' ({what}): keep one of them")
     names = {"ray", "local"} | {
         group.removeprefix(_GROUP) for group in entry_points().groups if group.startswith(_GROUP)
     }
     if executor not in names:
-        raise UserError(f"executor: there is none called '{executor}': {nearest(executor, names)}")
-    again = "install rayfed again (`pip install .` in its checkout), or " if executor == "ray" else ""
-    raise UserError(f"executor: no installed package brings '{executor}' ({what}): {again}take --executor local")
+        raise UserError(f"executor: unknown executor '{executor}': {nearest(executor, names)}")
+    again = "reinstall rayfed (`pip install .` in its checkout), or " if executor == "ray" else ""
+    raise UserError(f"executor: no installed package provides '{executor}' ({what}): {again}use --executor local")
 
 
 def _is_local(name: str, address: str | None) -> bool:
     if name == "local" and address:
-        raise UserError("--executor local plays in this process, not on a cluster: leave --address or --executor out")
+        raise UserError("--executor local runs in this process, not on a cluster: remove --address or --executor")
     return name == "local"

@@ -1,4 +1,4 @@
-"""Selection of the attacks that fit into an audit's time, by how long their trials took."""
+"""Selection of the attacks that fit into an audit's time, based on the duration of their trials."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rayfed.scenario import AttackSpec
 from rayfed.store.schemas import UNPLAYED
 
 _CHEAP = 0.01
-"""Share of the time that an attack on an arm may take to come before the others."""
+"""Maximum share of the time that an attack on an arm may take to have priority over longer ones."""
 SHARE = 0.75
-"""Share of the time that is planned: some searches take longer behind a defence than on the undefended gradient."""
+"""Share of the time that is planned. The rest is a reserve, as some searches take longer under a defence."""
 SHORT_SHARE = 0.5
-"""The same where there is no time for all samples: of little time, what was not foreseen takes more."""
+"""Planned share if there is no time for all samples; a short audit needs a larger reserve."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """An attack on one arm at one batch size, played as a whole or not at all.
+    """An attack on one arm at one batch size, which is run completely or not at all.
 
-    Behind a defence it has all its variants, for a verdict needs them. On the undefended arm the blind attacker is one
-    unit, and those who know more are another.
+    Under a defence a unit has all attackers, because a verdict needs all. On the undefended arm the non-adaptive
+    attacker is one unit, and the attackers with more knowledge are another.
     """
 
     arm: str
@@ -34,17 +34,17 @@ class Unit:
     batch: int
     titles: tuple[str, ...]
     seconds: float | None
-    """About how long it takes with the fewest iterations; None where it was not tried."""
+    """Estimated seconds with the fewest iterations; None if it was not tried."""
     applies: bool
     obstacle: str = ""
-    """Why it does not apply, on the undefended model and so on others of the same form; empty where it may."""
+    """Why it does not apply to the undefended model or others of the same form; empty if it may apply."""
     scoring: float = 0.0
-    """Seconds of its scores."""
+    """Estimated seconds of its scores."""
     beyond: bool = False
-    """Whether these are the attackers of the undefended arm who know more, whom no verdict on a defence waits for."""
+    """Whether these are the undefended arm's attackers with more knowledge, which no verdict on a defence needs."""
 
     def unplayed(self, slower: float) -> tuple[str, str]:
-        """Return status and message of its rows if it is left out; clock time is `slower` than its seconds."""
+        """Return the status and message of its rows if it is left out; elapsed time is `slower` times CPU time."""
         if self.obstacle:
             return "not applicable", self.obstacle
         return UNPLAYED, want_of_time(None if self.seconds is None else slower * self.seconds)
@@ -52,17 +52,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class Smallest:
-    """The smallest audit that says something of a defence: one attack on one sample, without and with one defence."""
+    """The smallest audit with a result: one attack on one sample, without and with one defence."""
 
     batch: int
     attack: str
     evaluation: float
-    """Seconds of one evaluation of its objective on one sample; 0 for a closed form."""
+    """Seconds of one evaluation of the objective on one sample; 0 for a closed form."""
     arms: Sequence[str]
     seconds: float
-    """About how long its attacks take."""
+    """Estimated seconds of its attacks."""
     untried: float
-    """About how long trials take that were not made at this batch size, as those that were."""
+    """Estimated seconds of the trials at this batch size that were not made."""
 
 
 @dataclass(frozen=True)
@@ -70,31 +70,31 @@ class Fitted:
     """Selection of attacks that fits into an audit's time."""
 
     iterations: Mapping[str, int]
-    """Of each search, by title (`rayfed.analysis.audit.title`)."""
+    """Iterations of each search, by title (`rayfed.analysis.audit.title`)."""
     played: Sequence[Unit]
-    """In the order in which they are played, those of `first` before."""
+    """Selected units, in the order in which they are run, except that those of `first` come before the others."""
     first: Sequence[Unit]
-    """What of it may give the undefended arm its verdict at the smallest batch size: one attack that takes long."""
+    """Selected units for a first verdict on the undefended arm: all quick attacks and one long one."""
     left_out: Sequence[Unit]
     seconds: float
-    """About how long all that is played takes, one after the other."""
+    """Estimated seconds of all selected units, one after another."""
     scoring: float
-    """How much of that are scores."""
+    """Estimated seconds of their scores, included in `seconds`."""
     smallest: Smallest | None
-    """The smallest audit that says something of a defence; None where no attack that applies was tried."""
+    """The smallest audit with a result; None if no applicable attack was tried."""
     whole: float
-    """Seconds of everything, searches at the smallest batch size with `USEFUL` evaluations, which are chosen first."""
+    """Estimated seconds of all units, with `USEFUL` evaluations for searches at the smallest batch size."""
     first_batch: float
-    """Seconds of everything at the smallest batch size, likewise."""
+    """Estimated seconds of all units at the smallest batch size, with as many evaluations."""
     compares: bool
-    """Whether an attack that applies is played at the smallest batch size on each of the first two arms, or on all if
+    """Whether an applicable attack is run at the smallest batch size on each of the first two arms, or on all arms if
     the user named them."""
     answers: bool
-    """Whether all is played, of what was tried, that defences wait for which the user named (`_asked`)."""
+    """Whether all tried units are run that verdicts on the user's defences need (`_asked`)."""
 
     @property
     def says_anything(self) -> bool:
-        """Whether any applicable attack is played."""
+        """Whether any applicable attack is run."""
         return any(unit.applies for unit in self.played)
 
 
@@ -107,16 +107,14 @@ def fit(
     given: int | None = None,
     leaking: Collection[str] = (),
 ) -> Fitted:
-    """Choose the attacks for about this many seconds, in the order of `_selected`.
+    """Select the attacks for about this many seconds, in the order of `_selected`.
 
-    At the smallest batch size searches have at least `USEFUL` evaluations, if what a verdict on the first defence needs
-    then fits (on all, if the user named them): many arms that nothing was found on say less than two. Otherwise, and on
-    larger batches, they have `FEWEST`.
-    `arms` says of each whether its model has the form of the undefended one; what does not apply to that is not played
-    there, for its trial said why. What does not fit is left out. The time that is left goes to the searches, by the
-    `share` of each method on each batch size, unless it is kept for a defence (`_waits`), or those that the user named
-    have no answer; two digits of their iterations count, so that a repeated audit often has the same. `given` are
-    evaluations that every search makes, whatever the time.
+    At the smallest batch size searches have at least `USEFUL` evaluations, if a verdict on the first defence (or on
+    all that the user named) then fits into the time. Otherwise, and at larger batch sizes, they have `FEWEST`.
+    `arms` maps each arm to whether its model has the form of the undefended one. If so, attacks that did not apply in
+    their trials are not run on that arm. The remaining time is distributed to the searches by the `share` of their
+    method, unless it is reserved for a defence (`_waits`) or missing for the user's defences. Iterations are rounded to
+    two digits, so that repeated audits often agree. With `given`, every search makes this many evaluations.
     """
     least = {title(m, b): fewest(m, FEWEST if given is None else given) for m, b in plan.searches}
     every = _units(plan, trials, pace, arms, least)
@@ -174,9 +172,9 @@ def fit(
 
 
 def refused(unit: Unit, plan: Plan, trials: Sequence[Trial]) -> Unit:
-    """Return a unit that was left out with its obstacle, if trials were refused by all that it would have attacked.
+    """Return a left-out unit with its obstacle, if its trials show that it does not apply to any of its victims.
 
-    They are on the undefended arm, at the weights that the model begins with, and of one call's victims.
+    Trials show this only for the undefended arm, the initial weights and the victims of one call.
     """
     own = [trial for trial in trials if trial.title in unit.titles]
     known = unit.arm == UNDEFENDED and _calls(plan, unit.batch) == 1
@@ -186,9 +184,9 @@ def refused(unit: Unit, plan: Plan, trials: Sequence[Trial]) -> Unit:
 
 
 def answerable(fitted: Fitted, arms: Sequence[str], leaking: Collection[str]) -> set[str]:
-    """Return the names of the defended arms on which a leak may be found, at least the first.
+    """Return the names of the defended arms on which a leak may be found, including at least the first.
 
-    On these a search is played at the smallest batch size, or an attack that was seen `leaking` in its trial.
+    On these arms a search is run at the smallest batch size, or an attack that leaked in its trial (`leaking`).
     """
     smallest = min(unit.batch for unit in [*fitted.played, *fitted.left_out])
     telling = [u for u in fitted.played if u.applies and (u.method.evaluations or set(leaking) & set(u.titles))]
@@ -198,7 +196,7 @@ def answerable(fitted: Fitted, arms: Sequence[str], leaking: Collection[str]) ->
 
 
 def _useful(plan: Plan, trials: Sequence[Trial]) -> dict[str, int]:
-    """Return iterations with `USEFUL` evaluations of the searches on the smallest batch size that trials have timed."""
+    """Return the iterations that give `USEFUL` evaluations, for timed searches at the smallest batch size."""
     return {
         title(method, batch): fewest(method, max(FEWEST, round(USEFUL * method.share)))
         for method, batch in plan.searches
@@ -207,9 +205,9 @@ def _useful(plan: Plan, trials: Sequence[Trial]) -> dict[str, int]:
 
 
 def _asked(plan: Plan, every: Sequence[Unit], leaking: Collection[str]) -> list[Unit]:
-    """Return what verdicts wait for on the defences that the user named; empty if nobody named any.
+    """Return the units that verdicts on the user's defences need; empty if the user named none.
 
-    These are all attacks behind them at the smallest batch size, and those without a defence that are not `_later`.
+    These are all attacks on the defences at the smallest batch size, and those without a defence that are not `_later`.
     """
     later = _later(every, leaking)
     return [unit for unit in every if plan.asked and unit.batch == min(plan.batches) and unit not in later]
@@ -218,13 +216,16 @@ def _asked(plan: Plan, every: Sequence[Unit], leaking: Collection[str]) -> list[
 def _selected(
     every: Sequence[Unit], seconds: float, leaking: Collection[str], asked: Collection[Unit]
 ) -> tuple[list[Unit], list[Unit]]:
-    """Return units in the order in which they are chosen, and the chosen.
+    """Return all units in order of priority, and the selected units.
 
-    What was `asked` for comes first, an attack on all arms before the next: what is quick, and then what was seen
-    leaking; the rest waits for all of it. Then comes what takes next to nothing, small batches first; one attack on the
-    undefended model that was seen `leaking` in its trial (by title); if they fit, all attacks on the first defence; the
-    leaking attack behind the others; what the defences still wait for; and at the end what no verdict on a defence
-    needs (`_later`).
+    The order is:
+
+    1. `asked` units, sorted by attack: quick ones, then those `leaking` in their trials. No other unit is selected
+       before all of these.
+    2. Quick units, small batches first.
+    3. A leaking attack on the undefended model and, if they fit, all attacks on the first defence.
+    4. The leaking attack on the other defences, and then their other attacks.
+    5. Units that no verdict on a defence needs (`_later`).
     """
     cheap, later = _CHEAP * seconds, _later(every, leaking)
     whole = _on_first_defence(every, seconds, leaking)
@@ -253,14 +254,14 @@ def _selected(
 
 
 def _all_played(asked: Collection[Unit], played: Collection[Unit]) -> bool:
-    """Return whether all is played of what was `asked` for, and tried."""
+    """Return whether all `asked` units that were tried and may apply are selected."""
     return all(unit in played for unit in asked if unit.seconds is not None and not unit.obstacle)
 
 
 def _on_first_defence(every: Sequence[Unit], seconds: float, leaking: Collection[str]) -> list[Unit]:
-    """Return all attacks on the first defence at the smallest batch size, where something leaked without one.
+    """Return all attacks on the first defence at the smallest batch size, if an attack leaked without a defence.
 
-    None if half of the time is not enough for them.
+    The list is empty if they need more than half of the time.
     """
     smallest = min(unit.batch for unit in every)
     small = [unit for unit in every if unit.batch == smallest]
@@ -272,7 +273,7 @@ def _on_first_defence(every: Sequence[Unit], seconds: float, leaking: Collection
 
 
 def _first(played: Sequence[Unit], later: Sequence[Unit], cheap: float) -> list[Unit]:
-    """Return what is played first on the undefended arm: what takes no more than `cheap` seconds, and one attack."""
+    """Return the units to run first on the undefended arm: those of at most `cheap` seconds, and one longer attack."""
     smallest = min((unit.batch for unit in played), default=0)
     bare = [u for u in played if u.arm == UNDEFENDED and u.batch == smallest and u.applies and u not in later]
     quick = [unit for unit in bare if (unit.seconds or 0.0) <= cheap]
@@ -280,9 +281,9 @@ def _first(played: Sequence[Unit], later: Sequence[Unit], cheap: float) -> list[
 
 
 def _waits(units: Sequence[Unit], played: Sequence[Unit], spare: float) -> bool:
-    """Return whether an attack on a defence at the smallest batch size is left out that `spare` seconds suffice for.
+    """Return whether a left-out attack on a defence, at the smallest batch size, would fit into `spare` seconds.
 
-    It is played at the end of all that was planned, in the time that was not.
+    It is run after all selected units, in the unplanned time.
     """
     smallest = min(unit.batch for unit in units)
     waiting = [u for u in units if u.arm != UNDEFENDED and u.batch == smallest and u.applies and u not in played]
@@ -292,7 +293,8 @@ def _waits(units: Sequence[Unit], played: Sequence[Unit], spare: float) -> bool:
 def _later(every: Sequence[Unit], leaking: Collection[str]) -> list[Unit]:
     """Return the units of the undefended arm that no verdict on a defence needs.
 
-    One leak at a batch size shows that attacks work there; where no trial leaked, each attack's blind attacker may.
+    One leaking unit per batch size is needed, to show that attacks work. If no trial leaked, the non-adaptive units
+    are all needed.
     """
     bare = [unit for unit in every if unit.arm == UNDEFENDED]
     leaked = [(unit.seconds, unit) for unit in bare if unit.seconds is not None and set(leaking) & set(unit.titles)]
@@ -303,7 +305,7 @@ def _later(every: Sequence[Unit], leaking: Collection[str]) -> list[Unit]:
 def _smallest(
     plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int
 ) -> Smallest | None:
-    """Return the smallest audit: of one sample."""
+    """Return the smallest audit with a result, on one sample; None if no applicable attack was tried."""
     batch, two = min(plan.batches), dict(list(arms.items())[:2])
     one, alone = of_samples(plan, trials, 1)
     costs: dict[str, float] = {}
@@ -321,9 +323,9 @@ def _smallest(
 
 
 def of_samples(plan: Plan, trials: Sequence[Trial], samples: int) -> tuple[Plan, list[Trial]]:
-    """Return the plan for so many samples at the smallest batch size, and its trials.
+    """Return the plan for this many samples at the smallest batch size, and its trials.
 
-    A call takes as long for each sample as the call that was tried.
+    The time of a call is scaled by its number of samples.
     """
     size: int = AttackSpec.model_fields["victims_per_call"].default
     batch = min(plan.batches)
@@ -334,9 +336,9 @@ def of_samples(plan: Plan, trials: Sequence[Trial], samples: int) -> tuple[Plan,
 
 
 def crowded(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
-    """Return whether so many seconds are too few for the defences that the user named, so that no batch is larger.
+    """Return whether this many seconds are too few for the user's defences, so that larger batches are not tried.
 
-    It is known when all attacks were tried at the smallest batch size.
+    Returns False until all attacks have been tried at the smallest batch size.
     """
     batch = min(plan.batches)
     titles = {f"{title(m, batch)}, {twin}" for m in METHODS if m.takes(plan.modality, batch) for twin in TWINS}
@@ -349,10 +351,10 @@ def crowded(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
 def _units(
     plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], iterations: Mapping[str, int]
 ) -> list[Unit]:
-    """Return all units in order of priority; `iterations` of searches are by title.
+    """Return all units in their default order; `iterations` maps titles of searches to their iterations.
 
-    Small batches come first. At each one every attack is on the undefended model and behind the first defence, then
-    behind each other defence, in their order; the undefended arm's attackers who know more are last.
+    Small batches come first. Within a batch size the order is: all attacks on the undefended model and the first
+    defence, on the other defences, and the undefended arm's attackers with more knowledge.
     """
     found, blind = [], list(TWINS)[:1]
     beyond = [twin for twin in TWINS if twin not in blind]
@@ -378,10 +380,10 @@ def _units(
 
 
 def _seconds(twins: Sequence[Trial], iterations: int) -> float:
-    """Return the estimated time of one call of each of an attack's variants, together.
+    """Return the estimated seconds of one call of each of an attack's attackers, in total.
 
-    The first one may have loaded what the others found, so of those that search the smallest start counts; and the
-    slowest pace, for the others may have been seen at their beginning alone.
+    For searches the shortest start is used, because the first call may have loaded files. The slowest pace is used,
+    because only the start of the other searches may have been timed.
     """
     able = [trial for trial in twins if not trial.obstacle and trial.each]
     start = min((trial.start for trial in able), default=0.0)
@@ -399,10 +401,10 @@ def _each(twins: Sequence[Trial]) -> float:
 
 
 def too_slow_to_compare(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
-    """Return whether so many seconds are too few to compare two arms by the searches that were timed.
+    """Return whether this many seconds are too few to compare two arms with the searches that were timed.
 
-    The quickest counts, on one sample of the smallest batch: without a defence, and by all attackers behind one. Where
-    a closed form applies, or no search was timed, it is not known.
+    The estimate is for the fastest search on one sample of the smallest batch, without a defence and by all attackers
+    under one. Returns False if a closed form applies or no search was timed.
     """
     own = [trial for trial in trials if f" batch {min(plan.batches)}, " in trial.title]
     if any(not trial.obstacle and not trial.each for trial in own):
@@ -414,7 +416,7 @@ def too_slow_to_compare(plan: Plan, trials: Sequence[Trial], seconds: float) -> 
 
 
 def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:
-    """Return the titles of searches that get `FEWEST` evaluations because no trial timed them."""
+    """Return the titles of searches that have `FEWEST` evaluations because no trial timed them."""
     twins = {title(*search): _twins(trials, title(*search)) for search in plan.searches}
     return [
         name
@@ -439,7 +441,7 @@ def _twins(trials: Sequence[Trial], name: str) -> list[Trial]:
 
 
 def fewest(method: Method, evaluations: int = FEWEST) -> int:
-    """Return the number of iterations in which a method makes this many evaluations, at least one."""
+    """Return the number of iterations, at least one, in which a method makes this many evaluations."""
     return max(1, -(-evaluations // method.evaluations))
 
 
@@ -448,7 +450,7 @@ def _victims(plan: Plan, batch: int) -> int:
 
 
 def _calls(plan: Plan, batch: int) -> int:
-    """Return the calls of one attack on one arm."""
+    """Return the number of calls of one attack on one arm."""
     size: int = AttackSpec.model_fields["victims_per_call"].default
     return -(-_victims(plan, batch) // size)
 

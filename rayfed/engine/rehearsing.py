@@ -1,7 +1,6 @@
-"""Trials of an audit's attacks: which of them apply to the model, and how long they take.
+"""Trials of an audit's attacks, which measure whether an attack applies to the model and how long it takes.
 
-What a step takes is measured in seconds of the process, so that iterations do not depend on what else the machine does;
-how many seconds by the clock that is, on the whole.
+Steps are measured in CPU time, so that the number of iterations does not depend on other processes of the machine.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from rayfed.scenario import AttackSpec, resolve
 from rayfed.store.schemas import UNPLAYED
 
 TIMED = 4
-"""Iterations that are timed, of one evaluation each, unless `_STEPS` steps tell enough sooner."""
+"""Iterations of one evaluation that are timed, unless `_STEPS` steps suffice."""
 _STEPS = 6
 _LONG = 10
-"""Iterations of a search whose steps take as long as any: L-BFGS has remembered as many as it ever does."""
+"""Iterations after which the steps of a search have their full duration, because the memory of L-BFGS is full."""
 _PATIENCE = 1 / 8
-"""Share of the time that is left after which a trial of a search ends, if `_STEPS` steps have told its pace, or steps
-that took as long."""
+"""Share of the remaining time after which the trial of a search ends, if `_STEPS` steps, or steps of this duration,
+were timed."""
 _SLOW = 5.0
-"""Seconds from which on the steps of a search may be too many for all victims: attacks are tried on one of them."""
+"""Seconds of a search's steps above which an attack is tried on one victim only."""
 _MOST_OF_TRIALS = 1 / 2
-"""Share of the time that trials have left which a step of a search may take for it to be tried."""
+"""Maximum share of the remaining trial time that a step of a search may take to be tried."""
 _QUICK = 1 / 20
-"""Share of the time that is left which a trial may have taken, for its twins and larger batches to be tried, too."""
+"""Maximum share of the remaining time of a trial after which other attackers and larger batches are tried."""
 _UNKNOWN = 1.5
-"""Steps of an attack's searches for each iteration that it is given, where none came to its end."""
-_CUT_OFF = "not tried to its end, for want of time"
+"""Assumed steps per iteration of an attack, if no search has ended."""
+_CUT_OFF = "trial not completed, no time"
 _OF_LABELS = (
     *("arm", "round", "attack", "victim", "repeat", "sample", "batch_size", "observes", "knowledge"),
     *("true_label", "label_accuracy", "label_guess_accuracy", "target_error", "target_guess_error"),
 )
-"""Columns of a row of attacks that say which labels, or numbers in their place, were read, and of what."""
+"""Columns of the table `attacks` on recovered labels or numbers, with the key columns."""
 _LOADING = 0.5
-"""Seconds from which on the first start of an attack may be the loading of what it needs, which later ones find."""
+"""Seconds above which the first start of an attack may include the loading of files."""
 Shown = Callable[[str, int, int, Standing | None], None]
-"""Is told which of so many trials goes on, and how far its search is."""
+"""Show a running trial: title, number, total number of trials, and progress of its search."""
 
 
 @dataclass(frozen=True)
@@ -69,51 +68,51 @@ class Trial:
     title: str
     """Label of the attack in the scenario."""
     obstacle: str = ""
-    """Why it does not apply, or what it raised; empty where it answered."""
+    """Why it does not apply, or its error; empty if it returned a result."""
     raised: bool = False
     start: float = 0.0
-    """Seconds of one call beside its iterations."""
+    """Seconds of one call without its iterations."""
     each: float = 0.0
     """Seconds of one iteration of one call."""
     evaluation: float = 0.0
     """Seconds of one evaluation of a search's objective, on all victims of a call."""
     tried: bool = True
-    """False where there was no time for it, or not to its end."""
+    """False if there was no time for the trial, or not for all of it."""
     supposed: bool = False
-    """Whether it is that on a smaller batch, as long for each sample: there was little time for another."""
+    """Whether the times are scaled from a trial on a smaller batch, because there was no time for a trial."""
     never: bool = False
-    """Whether it applies to no update of such a model, whatever the attacker knows (`Reconstruction.inherent`)."""
+    """Whether the attack never applies to this architecture, with any knowledge (`Reconstruction.inherent`)."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Time beside the attacks themselves (observations, scores), in seconds for each victim."""
+    """Seconds per victim for observations and scores."""
 
     observing: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """By arm, and name of the twin; those that are missing take none."""
+    """(Arm, attacker) -> seconds per observation; missing entries count as 0."""
     scoring: float = 0.0
 
 
 class _Enough(BaseException):
-    """Signal that a trial has run long enough; not an `Exception`, which an attack might catch."""
+    """Signal that a trial has run long enough. It is no `Exception`, because an attack might catch those."""
 
 
 class _Deadline(TorchFunctionMode):
-    """Ends a trial at the first operation after its time: a closed form reports no steps, and one may take minutes.
+    """Mode that ends a trial at the first PyTorch operation after a deadline.
 
-    It does so once, and never where gradients are switched on and off: that is an operation, too, which the end of a
-    `no_grad` block needs for the trials after this one.
+    It is needed for closed forms, which report no steps. It raises only once, and never when gradients are switched
+    on or off, because the end of a `no_grad` block must restore them.
     """
 
     def __init__(self, ends: float) -> None:
-        """Raise `_Enough` where the clock (`monotonic`) passes `ends`."""
+        """Initialise a mode that raises `_Enough` when the clock (`monotonic`) passes `ends`."""
         super().__init__()
         self._ends = ends
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation, if there is time."""
+        """Run an operation, or raise `_Enough` after the deadline."""
         if func is not torch._C._set_grad_enabled and monotonic() > self._ends:
             self._ends = inf
             raise _Enough
@@ -121,13 +120,13 @@ class _Deadline(TorchFunctionMode):
 
 
 class _Watch:
-    """Timer of a trial's search steps, which stops the trial when enough is known or time is up."""
+    """Timer of a trial's search steps, which stops the trial when enough steps are timed or the time is up."""
 
     def __init__(self, patience: float, shown: Callable[[Standing], None]) -> None:
-        """Stop after `patience` seconds, once `_STEPS` steps have told the pace, or steps that took as long."""
+        """Initialise a timer that stops after `patience` seconds, once `_STEPS` steps or as many seconds are timed."""
         self._patience, self._until, self._shown = patience, monotonic() + patience, shown
         self.steps: list[float] = []
-        """Seconds of each step that follows another one of its search."""
+        """Seconds of each step except the first of a search."""
         self.iterations: list[int] = []
         """Iterations of each search."""
         self._last = 0.0
@@ -153,24 +152,24 @@ class Rehearsal:
         self._executor = LocalExecutor(inputs)
         self._built = {account.name: account.arm for account in inputs.accounts}
         self._sent: dict[str, Sent] = {}
-        """What clients of an arm are sent, by its name, of those that were looked at."""
+        """Messages from the server to clients, by arm, created on first use."""
         self._started: set[str] = set()
         """Names of the attacks that have been called."""
         self._steps_each: dict[str, float] = {}
-        """Steps that the searches of an attack make in all for each iteration that it is given."""
+        """Steps of all searches of an attack per iteration, by the attack's name."""
         self._largest = max(inputs.scenario.attacks, key=lambda attack: attack.batch_size)
-        """An attack on the largest batches of those that were tried; before trials, of all."""
+        """The last tried attack, which has the largest batch; before the trials, the one with the largest batch."""
         self._answers: dict[str, tuple[Sequence[Truth], Sequence[Reconstruction]]] = {}
-        """What trials answered, by title, with the truth, which is looked at once all have been tried."""
+        """True samples and results of trials, by title. They are scored after all trials."""
         self._observing: dict[tuple[str, str], float] = {}
-        """Seconds of one observation, by arm and name of the twin, of those that were timed."""
+        """Measured seconds of one observation, by arm and attacker."""
         self._scores: dict[str, Sequence[Scored]] = {}
-        """Their scores, by title and victim."""
+        """Scores of the trials' victims, by title."""
 
     def refused(self) -> dict[int, ClientError]:
         """Return the batch sizes for which the undefended model gives no gradient, with the client's error.
 
-        Larger ones of which that takes long are not looked at: the attacks' own trials meet it again, and tell.
+        Larger batches whose gradients take long are not checked; the attacks' trials report their errors.
         """
         found = {}
         first = {attack.batch_size: attack for attack in reversed(self.inputs.scenario.attacks)}
@@ -187,18 +186,18 @@ class Rehearsal:
 
     @cached_property
     def gradient(self) -> float:
-        """Seconds, by the clock, of one observation of the smallest batch without a defence."""
+        """Elapsed seconds of one observation of the smallest batch without a defence."""
         first = min(self.inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         taken = list[float]()
-        while not taken or (len(taken) == 1 and taken[0] < _SLOW):  # the first may load something
+        while not taken or (len(taken) == 1 and taken[0] < _SLOW):  # the first one may load files
             began = monotonic()
-            with suppress(Exception):  # the attacks' own trials meet it again, and tell
+            with suppress(Exception):  # the attacks' trials report the error
                 self._observe(UNDEFENDED, first, most=1)
             taken.append(monotonic() - began)
         return min(taken)
 
     def _steps(self, attack: AttackSpec) -> float:
-        """Return about how many seconds the steps of a search's trial take, on all victims of a call."""
+        """Return the estimated seconds of the steps of a search's trial, on all victims of a call."""
         smallest = min(attack.batch_size for attack in self.inputs.scenario.attacks)
         each = self.gradient * attack.batch_size / smallest
         return (TIMED + _STEPS) * len(self._members(attack)) * each
@@ -210,14 +209,16 @@ class Rehearsal:
         enough: Callable[[Trial], bool] = lambda _: False,
         last: float = inf,
     ) -> Iterator[Trial]:
-        """Yield a trial of each attack, small batches first; for searches, the first applicable one is timed.
+        """Yield a trial of each attack, small batches first; of searches, the first applicable one is timed.
 
-        That is one of an attack's twins on a batch size, and the others count as it does where it took long. What never
-        applies on a batch size does not on larger ones. Where the clock (`monotonic`) passes `until`, or a step of a
-        search would take most of what is left, it is not tried; but a search is, up to `last`, where nothing that
-        applies is known yet, for nobody could say how long an audit takes. A closed form is cut off after most of what
-        is left, and so are its twins and larger batches. A search that took long on small batches is supposed to apply
-        to larger ones, and to take as long for each sample. Once a trial is `enough`, nothing more is tried.
+        An attack is timed for one attacker per batch size. If that took long, the other attackers reuse its trial.
+
+        - An attack that never applies at one batch size is not tried at larger ones.
+        - Nothing is tried after `until` (on the clock of `monotonic`), or if a step would take most of the rest. A
+          search may still be tried up to `last`, if no attack is known to apply.
+        - A closed form is stopped after most of the remaining time, and then not tried again.
+        - A search that took long on small batches is assumed to apply to larger ones, in proportion to their samples.
+        - Once `enough` returns true for a trial, nothing more is tried.
         """
         never: dict[str, Trial] = {}
         cut: dict[str, Trial] = {}
@@ -236,7 +237,7 @@ class Rehearsal:
             needed = max(self._first_step(attack, timed), *_on_smaller(attack, took), 0.0)
             late = needed > _MOST_OF_TRIALS * (until - monotonic())
             if late and (timed or not _iterations_tried(attack)):
-                untried = Trial(attack.title, "not tried, for want of time", tried=False)
+                untried = Trial(attack.title, "not tried, no time", tried=False)
                 yield replace(timed[key], title=attack.title) if key in timed else untried
                 continue
             if key in timed and took[key] > _QUICK * (until - monotonic()):
@@ -273,7 +274,7 @@ class Rehearsal:
         took: Mapping[tuple[str, int], float],
         until: float,
     ) -> Trial | None:
-        """Return a search's trial on the largest smaller batch, for as many samples as here, if another took long."""
+        """Return a search's trial on the largest smaller batch, scaled to this batch, if it took long; else None."""
         sizes = [size for name, size in timed if name == attack.name and size < attack.batch_size]
         if not sizes or not _iterations_tried(attack) or until == -inf:
             return None
@@ -287,24 +288,25 @@ class Rehearsal:
         return replace(known, title=attack.title, start=start, each=each, evaluation=evaluation, supposed=True)
 
     def _first_step(self, attack: AttackSpec, timed: Mapping[tuple[str, int], Trial]) -> float:
-        """Return about how many seconds one step of a search takes, by those that were timed at its batch size.
+        """Return the estimated seconds of one step of a search, from those timed at its batch size.
 
-        One of several evaluations has another precision, which is slower. 0 for closed forms, and if none was timed.
+        Steps of several evaluations count twice, because they use a slower precision. Returns 0 for closed forms, and
+        if no search was timed.
         """
         known = [trial.evaluation for (_, size), trial in timed.items() if size == attack.batch_size]
         many = _evaluations(attack)
         return (2 * many if many > 1 else many) * max(known, default=0.0) if _iterations_tried(attack) else 0.0
 
     def _tells_nothing(self, attack: AttackSpec) -> bool:
-        """Return whether the attacker's only extra knowledge is of defences, which the tried model lacks."""
+        """Return whether the attacker's only extra knowledge is the defences, which the tried model does not have."""
         return bool(attack.knowledge) and set(attack.knowledge) <= {"defence", "code"}
 
     def pace(self, until: float = inf, arms: Collection[str] | None = None) -> Pace:
         """Return the time for observations and scores, measured on the smallest batch.
 
-        Where the clock (`monotonic`) passes `until`, observations of the arms that are left count as the slowest ones;
-        those of the first two are measured in any case, and what an earlier call measured is not measured again.
-        `arms` are those that are played, by default all. Raises `UserError` where a client fails.
+        Observations of `arms` (default: all) are measured until the clock (`monotonic`) passes `until`, those of the
+        first two arms always. The remaining arms are assumed to be as slow as the slowest measured arm. Measurements of
+        earlier calls are reused. Raises `UserError` if a client fails.
         """
         first = min(self.inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         found = self._observing
@@ -317,12 +319,12 @@ class Rehearsal:
                 if late:
                     guessed[arm, twin] = max(seconds for (_, other), seconds in found.items() if other == twin)
                     continue
-                if "labels" in granted:  # which are no work
+                if "labels" in granted:  # giving labels takes no time
                     found[arm, twin] = found[arm, "adaptive"]
                     continue
                 attack = first.model_copy(update={"knowledge": list(granted)})
                 taken = inf
-                for victim in self._members(attack)[:2]:  # what an arm's code does may be seen once for all
+                for victim in self._members(attack)[:2]:  # the first observation of an arm may be slower
                     began = process_time()
                     self._observed(arm, attack, [victim])
                     taken = min(taken, process_time() - began)
@@ -333,12 +335,12 @@ class Rehearsal:
 
     @cached_property
     def _scoring(self) -> float:
-        """Seconds for scoring one victim of the largest batch that was tried; the scores are discarded."""
+        """Seconds for scoring one victim of the largest tried batch; the scores are discarded."""
         attack = self._largest
         seen, truths = self._observed(UNDEFENDED, attack, self._members(attack)[:1])
         blank = Reconstruction(seen[0].sample.blank(attack.batch_size), truths[0].labels.cpu())
         taken = []
-        for _ in range(2):  # the first loads what metrics need
+        for _ in range(2):  # the first one loads networks of metrics
             began = process_time()
             list(self._executor.run_clients([Call("score", (truths, [blank], False))]))
             taken.append(process_time() - began)
@@ -349,9 +351,9 @@ class Rehearsal:
         return [name for name in self._answers if any(map(criterion.leaks, self._scored(name)))]
 
     def found(self, criterion: Criterion, titles: Collection[str] | None = None) -> list[str]:
-        """Return a line on the trials of each attack and batch size, of all or of these `titles`.
+        """Return a line with the results of each attack's trials per batch size, of all or of these `titles`.
 
-        A search made a few evaluations alone, so what it did not find says nothing.
+        A failed search says nothing about longer searches, because trials make only a few evaluations.
         """
         searches = {method.name for method in METHODS if method.evaluations}
         nearest: dict[str, list[Row]] = {}
@@ -363,17 +365,16 @@ class Rehearsal:
             cut = name.partition(" ")[0] in searches
             leaked = any(criterion.leaks(row) for row in rows)
             best = max((value for row in rows if (value := criterion.nearness(row)) is not None), default=None)
-            said = "no finite reconstruction" if best is None else f"the closest at {criterion.written(best)}"
-            verdict = "LEAKS" if leaked else "a search cut short, which says nothing against a longer one"
+            said = "no finite reconstruction" if best is None else f"max {criterion.written(best)}"
+            verdict = "LEAKS" if leaked else "no leak yet (a short search; a longer one may succeed)"
             lines.append(f"{name}: {verdict if leaked or cut else 'no leak'}, {said}")
         return lines
 
     @property
     def measured(self) -> RoundTables:
-        """What trials answered, as rows of a run: closed forms whole, and of searches the labels that were read.
+        """Results of trials as rows of a run: all results of closed forms, and labels recovered by searches.
 
-        A search made a few evaluations alone, so that what it rebuilt says nothing against a longer one: it was not
-        played.
+        Reconstructions of searches are omitted, because trials make only a few evaluations; their status is not run.
         """
         tables = RoundTables()
         for attack in self.inputs.scenario.attacks:
@@ -390,11 +391,11 @@ class Rehearsal:
         return tables
 
     def _scored(self, name: str) -> Sequence[Row]:
-        """Return the rows of a trial's answer."""
+        """Return the rows of a trial's results."""
         return [row for scored in self._of_victims(name) for row in scored.rows]
 
     def _of_victims(self, name: str) -> Sequence[Scored]:
-        """Return what a trial's answer has of each victim, scored once."""
+        """Return the scores of a trial's victims, computed on first use."""
         if name not in self._scores:
             attack = next(attack for attack in self.inputs.scenario.attacks if attack.title == name)
             truths, guesses = self._answers[name]
@@ -411,7 +412,7 @@ class Rehearsal:
         return self._observed(arm, attack, self._members(attack)[:most])[0]
 
     def _observed(self, arm: str, attack: AttackSpec, victims: Sequence[int]) -> tuple[Any, Any]:
-        """Return the observations of these victims, and the truths."""
+        """Return the observations of these victims, and their true samples."""
         [done] = self._executor.run_clients([Call("observe", self._asked(arm, attack, victims), returns=3)])
         return done.rest[0], done.rest[1]
 
@@ -424,9 +425,9 @@ class Rehearsal:
     def _trial(
         self, attack: AttackSpec, timed: Trial | None, until: float, ends: float, shown: Callable[[Standing], None]
     ) -> Trial:
-        """Return the trial of an attack, on its first victim alone where the model is slow and that one tells enough.
+        """Return the trial of an attack; with a slow model, only the first victim is tried.
 
-        One victim may be refused for what it has, which says nothing of others.
+        If the attack does not apply to this victim's samples, all victims are tried.
         """
         patience, many = _PATIENCE * max(until - monotonic(), 0.0), len(self._members(attack))
         if self._steps(attack) > max(patience, _SLOW) and many > 1:
@@ -444,18 +445,18 @@ class Rehearsal:
         ends: float,
         shown: Callable[[Standing], None],
     ) -> Trial:
-        """Return the trial of an attack on so many victims, with the seconds of all of a call.
+        """Return the trial of an attack on `tried` victims, with times scaled to all victims of a call.
 
-        Where it has neither answered nor made a step of a search when the clock passes `ends`, it is cut off.
+        The trial is stopped if it has no result and no step of a search when the clock passes `ends`.
         """
         patience = _PATIENCE * max(until - monotonic(), 0.0)
         watch = _Watch(0.0 if timed else patience, shown)
         count = _iterations_tried(attack)
-        times = len(self._members(attack)) / tried  # a call takes as long for each victim
-        if timed and timed.each:  # a search that remembers its steps slows down: it is begun as the longest are
+        times = len(self._members(attack)) / tried  # time is proportional to victims
+        if timed and timed.each:  # L-BFGS slows down as its memory fills: make enough iterations to fill it
             count = max(count, floor(min(_LONG, max(until - monotonic(), 0.0) / timed.each)))
         guesses: Sequence[Reconstruction] = ()
-        # steps tell the time of a quick model's search, which would be timed with the deadline's own work
+        # searches of quick models stop at a step instead, because the deadline mode would slow them down
         deadline = _Deadline(ends) if not count or self._steps(attack) > _SLOW else nullcontext()
         began = process_time()
         try:
@@ -468,7 +469,7 @@ class Rehearsal:
             if not isinstance(error, ClientError):
                 raise
             return Trial(attack.title, str(error).partition("\n")[0], raised=True)
-        except Exception as error:  # the attack's or the model's own: the audit goes on without it, and says so
+        except Exception as error:  # from the attack or the model: the audit continues without it and reports it
             said = str(error).partition("\n")[0]
             return Trial(attack.title, f"{type(error).__name__}: {said}", raised=True)
         spent = process_time() - began
@@ -477,7 +478,7 @@ class Rehearsal:
         if guesses and all(guess.status in ("not applicable", "failed") for guess in guesses):
             raised = any(guess.status == "failed" for guess in guesses)
             said = "; ".join(dict.fromkeys(guess.message for guess in guesses))
-            never = all(guess.inherent for guess in guesses)  # it is played on other architectures alone
+            never = all(guess.inherent for guess in guesses)  # it can apply only to other architectures
             start = times * (spent if never else self._start(attack, observations, spent, until))
             return Trial(attack.title, said, raised, start, never=never)
         start = times * self._start(attack, observations, max(spent - sum(watch.steps), 0.0), until)
@@ -491,10 +492,9 @@ class Rehearsal:
         return Trial(attack.title, start=start, each=steps * step, evaluation=step)
 
     def _start(self, attack: AttackSpec, observations: Any, took: float, until: float) -> float:
-        """Return the seconds of one call beside its iterations, without what the first call of an attack loads.
+        """Return the seconds of one call without its iterations and without loading of files.
 
-        A long first start is made a second time, up to the first step of a search: loading takes seconds, once, and
-        would be counted for each arm.
+        A long first start is repeated up to the first step of a search, because only the first one loads files.
         """
         first = attack.name not in self._started
         self._started.add(attack.name)
@@ -510,10 +510,10 @@ class Rehearsal:
         return min(took, process_time() - began)
 
     def _played(self, attack: AttackSpec, observations: Any, iterations: int) -> Sequence[Reconstruction]:
-        """Return the guesses of a call; searches make this many iterations, unless it is 0."""
+        """Return the results of a call; if `iterations` is not 0, searches make this many."""
         changed = {"iterations": iterations} if iterations else {}
         spec = attack.model_validate(attack.model_dump() | changed)
-        keys = keys_of(self.inputs.scenario, attack, 0, self._members(attack))  # a closed form's answer is the attack's
+        keys = keys_of(self.inputs.scenario, attack, 0, self._members(attack))  # same results as in the run
         call = Call("attack", (spec, self._arms[UNDEFENDED].to_attackers(), observations, keys), returns=2)
         [done] = self._executor.run_attackers([call])
         guesses: Sequence[Reconstruction] = done.rest[0]  # with their images
@@ -521,9 +521,9 @@ class Rehearsal:
 
 
 def _on_smaller(attack: AttackSpec, took: Mapping[tuple[str, int], float]) -> list[float]:
-    """Return an attack's seconds by its trials on smaller batches, as long for each sample, where that is long.
+    """Return a closed form's estimated seconds, from each of its slow trials on smaller batches, scaled by samples.
 
-    Searches have none, as they end when time does.
+    The list is empty for searches, which can be stopped at any step.
     """
     if _iterations_tried(attack):
         return []

@@ -107,7 +107,7 @@ def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(whole: R
         assert scenario.run_key.hex().encode() not in content, path
     assert whole.read_mapping("environment.json")["reproducible"] is False
     assert "cannot be repeated" in whole.read_text("log.txt")
-    with pytest.raises(RunError, match="all 2 rounds are played; nothing to resume"):
+    with pytest.raises(RunError, match="all 2 rounds are finished; nothing to resume"):
         runs.resume(whole.url, local, Progress())
 
 
@@ -140,7 +140,7 @@ def test_two_secure_launches_differ(whole: RunFolder, tmp_path: Path) -> None:
 def test_a_finished_secure_run_has_nothing_to_resume_and_no_key(key: bool, scenario: Scenario, tmp_path: Path) -> None:
     """A key is there where the process died between its last two steps."""
     folder = left_by(scenario, tmp_path, "finished", key)
-    with pytest.raises(RunError, match="all 2 rounds are played; nothing to resume"):
+    with pytest.raises(RunError, match="all 2 rounds are finished; nothing to resume"):
         runs.resume(folder.url, local, Progress())
     assert not folder.exists(run_key.FILE)
 

@@ -86,7 +86,7 @@ def edit(folder: RunFolder, *changes: str) -> None:
 @pytest.mark.parametrize("extend", [False, True])
 def test_what_determined_the_rounds_played_is_not_edited(change: str, field: str, extend: bool, tmp_path: Path) -> None:
     saved = Checkpoint(0, {}, scenario=continuing.what_counts(with_devices(parsed(), NO_GPUS)))
-    with pytest.raises(RunError, match="followed the old one") as error:
+    with pytest.raises(RunError) as error:
         continuing.check_same(RunFolder.at(str(tmp_path)), saved, with_devices(parsed(change), NO_GPUS), extend)
     assert field in str(error.value)
 
@@ -119,7 +119,7 @@ def test_what_is_to_come_may_be_edited_where_that_is_asked_for(played: int, tmp_
 
 def test_rounds_that_are_played_are_not_taken_back(tmp_path: Path) -> None:
     saved = Checkpoint(1, {}, scenario=continuing.what_counts(parsed()))
-    with pytest.raises(RunError, match="1 rounds now, but 2 are played"):
+    with pytest.raises(RunError, match=r"federation\.rounds is 1, but 2"):
         continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed("federation.rounds=1"), extend=True)
 
 
@@ -128,7 +128,7 @@ def test_a_run_does_not_become_shorter_than_it_was_begun(tmp_path: Path) -> None
     folder = begun(tmp_path)
     planned = scenarios.parse(folder.read_text("scenario.yaml")).federation.rounds
     edit(folder, f"federation.rounds={planned - 1}")
-    with pytest.raises(RunError, match=r"a run can have more, not fewer|are played"):
+    with pytest.raises(RunError, match=r"federation\.rounds is"):
         runs.resume(folder.url, local, Progress(), extend=True)
 
 

@@ -371,7 +371,7 @@ def test_a_budget_ends_an_arm_before_it_is_exceeded() -> None:
     assert found.limits["none"] == 50
     assert 1 <= limit < 50
     assert account.epsilon(limit) <= 4 < account.epsilon(limit + 1)
-    with pytest.raises(UserError, match=r"privacy\.budget: the first round of arm 'dp' would spend"):
+    with pytest.raises(UserError, match=r"privacy\.budget: the first round of arm 'dp' spends"):
         _ = inputs("arms: {dp: [{name: dp_sgd, noise_multiplier: 0.3}]}\nprivacy: {budget: 0.1}\n").limits
 
 

@@ -1,4 +1,4 @@
-"""The executor: contract between a run's rounds and the processes, or the one process, that do the work."""
+"""Interface of executors, which run a round's calls in other processes or in this one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayfed.errors import OverdueError
 from rayfed.scenario import Scenario
 
 Ref = Any
-"""A value, or the place where an executor keeps it: rounds pass it on and never look inside."""
+"""A value, or an executor's reference to a value. Rounds pass it on without reading it."""
 
 
 @dataclass(frozen=True)
@@ -25,35 +25,35 @@ class Call:
 
     method: str
     args: tuple[Any, ...]
-    """Arguments of the method; in place of a `Ref` it gets the value."""
+    """Arguments of the method, which receives the value of each `Ref`."""
     tag: Any = None
-    """Label of the result, for the caller alone."""
+    """Label of the result, used only by the caller."""
     returns: int = 1
     """Number of values that the method returns."""
     limit: float | None = None
-    """Seconds that the call may take once it has begun."""
+    """Maximum seconds of the call after its start."""
     crashes: int | None = None
-    """Processes that the call may end before it comes as `Crashed`; None: one that ends several ends the run."""
+    """Number of processes that the call may end before its result is `Crashed`; None: repeated crashes end the run."""
     node: str = ""
-    """Node on which it is best done; empty for any."""
+    """Preferred node; empty for any."""
     losable: bool = False
-    """Whether it comes as `Gone` where an argument is lost; else that ends the round."""
+    """Whether the result is `Gone` if an argument is lost; otherwise the round ends."""
 
 
 class Overdue:
-    """Marker for the result of a call that took longer than its limit."""
+    """Result marker of a call that exceeded its time limit."""
 
 
 @dataclass(frozen=True)
 class Crashed:
-    """Marker for the result of a call that ended its process every time."""
+    """Result marker of a call that ended its process every time."""
 
     memory: bool
-    """Whether it was ended from outside, for it needed more memory than there is."""
+    """Whether the process was killed because memory ran out."""
 
 
 class Gone:
-    """Marker for the result of a call whose arguments were lost with their machine."""
+    """Result marker of a call whose arguments were lost with their machine."""
 
 
 class Done(NamedTuple):
@@ -63,22 +63,22 @@ class Done(NamedTuple):
     result: Any
     """The first value that the method returned, or `Overdue`, `Crashed` or `Gone`."""
     rest: list[Ref]
-    """References to the other values; empty where a marker is in place of the result."""
+    """References to the other values; empty if the result is a marker."""
     node: str = ""
-    """Node that holds the values; empty where there is one alone."""
+    """Node that holds the values; empty if there is only one node."""
 
 
 Run: TypeAlias = Callable[[Sequence[Call]], Iterator[Done]]
-"""Does calls and yields each as it ends, in any order; a call's own exception ends all."""
+"""Run calls and yield each as it ends, in any order. An exception of a call ends all calls."""
 
 Hear: TypeAlias = Callable[[Call, Standing], None]
-"""Is told how far the search of a call is, about once a second."""
+"""Receive the progress of a call's search, about once a second."""
 
 
 def within(run: Run, seconds: float | None) -> Run:
-    """Return a function that runs client calls with a time limit for each; raises `OverdueError` beyond it.
+    """Return a function that runs client calls with a time limit per call, and raises `OverdueError` after it.
 
-    `seconds` is None where any time will do.
+    If `seconds` is None, there is no limit.
     """
     if seconds is None:
         return run
@@ -93,14 +93,14 @@ def within(run: Run, seconds: float | None) -> Run:
 
 
 class Lost(Exception):
-    """The server died, or a value was lost with its machine, so that the round has to be played again."""
+    """Raised if the server died or a value was lost with its machine, so that the round must be rerun."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
 
 
 class Executor(Protocol):
-    """Runs the clients, the attackers and the server of one run."""
+    """Interface that runs the clients, the attackers and the server of one run."""
 
     @property
     def clients(self) -> int:
@@ -110,10 +110,10 @@ class Executor(Protocol):
         """Return the nodes that run client calls, with the number of concurrent calls on each."""
 
     def describe(self) -> str:
-        """Return a description of what runs where."""
+        """Return a description of the processes and their resources."""
 
     def environment(self) -> dict[str, object]:
-        """Return the executor's part of environment.json, which explains the run's timings."""
+        """Return the executor's part of environment.json, which is needed to interpret the run's timings."""
 
     def machines(self) -> list[Machine]:
         """Return the machines of all processes that have started so far."""
@@ -121,37 +121,37 @@ class Executor(Protocol):
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         """Start clients and server; `saved` is the state of every arm.
 
-        Raises `ResourceError` where the machines have no place for them.
+        Raises `ResourceError` if the machines do not have the resources.
         """
 
     def check_server(self) -> None:
-        """Wait until the server has started, or raise `Lost`, as clients would wait for its weights forever."""
+        """Wait until the server has started, or raise `Lost`; without a server, clients would wait forever."""
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Replace a server that died or that has added half a round."""
+        """Replace a server that died or that has added only a part of a round."""
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Run calls on instances of `rayfed.engine.worker.ClientWorker`; see `Run`."""
 
     @property
     def attackers_apart(self) -> bool:
-        """Return whether attackers slow no client down that works at the same time."""
+        """Return whether attackers and clients can run at the same time without slowing each other down."""
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
         """Run calls on instances of `rayfed.engine.attacker.Attacker`, started on first use; see `Run`.
 
-        Who does not take all that is yielded leaves the calls that are not over. With `ahead` they are begun before the
-        first is taken, where attackers are apart.
+        If the iterator is closed early, unfinished calls are cancelled. With `ahead`, and if attackers are apart, calls
+        start before the first result is requested.
         """
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of `rayfed.engine.server.Server`, in order, and return one `Ref` or a list of them."""
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
-        """Return the values behind references to the server's results.
+        """Return the values of references to the server's results.
 
-        Raises `Lost` where one is gone, what making it has raised, and `OverdueError` where the server takes longer
-        than `limit` seconds; None is any time.
+        Raises `Lost` if a value is lost, `OverdueError` if the server takes longer than `limit` seconds (None: no
+        limit), and exceptions of the server's method.
         """
 
 

@@ -1,4 +1,4 @@
-"""The state of a run between rounds: arms, the server's and clients' states, and the executor."""
+"""State of a run that its rounds share: arms, states of the server and of clients, and the executor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Served(NamedTuple):
     sent: Ref
     """The part for clients (`Sent`)."""
     kept: Ref
-    """The part for the checkpoint alone (`Kept`)."""
+    """The part for the checkpoint only (`Kept`)."""
 
 
 class Federation:
@@ -42,12 +42,12 @@ class Federation:
     ) -> None:
         """Start from the server's part of a checkpoint, `saved`, or from untrained arms if it is empty.
 
-        `load_states` reads the clients' side, to which the player of the rounds adds what they `changed`.
+        `load_states` reads clients' states of a checkpoint; the caller stores the `changed` ones after each round.
         """
         self.scenario, self.data, self.samples = inputs.scenario, inputs.data, inputs.parts.sizes
         self.arms = {account.name: account.arm for account in inputs.accounts}
         self.rules = {name: aggregation_of(arm.spec) for name, arm in self.arms.items()}
-        """Aggregation rules, without the protection under which clients send."""
+        """Aggregation rules, without protections such as encryption."""
         self.malicious = {name: Malicious.of(inputs.scenario, arm.spec) for name, arm in self.arms.items()}
         self.executor, self.progress, self.load_states = executor, progress, load_states
         self.note_once = NoteOnce(progress.note)
@@ -56,13 +56,13 @@ class Federation:
         self.changed: dict[str, dict[int, State]] = {}
         """Arm -> client -> state, of the clients of the last finished round."""
         self.aborted: list[str] = []
-        """Arms whose last round was not applied, and why, in words."""
+        """Messages on arms whose last round was not applied, with the reason."""
         self.served: dict[str, Served] = {}
-        """The server's values for the next round, by arm; empty where the server has to be asked."""
+        """The server's values for the next round, by arm; empty after a restart of the server."""
         self.transcripts: dict[tuple[str, int, int], Transcript] = {}
-        """Clients' transcripts of questions by (arm, round, client); a server that dies asks its questions again."""
+        """(Arm, round, client) -> transcript of questions. It is needed if a restarted server asks again."""
         self.run_clients = within(executor.run_clients, self.scenario.resources.timeout)
-        """Does calls of clients that are no local round."""
+        """Run client calls other than local rounds, with a time limit."""
         self.attacks = Attacks(
             self.scenario,
             {name: arm.spec for name, arm in self.arms.items()},
@@ -75,21 +75,21 @@ class Federation:
         )
         self._inputs = inputs
         self.held: dict[str, dict[tuple[int, int], Ref]] = {}
-        """Arm -> (round, client) -> update on its way, as far as this process has them."""
+        """Arm -> (round, client) -> update in flight, if this process has it."""
         self._keys: dict[str, bytes] = {}
         executor.start(inputs, self._roles(), self.saved)
 
     @cached_property
     def clock(self) -> Clock | None:
-        """Virtual clock; None without devices in the scenario. Work is counted on first use."""
+        """Virtual clock, or None without devices in the scenario. Work is counted on first use."""
         return Clock.of(self._inputs)
 
     def make_keys(self) -> None:
-        """Let one client make the keys of all encrypting clients; the server relays them unread."""
+        """Let one client create the keys of all encrypting clients; the server relays them locked."""
         making = [Call("make_keys", (name,), name) for name, arm in self.arms.items() if arm.spec.protection]
         self._keys = {done.call.tag: done.result for done in self.run_clients(making)}
         for name, locked in self._keys.items():
-            self.executor.serve("relay", name, locked)  # one that dies of it is started again with them
+            self.executor.serve("relay", name, locked)  # a restarted server receives them with its role
 
     def restart_server(self) -> None:
         """Start a new server from the last finished round."""
@@ -97,17 +97,17 @@ class Federation:
         self.served, self.held = {}, {}
 
     def forget_transcripts(self, round: int) -> None:
-        """Drop the transcripts of all rounds but this one."""
+        """Delete the transcripts of all other rounds."""
         self.transcripts = {key: known for key, known in self.transcripts.items() if key[1] == round}
 
     def ask_server(self, method: str, *args: Any) -> Served:
-        """Call `Server.sent`, or another method with the same two results, by reference."""
+        """Call `Server.sent`, or another method with the same results, and return references to the results."""
         return Served(*self.executor.serve(method, *args, returns=2))
 
     def settled(self, refs: Sequence[Ref], calls: int) -> list[Any]:
-        """Return the values of this many server calls when they have finished.
+        """Wait for `calls` server calls and return their values.
 
-        Raises `OverdueError` where they take longer than that many times `resources.timeout`.
+        Raises `OverdueError` if they take longer than `calls` times `resources.timeout`.
         """
         limit = self.scenario.resources.timeout
         return self.executor.get(refs, None if limit is None else limit * calls)

@@ -1,4 +1,4 @@
-"""Search paths for scenarios, their modules, and the modules of earlier runs."""
+"""Loading of scenarios, and search paths for their modules and those of earlier runs."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from rayfed.store.folder import SCENARIO, RunFolder
 
 
 def load(path: Path, changes: Sequence[str], remark: Callable[[str], None]) -> Scenario:
-    """Load a scenario file; its relative names are resolved beside it or in the current folder."""
+    """Load a scenario file; relative paths are resolved in its folder or the current folder."""
     search_beside(path)
     return load_scenario(path, list(changes), remark)
 
 
 def search_beside(path: Path) -> None:
-    """Make modules beside a file, or in the working directory, importable by dotted paths."""
+    """Make modules in a file's folder and in the working directory importable by dotted paths."""
     registry.search(str(Path.cwd()))
     registry.search(str(path.resolve().parent))
 
 
 def dotted(name: str) -> str:
-    """Return the dotted path of `FILE.py:Name` and make the file importable; other names unchanged."""
+    """Return the dotted path of `FILE.py:Name` and make the file importable; return other names unchanged."""
     match = registry.FILE_PATH.fullmatch(name)
     if match is None:
         return name
     path = find_in([Path.cwd()], match["file"])
     if not path.is_file():
-        raise UserError(f"there is no file {path}, named by '{name}'")
+        raise UserError(f"'{name}': file {path} not found")
     return registry.dotted(path, match["name"])
 
 
@@ -47,14 +47,14 @@ def loss_section(value: Any) -> dict[str, Any]:
 
 
 def search_where(run: str) -> None:
-    """Make modules importable from where the run found them, or from the working directory.
+    """Make a run's modules importable, from the working directory and from the run's search path.
 
-    A run may come from somebody else: its places are searched last, so that none of their modules takes the place of
-    another, and only where its scenario has dotted paths. What lies in the run folder itself is not code.
+    The run may come from another user. Therefore its search path comes last, is used only if the scenario has dotted
+    paths, and never includes the run folder.
     """
     registry.search(str(Path.cwd()))
     folder = RunFolder.open(run)
-    # a run that never got a cluster has no environment
+    # a run that failed before its start has no environment.json
     if dotted_paths(folder.read_text(SCENARIO)) and folder.exists("environment.json"):
         for place in folder.read_mapping("environment.json").get("search_path", []):
             if Path(place).is_absolute() and not Path(place).resolve().is_relative_to(Path(folder.root).resolve()):

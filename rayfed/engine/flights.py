@@ -1,11 +1,11 @@
 """Updates in flight in virtual time: when clients start, and which update reaches the server next.
 
-Under an asynchronous rule a round is one step of the server. As many clients are given its weights as updates make a
-step: the first when the step before is made, each other one when an update arrives. All of them are known before
-the first has begun, so they train side by side; only their times are played one after another.
+Under an asynchronous rule a round is one step of the server. In each round as many clients start as updates make a
+step: the first one after the previous step, each other one when an update arrives. All clients are known in advance.
+Therefore they train concurrently, and only their virtual times are simulated in order.
 
-A run keeps the weights on which updates on the way were made, not the updates: where one is lost with a process, or the
-run was resumed, it is made again.
+A checkpoint has the weights from which updates in flight were computed, not the updates. After a resume, or if an
+update is lost with a process, it is computed again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Flight:
 
     client: int
     round: int
-    """Round on whose weights it was made."""
+    """Round whose weights the client received."""
     arrival: float
-    """Seconds after the start of the run."""
+    """Arrival at the server, in seconds after the start of the run."""
     seconds: float
-    """Seconds since the client was sent the weights."""
+    """Seconds between sending the weights and the arrival of the update."""
     row: Row
     """Row of the table `clients`."""
 
@@ -47,15 +47,15 @@ class Flights:
     number: int
     clock: RoundClock
     count: int
-    """Number of updates of a step."""
+    """Number of updates per step."""
     began: float
-    """Seconds after the start of the run when the step before was made."""
+    """Time of the previous step, in seconds after the start of the run."""
     flying: list[Flight]
-    """On their way; when the round is over, those that are left."""
+    """Updates in flight; after the round, the remaining ones."""
     held: dict[tuple[int, int], Ref]
-    """Updates by their names, as far as this process has them."""
+    """(Round, client) -> update, if this process has it."""
     landed: list[Flight] = field(default_factory=list)
-    """Arrived in this round, in this order."""
+    """Updates that arrived in this round, in order of arrival."""
     _ready: dict[int, Row] = field(default_factory=dict)
 
     @classmethod
@@ -67,7 +67,7 @@ class Flights:
         return cls(number, clock, count, saved.get("ended", 0.0), flying, dict(held))
 
     def made(self, rows: Rows, update: Ref) -> None:
-        """Record the update, and its row, of a client that starts in this round."""
+        """Record the update and the row of a client that starts in this round."""
         [row] = rows
         self._ready[row["client"]] = row
         self.held[self.number, row["client"]] = update
@@ -77,7 +77,7 @@ class Flights:
         waiting, free = iter(clients), {flight.client: flight.arrival for flight in self.flying}
         air = [(flight.arrival, flight.round, flight.client, flight) for flight in self.flying]
         heapq.heapify(air)
-        first = len(clients) - (self.count - 1)  # all tasks in flight, or who follows on the last to arrive
+        first = len(clients) - (self.count - 1)  # in the first round all tasks, later one after the previous step
         for client in (next(waiting) for _ in range(first)):
             self._start(client, self.began, free, air)
         while True:
@@ -89,7 +89,7 @@ class Flights:
         self.flying = sorted((flight for *_, flight in air), key=lambda one: one.key)
 
     def _start(self, client: int, now: float, free: dict[int, float], air: list[Any]) -> None:
-        """Start a client, now or when its device is free again."""
+        """Start a client now, or as soon as its device is free."""
         row = self._ready[client]
         begun = max(now, free.get(client, now))
         arrival = begun + self.clock.arrival(client, row["sent_bytes"])
@@ -111,7 +111,7 @@ class Flights:
         return {"simulated_seconds": self.landed[-1].arrival - self.began, "idle": None, "dropped": 0}
 
     def missing(self) -> Iterator[Flight]:
-        """Yield the arrived flights whose updates this process must compute again."""
+        """Yield the arrived flights whose updates must be computed again."""
         return (one for one in self.landed if one.key not in self.held)
 
     @property

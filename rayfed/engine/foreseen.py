@@ -1,8 +1,8 @@
-"""Verdicts that no run of a scenario can have, told before it is played.
+"""Warnings, before a run, about arms that cannot have the verdict "not reconstructed".
 
-The rules are those of the verdicts (`rayfed.analysis.verdicts.run_findings`). They are given the rows of a run in which
-every attack succeeds without a defence, finds nothing behind one, and explains what was sent wherever it has the code.
-An arm that is inconclusive even then can only leak, or be not measured.
+The module applies the rules of verdicts (`rayfed.analysis.verdicts.run_findings`) to the rows of an ideal run. In that
+run every attack succeeds without a defence, fails under one, and explains the update if it has the defence's code. An
+arm that is inconclusive in the ideal run can only leak or be not measured.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rayfed.hidden import UNREHEARSED, UNUSED
 from rayfed.scenario import AttackSpec, Scenario
 
 Unused = Mapping[tuple[str, str], str]
-"""By arm and title of an attack, what it makes no use of in the code of the arm's defences."""
+"""(Arm, attack title) -> message on the code of the arm's defences that the attack does not use; may be empty."""
 
 
 def unreachable(scenario: Scenario, unused: Unused | None = None) -> list[str]:
-    """Return a line for each reason why no answer of the planned attacks can speak for arms with defences."""
+    """Return a line for each reason why arms with defences can only leak or be not measured."""
     document = scenario.model_dump(mode="json")
     reasons: dict[str, dict[str, None]] = {}
     for one in run_findings(document, list(_rows(scenario, unused or {})), criterion=Criterion.of("pixels", None)):
@@ -46,9 +46,9 @@ def unreachable(scenario: Scenario, unused: Unused | None = None) -> list[str]:
 
 
 def unused_code(inputs: Inputs) -> Unused:
-    """Return what attackers with the code of the user's own defences will not use of it, by running these once.
+    """Return messages on code of the user's defences that attackers with this code cannot use.
 
-    It is found out as in the run, on the first update of each attack.
+    Each defence is run once, on the first update of each attack.
     """
     scenario, found = inputs.scenario, dict[tuple[str, str], str]()
     document = scenario.model_dump(mode="json")
@@ -65,18 +65,18 @@ def unused_code(inputs: Inputs) -> Unused:
     for arm, attack in due:
         victim = plan.victims(scenario, attack, attack.rounds[0], inputs.parts.sizes)[0]
         visit = ClientVisit(arm.spec.name, Sent(0, arm.weights, arm.buffers), victim)
-        with suppress(UserError):  # the run says it
+        with suppress(UserError):  # the run reports the error
             found[arm.spec.name, attack.title] = unused(ObservationBuilder(runtime).observe(visit, attack)[0])
     return found
 
 
 def _rebuilding(scenario: Scenario) -> list[AttackSpec]:
-    """Return the attacks that rebuild samples."""
+    """Return the attacks that reconstruct samples."""
     return [attack for attack in scenario.attacks if not isinstance(attack.build(), InferenceAttack)]
 
 
 def _rows(scenario: Scenario, unused: Unused) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the best run: a sample for each victim of an attack, of arms that send values to look at."""
+    """Yield the rows of the ideal run: one sample per victim and attack, for arms without encryption or masks."""
     document = scenario.model_dump(mode="json")
     for arm in scenario.written_arms:
         spec = arm_spec(document, arm)
@@ -97,11 +97,11 @@ _FOUND = {"psnr": 100.0, "above_guessing": 50.0, "told_apart": 1.0}
 
 
 def _why(lacking: str) -> str:
-    """Return a reason with what to do; empty for one that the run alone can tell."""
+    """Return a reason and a fix as text; empty if only the run can decide."""
     if lacking in (*UNREAD, UNEXPLAINED_PART):
         return (
-            "no attack that meets every sample has the defences' code. Give one this line: knowledge: [defence, code]"
+            "no attack on every sample has the defences' code. Add this line to an attack: knowledge: [defence, code]"
         )
     if lacking == ALONE:
-        return "nothing like it is attacked without a defence. Add an arm that has none: none: []"
+        return "no comparable arm is attacked without a defence. Add an arm without defences: none: []"
     return lacking if lacking.startswith((UNUSED, UNREHEARSED)) else ""

@@ -1,6 +1,6 @@
-"""SHA-256 of a run's ingredients: code, data and initial weights.
+"""SHA-256 hashes of a run's code, data and initial weights.
 
-They stand in environment.json, so that a statement on the run still says what it is about when files have changed.
+They are written to environment.json, so that a statement on the run identifies its inputs even after files change.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rayfed.store.checkpoint import Checkpoint
 from rayfed.update import digest_of
 
 NOT_HASHED = "not hashed: read from files as needed"
-"""What stands in place of the hash of data that do not lie in memory."""
+"""Written instead of a hash for data that are not in memory."""
 
 
 def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]]:
     """Return hashes of `code` by module, `data` by split and `weights` by arm (of a checkpoint, if there is one).
 
-    A file of devices is among the data, as `devices`. The code of rayfed is that of all its Python files, their paths
-    and contents; a user's module is its own file alone.
+    A file of devices is included in the data as `devices`. The hash of rayfed's code covers the paths and contents of
+    all its Python files, that of a user's module only its file.
     """
     return {
         "code": {"rayfed": _own_code()} | _named_code(dotted_paths(inputs.scenario.dump())),
@@ -40,14 +40,14 @@ def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]
 
 
 def changed_code(before: Mapping[str, Any], code: Mapping[str, str]) -> str | None:
-    """Return a remark on modules that differ from those of an environment.json `before`; None without one."""
+    """Return a remark on modules that differ from those of an environment.json `before`; None if none differ."""
     known = before.get("hashes", {}).get("code", {})
     changed = [name for name, found in code.items() if known.get(name, found) != found]
     if not changed:
         return None
     return (
-        f"the code of {', '.join(changed)} has changed since this run was played last: what is played from here on is "
-        f"of the new code, what is complete of the old; launch the scenario anew for a run of one"
+        f"the code of {', '.join(changed)} has changed since this run stopped: finished rounds used the old code, "
+        f"further rounds use the new code; launch a new run to use only one version"
     )
 
 
@@ -79,7 +79,7 @@ def _own_code() -> str:
 
 
 def _named_code(names: list[str]) -> dict[str, str]:
-    """Return the hash of each of the user's modules that the scenario names."""
+    """Return the hashes of the user's modules that the scenario names."""
     modules = dict.fromkeys(name.partition(":")[0] for name in names)
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in modules}
     own = {name: file for name, file in files.items() if file and name.partition(".")[0] not in ("rayfed", "actors")}

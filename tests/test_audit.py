@@ -1425,7 +1425,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     assert run("audit", "--model", "lenet", "--data", "digits", "--batch", "1,x")[0] == 2
     for arguments, expected in {
         ("--model", "lenett", "--data", "digits"): "did you mean 'lenet'",
-        ("--model", "nowhere.py:Net", "--data", "digits"): "there is no file",
+        ("--model", "nowhere.py:Net", "--data", "digits"): "'nowhere.py:Net': file",
         ("--model", "lenet", "--data", "/no/such/folder"): "--data /no/such/folder: no such file or folder",
         ("--model", "mlp", "--data", str(tmp_path / "t.csv")): "texts their column by --text, of age, ill",
         ("--model", "mlp", "--data", str(tmp_path), "--target", "age"): "lie in a Parquet file",

@@ -116,8 +116,8 @@ def test_bounds_that_no_mixture_keeps_are_refused(images: int, largest: float) -
 @pytest.mark.parametrize(
     ("options", "sizes", "message"),
     [
-        ("images: 4", [5, 3, 9], r"arm '.*': instahide needs 4 samples a client, but client 1 has 3"),
-        ("images: 4, public: true", [5, 1, 9], r"instahide needs 2 samples a client, but client 1 has 1"),
+        ("images: 4", [5, 3, 9], r"arm '.*': instahide needs 4 samples per client, but client 1 has 3"),
+        ("images: 4, public: true", [5, 1, 9], r"instahide needs 2 samples per client, but client 1 has 1"),
         ("images: 200, public: true", [200, 200, 200], r"instahide needs 198 public samples, but the data has 144"),
     ],
 )

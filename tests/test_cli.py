@@ -389,7 +389,7 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     assert "private epsilon" in output, output
     sealed = ("--set", "federation.protection=ckks", "--set", "federation.failures={then: drop}")
     code, output = run("validate", "mine.yaml", *sealed)
-    assert "its clients have to believe the server who has failed" in output, output
+    assert "its clients must trust the server's list of failed clients" in output, output
     for kind in registry.KINDS:
         assert run("list", kind)[0] == 0
     assert "did you mean 'defences'" in run("list", "defence5")[1]

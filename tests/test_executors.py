@@ -184,7 +184,7 @@ class Hoarder(Defence):
 def test_what_cannot_travel_fails_here_too(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock' object") as caught:
         runs.launch(parsed("arms.a=[tests.test_executors:Hoarder]"), str(tmp_path), local, Progress())
-    assert caught.value.__notes__ == ["as it was on its way from the call `cohorts` of ClientWorker"]
+    assert caught.value.__notes__ == ["while pickling a value from the call `cohorts` of ClientWorker"]
 
 
 def test_tensors_travel_without_what_they_were_computed_from(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_clients_have_the_threads_that_their_actors_would_have(tmp_path: Path) -
 def test_a_limit_on_clients_time_is_said_not_to_be_kept(tmp_path: Path) -> None:
     noting = Noting()
     runs.launch(parsed("federation.failures.timeout=5"), str(tmp_path), local, noting)
-    assert [note for note in noting.notes if "federation.failures.timeout is not kept" in note]
+    assert [note for note in noting.notes if "federation.failures.timeout is ignored" in note]
 
 
 @pytest.mark.parametrize("command", ["launch", "attack", "sweep"])
@@ -269,7 +269,7 @@ def test_what_tune_alone_has_is_refused(what: str, tmp_path: Path) -> None:
     arguments = ["sweep", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2, result.output
-    assert f"sweep.{what.partition(':')[0]}: Ray Tune has it" in " ".join(result.output.split())
+    assert f"sweep.{what.partition(':')[0]} needs Ray Tune" in " ".join(result.output.split())
 
 
 WITHOUT_RAY = """
@@ -473,7 +473,7 @@ def test_a_trials_log_has_its_notes(tmp_path: Path) -> None:
     folder = swept(tmp_path, "federation.failures.timeout=5", "federation.rounds=1")
     for name in folder.trial_names():
         log = folder.trial(f"trials/{name}").read_text("log.txt")
-        assert log.count("federation.failures.timeout is not kept") == 1
+        assert log.count("federation.failures.timeout is ignored") == 1
 
 
 STOPS = list[int]()

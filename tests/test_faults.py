@@ -245,7 +245,7 @@ def test_a_run_goes_on_without_who_fails(undisturbed: RunFolder, tmp_path: Path)
     foreseen, note = noting.notes
     assert foreseen.startswith("odd: the verdict can only be LEAKS or NOT MEASURED")
     assert f"1 of 6 clients are left out of round 1 of arm odd: client {bad} sent an update that is not finite" in note
-    assert f"client {bad} is left out: it sent" in folder.read_text("log.txt")
+    assert f"client {bad} is excluded: it sent" in folder.read_text("log.txt")
     clients = folder.read_table("clients").to_pylist()
     assert [row["client"] for row in clients if row["status"] != "ok"] == [bad]
     assert len(clients) == 12

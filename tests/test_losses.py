@@ -167,7 +167,7 @@ def test_two_classes_are_one_output_and_partitions_still_go_by_class() -> None:
         ({"loss": "cross_entropy"}, "takes classes"),
         ({"loss": "binary_cross_entropy"}, "labels that are 0 or 1"),
         ({"partition": {"name": "dirichlet", "alpha": 1.0}}, "take iid or quantity"),
-        ({"defences": ["dcs2"]}, "knows classes"),
+        ({"defences": ["dcs2"]}, "'dcs2' needs one class per sample"),
         ({"loss": "tests.test_losses:summed"}, "tests.test_losses:summed"),
     ],
 )

@@ -351,7 +351,7 @@ def scenario(root: Path, **changes: Any) -> dict[str, Any]:
             {"partition": {"name": "dirichlet", "alpha": 1.0}},
             "and the labels of data 'image_masks' are no class for",
         ),
-        ({"defences": [{"name": "mixup"}]}, "'mixup' knows classes, and labels are of each place here"),
+        ({"defences": [{"name": "mixup"}]}, "'mixup' needs one class per sample"),
     ],
 )
 def test_what_does_not_go_with_masks_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -362,9 +362,9 @@ def test_what_does_not_go_with_masks_is_refused(tmp_path: Path, changes: dict[st
 
 def test_a_model_of_pixels_needs_masks_and_scores_of_their_size() -> None:
     digits = {"name": "t", "data": {"name": "digits", "train_samples": 40}, "federation": {"rounds": 1, "clients": 2}}
-    with pytest.raises(UserError, match="'unet' scores each pixel, and data 'digits' has one label for each image"):
+    with pytest.raises(UserError, match="'unet' scores each pixel, but data 'digits'"):
         prepare(check(digits | {"model": {"name": "unet", "width": 2}}, "t"))
-    with pytest.raises(UserError, match=r"'place_cross_entropy' takes a class for each place.*image_masks"):
+    with pytest.raises(UserError, match=r"'place_cross_entropy' needs a class per place.*image_masks"):
         prepare(check(digits | {"model": {"name": "lenet"}, "loss": {"name": "place_cross_entropy"}}, "t"))
     with pytest.raises(UserError, match=r"gives \(2, 3, 4, 4\) for 2 images of 1x8x8.*\(2, 3, 8, 8\)"):
         build_model(

@@ -148,7 +148,7 @@ def test_weights_are_the_same_when_the_server_dies_before_it_answers(
     folder = runs.launch(parsed(APART), str(tmp_path), on_ray(), progress)
     assert_same_bits(weights(folder), weights(undisturbed))
     [note] = progress.notes  # and none of the clients' actors was taken for dead
-    assert "round 1 is played again: the server died" in note
+    assert "round 1 is rerun: the server died" in note
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_weights_are_the_same_after_objects_are_lost(
     folder = runs.launch(parsed(APART), str(tmp_path), on_ray(), progress)
     assert_same_bits(weights(folder), weights(undisturbed))
     [note] = progress.notes
-    assert "round 2 is played again: an object was lost" in note
+    assert "round 2 is rerun: an object was lost" in note
 
 
 class Worker(Renewable):
@@ -367,7 +367,7 @@ def test_votes_are_the_same_when_the_server_dies_before_it_hears_them(
     progress = Noting()
     folder = runs.launch(parsed(APART, *BOOSTED), str(tmp_path), on_ray(), progress)
     assert answered == [4] * 4
-    assert "round 2 is played again: the server died" in progress.notes[0]
+    assert "round 2 is rerun: the server died" in progress.notes[0]
     assert_same_votes(folder, boosted)
 
 

@@ -149,8 +149,8 @@ class Uneven:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("without: 2", r"gives client 1 no sample \(2 of 3 clients have none\): use fewer clients"),
-        ("missing: 1", "deals samples to 2 clients, but federation.clients is 3"),
+        ("without: 2", r"no sample to client 1 \(2 of 3 clients have none\): use fewer clients"),
+        ("missing: 1", "2 clients, but federation.clients is 3"),
     ],
 )
 def test_clients_without_samples_are_refused(how: str, said: str) -> None:

@@ -242,12 +242,12 @@ CRNN = "{name: crnn, width: 2, hidden: 4}"
 @pytest.mark.parametrize(
     ("model", "change", "message"),
     [
-        ("lenet", None, "has words for labels, model 'lenet' answers with classes"),
+        ("lenet", None, "has words as labels, but model 'lenet' predicts classes"),
         (CRNN, "data=digits", "model 'crnn' does not take|needs images 32 pixels high"),
         (CRNN, f"data={{name: words, width: 8, train: [{LONG}], test: [{LONG}]}}", "4 of 4 training words need more"),
-        (CRNN, "attacks=[dlg]", "'dlg' knows classes, not words"),
-        (CRNN, "federation.malicious={name: label_flip, clients: 1}", "'label_flip' knows classes, not words"),
-        (CRNN, "defences=[mixup]", "defence 'mixup' knows classes, not words"),
+        (CRNN, "attacks=[dlg]", "'dlg' supports classes, not words"),
+        (CRNN, "federation.malicious={name: label_flip, clients: 1}", "'label_flip' supports classes, not words"),
+        (CRNN, "defences=[mixup]", "defence 'mixup' supports classes, not words"),
     ],
 )
 def test_what_knows_classes_alone_is_refused(model: str, change: str | None, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The inputs of a run: the data, dealt to clients, and arms with models that fit the data."""
+"""The inputs of a run: data partitioned among clients, and arms whose models are checked against the data."""
 
 from __future__ import annotations
 
@@ -41,47 +41,49 @@ from rayfed.samples import Tokens
 from rayfed.scenario import ResolvedArm, Scenario, resolve
 
 _TASK = {"causal_lm": "causal_lm", "masked_lm": "masked_lm"}
-"""Task of a model `hf` by the loss; token classification of others."""
+"""Loss -> task of a model `hf`. Default: token classification."""
 _TRIED = 16
-"""Samples on which a loss of the user's is tried."""
+"""Number of samples on which a user's loss is checked."""
 _HEAVY = 0.5
-"""Share of a round's weight above which a client outweighs all others together."""
+"""Share of a round's weight above which one client outweighs all others together."""
 _OTHERS = 1 << 25
-"""Numbers of all samples, about, that reconstructions are compared with."""
+"""Approximate maximum of numbers (samples x values) that reconstructions are compared with."""
 UNREPEATABLE = (
-    "privacy.secure: noise, keys and who takes part come from the operating system's randomness: this run cannot be "
-    "repeated from its scenario, but resumed while its checkpoint/clients/run.key is there, which is deleted when the "
-    "run ends"
+    "privacy.secure: noise, keys and the sampling of clients use the operating system's random numbers. This run "
+    "cannot be repeated from its scenario. It can be resumed until its end, when checkpoint/clients/run.key is deleted"
 )
-PREDICTABLE = "noise follows from the seed: for measuring, not for protecting (privacy.secure)"
+PREDICTABLE = (
+    "noise is derived from the seed. Use this run to measure, not to protect data; for real training set "
+    "`privacy.secure: true`"
+)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """A scenario's data, loaded and dealt to clients."""
+    """A scenario with its data, partitioned among clients."""
 
     scenario: Scenario
-    """The scenario with the noise that its defences need for their epsilons."""
+    """The scenario, with noise calibrated for the defences' target epsilons."""
     data: Dataset
     parts: Parts
     """Training indices of each client."""
     validation: Parts
-    """Indices of the samples that each client has held out (`federation.validation`); empty where none does."""
+    """Indices of each client's held-out samples; empty without `federation.validation`."""
     accounts: list[Account]
-    """The privacy account of every arm."""
+    """Privacy account of every arm."""
 
     @cached_property
     def limits(self) -> dict[str, int]:
-        """Number of rounds of every arm: the scenario's, or fewer if its privacy budget ends earlier.
+        """Number of rounds of every arm: the scenario's, or fewer if the privacy budget is spent earlier.
 
-        Raises `UserError` for a budget that ends in the first round.
+        Raises `UserError` if the first round exceeds the budget.
         """
         budget, rounds = self.scenario.privacy.budget, self.scenario.federation.rounds
         return {account.name: account.rounds_within(budget) if budget else rounds for account in self.accounts}
 
     @cached_property
     def privacy(self) -> list[dict[str, Any]]:
-        """Rows of the table `privacy`: the guarantees of every arm over its rounds."""
+        """Rows of the table `privacy`, with the guarantees of every arm over its rounds."""
         return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
 
     def proved(self, training: bool) -> list[dict[str, Any]]:
@@ -95,7 +97,7 @@ class Inputs:
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks on the samples as read, and on the models as built."""
+        """Remarks on the loaded samples and on the models."""
         found: dict[str, list[str]] = {}
         for account in self.accounts:
             for said in notes_of(account.arm.model):
@@ -105,14 +107,14 @@ class Inputs:
 
     @property
     def randomness(self) -> str | None:
-        """Return a remark on the noise behind guarantees, and on secure runs, which are not repeatable; or None."""
+        """Return a remark on the source of the noise: secure and not repeatable, or the seed; None without noise."""
         if self.scenario.privacy.secure:
             return UNREPEATABLE
         return PREDICTABLE if any(row.get("epsilon") is not None for row in self.privacy) else None
 
     @cached_property
     def encryption(self) -> list[str]:
-        """Return remarks on the arms that encrypt or mask: precision, and keys that can be broken."""
+        """Return remarks on the arms that encrypt or mask: precision, exposed updates and insecure keys."""
         found = []
         for name, arm in resolve(self.scenario).items():
             if protecting := plan.protecting(self.scenario, arm, self.parts.sizes):
@@ -132,13 +134,13 @@ class Inputs:
             share, client, round = plan.heaviest(self.scenario, weights)
             if share > _HEAVY:
                 yield (
-                    f"arm {arm.name} gives client {client} {share:.0%} of the weight of round {round}: the sum that is "
-                    f"opened is nearly its update; take weights: uniform"
+                    f"arm {arm.name} gives client {client} {share:.0%} of the weight of round {round}, so the "
+                    f"decrypted sum is nearly its update; set weights: uniform"
                 )
         if self.scenario.federation.dropping:
             yield (
-                f"arm {arm.name} goes on without clients that fail: its clients have to believe the server who has "
-                f"failed, and one that lies about it opens single updates as differences of sums"
+                f"arm {arm.name} continues without clients that fail: its clients must trust the server's list of "
+                f"failed clients, because a server that lies can compute single updates as differences of sums"
             )
 
 
@@ -152,7 +154,7 @@ def scorer(scenario: Scenario, data: Dataset) -> Scorer:
 
 
 def _others(data: Dataset) -> Others:
-    """Return samples spread over the test split, always the same; fewer if they are large."""
+    """Return evenly spaced samples of the test split; fewer if they are large."""
     count, most = len(data.test_labels), _OTHERS // int(np.prod(data.sample.shape))
     few = min(count, max(50, min(500, most)))
     rows = np.unique(np.linspace(0, count - 1, few).round().astype(np.int64))
@@ -161,7 +163,7 @@ def _others(data: Dataset) -> Others:
 
 
 def _public(data: Dataset, most: int) -> Tensor | None:
-    """Return public samples, a spread selection if there are many; None without any."""
+    """Return public samples, evenly spaced if there are many; None without public samples."""
     if data.public_images is None or not len(data.public_images):
         return None
     count = len(data.public_images)
@@ -203,57 +205,56 @@ def prepare(
 
 
 def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
-    """Return the data with labels in the loss's form; raises `UserError` if the loss cannot use them."""
+    """Return the data with labels in the form that the loss needs; raises `UserError` if it cannot use them."""
     loss, name = scenario.loss.build(), scenario.loss.name
     if loss.takes == "tokens":
         return _with_tokens(scenario, loss, data)
     if isinstance(data.sample, Tokens) and len(data.classes) == 1 and not data.has_numbers:
         raise UserError(
-            f"data '{scenario.data.name}' has texts without classes: name their column by data.label_column "
-            f"(`--label`), or train a language model: `model.task: causal_lm` or `masked_lm` of a model `hf`, or "
-            f"`loss: causal_lm` of your own"
+            f"data '{scenario.data.name}' has texts without classes: set data.label_column (`--label`) to the column "
+            f"of the classes, or train a language model: set `model.task: causal_lm` or `masked_lm` for a model `hf`, "
+            f"or `loss: causal_lm` for your own model"
         )
     if data.has_places and loss.takes not in ("places", "either"):
         raise UserError(
-            f"loss '{name}' takes one label for each sample, and data '{scenario.data.name}' has one for each place: "
-            f"set `loss: place_cross_entropy`, or `model.task: token_classification` of a model `hf`"
+            f"loss '{name}' needs one label per sample, but data '{scenario.data.name}' has one label per place: "
+            f"set `loss: place_cross_entropy`, or `model.task: token_classification` for a model `hf`"
         )
     if loss.takes == "places" and not data.has_places:
         raise UserError(
-            f"loss '{name}' takes a class for each place of a sample, and data '{scenario.data.name}' has one label "
-            f"for the whole: leave `loss` out, or take data with a list of classes for each text, or a mask "
-            f"for each image (`data.name: image_masks`)"
+            f"loss '{name}' needs a class per place of a sample, but data '{scenario.data.name}' has one label per "
+            f"sample: remove `loss`, or use data with a list of classes per text, or a mask per image "
+            f"(`data.name: image_masks`)"
         )
     if loss.takes == "numbers" and not data.has_numbers:
         data = data.as_numbers()
     if loss.takes == "classes" and data.has_numbers:
         raise UserError(
-            f"loss '{name}' takes classes, and data '{scenario.data.name}' has {len(data.classes)} number(s) for each "
-            f"sample: set `loss: mean_squared_error`, `loss: binary_cross_entropy` where they are 0 or 1, or one of "
-            f"your own"
+            f"loss '{name}' needs classes, but data '{scenario.data.name}' has {len(data.classes)} number(s) per "
+            f"sample: set `loss: mean_squared_error`, `loss: binary_cross_entropy` if all are 0 or 1, or your own loss"
         )
     if data.has_words and loss != DEFAULT:
-        raise UserError(f"loss '{name}': words are learnt by CTC, which is cross_entropy as it is: leave `loss` out")
+        raise UserError(f"loss '{name}': words are trained with CTC, which the default loss selects: remove `loss`")
     labels = np.concatenate([data.train_labels, data.test_labels])
     if isinstance(loss, BinaryCrossEntropy) and not np.isin(labels, (0, 1)).all():
         raise UserError(
-            f"loss '{name}' takes labels that are 0 or 1, and data '{scenario.data.name}' has other numbers: "
+            f"loss '{name}' needs labels that are 0 or 1, but data '{scenario.data.name}' has other numbers: "
             "use cross_entropy, or labels 0 and 1"
         )
     return data
 
 
 def _with_tokens(scenario: Scenario, loss: Loss, data: Dataset) -> Dataset:
-    """Return texts with their own tokens as targets; raises `UserError` for other samples, and without a mask."""
+    """Return texts with their tokens as targets; raises `UserError` for other samples, or without a mask token."""
     if not isinstance(data.sample, Tokens):
         raise UserError(
-            f"loss '{scenario.loss.name}' is of texts, and data '{scenario.data.name}' has {data.sample.noun}: leave "
-            f"`loss` out, or take data `text` or `text_table`"
+            f"loss '{scenario.loss.name}' needs texts, but data '{scenario.data.name}' has {data.sample.noun}: remove "
+            f"`loss`, or use data `text` or `text_table`"
         )
     if isinstance(loss, MaskedLM) and data.sample.mask is None:
         raise UserError(
-            f"loss '{scenario.loss.name}' masks tokens, and the tokenizer of data '{scenario.data.name}' has no token "
-            f"for that, such as [MASK]: name a folder or a tokenizer.json by data.tokenizer that has one"
+            f"loss '{scenario.loss.name}' masks tokens, but the tokenizer of data '{scenario.data.name}' has no mask "
+            f"token such as [MASK]: set data.tokenizer to a folder or a tokenizer.json that has one"
         )
     return data.as_tokens()
 
@@ -262,10 +263,10 @@ def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
     """Return the training indices of every client, and its held-out indices."""
     generator, partition = seeds.numpy_generator(scenario.seed, "partition"), scenario.partition.build()
     if getattr(partition, "by_label", False) and len(data.groups[1]) == 1:
-        has = "numbers" if data.has_numbers else "no class for each sample, or one alone"
+        has = "numbers" if data.has_numbers else "no classes of samples, or only one class"
         raise UserError(
-            f"partition '{scenario.partition.name}' deals by class, and the labels of data '{scenario.data.name}' are "
-            f"{has}: take iid or quantity"
+            f"partition '{scenario.partition.name}' splits by class, but the labels of data '{scenario.data.name}' are "
+            f"{has}: use iid or quantity"
         )
     parts = Parts.of(partition.split(data.groups[0], scenario.federation.clients, generator))
     _check_dealt(scenario, parts.sizes)
@@ -276,16 +277,16 @@ def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
 
 
 def _check_dealt(scenario: Scenario, sizes: np.ndarray) -> None:
-    """Raise `UserError` unless every client has samples; `sizes` (clients,) are their numbers."""
+    """Raise `UserError` unless every client has samples; `sizes` (clients,) has the number of samples per client."""
     name, clients = scenario.partition.name, scenario.federation.clients
     if len(sizes) != clients:
         raise UserError(
-            f"partition '{name}' deals samples to {len(sizes)} clients, but federation.clients is {clients}"
+            f"partition '{name}' splits samples among {len(sizes)} clients, but federation.clients is {clients}"
         )
     if len(empty := np.flatnonzero(sizes == 0)):
         raise UserError(
-            f"partition '{name}' gives client {empty[0]} no sample ({len(empty)} of {clients} clients have none): use "
-            f"fewer clients, more samples, or a partition that gives each client at least one"
+            f"partition '{name}' gives no sample to client {empty[0]} ({len(empty)} of {clients} clients have none): "
+            f"use fewer clients, more samples, or a partition that gives each client at least one"
         )
 
 
@@ -297,9 +298,9 @@ def _account(
     rounds: int | None,
     build: CopiedModels,
 ) -> Account:
-    """Return the account of an arm, with the noise for its epsilons, after checking the arm against data and attacks.
+    """Check an arm against data and attacks, and return its account with calibrated noise.
 
-    `samples[i]` is how many samples client i holds.
+    `samples[i]` is the number of samples of client i.
     """
     arm = build_arm(spec, data.sample, len(data.classes), scenario.seed, build)
     _check_loss(arm, data)
@@ -309,8 +310,8 @@ def _account(
         _check_words(scenario, arm, data)
     if spec.training.augment and data.sample.modality != "pixels":
         raise UserError(
-            f"arm '{spec.name}': training.augment crops and flips images, and data '{scenario.data.name}' has none: "
-            f"leave it out"
+            f"arm '{spec.name}': training.augment crops and flips images, but data '{scenario.data.name}' has none: "
+            f"remove it"
         )
     if data.has_numbers or data.has_places:
         _check_labels(arm, data)
@@ -324,9 +325,9 @@ def _account(
 
 
 def _check_gradients(arm: Arm, data: Dataset) -> None:
-    """Raise `UserError` if an arm's defences or `training.vectorise` cannot have the gradients that they need.
+    """Raise `UserError` if gradients that an arm's defences or `training.vectorise` need cannot be computed.
 
-    They are tried on two samples.
+    The gradients are computed for two samples.
     """
     with seeds.global_stream("check", "gradients"):
         for defence in arm.defences:
@@ -337,7 +338,7 @@ def _check_gradients(arm: Arm, data: Dataset) -> None:
 
 
 def _small_task(arm: Arm, data: Dataset) -> Task:
-    """Return a task with two training samples and two public ones, if there are any, at an arm's initial weights."""
+    """Return a task with an arm's initial weights, two training samples and, if available, two public ones."""
     rows, model, generator = np.arange(2), arm.model, torch.Generator()
     inputs, labels = data.sample.tensor(data.train_images[rows]), torch.from_numpy(data.train_labels[rows])
     inputs, labels = losses.of(model).presented(inputs, labels, data.sample, generator)
@@ -360,7 +361,7 @@ def _small_task(arm: Arm, data: Dataset) -> Task:
 
 
 def _check_loss(arm: Arm, data: Dataset) -> None:
-    """Raise `UserError` if a loss of the user's is no mean of its samples', for outputs of the model's shape."""
+    """Raise `UserError` if a user's loss is not the mean of the samples' losses, for outputs of the model's shape."""
     loss = losses.of(arm.model)
     if isinstance(loss, OwnLoss):
         generator = torch.Generator().manual_seed(0)
@@ -374,39 +375,40 @@ def _check_places(scenario: Scenario, arm: Arm, data: Dataset) -> None:
     train = arm.spec.model.train
     if train is not None and train.prompt is not None:
         raise UserError(
-            f"arm '{arm.spec.name}': model.train.prompt is for models that classify whole texts, and loss "
-            f"'{scenario.loss.name}' needs scores for each place: take lora or layers"
+            f"arm '{arm.spec.name}': model.train.prompt supports only models that classify whole texts, but loss "
+            f"'{scenario.loss.name}' needs scores per place: use lora or layers"
         )
     found, places = output_shape(arm.model, data.sample), data.train_labels.shape[1:]
     of_model = found[:-1] if len(found) == 2 else found[1:]
     if isinstance(losses.of(arm.model), OwnLoss) or of_model == places:
         return
     raise UserError(
-        f"loss '{scenario.loss.name}' needs scores for each place, and model '{arm.spec.model.name}' gives "
-        f"{found} for samples with {places} places: (places, classes) are needed for texts, such as `model.task: "
-        f"{_TASK.get(scenario.loss.name, 'token_classification')}` of a model `hf` gives, (classes, height, width) for "
+        f"loss '{scenario.loss.name}' needs scores per place, but model '{arm.spec.model.name}' returns "
+        f"{found} for samples with {places} places. Return (places, classes) for texts, as a model `hf` with "
+        f"`model.task: {_TASK.get(scenario.loss.name, 'token_classification')}` does, or (classes, height, width) for "
         f"images"
     )
 
 
 def _check_labels(arm: Arm, data: Dataset) -> None:
-    """Raise `UserError` for components that need one class for each sample, if labels are something else."""
-    has = "numbers" if data.has_numbers else "of each place"
+    """Raise `UserError` for components that need one class per sample, if labels have another form."""
+    has = "numbers" if data.has_numbers else "per place"
     for spec, defence in zip(arm.spec.defences, arm.defences, strict=True):
         if getattr(defence, "needs_classes", False) or (data.has_places and defence.overrides("wrap_data")):
-            raise UserError(f"defence '{spec.name}' knows classes, and labels are {has} here: take another one")
+            raise UserError(f"defence '{spec.name}' needs one class per sample, but labels are {has}: use another one")
     malicious = arm.spec.malicious
     if malicious and type(malicious.build()).poison_data is not Poisoning.poison_data:
         raise UserError(
-            f"malicious: '{malicious.name}' knows classes, and labels are {has} here: take one that works on the update"
+            f"malicious: '{malicious.name}' needs one class per sample, but labels are {has}: use one that changes the "
+            f"update"
         )
     if data.has_places:
         return
     labels = torch.from_numpy(data.test_labels[:1])
     if aggregation_of(arm.spec).validates and losses.of(arm.model).right(torch.zeros_like(labels), labels) is None:
         raise UserError(
-            f"arm '{arm.spec.name}': {arm.spec.aggregation.name} has clients score models by accuracy, which numbers "
-            f"do not have: take another rule"
+            f"arm '{arm.spec.name}': aggregation {arm.spec.aggregation.name} scores models by accuracy, which is not "
+            f"defined for numbers: use another rule"
         )
 
 
@@ -422,28 +424,29 @@ def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Data
     fewest = int(samples.argmin())
     if samples[fewest] < defence.least_samples:
         raise UserError(
-            f"{title} needs {defence.least_samples} samples a client, but client {fewest} has {samples[fewest]}: use "
-            f"fewer clients or a partition that gives each of them more, or ask less of the defence"
+            f"{title} needs {defence.least_samples} samples per client, but client {fewest} has {samples[fewest]}: use "
+            f"fewer clients, a partition that gives each client more samples, or other parameters of the defence"
         )
 
 
 def _check_words(scenario: Scenario, arm: Arm, data: Dataset) -> None:
     """Raise `UserError` if only one of model and labels is for words, or if a component needs classes.
 
-    CTC cannot be differentiated twice, as attacks do, nor sample by sample under vmap.
+    CTC supports neither second derivatives, which attacks need, nor per-sample gradients with vmap.
     """
     model = arm.spec.model.name
     shape = output_shape(arm.model, data.sample)
     if len(shape) == 3:
         raise UserError(
-            f"model '{model}' scores each pixel, and data '{scenario.data.name}' has one label for each image: take a "
+            f"model '{model}' scores each pixel, but data '{scenario.data.name}' has one label per image: use a "
             f"model that classifies images, or images with masks (`data.name: image_masks`)"
         )
     places = shape[0] if len(shape) == 2 else None
     if data.has_words != (places is not None):
         kinds = ("words", "classes") if data.has_words else ("classes", "words")
         raise UserError(
-            f"data '{scenario.data.name}' has {kinds[0]} for labels, model '{model}' answers with {kinds[1]}"
+            f"data '{scenario.data.name}' has {kinds[0]} as labels, but model '{model}' predicts {kinds[1]}: change "
+            f"one of them"
         )
     if places is None:
         return
@@ -451,14 +454,14 @@ def _check_words(scenario: Scenario, arm: Arm, data: Dataset) -> None:
     if long > len(data.train_labels) / 100:
         raise UserError(
             f"{long} of {len(data.train_labels)} training words need more than the {places} places that '{model}' has "
-            f"in images {data.sample.shape[2]} pixels wide, and would teach it nothing: raise data.width, or lower "
+            f"for images {data.sample.shape[2]} pixels wide, so they cannot be learnt: raise data.width, or lower "
             f"data.longest"
         )
     if scenario.attacks:
-        raise UserError(f"attacks: '{scenario.attacks[0].title}' knows classes, not words: leave attacks out")
+        raise UserError(f"attacks: '{scenario.attacks[0].title}' supports classes, not words: remove attacks")
     malicious = arm.spec.malicious
     if malicious and type(malicious.build()).poison_data is not Poisoning.poison_data:
-        raise UserError(f"malicious: '{malicious.name}' knows classes, not words: take one that works on the update")
+        raise UserError(f"malicious: '{malicious.name}' supports classes, not words: use one that changes the update")
     for spec, defence in zip(arm.spec.defences, arm.defences, strict=True):
         if defence.overrides("wrap_data") or defence.overrides("wrap_gradient"):
-            raise UserError(f"defence '{spec.name}' knows classes, not words: take one that works on the whole update")
+            raise UserError(f"defence '{spec.name}' supports classes, not words: use one that changes the whole update")

@@ -1,8 +1,8 @@
-"""The local executor: runs everything in this process, for debugging and fast tests.
+"""Local executor, which runs everything in this process, for debugging and fast tests.
 
-Bits are those of any other executor. What goes to a client or an attacker, and what comes back, is pickled as it is
-where these are processes of their own: a write changes a copy, and what could not travel shows here.
-What goes to and from the server is not: a rule that writes on what it is given writes on the driver's own.
+Its results have the same bits as those of other executors. Arguments and results of clients and attackers are pickled,
+as between processes: in-place changes affect only a copy, and unpicklable values raise an error. Values of the server
+are not copied, so a rule that changes its arguments in place changes the driver's values.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ local = LocalExecution()
 
 
 class LocalExecutor:
-    """Executor that runs each call in this process when it is made (`rayfed.engine.executor.Executor`)."""
+    """Executor that runs each call immediately in this process (`rayfed.engine.executor.Executor`)."""
 
     clients = 1
     attackers_apart = False
@@ -87,7 +87,7 @@ class LocalExecutor:
         return {"": 1}
 
     def describe(self) -> str:
-        """Return a description of where the run happens."""
+        """Return a description of the processes."""
         return "all in this process"
 
     def environment(self) -> dict[str, object]:
@@ -103,7 +103,7 @@ class LocalExecutor:
         self.restart_server(roles, saved)
 
     def check_server(self) -> None:
-        """Do nothing: a server in this process is always up."""
+        """Do nothing, because a server in this process is always running."""
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         """Create a new server from the saved arms."""
@@ -121,13 +121,13 @@ class LocalExecutor:
             yield done
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call the server and return its result, or results, as references that are the values."""
+        """Call the server and return its result, or results; here, references are the values."""
         torch.set_num_threads(self._resources.server.threads)
         with exits_refused():
             return getattr(self._server, method)(*args)
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
-        """Return the references themselves, which are the values here."""
+        """Return the references, which are the values."""
         return list(refs)
 
     def _run(
@@ -149,18 +149,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickler that serialises tensors as actors do: as CPU memory, without autograd history."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return the reduction of a tensor; defaults for everything else."""
+        """Return the reduction of a tensor; use the default for all other objects."""
         if type(obj) is Tensor:
             return torch.from_numpy, (on_host(obj).numpy().copy(),)
         return super().reducer_override(obj)
 
 
 def _travelled(value: Any, way: str = "elsewhere") -> Any:
-    """Return a value as another process would receive it; errors of serialisation note the `way`."""
+    """Return a value as another process would receive it; errors of serialisation have a note with the `way`."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump(value)
         return cloudpickle.loads(buffer.getvalue())
     except Exception as error:
-        error.add_note(f"as it was on its way {way}")
+        error.add_note(f"while pickling a value {way}")
         raise

@@ -1,4 +1,4 @@
-"""Sweeps in this process, one trial after another."""
+"""Sweeps in this process, which run one trial after another."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from rayfed.store.exits import exit_of
 
 
 def local_sweep(recorder: SweepRecorder) -> None:
-    """Play the remaining trials of a sweep (`rayfed.engine.sweeps.SweepExecution`).
+    """Run the remaining trials of a sweep (`rayfed.engine.sweeps.SweepExecution`).
 
-    Raises `UserError` for options that only Ray Tune has.
+    Raises `UserError` for options that need Ray Tune.
     """
     section = swept(recorder.scenario)
     for name, value in (("scheduler", section.scheduler), ("trackers", section.trackers)):
         if value:
-            raise UserError(
-                f"sweep.{name}: Ray Tune has it, and this process has not: leave it, or --executor local, out"
-            )
+            raise UserError(f"sweep.{name} needs Ray Tune, which --executor local does not use: remove one of the two")
     with recorder.recording():
         recorder.starting({"actors": "none: all in this process"}, "all in this process")
         for setting in recorder.settings:
@@ -38,7 +36,7 @@ def local_sweep(recorder: SweepRecorder) -> None:
 
 
 def _search(recorder: SweepRecorder, objectives: Sequence[str]) -> None:
-    """Play the settings that Optuna suggests, each with the results of those before."""
+    """Run the settings that Optuna suggests, each based on the results of the previous ones."""
     found = recorder.search()
     for _ in range(recorder.left):
         trial = found.study.ask()
@@ -51,7 +49,7 @@ def _search(recorder: SweepRecorder, objectives: Sequence[str]) -> None:
 
 
 def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[str, float]:
-    """Play a setting's repeats and return its objectives; empty if one failed."""
+    """Run a setting's repeats and return its objectives; empty if a repeat failed."""
     trials, played = trials_of(setting), []
     try:
         for one in trials:
@@ -60,7 +58,7 @@ def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[s
             played.append(outcomes.outcomes(run))
     except Exception as error:
         if exit_of(error) != "failed":
-            raise  # leaving the debugger leaves the sweep
+            raise  # quitting a debugger stops the sweep
         recorder.end(trials, f"{type(error).__name__}: {error}")
         return {}
     recorder.end(trials, None)

@@ -1,4 +1,4 @@
-"""The machine of a process: processor, device, and the arithmetic that a scenario fixes."""
+"""Processor and device of a process, and the arithmetic that a scenario selects."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ PORTABLE = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_CBWR": "AVX2",
     "OPENBLAS_CORETYPE": "Haswell",
-    # numpy passes over names that it does not know; up to 2.3 they are others
+    # includes the names of several numpy versions, which ignore unknown names
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
 }
-"""Environment of a process that calculates with AVX2 alone; the libraries read it as they are loaded."""
+"""Environment variables for arithmetic with AVX2 only; libraries read them when they are loaded."""
 
 
 class Machine(NamedTuple):
     """Processor, device and instruction set of a process."""
 
     role: str
-    """The process, such as `ClientActor`."""
+    """Role of the process, such as `ClientActor`."""
     processor: str
-    """Model (vendor, instruction set that PyTorch uses)."""
+    """Model of the processor, its vendor, and the instruction set that PyTorch uses."""
     device: str
     """`cpu`, or the name of the GPU."""
 
@@ -53,23 +53,23 @@ def _processor() -> str:
 
 
 def check_arithmetic(deterministic: str) -> None:
-    """Check that this process calculates as `resources.deterministic` says.
+    """Check that this process has the arithmetic that `resources.deterministic` selects.
 
-    Raises `NotPortable` where it was started without `PORTABLE`, and `ResourceError` where that has no effect.
+    Raises `NotPortable` if the process was started without `PORTABLE`, and `ResourceError` if that has no effect.
     """
     if deterministic != "portable":
         return
     if any(os.environ.get(name) != value for name, value in PORTABLE.items()):
         variables = " ".join(f"{name}='{value}'" for name, value in PORTABLE.items())
         raise NotPortable(
-            "resources.deterministic: portable has to be known before Python loads PyTorch, and this process was "
-            f"started without it: use the command `rayfed`, or start Python, and Ray, with {variables}"
+            "resources.deterministic: portable must be set before Python loads PyTorch, but this process was "
+            f"started without it: use the command `rayfed`, or start Python and Ray with {variables}"
         )
     if (used := torch.backends.cpu.get_cpu_capability()) != "AVX2":
         raise ResourceError(
-            f"resources.deterministic: portable is arithmetic with AVX2, but PyTorch uses {used} on {_processor()}: "
-            "it is no x86 processor with AVX2, or PyTorch was loaded before the environment was set; "
-            "leave resources.deterministic out"
+            f"resources.deterministic: portable needs AVX2, but PyTorch uses {used} on {_processor()}: "
+            "the processor has no AVX2, or PyTorch was loaded before the environment was set; "
+            "remove resources.deterministic"
         )
 
 
@@ -86,7 +86,7 @@ def device_for(num_gpus: float | Literal["auto"]) -> torch.device:
         f"is built for CUDA {torch.version.cuda} and finds no GPU" if torch.version.cuda else "is built without CUDA"
     )
     raise ResourceError(
-        f"resources: num_gpus: {num_gpus} asks for a GPU, but PyTorch {torch.__version__} {built} on "
+        f"resources: num_gpus: {num_gpus} needs a GPU, but PyTorch {torch.__version__} {built} on "
         f"{platform.node()}: set num_gpus to 0 for the CPU, or install the GPU's driver and a CUDA build of PyTorch "
         f"(if Ray's GPUs are simulated, set {VARIABLE})"
     )
@@ -94,7 +94,7 @@ def device_for(num_gpus: float | Literal["auto"]) -> torch.device:
 
 @contextmanager
 def gpu_arithmetic(tf32: bool) -> Iterator[None]:
-    """Set the arithmetic of GPUs during the block."""
+    """Set the arithmetic of GPUs within the block, and restore it at the end."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     try:

@@ -1,7 +1,7 @@
-"""Sums of a round's partial results on the nodes that hold them, before they go to the server.
+"""Sums of a round's partial results on the nodes that hold them, before they are sent to the server.
 
-A node is given consecutive cohorts, so that what its actors send are branches of one part of the server's tree. Which
-node adds what changes no bit: the tree is fixed by the cohorts' numbers, and a sum stands where the tree has it.
+A node has consecutive cohorts, so that its partial results belong to one part of the server's tree. The assignment to
+nodes does not change any bit of the sum, because the tree depends only on the numbers of the cohorts.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from rayfed.engine.executor import Call, Gone, Lost, Ref, Run
 from rayfed.engine.stragglers import Partials, Portion, Result
 
 FAN_IN = 8
-"""Results that one call adds up: an actor holds them all at once."""
+"""Maximum number of partial results that one call adds; an actor holds all of them at once."""
 LEAST = 100_000
-"""Bytes of a model from which its sums meet on nodes: smaller ones travel with the reports on them, and cost less at
-the server than the calls that would add them elsewhere."""
+"""Minimum bytes of a model for sums on nodes. Partial results of smaller models are sent with the reports, because
+adding them at the server costs less than further calls."""
 _RETRIES = 3
-"""Times that cohorts are trained again for nodes that are lost, before the round is."""
+"""Number of times that cohorts of lost nodes are trained again, before the round is rerun."""
 
 
 def homes(weights: Sequence[float], nodes: Mapping[str, int]) -> list[str]:
-    """Return the node of each of several consecutive portions with these weights.
+    """Return the node of each portion of work, given the portions' weights and the number of actors by node.
 
-    Nodes have consecutive ones, by weight in proportion to the actors of each.
+    Each node has consecutive portions, with a weight in proportion to its actors.
     """
     each, names = np.array(weights, float), sorted(nodes)
     if not len(each):
@@ -44,7 +44,7 @@ class _Held:
     node: str
     partials: Partials
     portions: tuple[Portion, ...]
-    """Portions that they are the sums of."""
+    """Portions that are included in the sums."""
 
     @property
     def arm(self) -> str:
@@ -53,7 +53,7 @@ class _Held:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Arm, and number of the first cohort."""
+        """Arm and number of the first cohort."""
         return self.arm, min(portion[0].index for portion in self.portions)
 
 
@@ -62,11 +62,11 @@ class NodeSums:
     """Sums of a round's partial results, within nodes first and then between nodes."""
 
     run: Run
-    """Does calls on client workers."""
+    """Run calls on client workers."""
     again: Callable[[Sequence[Portion]], Iterator[Result]]
-    """Trains portions again whose partial results are lost."""
+    """Train portions again whose partial results are lost."""
     sent: Mapping[str, Ref]
-    """What clients of each arm were sent in the round."""
+    """Message of the server to the clients of the round, by arm."""
     count: Mapping[str, int]
     """Number of cohorts of each arm."""
     _held: list[_Held] = field(default_factory=list)
@@ -76,10 +76,10 @@ class NodeSums:
         self._held.append(_Held(result.node, result.partials, (result.portion,)))
 
     def met(self) -> Iterator[tuple[str, Partials]]:
-        """Sum partial results on the nodes, and yield (arm, partial result) for the server.
+        """Add partial results on the nodes, and yield (arm, sum) for the server.
 
-        What lies on a node is added there; then every so many nodes bring their sums to one of them. Cohorts whose
-        results are lost with a node are trained again. Raises `Lost` where that comes to no end.
+        Partial results are added on their node first; then up to `FAN_IN` nodes send their sums to one of them. Cohorts
+        whose results are lost with a node are trained again. Raises `Lost` after too many losses.
         """
         losses = 0
         while groups := self._groups():
@@ -100,7 +100,7 @@ class NodeSums:
         yield from ((one.arm, one.partials) for one in self._held)
 
     def _groups(self) -> list[list[_Held]]:
-        """Return the next sums to compute, one call each; empty if the server may have the rest."""
+        """Return the next groups to add, one call each; empty if the server can add the rest."""
         by_node = sorted(self._held, key=lambda one: (one.arm, one.node, one.place))
         on_nodes = [list(own) for _, own in groupby(by_node, key=lambda one: (one.arm, one.node))]
         groups = [group for own in on_nodes for group in _chunks(own)]
@@ -117,6 +117,6 @@ class NodeSums:
 
 
 def _chunks(held: list[_Held]) -> list[list[_Held]]:
-    """Return parts of at most `FAN_IN` items, without parts of one."""
+    """Return parts of at most `FAN_IN` items, without parts of one item."""
     parts = (held[i : i + FAN_IN] for i in range(0, len(held), FAN_IN))
     return [part for part in parts if len(part) > 1]

@@ -22,11 +22,12 @@ from rayfed.store.folder import REPORT, RunFolder
 
 
 class RunRecorder:
-    """Writer of a run's results into its folder."""
+    """Writer that stores a run's results in its folder."""
 
     def __init__(self, folder: RunFolder, kind: RunKind, rounds: int, **told: str | None) -> None:
-        """Record into a folder. What is `told` stands in its status: of a run without training which `weights` it
-        attacks, of an audit what it leaves out (`Allowance.fewer`) and what is `enough` for all.
+        """Record into a folder, and write the texts `told` to its status.
+
+        These are the attacked `weights` of a run without training, and `fewer` and `enough` of an audit's `Allowance`.
         """
         self._folder, self._kind, self._rounds = folder, kind, rounds
         self._told = {name: said for name, said in told.items() if said}
@@ -40,19 +41,19 @@ class RunRecorder:
         self._folder.write_text("log.txt", self._text.getvalue())
 
     def logging(self, progress: Progress) -> Progress:
-        """Return a progress whose notes also go to the log; a page that fails is noted there, too."""
+        """Return a progress whose notes are also logged; it also receives a note if the report fails."""
         self._progress = progress
         return cast(Progress, _Logging(self, progress))
 
     def write(self, round: int, tables: RoundTables) -> list[str]:
-        """Write a round's part of every non-empty table, and return the tables' names."""
+        """Write a round's rows of every non-empty table, and return the tables' names."""
         written = [table for table, rows in vars(tables).items() if rows]
         for table in written:
             self._folder.write_part(table, round, getattr(tables, table))
         return written
 
     def finish_round(self, tables: RoundTables, state: Checkpoint) -> None:
-        """Write a finished round in this order: its tables, the checkpoint to go on from, the status."""
+        """Write a finished round, in this order: its tables, the checkpoint, the status."""
         written = self.write(state.round, tables)
         checkpoint.save(self._folder, replace(state, tables=written))
         self._running(state.round + 1)
@@ -68,12 +69,12 @@ class RunRecorder:
             self.line(f"round {state.round}, arm {row['arm']}: {loss}{accuracy}")
         for row in tables.clients:
             if row["status"] not in ("ok", *DROPPED):
-                said = f"client {row['client']} is left out: it {row['status']}"
+                said = f"client {row['client']} is excluded: it {row['status']}"
                 self.line(f"round {state.round}, arm {row['arm']}: {said}")
 
     @contextmanager
     def recording(self, first: int, reports: bool = True) -> Iterator[None]:
-        """Keep status, log and report correct however the run ends; it starts at round `first`."""
+        """Update status, log and report during a run that starts at round `first`, also if it fails."""
         self._running(first)
         if self._folder.lease and self._folder.lease.taken_from:
             self.line(self._folder.lease.taken_from)
@@ -81,7 +82,7 @@ class RunRecorder:
         try:
             yield
         except LeaseError:
-            raise  # the folder is another driver's
+            raise  # another driver owns the folder
         except BaseException as error:
             self._note_end(error)
             if reports:
@@ -113,22 +114,22 @@ class RunRecorder:
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 
     def _report(self) -> None:
-        """Write the report; if it fails, note why: the run has its results without it."""
+        """Write the report; if it fails, print a note with the reason, because the results are kept without it."""
         with noting_errors(self._note_missing_report):
-            from rayfed.report.run import write_report  # its plotting libraries cost a second, at the end, not before
+            from rayfed.report.run import write_report  # imported here, because plotting libraries take a second
 
             write_report(self._folder)
 
     def _note_missing_report(self, why: str) -> None:
-        self._folder.remove(REPORT)  # that of an earlier state
+        self._folder.remove(REPORT)  # it would show an earlier state
         url = self._folder.url
         self.logging(self._progress).note(
-            f"{REPORT} could not be made: {why}; the results are kept, and `rayfed report {url}` makes it again"
+            f"{REPORT} could not be written: {why}; the results are kept, and `rayfed report {url}` tries again"
         )
 
     @contextmanager
     def _not_hiding_the_first(self) -> Iterator[None]:
-        """Keep an error in this block from replacing the one that ended the run; log it if possible."""
+        """Suppress and log an error in this block, so that it does not replace the error that ended the run."""
         try:
             yield
         except Exception as error:
@@ -137,7 +138,7 @@ class RunRecorder:
 
 
 class _Logging:
-    """Progress that forwards everything, and logs notes."""
+    """Progress that forwards all calls, and logs notes."""
 
     def __init__(self, recorder: RunRecorder, progress: Progress) -> None:
         self._recorder, self._progress = recorder, progress

@@ -1,4 +1,4 @@
-"""Recovery: a round is played again if its server dies or a value is lost with a machine."""
+"""Recovery of a round, which is rerun if its server dies or a value is lost with a machine."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from rayfed.engine.tables import RoundTables
 from rayfed.errors import ResourceError
 
 RETRIES = 3
-"""Number of times that a round is played again."""
+"""Number of times that a round is rerun."""
 
 
 def until_played(federation: Federation, round: int, play: Callable[[], RoundTables]) -> RoundTables:
-    """Play a round, starting again from the last finished round after each loss.
+    """Run a round, and rerun it from the last finished round after each loss.
 
-    Raises `ResourceError` after `RETRIES` times.
+    Raises `ResourceError` after `RETRIES` reruns.
     """
     for failures in range(RETRIES + 1):
         try:
-            if not federation.served:  # else it has answered in the last round, and clients need not wait for it
+            if not federation.served:  # otherwise it is known to run, because the last round has its values
                 federation.executor.check_server()
             return play()
         except Lost as error:
             if failures == RETRIES:
                 raise ResourceError(
-                    f"round {round + 1} was lost {RETRIES + 1} times, one after another: {error}; does a machine "
-                    f"lack memory? Complete rounds are kept and `rayfed resume` goes on from there"
+                    f"round {round + 1} failed {RETRIES + 1} times in a row: {error}; check whether a machine runs out "
+                    f"of memory. Finished rounds are kept, and `rayfed resume` continues after them"
                 ) from error
-            federation.progress.note(f"round {round + 1} is played again: {error}")
+            federation.progress.note(f"round {round + 1} is rerun: {error}")
             federation.restart_server()
     raise AssertionError("a round ends or raises")

@@ -136,7 +136,7 @@ def test_a_run_does_not_become_shorter_than_it_was_begun(tmp_path: Path) -> None
 def test_a_run_whose_data_have_changed_is_not_resumed(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     folder.write_part("partition", 0, folder.read_table("partition").slice(1))
-    with pytest.raises(RunError, match="data differ from those of the rounds"):
+    with pytest.raises(RunError, match="data differ from those of the finished rounds"):
         runs.resume(folder.url, local, Progress())
 
 
@@ -147,7 +147,7 @@ def test_a_run_whose_pixels_have_changed_is_not_resumed(tmp_path: Path) -> None:
     record["hashes"]["data"]["test"] = "0" * 64
     folder.write_text("environment.json", json.dumps(record))
     before = folder.read_mapping("status.json")
-    with pytest.raises(RunError, match=r"its data \(test\) differ from those of the rounds"):
+    with pytest.raises(RunError, match=r"its data \(test\) differ from those of the finished rounds"):
         runs.resume(folder.url, local, Progress())
     assert folder.read_mapping("status.json") == before
 
@@ -214,7 +214,7 @@ def test_an_extended_run_is_one_that_was_longer_from_the_start(finished: bool, t
     warming = [{row["round"] for row in f.read_table("rounds").to_pylist() if row["warming"]} for f in (folder, longer)]
     assert warming == [{0, 2 if finished else 1}, {0}], "a resume is another process"
     assert folder.read_table("privacy").to_pylist() != short
-    with pytest.raises(RunError, match="all 4 rounds are played"):
+    with pytest.raises(RunError, match="all 4 rounds are finished"):
         runs.resume(folder.url, local, Progress(), extend=True)
     earlier = folder.read_mapping("environment.json")["earlier"]
     assert len(earlier) == 1

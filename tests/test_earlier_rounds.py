@@ -224,7 +224,7 @@ class Counting(Defence):
 
 
 def test_states_of_earlier_rounds_are_not_made_up(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match="keep a state over rounds that no defence declares"):
+    with pytest.raises(ScenarioError, match="keeps_state"):
         runs.launch(parsed("arms={own: [tests.test_earlier_rounds:Counting]}"), str(tmp_path), local, Progress())
 
 

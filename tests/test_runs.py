@@ -202,5 +202,5 @@ def test_attacks_alone_see_the_untrained_model_or_what_a_run_has_learnt(tmp_path
     other = parsed("model.hidden=[8]", extra=ATTACK)
     with pytest.raises(RunError, match="trained another model"):
         runs.attack(other, before.url, str(tmp_path), local, Progress())
-    with pytest.raises(RunError, match="none of its rounds is complete"):
+    with pytest.raises(RunError, match="no round is finished"):
         runs.attack(other, alone.url, str(tmp_path), local, Progress())

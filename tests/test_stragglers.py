@@ -26,7 +26,7 @@ federation: {rounds: 1, clients: 12, cohort_size: 3, failures: {timeout: 5, then
 OUTCOMES = {"crash": Crashed(memory=False), "memory": Crashed(memory=True), "hang": Overdue()}
 WORDS = {
     "crash": "ended its process 2 times",
-    "memory": "needed more memory than there is 2 times",
+    "memory": "ran out of memory 2 times",
     "hang": "took longer than 5 s 2 times",
 }
 
@@ -95,7 +95,5 @@ def test_cohorts_that_are_too_large_together_are_tried_each_by_itself() -> None:
 
 
 def test_a_cohort_that_no_client_of_it_makes_too_large_ends_the_run() -> None:
-    with pytest.raises(
-        ClientError, match=r"the cohort of client .* needs more memory than there is again .*cohort_size"
-    ):
+    with pytest.raises(ClientError, match=r"the cohort of client .* runs out of memory .*cohort_size"):
         results(Played({}, most=2), 2)

@@ -1,1 +1,1 @@
-"""The engine of a run, without Ray: arms resolved from a scenario, privacy accounts, rounds and records."""
+"""Engine of a run, without Ray: inputs, privacy accounts, rounds, attacks and records."""

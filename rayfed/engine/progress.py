@@ -1,4 +1,4 @@
-"""Observers of a run's progress, which the command line displays and tests record."""
+"""Callbacks for the progress of runs, audits and sweeps."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from rayfed.store.folder import RunFolder
 
 
 class Progress:
-    """Callbacks of the driver during a run; the base class ignores all."""
+    """Callbacks of the driver during a run. The base class does nothing."""
 
     def starting(self, scenario: Scenario, folder: RunFolder, where: str) -> None:
-        """Called before clients and server start; `where` says in words what runs where."""
+        """Report that clients and server are about to start; `where` describes the processes."""
 
     def ready(self, first_round: int) -> None:
-        """Called when all actors have started, before this round."""
+        """Report that all actors have started, before round `first_round`."""
 
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Called with the rows of `privacy`: every arm's guarantees over the whole run."""
+        """Report the rows of the table `privacy`, with every arm's guarantees over the whole run."""
 
     def clients_done(self, round: int, done: int, total: int) -> None:
-        """Called when `done` of the `total` client updates of a round, over all arms, have arrived."""
+        """Report that `done` of the `total` client updates of a round have arrived, over all arms."""
 
     def observations_done(self, round: int, done: int, total: int) -> None:
-        """Called when `done` of the `total` observations of a round's attacks have been made."""
+        """Report that `done` of the `total` observations of a round's attacks have been made."""
 
     def attacks_done(self, round: int, done: Sequence[tuple[str, float]], waiting: Sequence[str]) -> None:
-        """Called with the finished and the pending attack calls of a round, by title.
+        """Report the finished attack calls of a round (title, seconds of work) and the titles of pending ones.
 
-        Beside each that has ended stand its seconds of work. It is told first when none has ended.
+        The first call has no finished attacks.
         """
 
     def search_goes_on(self, round: int, title: str, arm: str, standing: Standing) -> None:
-        """Called about once a second with the progress of a running search on an arm."""
+        """Report the progress of a running search on an arm, about once a second."""
 
     def round_done(
         self,
@@ -47,23 +47,23 @@ class Progress:
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """Called with the rows of a finished round, after its tables are written."""
+        """Report the rows of a finished round, after its tables are written."""
 
     def note(self, message: str) -> None:
-        """Called with a message for the user, such as the death of an actor."""
+        """Report a message for the user, such as the death of an actor."""
 
     def finished(self, report: str) -> None:
-        """Called at the end of the run; `report` is the page's path."""
+        """Report the end of the run; `report` is the path of the report."""
 
 
 class NoteOnce:
-    """Passes messages that many processes have on to `note`, each the first time alone."""
+    """Pass each message to `note` only once, even if many processes send it."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note, self._said = note, set[str]()
 
     def __call__(self, messages: Iterable[str]) -> None:
-        """Pass on the messages that are new."""
+        """Pass on messages that are new."""
         for message in dict.fromkeys(messages):
             if message not in self._said:
                 self._said.add(message)
@@ -71,36 +71,36 @@ class NoteOnce:
 
 
 class AuditProgress(Progress):
-    """Callbacks of an audit beside those of its runs; the base class ignores all."""
+    """Callbacks of an audit and its runs. The base class does nothing."""
 
     seconds: Mapping[str, float] = MappingProxyType({})
-    """About how many seconds one call of each attack takes, by title, where that is known."""
+    """Attack title -> estimated seconds per call, if known."""
     ends: Callable[[float], float] = staticmethod(lambda began: inf)
-    """Returns when a run's attacks are stopped, given when they began (both by `monotonic`)."""
+    """Return when a run's attacks are stopped, given their start (both on the clock of `monotonic`)."""
     noted: Collection[str] = ()
-    """Notes that the audit has told before its runs, which tell them, too."""
+    """Notes that the audit has already printed and that its runs would repeat."""
 
     def say(self, *parts: str) -> None:
-        """Called with a line on the audit's actions, in parts."""
+        """Report a line on the audit's steps, in parts."""
 
     def trying(self, title: str, number: int, total: int, standing: Standing | None) -> None:
-        """Called while an attack is tried before the run; `standing` is the progress of its search."""
+        """Report the trial of an attack before the run; `standing` is the progress of its search."""
 
     def tried(self) -> None:
-        """Called after all attacks have been tried."""
+        """Report the end of the trials."""
 
     def audited(self, weights: str, report: str) -> None:
-        """Called when the attacks on these weights have ended; `report` is the page's path."""
+        """Report the end of the attacks on these weights; `report` is the path of the report."""
 
 
 class SweepProgress:
-    """Callbacks of the driver during a sweep; the base class ignores all."""
+    """Callbacks of the driver during a sweep. The base class does nothing."""
 
     def starting(self, scenario: Scenario, folder: SweepFolder, where: str, trials: int, done: int) -> None:
-        """Called when `trials` trials begin after `done` earlier ones; `where` says what runs where."""
+        """Report that `trials` trials start, after `done` earlier ones; `where` describes the processes."""
 
     def note(self, message: str) -> None:
-        """Called with a message for the user, such as the death of another driver."""
+        """Report a message for the user, such as the death of another driver."""
 
     def trial_done(self, trial: Trial, rows: Sequence[dict[str, Any]]) -> None:
-        """Called when a trial has ended; `rows` are its outcomes."""
+        """Report the end of a trial; `rows` are its outcomes."""

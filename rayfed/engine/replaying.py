@@ -1,7 +1,7 @@
-"""Replays of recorded updates: one recorded round as a scenario, or as attacks without scores.
+"""Replay of recorded updates: one recorded round as a scenario, or as attacks without scores.
 
-With the truth, every recorded update is a client of its own with its samples. The arm `recorded` answers with what was
-recorded; the arm `none` with what the client would have sent by the same training without any defence, which shows
+If the true samples were recorded, every recorded update is one client with its samples. Clients of the arm `recorded`
+send the recorded updates. Clients of the arm `none` send updates of the same training without a defence, which show
 whether the attacks work on these samples.
 """
 
@@ -42,11 +42,11 @@ from rayfed.targets import to_targets
 from rayfed.update import Observation, Update
 
 RECORDED = "recorded"
-"""The arm of what was recorded."""
+"""Name of the arm with the recorded updates."""
 TWINS: Mapping[str, Sequence[str]] = {"blind": (), "given labels": ("labels",)}
-"""What attackers are granted, by name."""
+"""Attacker -> its knowledge."""
 _BYTES = 1e-3
-"""How far a pixel of 8 bits may be from a whole level."""
+"""Maximum distance of a value from a whole level for images that are stored in 8 bits."""
 
 
 @lru_cache(maxsize=1)
@@ -56,15 +56,15 @@ def _of_round(folder: Path, round: int) -> list[RecordedUpdate]:
 
 @component
 class RecordedData:
-    """Data set of a recorded round's samples, with those of other rounds for guesses."""
+    """Data set of a recorded round's samples, with samples of other rounds for baselines."""
 
     folder: Path
     """Folder of the recording."""
     round: int
-    """The round."""
+    """Number of the round."""
 
     def load(self) -> Dataset:
-        """Return the round's samples by client; the test split holds other rounds' samples, or one grey image."""
+        """Return the round's samples by client; the test split has other rounds' samples, or one grey image."""
         recording = Recording(self.folder)
         found = [_truth(recording, update) for update in _of_round(self.folder, self.round)]
         images, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -75,8 +75,8 @@ class RecordedData:
         else:
             tried, tested = torch.full_like(images[:1], 0.5), torch.zeros_like(labels[:1])
             remarks = (
-                "the recording has no other samples: reconstructions are compared with the best constant image as a "
-                "guess, and with those of their own batch",
+                "the recording has no other samples, so the baseline is the best constant image, and reconstructions "
+                "are compared only with images of their batch",
             )
         classes = tuple(map(str, range(recording.header.classes)))
         stored = [_stored(part) for part in (images, tried)]
@@ -86,7 +86,7 @@ class RecordedData:
 
 
 def _truth(recording: Recording, update: RecordedUpdate) -> tuple[Tensor, Tensor]:
-    """Return images and labels of an update; raises `UserError` for labels that the recorded loss does not take."""
+    """Return images and labels of an update; raises `UserError` for labels that do not fit the recorded loss."""
     header, (images, labels) = recording.header, update.truth
     try:
         return images, to_targets(labels, build_loss(header.loss), len(images), header.classes)
@@ -100,7 +100,7 @@ def _shared(some: Tensor, others: Tensor) -> bool:
 
 
 def _stored(images: Tensor) -> np.ndarray:
-    """Return images in [0, 1] in 8 bits if that is exact, else in 16."""
+    """Return images in [0, 1] as 8-bit values if these are exact, else as 16-bit values."""
     levels = images * 255
     exact = bool((levels - levels.round()).abs().max() < _BYTES)
     return _levels(images, 255 if exact else 65535)
@@ -118,25 +118,25 @@ class ByUpdate:
     folder: Path
     """Folder of the recording."""
     round: int
-    """The round."""
+    """Number of the round."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
-        """Return the clients' indices, see `Partition.split`."""
+        """Return the sample indices of each client, see `Partition.split`."""
         ends = np.cumsum([update.samples for update in _of_round(self.folder, self.round)])
         return np.split(np.arange(len(labels)), ends[:-1])
 
 
 @component
 class Recorded(Defence):
-    """Defence that replaces all of the recorded federation's defences: it returns the recorded update."""
+    """Pseudo-defence that returns the recorded update, which includes the effect of the recorded defences."""
 
     folder: Path
     """Folder of the recording."""
     round: int
-    """The round."""
+    """Number of the round."""
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Return the recorded update in place of a new one."""
+        """Return a method that returns the recorded update instead of training."""
 
         def update(task: Task) -> Update:
             recorded = _of_round(self.folder, self.round)[task.client]
@@ -153,7 +153,7 @@ def _device(task: Task) -> torch.device:
 
 
 def looked_over(recording: Recording, update: RecordedUpdate, model: nn.Module) -> Given:
-    """Check a recorded update and return it in the attacks' form; raises `UserError` if it does not fit the model."""
+    """Check a recorded update and return it as an observation; raises `UserError` if it does not fit the model."""
     header = recording.header
     try:
         return observe(model, update.sent, header.sample, header.classes, update.samples, **update.answer)
@@ -172,26 +172,26 @@ class Replay:
     loss: Mapping[str, Any]
     """The scenario's section `loss`."""
     evaluations: int
-    """Evaluations of each search's objective."""
+    """Evaluations of the objective per search."""
     seed: int = 0
 
     @cached_property
     def updates(self) -> list[RecordedUpdate]:
-        """Updates of the round."""
+        """Recorded updates of the round."""
         return self.recording.of_round(self.round)
 
     @cached_property
     def scored(self) -> bool:
-        """Whether the truth was recorded for the whole round."""
+        """Whether the true samples were recorded for all updates of the round."""
         return all(update.has_truth for update in self.updates)
 
     @property
     def model_section(self) -> dict[str, Any]:
-        """The scenario's section `model`."""
+        """The scenario's section `model`, with the normalisation."""
         return {**self.model, **normalisation(self.recording.header)}
 
     def document(self) -> dict[str, Any]:
-        """Return the round as a scenario, whose arms are `none` and `recorded`."""
+        """Return the round as a scenario with the arms `none` and `recorded`."""
         where = {"folder": str(self.recording.folder.resolve()), "round": self.round}
         gradient = self.updates[0].kind == "gradient"
         by_size: dict[int, list[int]] = {}
@@ -222,7 +222,7 @@ class Replay:
         }
 
     def _training(self) -> dict[str, Any]:
-        """Return the section `training`; raises `UserError` if clients' local trainings differ."""
+        """Return the section `training`; raises `UserError` if the clients' local training differs."""
         rows = [update.row for update in self.updates]
         local, epochs = check_round(rows, f"{self.recording.folder}, round {self.round}")
         if self.updates[0].kind == "gradient":
@@ -232,7 +232,7 @@ class Replay:
         return {**told, "steps": local.steps} if epochs is None else {**told, "epochs": epochs}
 
     def sent(self) -> tuple[Sent, list[str]]:
-        """Return the state that the round's clients were sent, and remarks on their answers without repetition."""
+        """Return the state that the round's clients received, and remarks on their updates without duplicates."""
         model = self._built
         given = [(update, looked_over(self.recording, update, model)) for update in self.updates]
         remarks = dict.fromkeys(f"{update.name}: {remark}" for update, one in given for remark in one.remarks)
@@ -240,7 +240,7 @@ class Replay:
         return Sent(self.round, first.weights, first.buffers), list(remarks)
 
     def unscored(self, ends: float = inf) -> Iterator[tuple[RecordedUpdate, str, Reconstruction]]:
-        """Yield each attack's guess for each update, without any truth, until `ends` (of `monotonic`)."""
+        """Yield each attack's result for each update, without scores, until `ends` on the clock of `monotonic`."""
         for update in self.updates:
             seen = looked_over(self.recording, update, self._built).observation
             key = seeds.derived(self.seed, "replay", update.round, update.client)
@@ -253,14 +253,14 @@ class Replay:
 
 
 def normalisation(header: Header) -> dict[str, Any]:
-    """Return the field of section `model` for the input normalisation in a recording's header."""
+    """Return the field `normalise` of the section `model` for a recording's header; empty without normalisation."""
     if header.mean is None or header.std is None:
         return {}
     return {"normalise": {"mean": list(header.mean), "std": list(header.std)}}
 
 
 def built(model: Mapping[str, Any], loss: Mapping[str, Any], header: Header, seed: int) -> nn.Module:
-    """Return the model of a section `model` for a recording's header, with the loss of a section `loss`."""
+    """Return the model for the sections `model` and `loss` and a recording's header."""
     spec = ModelSpec.model_validate(model)
     normalise = (spec.normalise.mean, spec.normalise.std) if spec.normalise else None
     net = build_model(spec.name, spec.parameters, header.sample, header.classes, seed, normalise)
@@ -269,15 +269,15 @@ def built(model: Mapping[str, Any], loss: Mapping[str, Any], header: Header, see
 
 
 class _TimeIsUp(BaseException):
-    """Signal that the time limit has passed; not an `Exception`, which a search might catch."""
+    """Signal that the time limit has passed. It is no `Exception`, because a search might catch those."""
 
 
 def attempts(
     model: nn.Module, seen: Observation, evaluations: int, key: bytes, ends: float = inf
 ) -> Iterator[tuple[str, Reconstruction]]:
-    """Yield each audit attack's guess for one observation, by name, within this many evaluations.
+    """Yield the name and the result of each audit attack on one observation, with this many evaluations.
 
-    What has not ended when the clock (`monotonic`) passes `ends` says that there was no time.
+    Attacks that are not finished when the clock (`monotonic`) passes `ends` have failed with a message on the time.
     """
 
     def hear(standing: Standing) -> None:
@@ -297,7 +297,7 @@ def attempts(
             found = failed(attack, WANT_OF_TIME)
         except UserError:
             raise
-        except Exception as error:  # the attack's own: others go on
+        except Exception as error:  # of this attack only: the others continue
             found = failed(attack, f"raised {type(error).__name__}: {error}")
         assert isinstance(found, Reconstruction)
         yield method.name, found

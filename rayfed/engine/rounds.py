@@ -1,4 +1,4 @@
-"""One round: weights out, cohorts, questions, the server's step, evaluation, attacks, rows."""
+"""One round of a federation: training of cohorts, the server's step, evaluation and attacks."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from rayfed.scenario import Scenario
 from rayfed.update import Named
 
 States = dict[str, dict[int, State]]
-"""Arm -> client -> its own state."""
+"""Arm -> client -> state of the client."""
 
 
 def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
-    """Return the largest numbers of concurrent calls of a round, for clients and for attackers."""
+    """Return the maximum numbers of concurrent calls in a round, for clients and for attackers."""
     arms = len(scenario.played)
     cohorts = -(-scenario.drawn_per_round // plan.cohort_size(scenario))
     due: dict[int, int] = {}
@@ -66,11 +66,11 @@ class Round:
         self.cohorts = {name: plan.cohorts(federation.scenario, number, name in self.asynchronous) for name in arms}
         self.flights: dict[str, Flights] = {}
         self.added: list[Ref] = []
-        """Calls by which the server adds partial results, of which nobody has heard that they went well."""
+        """Unconfirmed calls in which the server adds partial results."""
         self.tables = RoundTables()
 
     def play(self, due: Iterable[str]) -> RoundTables:
-        """Play the round and return its rows; the arms in `due` are evaluated."""
+        """Run the round and return its rows; the arms in `due` are evaluated."""
         before = self._states_before()
         sent = self._begin()
         begun = self._begin_attacks(sent)
@@ -78,16 +78,16 @@ class Round:
         self._measure_private_layers(after)
         self._ask(sent, before, after)
         served = self._step()
-        finished = self._finished(served)  # before others wait for the server: it is not theirs if it hangs
+        finished = self._finished(served)  # before client calls, so that a hanging server is not mistaken for a client
         evaluations = self._evaluate({arm: served[arm].sent for arm in due}, after)
         self.federation.attacks.strike(self.number, sent, self.tables, self._earlier(), begun)
         self._end(served, finished, after, evaluations)
         return self.tables
 
     def attack_alone(self, interrupted: Callable[[RoundTables], object]) -> RoundTables:
-        """Play the round's attacks without training, on the weights that clients would receive, and return rows.
+        """Run the round's attacks without training, on the weights that clients would receive, and return rows.
 
-        What there is when Ctrl-C stops it goes to `interrupted`.
+        After Ctrl-C, `interrupted` is called with the rows so far.
         """
         sent = {arm: self.federation.ask_server("sent", arm, self.number).sent for arm in self.arms}
         try:
@@ -103,7 +103,7 @@ class Round:
         return {(row["arm"], row["client"]) for row in self.tables.clients if row["status"] != "ok"}
 
     def _states_before(self) -> States:
-        """Return the states of the round's clients before it begins, by arm."""
+        """Return the states of the round's clients at its start, by arm."""
         return {arm: self.federation.load_states(arm, self._clients(arm), self.number) for arm in self.arms}
 
     def _clients(self, arm: str) -> list[int]:
@@ -111,7 +111,7 @@ class Round:
         return list(chain(*self.cohorts[arm]))
 
     def _begin(self) -> dict[str, Ref]:
-        """Begin the round, with questions before training, and return the messages to clients by arm."""
+        """Start the round, ask questions before training, and return the messages to clients by arm."""
         federation = self.federation
         federation.forget_transcripts(self.number)
         served = {
@@ -128,9 +128,9 @@ class Round:
         return sent | {arm: federation.ask_server("sent", arm, self.number).sent for arm in opened}
 
     def _begin_attacks(self, sent: Mapping[str, Ref]) -> Begun | None:
-        """Let attackers that slow no client down begin before the training.
+        """Start attacks before the training, if attackers do not slow clients down.
 
-        They do not where clients may hang or fail, which is found out in the training.
+        Otherwise, or if clients may hang or fail, returns None, because failures are detected in the training.
         """
         federation, failures = self.federation, self.federation.scenario.federation.failures
         if not federation.executor.attackers_apart or failures.timeout is not None or failures.then == "drop":
@@ -138,7 +138,7 @@ class Round:
         return federation.attacks.begin(self.number, sent, self._earlier())
 
     def _train(self, sent: Mapping[str, Ref], before: States) -> States:
-        """Train all cohorts, add their sums at the server, record rows; return the clients' new states."""
+        """Train all cohorts, add their sums at the server, record rows, and return the clients' new states."""
         federation = self.federation
         note, executor = federation.progress.note, federation.executor
         handling = StragglerHandling(self.number, federation.scenario.federation.failures, executor.run_clients, note)
@@ -176,7 +176,7 @@ class Round:
         for arm, flights in self.flights.items():
             self.added += self._land(arm, flights)
         self._sum_up(seconds, warming, admission)
-        return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # not as they were done
+        return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # in a fixed order
 
     def _flights(self, arm: str, clock: RoundClock) -> Flights:
         """Return the updates of an arm that are in flight at the start of the round."""
@@ -185,7 +185,7 @@ class Round:
         return Flights.of(self.number, clock, count, federation.saved[arm], held)
 
     def _land(self, arm: str, flights: Flights) -> list[Ref]:
-        """Advance an arm until enough updates for a step have arrived, and add these at the server in order."""
+        """Advance an arm until enough updates for a step have arrived, and add them at the server in order."""
         federation = self.federation
         flights.fly(self._clients(arm))
         rule, earlier = federation.rules[arm], federation.saved[arm]["earlier"]
@@ -215,20 +215,20 @@ class Round:
         }
 
     def _work(self, sent: Mapping[str, Ref], before: States) -> list[Portion]:
-        """Return all arms' cohorts in portions of one call, largest first, so that the last to end is small."""
+        """Return all arms' cohorts in portions of one call, largest first, so that the last one to end is small."""
         federation, scenario = self.federation, self.federation.scenario
         weights = {
             arm: [float(federation.samples[clients].sum()) for clients in cohorts]
             for arm, cohorts in self.cohorts.items()
         }
         drops = scenario.federation.system is not None and scenario.federation.system.drops
-        alone = scenario.federation.failures.timeout is not None  # else waiting would depend on the number of workers
+        alone = scenario.federation.failures.timeout is not None  # a limit must not depend on the number of workers
         work = []
         for name, arm in self.arms.items():
             malicious = federation.malicious[name]
             colluders = malicious.clients if malicious.poisoning.colludes else frozenset()
             count = len(self.cohorts[name])
-            apart = drops or name in self.asynchronous  # whether an update is added is seen when it is there
+            apart = drops or name in self.asynchronous  # each update is admitted or rejected separately
             if apart:
                 split = [[i] for i in range(count)]
             elif alone:
@@ -243,9 +243,10 @@ class Round:
         return sorted(work, key=lambda portion: -sum(weights[cohort.arm.name][cohort.index] for cohort in portion))
 
     def _homes(self, name: str, loads: Sequence[float]) -> list[str]:
-        """Return the node of each portion of an arm with these loads; empty unless sums meet on nodes.
+        """Return the node of each portion of an arm with these loads; empty strings if sums are not added on nodes.
 
-        They do not where one node is all there is, where a sum is no smaller than its parts, and where it is small.
+        Sums are not added on nodes if there is only one node, if the model is small, if the rule gathers updates (a sum
+        is then no smaller than its parts), or if it is asynchronous.
         """
         rule, nodes = self.federation.rules[name], self.federation.executor.nodes()
         small = _bytes_of(self.federation.saved[name]) < node_sums.LEAST
@@ -254,10 +255,9 @@ class Round:
         return homes(loads, nodes)
 
     def _sum_up(self, seconds: Mapping[str, float], warming: Collection[str], admission: Admission) -> None:
-        """Add a row for every arm from its clients' rows; `seconds` is the time of their work.
+        """Add a row for every arm from its clients' rows; `seconds` has the time of their work by arm.
 
-        In arms that are `warming` a process trained for the first time.
-        Raises `ClientError` where too few are left.
+        In the arms `warming`, a process trained for the first time. Raises `ClientError` if too few clients are left.
         """
         order = {arm: i for i, arm in enumerate(self.arms)}
         self.tables.clients.sort(key=lambda row: (order[row["arm"]], row["client"]))
@@ -282,7 +282,7 @@ class Round:
         self.tables.private += [row | {"round": self.number} for row in rows]
 
     def _ask(self, sent: Mapping[str, Ref], before: States, after: States) -> None:
-        """Let clients answer the rules' questions about the round's sums."""
+        """Ask clients the rules' questions about the round's sums."""
         if not self.asking:
             return
         self.federation.settled(self.added, len(self.added))
@@ -290,7 +290,7 @@ class Round:
         consult(self.federation, self.number, {arm: sent[arm] for arm in self.asking}, states, self._failed)
 
     def _step(self) -> dict[str, Served]:
-        """Let the server step, and return its values for the next round."""
+        """Run the server's step, and return its values for the next round."""
         federation, secure = self.federation, self.federation.scenario.privacy.secure
         failed = self._failed
         served = {}
@@ -306,10 +306,10 @@ class Round:
         return {arm: [Sent(round, **model) for round, model in saved[arm]["earlier"].items()] for arm in self.arms}
 
     def _kept(self, arm: str, states: Mapping[int, State]) -> dict[int, dict[str, Named]]:
-        """Return the messages up to this round that attacks of later rounds will observe.
+        """Return the messages up to this round that attacks of later rounds need.
 
-        None where clients hide what they answered. Raises `ScenarioError` where they have `states`, from which their
-        answers could not be made again, and no defence declares it (`keeps_state`).
+        The mapping is empty if the arm encrypts or masks updates. Raises `ScenarioError` if clients have `states` that
+        no defence declares (`keeps_state`), because their updates could not be computed again.
         """
         before, attacks = self.federation.saved[arm], self.federation.scenario.attacks
         needed = plan.looked_back_on(attacks, self.number + 1)
@@ -319,15 +319,14 @@ class Round:
             needed |= {one.round for one in self.flights[arm].flying}
         if self.number in needed and states:
             raise ScenarioError(
-                f"attacks look back on round {self.number}, but clients of arm '{arm}' keep a state over rounds "
-                f"that no defence declares (keeps_state), and a run has the latest alone: leave out the arm, or "
-                f"`earlier`"
+                f"attacks need updates of round {self.number}, but clients of arm '{arm}' have a state that no defence "
+                f"declares (keeps_state), and only the latest state is stored: remove the arm, or `earlier`"
             )
         kept = before["earlier"] | {self.number: {part: before[part] for part in ("weights", "buffers")}}
         return {round: sent for round, sent in kept.items() if round in needed}
 
     def _evaluate(self, sent: Mapping[str, Ref], after: States) -> dict[str, Found]:
-        """Return loss and accuracy on the test set by arm, and on clients' own data if asked for."""
+        """Return loss and accuracy on the test set by arm, and on clients' data with `evaluate_clients`."""
         federation, run = self.federation, self.federation.run_clients
         sizes: dict[Split, int] = {"test": len(federation.data.test_labels)}
         if federation.scenario.federation.evaluate_clients:
@@ -346,7 +345,7 @@ class Round:
         return found
 
     def _finished(self, served: Mapping[str, Served]) -> dict[str, tuple[Sent, Kept]]:
-        """Return the server's new state of all arms, after its step; raises `Lost` if the server dies."""
+        """Return the server's new state of all arms after its step; raises `Lost` if the server dies."""
         stepped = [ref for one in served.values() for ref in one]
         settled = self.federation.settled([*self.added, *stepped], len(self.added) + len(served))
         values = iter(settled[len(self.added) :])
@@ -359,7 +358,7 @@ class Round:
         after: States,
         evaluations: Mapping[str, Found],
     ) -> None:
-        """Replace the state by the new one, with the data needed to measure the round."""
+        """Replace the federation's state with the new one, and complete the round's rows."""
         federation = self.federation
         for arm, (new, kept) in finished.items():
             ended = federation.saved[arm].get("ended", 0.0)
@@ -389,7 +388,7 @@ class Round:
 
 
 def _asks(arm: Arm, rule: AnyAggregation) -> bool:
-    """Return whether clients are asked questions under an arm's rule."""
+    """Return whether an arm's rule or protection asks clients questions."""
     return arm.spec.protection is not None or isinstance(rule, InteractiveAggregation)
 
 

@@ -1,4 +1,4 @@
-"""Runs from a scenario to a finished folder: load, check, play, write tables and checkpoints, report."""
+"""Execution of runs: check a scenario, run its rounds, write tables and checkpoints, and write the report."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ from rayfed.store.lease import holding
 from rayfed.store.schemas import TABLES
 
 _OTHER_DATA = (
-    "differ from those of the rounds that are played, although the scenario is the same: put the data's files back, or "
-    "launch its scenario anew"
+    "differ from those of the finished rounds, although the scenario is the same: restore the data files, or launch a "
+    "new run"
 )
 
 
 def launch(scenario: Scenario, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
-    """Run a scenario into a new folder under `out` (by default the scenario's own) and return it finished.
+    """Run a scenario into a new folder under `out` (default: the scenario's), and return the folder.
 
-    Raises `UserError` for the user's mistakes; whatever is raised, the folder says how far the run came.
+    Raises `UserError` for invalid input. After any error, the folder has the status of the run.
     """
     inputs = prepare(scenario.model_copy(update={"sweep": None}), gpus=execution.num_gpus(scenario))
-    _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
+    _ = inputs.privacy  # raises errors of accounts and budgets before a folder is created
     _tell(progress, *check_batches(inputs), *unreachable(inputs.scenario, unused_code(inputs)))
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(folder, progress.note) as held:
@@ -71,11 +71,10 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
 
 
 def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
-    """Run a scenario, one trial of a sweep, in this folder, continuing after its last complete round.
+    """Run one trial of a sweep in its folder, continuing after the last finished round, without a report.
 
-    No report is made. A driver that played the trial before, alive or not, is taken over: the player of the sweep says
-    who plays its trials. Raises `RunError` where the run has failed before: it would again; and where its rounds have
-    followed another scenario.
+    The folder is taken over from a previous driver of the trial, even if that one is alive, because the sweep assigns
+    the trials. Raises `RunError` if the trial has failed before, or if its finished rounds had another scenario.
     """
     with holding(folder, progress.note, told=True) as held:
         _launch_in(held, scenario, execution, progress)
@@ -92,7 +91,7 @@ def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, prog
     inputs = prepare(scenario if over else with_key(scenario, folder, saved), gpus=gpus)
     check_same(folder, saved, inputs.scenario)
     if over:
-        run_key.remove(folder)  # its process may have died before it did
+        run_key.remove(folder)  # the process may have died before deleting the key
         return
     _check_data(folder, saved, inputs)
     checkpoint.begin(folder)
@@ -101,17 +100,16 @@ def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, prog
 
 
 def resume(path: str, execution: Execution, progress: Progress, extend: bool = False) -> RunFolder:
-    """Continue a run after its last complete round; a finished one is unchanged.
+    """Continue a run after its last finished round.
 
-    With `extend` by its scenario as it is now, in which rounds and attacks to come may have changed. Raises `RunError`
-    where there is nothing to resume, and where the rounds that are played followed another scenario; `LeaseError` where
-    its driver is alive.
+    With `extend`, the number of rounds and later attacks may have changed in its scenario. Raises `RunError` if there
+    is nothing to resume, or if finished rounds had another scenario, and `LeaseError` if the run's driver is alive.
     """
     folder = RunFolder.open(path)
     if exits.status(folder).get("kind") == "attack":
         raise RunError(
-            f"{folder.url}: it attacked without training; nothing to resume: attack again with `rayfed attack`, "
-            "or audit again with `rayfed audit`"
+            f"{folder.url}: nothing to resume, because this run has attacks without training; use `rayfed attack` or "
+            "`rayfed audit` again"
         )
     check_streams(folder)
     with holding(folder, progress.note) as held:
@@ -126,10 +124,10 @@ def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend:
     check_same(folder, saved, inputs.scenario, extend)
     rounds = max(inputs.limits.values())
     if saved and saved.round + 1 >= rounds and finished(folder):
-        run_key.remove(folder)  # its process may have died before it did
+        run_key.remove(folder)  # the process may have died before deleting the key
         raise RunError(
-            f"{folder.url}: all {rounds} rounds are played; nothing to resume. To play more, raise federation.rounds "
-            f"in its {SCENARIO} and `rayfed resume {folder.url} --extend`"
+            f"{folder.url}: all {rounds} rounds are finished; nothing to resume. To add rounds, raise "
+            f"federation.rounds in its {SCENARIO}, then `rayfed resume {folder.url} --extend`"
         )
     _check_data(folder, saved, inputs)
     checkpoint.begin(folder)
@@ -142,15 +140,15 @@ class _Attacked:
     """Weights for a run of attacks without training, and their origin."""
 
     saved: checkpoint.Checkpoint | None = None
-    """None: those that the model begins with."""
+    """Checkpoint with the weights; None for the initial weights."""
     run: RunFolder | None = None
-    """The run whose clients' states go with the weights."""
+    """Run with the clients' states that belong to the weights."""
     words: str = ""
-    """Whose weights they are; empty for those that the model begins with."""
+    """Description of the weights; empty for the initial weights."""
     given: bool = False
-    """Whether somebody gave the weights, of whose training nothing is known."""
+    """Whether the weights were given, so that nothing is known about their training."""
     source: str = ""
-    """The run that trained the weights, by the name of its folder, and its arm if all arms have this one's."""
+    """Folder name of the run that trained the weights, and its arm if all arms have the weights of one arm."""
 
     @property
     def round(self) -> int:
@@ -159,7 +157,7 @@ class _Attacked:
 
     @property
     def weights(self) -> str:
-        """In which state the weights are, in words."""
+        """Description of the training of the weights."""
         if self.given:
             return "given"
         if self.saved is None:
@@ -176,17 +174,16 @@ def attack(
     arm: str | None = None,
     allowance: Allowance = ALL_THE_TIME,
 ) -> RunFolder:
-    """Attack without training, into a new folder: the untrained model, or the trained one of `run`.
+    """Attack the untrained model, or the trained one of `run`, without training, into a new folder.
 
-    Every attack strikes once, whatever its `rounds`, within the `allowance`. With `arm` all arms have the weights that
-    this one of the run has learnt, and nothing else of the run. Raises `RunError` where `run` has no weights for the
-    scenario.
+    Every attack is run once, whatever its `rounds`, within the `allowance`. With `arm`, all arms have the weights of
+    this arm of the run, without its clients' states. Raises `RunError` if the weights of `run` do not fit the scenario.
     """
     for spec in scenario.attacks:
         if spec.earlier:
             raise ScenarioError(
-                f"attack '{spec.title}' looks back on {spec.earlier} rounds, and there is one without a training: take "
-                f"`earlier` out, or `rayfed launch` the scenario"
+                f"attack '{spec.title}' needs {spec.earlier} earlier rounds, but without training there is only one: "
+                f"remove `earlier`, or use `rayfed launch`"
             )
     saved = _trained(run) if run else None
     gpus = execution.num_gpus(scenario)
@@ -214,7 +211,7 @@ def attack_sent(
     progress: Progress,
     allowance: Allowance = ALL_THE_TIME,
 ) -> RunFolder:
-    """Attack given weights without training, into a new folder; `words` say whose weights they are."""
+    """Attack given weights without training, into a new folder; `words` describes the weights."""
     inputs = prepare(scenario.attacked_in(sent.round), gpus=execution.num_gpus(scenario))
     state = {"weights": sent.weights, "buffers": sent.buffers, "state": {}, "memory": {}}
     saved = checkpoint.Checkpoint(sent.round - 1, {account.name: state for account in inputs.accounts})
@@ -231,7 +228,7 @@ def _attack_in_new(
     allowance: Allowance,
     whole: Scenario,
 ) -> RunFolder:
-    """Attack into a new folder; `whole` is the scenario with the arms that there is no time for, too."""
+    """Attack into a new folder; `whole` is the scenario including arms that there is no time for."""
     folder = RunFolder.create(out or whole.output.folder, whole.name)
     with holding(folder, progress.note) as held:
         _describe(inputs, held, whole)
@@ -272,7 +269,7 @@ def _attack(
         federation.attacks = replace(federation.attacks, allowance=allowance)
         tables = until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep))
         keep(tables)
-        if attacked.saved is None:  # what others' training spent is another run's account
+        if attacked.saved is None:  # the account of trained weights belongs to their run
             folder.write_part("proved", 0, inputs.proved(training=False))
         _tell(progress, joined())
         begun = initial_weights(inputs.scenario.model_dump(mode="json"))
@@ -283,7 +280,7 @@ def _attack(
 
 @contextmanager
 def _keeping_trials(folder: RunFolder, keep: Callable[[], object]) -> Iterator[None]:
-    """Write down what trials measured where Ctrl-C comes before the attacks, such as while actors start."""
+    """Write the results of trials if Ctrl-C stops the run before the attacks, such as while actors start."""
     try:
         yield
     except KeyboardInterrupt:
@@ -298,7 +295,7 @@ def _trained(run: str) -> checkpoint.Checkpoint:
     saved = checkpoint.load(folder)
     if saved is None:
         raise RunError(
-            f"{run}: none of its rounds is complete, so it has no weights to attack; `rayfed resume` it first"
+            f"{run}: no round is finished, so there are no trained weights to attack; use `rayfed resume` first"
         )
     return saved
 
@@ -307,10 +304,12 @@ def _check_fit(what: str, saved: checkpoint.Checkpoint, inputs: Inputs) -> None:
     for account in inputs.accounts:
         name = account.name
         if name not in saved.server:
-            raise RunError(f"{what} has no arm '{name}', only {', '.join(saved.server)}: name the scenario's arms so")
+            raise RunError(
+                f"{what} has no arm '{name}', only {', '.join(saved.server)}: use these names in the scenario"
+            )
         shapes = {name: w.shape for name, w in account.arm.weights.items()}
         if shapes != {name: w.shape for name, w in saved.server[name]["weights"].items()}:
-            raise RunError(f"{what} trained another model than the scenario's in arm '{name}': make `model` the same")
+            raise RunError(f"{what} trained another model in arm '{name}' than the scenario's: use the same `model`")
 
 
 def _describe(inputs: Inputs, folder: RunFolder, scenario: Scenario) -> None:
@@ -327,8 +326,8 @@ def _play(
     saved: checkpoint.Checkpoint | None,
     reports: bool = True,
 ) -> None:
-    """Play the rounds after the checkpoint, updating the folder's status and log, then write the report."""
-    _ = inputs.privacy  # what cannot be accounted shows before a key is kept, or anything started
+    """Run the rounds after the checkpoint, update the folder's status and log, and write the report."""
+    _ = inputs.privacy  # raises errors of accounts before a key is stored or a process started
     first, rounds = saved.round + 1 if saved else 0, max(inputs.limits.values())
     counts = what_counts(inputs.scenario)
     secure = inputs.scenario.privacy.secure
@@ -349,16 +348,16 @@ def _play(
             )
             _tell(progress, *federation.aborted, joined())
             if round + 1 == rounds:
-                check_bounds(folder)  # before a scheduler is told, which may stop the run
+                check_bounds(folder)  # before the next line, in which a scheduler may stop the run
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
-        if first == rounds:  # a driver died between its last round and the comparison
+        if first == rounds:  # the driver died between its last round and this check
             check_bounds(folder)
     if secure:
         run_key.remove(folder)
 
 
 def _play_round(federation: Federation, round: int, limits: Mapping[str, int]) -> RoundTables:
-    """Play one round of the arms that have not reached their limit."""
+    """Run one round of the arms that have not reached their limit."""
     arms = [arm for arm, limit in limits.items() if round < limit]
     every = federation.scenario.federation.evaluate_every
     due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
@@ -366,7 +365,7 @@ def _play_round(federation: Federation, round: int, limits: Mapping[str, int]) -
 
 
 def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress: Progress) -> None:
-    """Write and announce every arm's guarantees and their caveats."""
+    """Write and print every arm's guarantees and their caveats."""
     folder.write_part("privacy", 0, inputs.privacy)
     folder.write_part("proved", 0, inputs.proved(training=True))
     progress.accounted(inputs.privacy)
@@ -384,9 +383,9 @@ def _early_ends(inputs: Inputs) -> Iterator[str]:
     """Yield remarks on arms that end before the others."""
     for arm, limit in inputs.limits.items():
         if limit < inputs.scenario.federation.rounds:
-            message = f"arm {arm} ends after {limit} rounds: one more would spend more than privacy.budget"
+            message = f"arm {arm} ends after {limit} rounds, because another round would exceed privacy.budget"
             if any(round >= limit for attack in inputs.scenario.attacks for round in attack.rounds):
-                message += "; attacks of later rounds do not meet it"
+                message += "; attacks of later rounds are not run on it"
             yield message
 
 
@@ -401,7 +400,7 @@ def _federation(
 ) -> Iterator[tuple[Federation, Callable[[], str | None]]]:
     """Open a federation that continues after a checkpoint; `source` is the run with the clients' states, if any.
 
-    The function beside it records the machines that have joined, and returns what is to be said of them.
+    Yields the federation, and a function that records machines that have joined and returns a warning or None.
     """
     scenario = inputs.scenario
     with execution(inputs, progress) as executor:
@@ -423,7 +422,7 @@ def _federation(
 
 
 def _check_data(folder: RunFolder, saved: checkpoint.Checkpoint | None, inputs: Inputs) -> None:
-    """Raise `RunError` if data differ from those of the played rounds, as a file has changed."""
+    """Raise `RunError` if the data differ from those of the finished rounds, for example after a file was changed."""
     before = folder.read_mapping(ENVIRONMENT) if saved and folder.exists(ENVIRONMENT) else {}
     if splits := changed_data(before, inputs):
         raise RunError(f"{folder.url}: its data ({', '.join(splits)}) {_OTHER_DATA}")
@@ -432,7 +431,7 @@ def _check_data(folder: RunFolder, saved: checkpoint.Checkpoint | None, inputs: 
 
 
 def _partition_table(inputs: Inputs) -> pa.Table:
-    """Return the table `partition`, built by columns for speed."""
+    """Return the table `partition`, built from columns for speed."""
     groups, names = inputs.data.groups
     counts = label_mix(groups, inputs.parts, len(names))
     clients, labels = np.indices(counts.shape, np.int32).reshape(2, -1)

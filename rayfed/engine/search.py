@@ -1,4 +1,4 @@
-"""Search of a sweep's settings with Optuna, for sweeps that do not list them."""
+"""Search for a sweep's settings with Optuna."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STUDY = "rayfed"
 
 @dataclass(frozen=True)
 class Tried:
-    """A setting with the result that Optuna was told."""
+    """A finished setting with its objectives."""
 
     arm: str
     values: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Search:
-    """An Optuna study that continues from earlier trials, and the function that asks it for a setting."""
+    """An Optuna study that continues from earlier trials, and a function that suggests a setting."""
 
     study: optuna.Study
     storage: optuna.storages.InMemoryStorage
@@ -41,9 +41,9 @@ class Search:
 
 
 def search(scenario: Scenario, tried: Mapping[int, Tried], begun: int) -> Search:
-    """Return a search that continues from `tried`: index of a setting -> its result.
+    """Return a search that continues from the settings `tried` (index -> result).
 
-    The numbers below `begun` are not given again: a setting without a result counts as failed.
+    New settings are numbered from `begun`. Earlier settings without a result count as failed.
     """
     assert scenario.sweep is not None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -59,7 +59,7 @@ def search(scenario: Scenario, tried: Mapping[int, Tried], begun: int) -> Search
 
 @dataclass(frozen=True)
 class _Space:
-    """Callable that asks Optuna for one setting; a class, so that Tune can pickle it."""
+    """Callable that asks Optuna for one setting. It is a class, so that Tune can pickle it."""
 
     scenario: Scenario
     sweep: Sweep
@@ -71,7 +71,7 @@ class _Space:
 
 
 def _suggested(trial: optuna.Trial, path: str, values: list[Any] | Range) -> Any:
-    """Return a suggested value, under a name without slashes, which Tune reads as nesting."""
+    """Return a suggested value; its name has no slashes, because Tune would interpret them as nesting."""
     distribution, name = _distribution(values), _name(path)
     if isinstance(distribution, CategoricalDistribution):
         return values[trial.suggest_categorical(name, distribution.choices)]  # type: ignore[index]
@@ -103,7 +103,7 @@ def _known(scenario: Scenario, tried: Tried) -> FrozenTrial:
 
 
 def _index(values: list[Any], value: Any) -> int:
-    """Return the index of a value, in its stored form, among these."""
+    """Return the index of a stored value in a list of values."""
     return [str(held(one)) for one in values].index(str(value))
 
 

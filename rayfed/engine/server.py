@@ -1,4 +1,4 @@
-"""The server of a run: every arm's global weights, and the sums of what clients send."""
+"""The server of a run, with every arm's global weights and the sums of clients' updates."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from rayfed.update import Named
 ArmState = dict[str, Any]
 """An arm in a checkpoint: its `weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`.
 
-Of `earlier` rounds on which attacks to come look back, by number, the weights and buffers that were sent. In virtual
-time, and there alone, its last round has `ended` after so many seconds, and under an asynchronous rule updates are
-`flying` (`rayfed.engine.flights`).
+`earlier` maps the rounds that later attacks need to the weights and buffers that were sent. In virtual time it also has
+the end of the last round in seconds (`ended`). Under an asynchronous rule it also has the updates in flight (`flying`,
+see `rayfed.engine.flights`).
 """
 _MODEL = ("weights", "buffers", "state", "memory")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """State of an arm that the server and the simulator keep when a round begins."""
+    """State of an arm that is not sent to clients, at the start of a round."""
 
     state: dict[str, Named]
     """State of the server's optimiser."""
     memory: Memory
     """State of the aggregation."""
     rows: Tables = field(default_factory=dict)
-    """Rows of the aggregation on the round before, by table."""
+    """Rows of the aggregation for the previous round, by table."""
     aborted: str | None = None
-    """Why that round was not applied."""
+    """Why the previous round was not applied; None if it was."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class ServerRole:
     arm: ResolvedArm
     optimiser: ServerOptimiser
     protecting: Protecting | None = None
-    """The protection under which clients send, where they encrypt."""
+    """Protection of the clients' updates, if any."""
     keys: bytes = b""
-    """The clients' key pair, locked for them; the server passes it on."""
+    """The clients' key pair, locked so that only clients can read it; the server passes it on."""
 
 
 class Server:
-    """Server of all arms, which sees updates or their sums but never data, seeds, secret keys or client states.
+    """Server of all arms, which receives updates or their sums, but never data, seeds, secret keys or client states.
 
-    It adds and does not train, so its model stays on the CPU, where partial results arrive.
+    It does not train, so its models stay on the CPU, where partial results arrive.
     """
 
     def __init__(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Begin from `saved`, every arm untrained or from a checkpoint."""
+        """Start from the state of every arm, `saved`: untrained, or from a checkpoint."""
         self._aggregations = {name: protected_aggregation(r.arm, r.protecting) for name, r in roles.items()}
         self._keys = {arm: role.keys for arm, role in roles.items()}
         self._sessions: dict[str, RoundSession] = {}
@@ -71,7 +71,7 @@ class Server:
         }
 
     def relay(self, arm: str, keys: bytes) -> None:
-        """Set the locked key pair that clients are sent from now on."""
+        """Set the locked key pair that is sent to clients from now on."""
         self._keys[arm] = keys
 
     def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
@@ -81,23 +81,23 @@ class Server:
         return Sent(round, model.weights, model.buffers, self._keys[arm], known), Kept(model.state, model.memory)
 
     def begin_round(self, arm: str, round: int, clients: Sequence[int]) -> bool:
-        """Begin a round of a rule that asks clients; return whether it has a question before training."""
+        """Begin a round of an interactive rule, and return whether it has a question before training."""
         aggregation = self._aggregations[arm]
         assert isinstance(aggregation, InteractiveAggregation)
         self._sessions[arm] = aggregation.begin_round(clients, self._models[arm].memory)
         return self._sessions[arm].request() is not None
 
     def add(self, arm: str, cohorts: int, partials: Mapping[tuple[int, int], Any]) -> None:
-        """Add partial results of `cohorts` cohorts at their places in the tree (`TreeFold.nodes`), in any order."""
+        """Add partial results of `cohorts` cohorts, in any order; keys are positions in the tree (`TreeFold.nodes`)."""
         for (level, index), partial in partials.items():
             self._fold(arm, cohorts).add(index, partial, level)
 
     def land(
         self, arm: str, count: int, place: int, staleness: int, sent: Named, partials: Mapping[tuple[int, int], Any]
     ) -> None:
-        """Add one client's update, the `place`th of `count` to arrive, from weights of the given staleness.
+        """Add one client's update, number `place` of `count` to arrive, from weights of the given staleness.
 
-        They were `sent` to it; empty where the rule does not mix models.
+        `sent` has the weights that the client received; it is empty if the rule does not mix models.
         """
         rule, model = self._aggregations[arm], self._models[arm]
         assert isinstance(rule, AsynchronousRule)
@@ -111,26 +111,26 @@ class Server:
         return self._folds[arm]
 
     def request(self, arm: str) -> tuple[str | None, Any]:
-        """Return the rule's next question and the clients that it asks, or None.
+        """Return the clients that the rule's next question is for, and its payload; (None, None) without a question.
 
-        It asks about its session before anything is added, and about the sums when all is, before it steps.
+        Before updates are added, the question is about the session; afterwards it is about the sums.
         """
         if arm in self._folds:
             total, session = self._folds.pop(arm).total(), self._sessions.pop(arm)
-            if total is None:  # every client has failed, and the round is as if it had had none
+            if total is None:  # all clients failed, so the round is as without clients
                 return None, None
             self._sessions[arm] = session.finalise(total)
         question = self._sessions[arm].request() if arm in self._sessions else None
         return (question.of, question.payload) if question else (None, None)
 
     def receive(self, arm: str, clients: Sequence[int], *answers: Any) -> None:
-        """Take the clients' answers to the last question."""
+        """Receive the clients' replies to the last question."""
         self._sessions[arm] = self._sessions[arm].receive(dict(zip(clients, answers, strict=True)))
 
     def finish(self, arm: str, round: int, key: bytes, secure: bool) -> tuple[Sent, Kept]:
-        """Take the step, and return `sent` for the next round with the rule's rows.
+        """Apply the round's sum, and return the values of `sent` for the next round, with the rule's rows.
 
-        `key` and `secure` say how the server draws its own noise of the round.
+        `key` and `secure` determine the server's noise in the round.
         """
         aggregation, model = self._aggregations[arm], self._models[arm]
         draws = generator(key, secure)

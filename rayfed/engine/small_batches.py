@@ -1,6 +1,6 @@
-"""Batches of one sample that a model does not take, as batch norm in training mode does not; before the first round.
+"""Check, before the first round, for batches of one sample that a model rejects, such as with batch norm.
 
-Whether a model takes one is found by training it on one: some models with such a norm do, and others without do not.
+The check trains the model on one sample, because not all models with batch norm reject it, and some others do.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SHOWN = 5
 
 
 def check_batches(inputs: Inputs) -> list[str]:
-    """Return remarks on clients that will fail on a batch of one sample, if the run goes on without them.
+    """Return remarks on clients that will fail on a batch of one sample, if the run continues without them.
 
-    Raises `UserError` for clients whose failure ends the run.
+    Raises `UserError` for clients whose failure would end the run.
     """
     ends, remarks = list[str](), list[str]()
     for account in inputs.accounts:
@@ -45,7 +45,7 @@ def check_batches(inputs: Inputs) -> list[str]:
 
 @dataclass(frozen=True)
 class _Small:
-    """The batches of one sample of an arm."""
+    """Check of an arm's batches of one sample."""
 
     inputs: Inputs
     arm: Arm
@@ -53,7 +53,7 @@ class _Small:
 
     @property
     def certain(self) -> bool:
-        """Whether all clients of a round are known before it, and none may be left out."""
+        """Whether all clients of a round are known in advance, and none may be excluded."""
         scenario = self.inputs.scenario
         federation = scenario.federation
         hidden = scenario.privacy.secure and scenario.drawn_per_round < federation.clients
@@ -61,7 +61,7 @@ class _Small:
 
     @cached_property
     def failing_clients(self) -> str:
-        """The clients that fail in a round, why, and what to change; empty if none does."""
+        """Message on the clients that fail, with the reason and a fix; empty if none fails."""
         clients, training = self._clients, self.arm.spec.training
         if not clients or (error := self._error(clients[0], training)) is None:
             return ""
@@ -72,13 +72,13 @@ class _Small:
         more = f" and {len(clients) - _SHOWN} more" if len(clients) > _SHOWN else ""
         many = "s" * (len(clients) > 1)
         return (
-            f"arm '{self.arm.spec.name}': client{many} {named}{more} would train on a batch of one sample, since "
+            f"arm '{self.arm.spec.name}': client{many} {named}{more} would train on a batch of one sample, because "
             f"training.batch_size is {_written(training)}. {self._why(error)}. {self._fix(clients, error)}"
         )
 
     @property
     def failing_attacks(self) -> Iterator[str]:
-        """The attacks whose victims fail on one sample, why, and what to change."""
+        """Messages on attacks whose victims fail on one sample, with the reason and a fix."""
         for place, attack in enumerate(self.inputs.scenario.attacks):
             if attack.view.of_round or attack.view.samples(attack) != 1 or not attack.rounds:
                 continue
@@ -95,7 +95,7 @@ class _Small:
 
     @cached_property
     def _clients(self) -> list[int]:
-        """The clients that train on a batch of one sample in some round; batches drawn one by one are not known."""
+        """Clients that train on a batch of one sample in some round; none if batches are sampled at random."""
         training, sizes = self.arm.spec.training, self.inputs.parts.sizes
         if training.sampling != "shuffle":
             return []
@@ -112,7 +112,7 @@ class _Small:
 
     @cached_property
     def _takes_one(self) -> bool:
-        """Whether the model gives a gradient of one sample in training mode, or none of two either."""
+        """Whether the model accepts one sample in training mode, or also rejects two."""
         return self._raises(1) is None or self._raises(2) is not None
 
     def _raises(self, samples: int) -> Exception | None:
@@ -123,10 +123,10 @@ class _Small:
             return _raised(partial(gradients.gradient, model, *state, inputs, labels))
 
     def _error(self, client: int, training: Training) -> Exception | None:
-        """Return what a client's work raises on one sample and not on two; None if it trains on one."""
+        """Return the error of a client's work on one sample; None if there is none, or two samples fail as well."""
         if self._takes_one or self._trained_together(training):
             return None
-        if any(defence.overrides("wrap_data") for defence in self.arm.defences):  # it may change how many there are
+        if any(defence.overrides("wrap_data") for defence in self.arm.defences):  # it may change the number of samples
             return _raised(partial(self._train, client, training, None))
         one_step = {"epochs": None, "steps": 1 if training.algorithm == "fedavg" else None}
         once = training.model_copy(update=one_step)
@@ -134,13 +134,13 @@ class _Small:
         return error if _raised(partial(self._train, client, once, [0, 0])) is None else None
 
     def _train(self, client: int, training: Training, rows: Sequence[int] | None) -> None:
-        """Do a client's work of the first round, on some rows of its data or all."""
+        """Run a client's work of the first round, on all or the given rows of its data."""
         task = self._task(client)
         data = task.data if rows is None else task.data.rows(torch.tensor(rows))
         update_method(training, self.arm.defences)(task.replace(data=data))
 
     def _trained_together(self, training: Training) -> bool:
-        """Return whether clients are trained in one call, in which small batches are padded to those of others."""
+        """Return whether clients are trained in one call, in which small batches are padded to the size of others."""
         on_gpu = training.vectorise == "auto" and self.inputs.scenario.resources.clients.num_gpus != 0
         return (training.trains_together or on_gpu) and obstacle(self._task(0), training, self.arm.defences) is None
 
@@ -151,7 +151,7 @@ class _Small:
         return runtime.task(arm.spec.name, sent, client, inputs.parts[client], {})
 
     def _why(self, error: Exception) -> str:
-        """Return why a model does not take one sample."""
+        """Return why a model rejects a batch of one sample."""
         said = f"{type(error).__name__}: {error}".partition("\n")[0]
         norm = one_value.norm_of(error)
         if norm is None:
@@ -174,24 +174,24 @@ class _Small:
         return f"{fix[:1].upper()}{fix[1:]}{self._evaluating(error)}"
 
     def _evaluating(self, error: Exception) -> str:
-        """Return that running statistics are a way out, if the model has layers that keep them."""
+        """Return advice to use running statistics, if the model has layers that keep them; else an empty text."""
         helps = one_value.norm_of(error) == "batch norm" and uses_batch_statistics(self.arm.model)
         return "; or set model.batch_norm to eval" if helps else ""
 
 
 def _raised(work: Callable[[], object]) -> Exception | None:
-    """Return what some work raises; a mistake of the scenario is not a matter of the batch's size."""
+    """Return the exception that `work` raises, except a `UserError`, which has other causes than the batch size."""
     try:
         work()
     except UserError:
         return None
-    except Exception as error:  # whatever the user's model raises
+    except Exception as error:  # the user's model may raise anything
         return error
     return None
 
 
 def _better(sizes: Sequence[int], training: Training) -> int | None:
-    """Return the batch size nearest to the training's with which no client has a batch of one; None without one."""
+    """Return the nearest batch size with which no client has a batch of one sample; None if there is none."""
     if min(sizes) == 1:
         return None
     now = training.batch_size or max(sizes)

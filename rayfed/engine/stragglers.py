@@ -1,8 +1,8 @@
-"""Search for clients whose work crashes or hangs, and rounds without them.
+"""Search for clients that crash or hang, so that a round can continue without them.
 
-Nothing can stop a crash or what hangs in C code from within: the process is gone, or the executor ends it. Those of
-a cohort it was shows when each client is tried alone; then the cohort is computed again without those, so that its sum
-has the bits of one that never had them.
+A crash or a hang in C code ends the process of a whole cohort. To find the clients that cause it, each client of the
+cohort is run separately. Then the cohort is computed again without them, so that its sum has the same bits as if they
+had never been in it.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from rayfed.errors import ClientError
 from rayfed.scenario import Failures, ResolvedArm, Scenario
 
 _CRASHES = 1
-"""Processes that a call may end before its clients are tried alone: somebody may have killed the first."""
+"""Number of process deaths after which a call is repeated as a whole; a single death may have another cause."""
 _LATER = 1 / 32
-"""Share of a round's training by which it may be longer for fewer calls or partial results."""
+"""Maximum share by which a round's training may take longer in exchange for fewer calls or partial results."""
 _FEW = 8
-"""Cohorts of each worker up to which a second call costs more than it evens out."""
+"""Maximum number of cohorts per worker for which one call per worker is considered."""
 _SAID = 5
-"""Number of clients whose reasons a message gives; the table has all."""
+"""Maximum number of clients that a message lists; the table `clients` has all."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """A cohort: clients of an arm in a round with the inputs of their work."""
+    """Clients of an arm in a round, with the inputs of their work."""
 
     arm: ResolvedArm
     index: int
     sent: Ref
     clients: tuple[int, ...]
     states: Mapping[int, State]
-    """States of these clients, and of all malicious clients where they collude."""
+    """States of these clients, and of all malicious clients if they collude."""
     left_out: tuple[Failed, ...] = ()
     """Clients of the cohort that crashed or took too long."""
     node: str = ""
-    """Node on which its work is best done; empty for any."""
+    """Preferred node for its work; empty for any."""
 
     def of(self, client: int) -> Cohort:
-        """Return a cohort that holds this client alone."""
+        """Return a cohort that has only this client."""
         return replace(self, clients=(client,))
 
     def without(self, failed: Sequence[Failed]) -> Cohort:
@@ -61,11 +61,11 @@ class Cohort:
 
 
 Portion = Sequence[Cohort]
-"""Consecutive cohorts of one arm, for one call: their partial results travel merged."""
+"""Consecutive cohorts of one arm for one call, whose partial results are sent merged."""
 Partials: TypeAlias = Ref
-"""Partial results by their places in the server's tree (`TreeFold.nodes`); None where nobody is left."""
+"""Partial results by position in the server's tree (`TreeFold.nodes`); None if no client is left."""
 Unfinished: TypeAlias = Overdue | Crashed
-"""Marker in place of the report on a portion."""
+"""Marker of an unfinished portion, instead of its report."""
 
 
 class Result(NamedTuple):
@@ -75,14 +75,14 @@ class Result(NamedTuple):
     report: CohortReport
     partials: Partials
     node: str = ""
-    """Node that holds the partial results; empty where there is nothing to hold, or one node alone."""
+    """Node that holds the partial results; empty if there are none, or only one node."""
 
 
 def shares(weights: Sequence[float], workers: int, arms: int) -> list[list[int]]:
-    """Split one of several arms' cohorts into runs for shared workers; return their numbers.
+    """Split the cohorts of one of `arms` arms into consecutive parts for shared workers; return their numbers.
 
-    Two for each worker, which even out if some are slower; but one where the only arm has few cohorts, and one is done
-    hardly later: there the way to the worker and back counts.
+    There are two parts per worker, which balances slower workers. There is one part per worker if the only arm has few
+    cohorts and this is hardly slower, because it needs fewer calls.
     """
     own = max(1, ceil(workers / arms))
     two = portions(weights, max(2, ceil(2 * workers / arms)), own)
@@ -94,11 +94,11 @@ def shares(weights: Sequence[float], workers: int, arms: int) -> list[list[int]]
 
 
 def portions(weights: Sequence[float], calls: int, workers: int) -> list[list[int]]:
-    """Split cohorts with these weights into at most `calls` runs of nearly equal weight; return their numbers.
+    """Split cohorts into at most `calls` consecutive parts of nearly equal weight; return their numbers.
 
-    Cuts are at multiples of a power of two, of the largest with which so many workers, the longest run first, are done
-    hardly later than with cuts anywhere: a run between such cuts is few subtrees of the server's tree, often one, and
-    sends as many partial results.
+    Cuts are at multiples of the largest power of two with which `workers` workers finish hardly later than with
+    arbitrary cuts. A part between such cuts consists of few subtrees of the server's tree, so it sends few partial
+    results.
     """
     if not weights:
         return []
@@ -115,14 +115,14 @@ def portions(weights: Sequence[float], calls: int, workers: int) -> list[list[in
 
 
 def _cuts(weights: np.ndarray, calls: int) -> np.ndarray:
-    """Return the starts of runs of nearly equal weight."""
+    """Return the starts of consecutive parts of nearly equal weight."""
     middles = weights.cumsum() - weights / 2
     owners = np.minimum(middles * calls // max(weights.sum(), 1), calls - 1)
     return np.flatnonzero(np.diff(owners, prepend=-1))
 
 
 def _makespan(loads: np.ndarray, workers: int) -> float:
-    """Return the finishing time of workers that take the largest remaining load whenever they are free."""
+    """Return the finishing time of workers that always take the largest remaining load."""
     ends = [0.0] * workers
     for load in np.sort(loads)[::-1]:
         heapreplace(ends, ends[0] + float(load))
@@ -131,18 +131,18 @@ def _makespan(loads: np.ndarray, workers: int) -> float:
 
 @dataclass(frozen=True)
 class StragglerHandling:
-    """Runner of a round's cohorts that leaves out clients which crash or exceed the time limit."""
+    """Runner of a round's cohorts that excludes clients that crash or exceed the time limit."""
 
     round: int
     failures: Failures
     run: Run
-    """Does calls on client workers."""
+    """Run calls on client workers."""
     note: Callable[[str], None]
 
     def results(self, work: Sequence[Portion]) -> Iterator[Result]:
         """Yield the result of each portion when it is finished.
 
-        Raises `ClientError` where a client fails so and the run is not to go on without it.
+        Raises `ClientError` if a client crashes or exceeds the limit, and `failures.then` is `stop`.
         """
         searches = 0
         while work:
@@ -158,7 +158,7 @@ class StragglerHandling:
             work = [[cohort] for cohort in left if cohort.clients]
 
     def _searched(self, lost: Sequence[tuple[Portion, Unfinished]], last: bool) -> list[Cohort]:
-        """Return the cohorts without clients that fail alone; raises if the `last` search finds none."""
+        """Return the cohorts without the clients that fail separately; raises if the `last` search finds none."""
         whole = [cohort for portion, _ in lost for cohort in portion]
         self._tell(lost)
         failing = {p[0]: unfinished for p, unfinished in lost if len(p) == len(p[0].clients) == 1}
@@ -178,43 +178,43 @@ class StragglerHandling:
         ]
 
     def _tell(self, lost: Sequence[tuple[Portion, Unfinished]]) -> None:
-        """Report why the clients of lost calls are now tried one by one."""
+        """Print why the clients of lost calls are now run one by one."""
         said: dict[str, list[Cohort]] = {}
         for portion, unfinished in lost:
             if isinstance(unfinished, Overdue):
-                reason = "took longer together than federation.failures.timeout allows"
+                reason = "together exceeded federation.failures.timeout"
             else:
-                reason = "needed more memory than there is" if unfinished.memory else "ended their processes"
+                reason = "ran out of memory" if unfinished.memory else "ended their processes"
             said.setdefault(reason, []).extend(portion)
         for reason, cohorts in said.items():
             arms = ", ".join(sorted({cohort.arm.name for cohort in cohorts}))
             clients = f"{sum(len(c.clients) for c in cohorts)} clients of round {self.round + 1}"
-            self.note(f"{clients} {reason} (arm {arms}): other actors try them one by one")
+            self.note(f"{clients} {reason} (arm {arms}): they are run again one by one")
 
     def _failure(self, client: int, unfinished: Unfinished) -> Failed:
-        """Return the failure of a client whose work alone never finished."""
+        """Return the failure of a client whose work never finished."""
         times = f" {1 + self.failures.retries} times" * bool(self.failures.retries)
         if isinstance(unfinished, Overdue):
             reason = f"took longer than {self.failures.timeout:g} s{times}"
             return Failed(client, reason, "raise federation.failures.timeout or retries")
         if unfinished.memory:
-            advice = "lower training.batch_size or the model's size, or take a machine with more memory"
-            return Failed(client, f"needed more memory than there is{times}", advice)
-        return Failed(client, f"ended its process{times}", "fix what its work runs (a crash in C code, `os._exit`)")
+            advice = "lower training.batch_size or the model's size, or use a machine with more memory"
+            return Failed(client, f"ran out of memory{times}", advice)
+        return Failed(client, f"ended its process{times}", "fix the code that it runs (a crash in C code, `os._exit`)")
 
     def _nobodys_fault(self, portion: Portion, unfinished: Unfinished) -> ClientError:
-        """Return the error for a cohort that fails although each client succeeds alone."""
+        """Return the error for a cohort that fails although each of its clients succeeds separately."""
         if isinstance(unfinished, Overdue):
             what, advice = "takes too long", "raise federation.failures.timeout or retries"
         elif unfinished.memory:
-            what, advice = "needs more memory than there is", "lower federation.cohort_size"
+            what, advice = "runs out of memory", "lower federation.cohort_size"
         else:
-            what, advice = "ends its process", "fix what its work runs, or lower federation.cohort_size"
+            what, advice = "ends its process", "fix the code that it runs, or lower federation.cohort_size"
         first = portion[0]
         return ClientError(
-            f"the cohort of client {first.clients[0]} in round {self.round + 1} of arm '{first.arm.name}' {what} again "
-            f"and again, though none of its clients does alone: {advice}; complete rounds are kept and `rayfed resume` "
-            f"goes on from there"
+            f"the cohort of client {first.clients[0]} in round {self.round + 1} of arm '{first.arm.name}' {what} "
+            f"repeatedly, but none of its clients does separately: {advice}; finished rounds are kept, and "
+            f"`rayfed resume` continues after them"
         )
 
     def _unfinished(self, cohorts: Sequence[Cohort]) -> dict[Cohort, Unfinished]:
@@ -251,7 +251,7 @@ def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
 
 
 def told(arm: str, round: int, failed: Rows, drawn: int) -> str:
-    """Return a message on the failed clients of an arm in a round, with their number and reasons."""
+    """Return a message on the failed clients of an arm in a round, with the reasons."""
     reasons = [f"client {row['client']} {row['status']}" for row in failed]
     said = [*reasons[:_SAID], *["..."] * (len(reasons) > _SAID)]
-    return f"{len(failed)} of {drawn} clients are left out of round {round + 1} of arm {arm}: {'; '.join(said)}"
+    return f"{len(failed)} of {drawn} clients are excluded from round {round + 1} of arm {arm}: {'; '.join(said)}"

@@ -1,4 +1,4 @@
-"""Sweeps: many runs of one scenario with varied fields, one row a trial, resumable."""
+"""Sweeps, which run one scenario with varied fields, write one row per trial, and can be resumed."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from rayfed.store.lease import holding
 from rayfed.store.schemas import VERSUS
 
 BEGUN = "begun.json"
-"""File with what determines the results of a sweep, of the scenario that its first trial was played by."""
+"""File with the fields of the scenario, at the start of the sweep, that determine results."""
 
 NAMED = 20
-"""Most settings without a trial that status.json names."""
+"""Maximum number of settings without a finished trial that status.json lists."""
 SweepExecution = Callable[["SweepRecorder"], None]
-"""Plays all trials of a sweep that have no row yet, within `SweepRecorder.recording`."""
+"""Run all trials of a sweep that have no row yet, within `SweepRecorder.recording`."""
 
 
 def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
-    """Play all trials of a scenario's `sweep` into a new folder and return it.
+    """Run all trials of a scenario's `sweep` into a new folder and return it.
 
-    Raises `UserError` for the user's mistakes, before anything is played; a trial that fails is a row with its error.
+    Raises `UserError` for invalid input before the first trial. The row of a failed trial has its error.
     """
     trials = _planned(scenario)
     files = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(files, progress.note) as held:
         held.write_text("scenario.yaml", scenario.dump())
         held.write_text(BEGUN, json.dumps(_what_counts(scenario), indent=2))
-        if scenario.sweep and not scenario.sweep.fields:  # of what varies nothing is known
+        if scenario.sweep and not scenario.sweep.fields:  # the check does not cover varied fields
             for line in unreachable(scenario):
                 progress.note(line)
         execution(SweepRecorder(scenario, SweepFolder(held), trials, [], progress))
@@ -52,10 +52,10 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
 
 
 def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
-    """Play the missing trials of a sweep; with `failed`, also those that failed.
+    """Run the missing trials of a sweep; with `failed`, also rerun failed trials.
 
-    Raises `RunError` where there is nothing to play, and where the trials that are played had another scenario,
-    `LeaseError` where its driver is alive.
+    Raises `RunError` if no trials are left, or if finished trials had another scenario, and `LeaseError` if the sweep's
+    driver is alive.
     """
     folder = SweepFolder.open(path)
     check_streams(folder.files)
@@ -71,11 +71,13 @@ def _resume(folder: SweepFolder, failed: bool, execution: SweepExecution, progre
     trials, rows = _planned(scenario), folder.outcomes().to_pylist()
     again = [row for row in rows if row["status"] == "failed"] if failed else []
     if again and trials is None:
-        raise RunError(f"{folder.url}: to Optuna a setting that failed is tried; raise `samples` to try others")
+        raise RunError(
+            f"{folder.url}: Optuna does not suggest failed settings again; raise `samples` to try other settings"
+        )
     recorder = SweepRecorder(scenario, folder, trials, [row for row in rows if row not in again], progress)
     if not recorder.left:
-        hint = "" if failed else "; `--failed` plays again what has failed"
-        raise RunError(f"{folder.url}: all trials are played; nothing to resume{hint}")
+        hint = "" if failed else "; use `--failed` to rerun failed trials"
+        raise RunError(f"{folder.url}: all trials have ended; nothing to resume{hint}")
     for run in {row["run"] for row in again}:
         if folder.trial(run).exists("status.json"):
             folder.trial(run).remove("status.json")
@@ -83,13 +85,13 @@ def _resume(folder: SweepFolder, failed: bool, execution: SweepExecution, progre
 
 
 def _what_counts(scenario: Scenario) -> dict[str, Any]:
-    """Return the part of a sweep's scenario that determines trials and results, as JSON; not their number."""
+    """Return the part of a sweep's scenario that determines trials and results, except their number, as JSON."""
     free = {"samples", "max_concurrent", "trackers"}
     return what_counts(scenario) | {"sweep": json.loads(swept(scenario).model_dump_json(exclude=free))}
 
 
 def _planned(scenario: Scenario) -> list[Trial] | None:
-    """Return all trials if they are known in advance; checks the swept values in any case."""
+    """Check the swept values, and return all trials; None if Optuna chooses them."""
     check_arithmetic(scenario.resources.deterministic)
     if swept(scenario).search != "optuna":
         return planned(scenario)
@@ -104,12 +106,12 @@ def swept(scenario: Scenario) -> Sweep:
 
 
 def trials_of(setting: Mapping[str, Any]) -> list[Trial]:
-    """Return the trials of one setting, one a repeat, from its JSON form."""
+    """Return the trials of one setting, one per repeat, from its JSON form."""
     return [Trial(setting["index"], setting["arm"], setting["values"], repeat) for repeat in setting["repeats"]]
 
 
 def objectives_of(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Sequence[str]) -> dict[str, float]:
-    """Return the measured objectives of a setting: under the worst attack, averaged over the repeats."""
+    """Return the measured objectives of a setting: under its strongest attack, averaged over repeats."""
     means = {
         name: estimate([outcomes.for_the_attacker([row.get(name) for row in rows], name) for rows in runs])
         for name in objectives
@@ -118,7 +120,7 @@ def objectives_of(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Seque
 
 
 class SweepRecorder:
-    """Writer of a sweep's results: a row for each trial that ends, and the status."""
+    """Writer of a sweep's results: a row per finished trial, and the status."""
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class SweepRecorder:
 
     @property
     def left(self) -> int:
-        """Number of trials without a row or, if Optuna chooses, of settings with all repeats."""
+        """Number of trials without a row; if Optuna chooses them, number of settings that are left."""
         done = {row["trial"] for row in self.rows}
         if self.trials is not None:
             return sum(trial.name not in done for trial in self.trials)
@@ -155,25 +157,25 @@ class SweepRecorder:
 
     @property
     def total(self) -> int:
-        """Number of trials with and without a row."""
+        """Total number of trials."""
         if self.trials is not None:
             return len(self.trials)
         return (swept(self.scenario).samples or 0) * swept(self.scenario).repeats
 
     def starting(self, machine: Mapping[str, object], where: str) -> None:
-        """Record the machine of the sweep, and announce the start."""
+        """Record the machine of the sweep, and report the start."""
         note_environment(self.folder.files, self.scenario, machine)
         left = self.left * (swept(self.scenario).repeats if self.trials is None else 1)
         self.progress.starting(self.scenario, self.folder, where, left, len({row["trial"] for row in self.rows}))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Keep status.json correct however the sweep ends."""
+        """Update status.json at the start and at the end of the sweep, also after an error."""
         self._status("running")
         try:
             yield
         except LeaseError:
-            raise  # the folder is another driver's
+            raise  # another driver owns the folder
         except BaseException as error:
             state = exits.exit_of(error)
             self._status(state, plain(str(error)) if state == "failed" else exits.said(error))
@@ -181,10 +183,10 @@ class SweepRecorder:
         self._status("finished")
 
     def end(self, repeats: Sequence[Trial], error: str | None) -> None:
-        """Record that a setting's repeats have finished, failed, or been stopped."""
+        """Record that a setting's repeats finished, failed or were stopped."""
         for one in repeats:
             rows = self._outcome(one, error)
-            if rows[0]["status"] != "failed":  # it will not go on; what has failed may be played again
+            if rows[0]["status"] != "failed":  # failed trials may be rerun, which needs the key
                 run_key.remove(self.folder.trial(rows[0]["run"]))
             self.rows = [row for row in self.rows if row["trial"] != one.name] + rows
             self.progress.trial_done(one, rows)
@@ -194,7 +196,7 @@ class SweepRecorder:
         self._status("running")
 
     def _all_else(self, row: Any) -> Any:
-        """Return the seed, and the swept values other than an arm's defences."""
+        """Return the repeat, and the swept values other than the arm's defences."""
         owned = [(path, *self.scenario.owner_of(path)) for path in swept(self.scenario).fields]
         values = [(rest, str(row.get(path))) for path, arm, rest in owned if arm in (None, row["arm"])]
         return row["repeat"], tuple(sorted(value for value in values if not value[0].startswith("defences")))
@@ -223,13 +225,13 @@ class SweepRecorder:
         self.folder.files.write_text("status.json", json.dumps(status, indent=2))
 
     def _unplayed(self) -> list[str]:
-        """Return the first settings, in words, of which a planned trial has no row."""
+        """Return the titles of the first settings with a planned trial that has no row."""
         left = {one["index"]: Setting("", one["arm"], None, one["values"], {}, []) for one in self.settings}
         return [setting.title for setting in list(left.values())[:NAMED]]
 
 
 def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Tried]:
-    """Return Optuna's knowledge: index of a setting -> values and objectives, if all repeats have finished."""
+    """Return the results for Optuna: index of a setting -> values and objectives, if all repeats finished."""
     objectives = swept(scenario).objectives
     settings: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:

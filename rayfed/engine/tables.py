@@ -12,21 +12,21 @@ from rayfed.questions import Tables
 Row = dict[str, Any]
 Rows = list[Row]
 OF_RULES = ("weights", "scores", "secure_sums")
-"""Tables in which an aggregation rule may leave rows of its own (`rayfed.aggregation.base`)."""
+"""Tables to which an aggregation rule may add its own rows (`rayfed.aggregation.base`)."""
 
 
 class Scored(NamedTuple):
     """Rows of one scored victim by table, without the columns of the call."""
 
     rows: Rows
-    """Rows for the table of attacks, or of inferences."""
+    """Rows of the table `attacks` or `inferences`."""
     images: Sequence[dict[str, Any]] = ()
-    """Rows for the table of images, of samples that are pictures."""
+    """Rows of the table `images`, if samples are images."""
     texts: Sequence[dict[str, Any]] = ()
-    """Rows for the table of texts, of samples that are none."""
+    """Rows of the table `texts`, if samples are texts or records."""
     snapshots: Sequence[dict[str, Any]] = ()
     failures: Sequence[tuple[str, str]] = ()
-    """Names of metrics, pictures and figures that could not be computed, with the reasons."""
+    """Metrics and images that could not be computed, with the reasons."""
 
 
 @dataclass
@@ -47,9 +47,12 @@ class RoundTables:
     secure_sums: Rows = field(default_factory=list)
 
     def add(self, key: Row, tables: Tables) -> None:
-        """Add a rule's own rows with the columns of `key`; raises `UserError` for a table not in `OF_RULES`."""
+        """Add the rows of an aggregation rule, with the columns of `key`.
+
+        Raises `UserError` for a table that is not in `OF_RULES`.
+        """
         for table, rows in tables.items():
             if table not in OF_RULES:
                 known = nearest(table, OF_RULES)
-                raise UserError(f"the aggregation leaves rows in a table '{table}', which is not for rules: {known}")
+                raise UserError(f"the aggregation returns rows for table '{table}', which is not for rules: {known}")
             getattr(self, table).extend(key | row for row in rows)

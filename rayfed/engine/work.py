@@ -1,11 +1,11 @@
-"""Work of a client's local round: floating-point operations and memory, counted and never timed.
+"""Floating-point operations and memory of a client's local round, which are counted, not timed.
 
-One and two local steps of an arm's own update method, defences included, are done under a counter of operations: the
-second step is the cost of each step, what is left of the first that of a round. Products and convolutions are counted,
-as everywhere; what is neither (activations, noise, sorting, encryption) is not.
+One and two local steps of an arm's update method, including defences, are run with a counter of operations. The
+difference is the cost of a step, and the rest of the first run is the fixed cost of a round. Only products and
+convolutions are counted. Activations, noise, sorting and encryption are not.
 
-PyTorch's counter takes the gradient of a grouped convolution for as many times as it has groups: per-sample gradients
-are such convolutions, so they are counted here by their own formula.
+PyTorch's counter multiplies the gradient of a grouped convolution by its number of groups. Per-sample gradients use
+such convolutions, so this module counts them with its own formula.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rayfed.scenario import Training
 from rayfed.update import LocalTraining
 
 _MOST = 8
-"""Most samples of the steps that are counted; work goes with their number."""
+"""Maximum samples of the counted steps; work is proportional to their number."""
 
 
 @dataclass(frozen=True)
@@ -42,34 +42,34 @@ class Work:
     """Work of one arm's clients, in FLOPs and bytes."""
 
     fixed: float
-    """FLOPs of a local round that no step makes, as of a defence that looks at the whole update."""
+    """FLOPs of a local round outside its steps, such as those of a defence on the whole update."""
     per_sample: float
-    """FLOPs of a local step, for each of its samples."""
+    """FLOPs per sample of a local step."""
     weights: int
-    """Bytes of a local round that do not grow with the batch: weights, gradient, optimiser's state, what is frozen."""
+    """Bytes that do not depend on the batch size: weights, gradient, optimiser's state, frozen weights and buffers."""
     activations: float
-    """Bytes that the forward pass keeps for the backward pass, for each sample of a batch."""
+    """Bytes per sample that the forward pass stores for the backward pass."""
     private: float = 0.0
-    """FLOPs of a step that trains private layers alone, for each of its samples."""
+    """FLOPs per sample of a step that trains only private layers."""
     private_epochs: int = 0
-    """Passes of such steps over the client's samples, in all rounds but the first."""
+    """Epochs of these steps per round, except in the first round."""
 
     def flops(self, samples: int, training: Training, round: int) -> float:
-        """Return the FLOPs of the local round of a client with this many samples."""
+        """Return the FLOPs of a local round of a client with this many samples."""
         flops = self.fixed + self.per_sample * processed(samples, training)
         if self.private_epochs and round:
             flops += self.private * processed(samples, private_training(training, self.private_epochs))
         return flops
 
     def memory(self, samples: int, training: Training) -> float:
-        """Return the bytes that the client's local steps hold at once."""
+        """Return the maximum memory of the client's local steps, in bytes."""
         return self.weights + self.activations * (local_training(samples, training).batch_size or samples)
 
 
 def processed(samples: int, training: Training) -> int:
-    """Return the number of samples that a local round processes, counting repetitions.
+    """Return the number of samples that a local round processes, including repetitions.
 
-    Of Poisson sampling it is the expected number.
+    Under Poisson sampling it is the expected number.
     """
     local: LocalTraining = local_training(samples, training)
     size, steps = local.batch_size or samples, local.steps
@@ -80,9 +80,9 @@ def processed(samples: int, training: Training) -> int:
 
 
 def counted(inputs: Inputs) -> dict[str, Work]:
-    """Return the work of each arm's clients, counted on the client with most samples.
+    """Return the work of each arm's clients, counted on the client with the most samples.
 
-    Raises `UserError` for a model without anything that is counted.
+    Raises `UserError` for a model without products and convolutions.
     """
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     client = int(inputs.parts.sizes.argmax())
@@ -96,13 +96,13 @@ def counted(inputs: Inputs) -> dict[str, Work]:
 
 @contextmanager
 def _onednn(enabled: bool) -> Iterator[None]:
-    """Count with oneDNN or without, which not all builds and processors have.
+    """Enable or disable oneDNN in the block, so that counts do not depend on the build and the processor.
 
-    It makes one operation of a recurrent layer, whose gradients it has whether they are needed or not. `vmap`, of which
-    per-sample gradients are made, takes an LSTM in this form alone.
+    With oneDNN a recurrent layer is one operation that always computes all gradients. It is enabled only for
+    per-sample gradients, because `vmap` supports an LSTM only in this form.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # the switch sets that, too
+        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # the flag also sets TF32
         with torch.backends.mkldnn.flags(enabled=enabled and torch.backends.mkldnn.enabled):
             yield
 
@@ -119,8 +119,8 @@ def _counted(runtime: ClientRuntime, arm: Arm, client: int, rows: Any) -> Work:
     step = twice - once if arm.spec.training.algorithm == "fedavg" else once
     if step <= 0:
         raise UserError(
-            f"federation.system: no product and no convolution was counted in a local step of arm '{name}', so it "
-            f"would take no time: leave `system` out for this model"
+            f"federation.system: a local step of arm '{name}' has no products and no convolutions, so it would take no "
+            f"virtual time: remove `system` for this model"
         )
     weights, activations = _weights(task(), arm.spec.training), _kept(task()) / samples
     if not arm.private:
@@ -131,7 +131,7 @@ def _counted(runtime: ClientRuntime, arm: Arm, client: int, rows: Any) -> Work:
 
 
 def _flops(arm: Arm, task: Task, steps: int, samples: int) -> int:
-    """Return the FLOPs of a local round of this many steps."""
+    """Return the FLOPs of a local round with this many steps."""
     training = arm.spec.training
     if training.algorithm == "fedavg":
         training = _whole_batches(training, samples).model_copy(update={"epochs": None, "steps": steps})
@@ -142,7 +142,7 @@ def _flops(arm: Arm, task: Task, steps: int, samples: int) -> int:
 
 
 def _private_flops(arm: Arm, task: Task, samples: int) -> int:
-    """Return the FLOPs of one step that trains the private layers alone."""
+    """Return the FLOPs of one step that trains only the private layers."""
     counter = _Counter()
     with counter:
         privately_trained(task, _whole_batches(arm.spec.training, samples), 1)
@@ -150,7 +150,7 @@ def _private_flops(arm: Arm, task: Task, samples: int) -> int:
 
 
 def _whole_batches(training: Training, samples: int) -> Training:
-    """Return the training with all samples in each of its batches."""
+    """Return the training with all samples in each batch."""
     return training.model_copy(update={"batch_size": samples, "sampling": "shuffle"})
 
 
@@ -158,7 +158,7 @@ class _Counter(TorchDispatchMode):
     """Dispatch mode that counts FLOPs; unlike PyTorch's own, it supports Jacobians of `torch.func`."""
 
     def __init__(self) -> None:
-        from torch.utils.flop_counter import flop_registry  # it imports Triton
+        from torch.utils.flop_counter import flop_registry  # slow, because it imports Triton
 
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops: int = 0
@@ -178,24 +178,24 @@ class _Counter(TorchDispatchMode):
 
 
 def _convolved_back(out: Tensor, inputs: Tensor, weight: Tensor, *options: Any) -> int:
-    """Return the FLOPs of a convolution's backward pass: those of the forward pass for each gradient."""
+    """Return the FLOPs of a convolution's backward pass, which are those of the forward pass per gradient."""
     transposed, mask = options[4], options[7]
     products = prod((inputs if transposed else out).shape) * prod(weight.shape[1:])
     return 2 * products * (int(mask[0]) + int(mask[1]))
 
 
 def _recurrent(inputs: Tensor, weight: Tensor, recurrent: Tensor, *_: Any) -> int:
-    """Return the FLOPs of one direction of an LSTM layer, (steps, N, features)."""
+    """Return the FLOPs of one direction of an LSTM layer; `inputs` is (steps, N, features)."""
     return 2 * prod(inputs.shape[:2]) * (weight.numel() + recurrent.numel())
 
 
 def _inner(left: Tensor, right: Tensor) -> int:
-    """Return the FLOPs of a matrix or vector times a vector."""
+    """Return the FLOPs of the product of a matrix or vector with a vector."""
     return 2 * left.numel()
 
 
 def _trilinear(first: Tensor, second: Tensor, third: Tensor, *expanded: Sequence[int]) -> int:
-    """Return the FLOPs of a sum of products of three: two multiplications and an addition each."""
+    """Return the FLOPs of a sum of products of three factors: two multiplications and one addition each."""
     shapes = []
     for operand, places in zip((first, second, third), expanded, strict=False):
         shape = list(operand.shape)
@@ -217,18 +217,18 @@ _OWN: dict[Any, Callable[..., int]] = {
     _ATEN.mkldnn_rnn_layer: _recurrent,
     _ATEN.mkldnn_rnn_layer_backward: lambda *args: 2 * _recurrent(*args),
 }
-"""Operations that PyTorch's counter has otherwise, or not at all."""
+"""Formulas for operations that PyTorch's counter omits or counts differently."""
 
 
 def _weights(task: Task, training: Training) -> int:
-    """Return the bytes of weights as sent, own weights, gradient, the optimiser's state, frozen weights and buffers."""
+    """Return the bytes of received and trained weights, gradient, optimiser's state, frozen weights and buffers."""
     trained, still = (sum(t.numel() * t.element_size() for t in one.values()) for one in (task.weights, task.buffers))
     state = 2 if training.optimiser != "sgd" else 1 if training.momentum else 0
     return (3 + state) * trained + still
 
 
 def _kept(task: Task) -> int:
-    """Return the bytes that a forward pass stores for its backward pass, beside the weights."""
+    """Return the bytes that a forward pass stores for its backward pass, without the weights."""
     weights = {name: w.requires_grad_() for name, w in task.weights.items()}
     own = {t.untyped_storage().data_ptr() for t in (*weights.values(), *task.buffers.values())}
     held: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""Worker for clients: runs any call of a round for any virtual client, evaluates, and scores guesses.
+"""Client worker, which runs calls of virtual clients, evaluates models, and scores results of attacks.
 
-It alone has the data, so models and reconstructions are judged here too. It keeps nothing between calls: any worker
-can do any.
+Only client workers have the data, so they also evaluate and score. They have no state between calls, so any worker can
+run any call.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from rayfed.store.images import encode_png
 from rayfed.update import Observation
 
 _EVALUATED = 500
-"""Samples of a batch of an evaluation."""
+"""Batch size of evaluations."""
 _EXACT = 1e-4
-"""Fit above which no answer explains anything."""
+"""Maximum fit of a result that explains the update."""
 _SAME = 0.02
-"""Difference of a value, such as a pixel's, up to which a sample is no other one."""
+"""Maximum difference of values, such as pixels, between equal samples."""
 
 
 class ClientWorker(ClientRuntime):
-    """Worker that executors call for clients; the first of several returned values is for the rounds."""
+    """Worker that executors call for clients. The first of several returned values is for the driver."""
 
     @cached_property
     def _scorer(self) -> Scorer:
@@ -61,7 +61,7 @@ class ClientWorker(ClientRuntime):
     ) -> tuple[None, dict[tuple[int, int], Any]]:
         """Return None as a sign of completion, and the sum of partial results of a round of `cohorts` cohorts.
 
-        They are merged as far as the server's tree merges them, by their places in it (`TreeFold.nodes`).
+        Partial results are merged as far as the server's tree does (`TreeFold.nodes`).
         """
         fold = TreeFold(self.rule(arm, sent), cohorts)
         for (level, index), result in (place for some in partials for place in some.items()):
@@ -69,7 +69,7 @@ class ClientWorker(ClientRuntime):
         return None, fold.nodes
 
     def first_work(self) -> Peak:
-        """Train the first cohort of each arm and evaluate each, and return the GPU memory that it took."""
+        """Train the first cohort of each arm, evaluate each arm, and return the peak GPU memory."""
         for name, spec in self.specs.items():
             arm = self.arm(name)
             sent = Sent(0, arm.weights, arm.buffers)
@@ -96,7 +96,7 @@ class ClientWorker(ClientRuntime):
         return victims, observations
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> Evaluation:
-        """Return an arm's loss and accuracy, as sums, on a slice of the test set or all clients' samples."""
+        """Return the sums of an arm's loss and accuracy on a slice of the test set or of all clients' samples."""
         sent, rows = self.here(sent), np.arange(start, stop)
         state = {**sent.weights, **sent.buffers}
         return self._evaluated(
@@ -104,7 +104,7 @@ class ClientWorker(ClientRuntime):
         )
 
     def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
-        """Return, for a slice of the test set with the trigger, the images taken for the target, and all."""
+        """Return the number of triggered images that are classified as the target, and of all, in a slice."""
         sent, poisoning = self.here(sent), self.malicious[arm].poisoning
         tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches(arm, "test", np.arange(start, stop))]
         found = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
@@ -113,7 +113,7 @@ class ClientWorker(ClientRuntime):
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
     ) -> dict[Split, Evaluation]:
-        """Return the evaluation of the weights with one client's private part, by split."""
+        """Return the evaluation, by split, of the weights with one client's private part."""
         task = self.task(arm, self.here(sent), client, self.parts[client], state)
         rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
         state_of_all = {**task.weights, **task.buffers}
@@ -123,10 +123,10 @@ class ClientWorker(ClientRuntime):
         }
 
     def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
-        """Return the test accuracies of a non-member, who has no client's private part.
+        """Return the test accuracies of two non-members without a client's private part.
 
-        The first is with a private part as it begins; the second with only what never changes (keys, passports) drawn
-        anew, the rest being the mean of the clients' own.
+        The first has a newly initialised private part. The second samples only constant tensors (keys, passports)
+        anew, and uses the mean of the clients' private parts otherwise.
         """
         sent, rows = self.here(sent), np.arange(len(self.data.test_labels))
         drawn = self.drawn_privately(arm, "stranger", sent.round)
@@ -137,7 +137,7 @@ class ClientWorker(ClientRuntime):
         return anew / len(rows), averaged / len(rows)
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
-        """Return rows of the table `private`: distance and rank of some clients' private layers."""
+        """Return rows of the table `private`: distance and rank of the private layers of these clients."""
         return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
     def observe(
@@ -150,16 +150,17 @@ class ClientWorker(ClientRuntime):
         repeat: int,
         earlier: Sequence[Sent] = (),
     ) -> tuple[None, list[Observation], list[Truth]]:
-        """Return None as a sign of completion, the observations, and the truth, which goes to `score` only."""
+        """Return None as a sign of completion, the observations, and the true samples, which only `score` receives."""
         builder = ObservationBuilder(self)
         seen = [builder.observe(ClientVisit(arm, sent, v, states, tuple(earlier)), attack, repeat) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
     def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool, *observed: Any) -> list[Scored]:
-        """Return each victim's rows for the tables of attacks or inferences, and of images or texts.
+        """Return each victim's rows of the tables of attacks or inferences, and of images or texts.
 
-        With `strip`, also those of the first victim's snapshots; all without the columns of the call. `observed` are
-        the arguments of `observe`; without them `between` is not measured. A metric or picture that raises is left out.
+        The rows do not have the columns of the call. With `strip`, the first victim also has rows of snapshots.
+        `observed` has the arguments of `observe`; without them `between` is not measured. Metrics and images that raise
+        an exception are left empty.
         """
         scored = [
             self._inferred(t, g) if isinstance(g, Inference) else self._rebuilt(t, g, strip and not i, i, *observed)
@@ -168,7 +169,7 @@ class ClientWorker(ClientRuntime):
         return [one._replace(failures=tuple(self._scorer.failures.items())) for one in scored]
 
     def _noting(self, name: str) -> AbstractContextManager[None]:
-        """Return a context in which an error is kept with the metrics' failures instead of raised."""
+        """Return a context in which errors are added to the metrics' failures instead of raised."""
         return noting_errors(partial(self._scorer.failures.setdefault, name))
 
     def _inferred(self, truth: Truth, guess: Inference) -> Scored:
@@ -228,10 +229,10 @@ class ClientWorker(ClientRuntime):
         return Scored(rows, images, snapshots=snapshots)
 
     def _between(self, truth: Truth, found: Tensor, place: int, *observed: Any) -> float | None:
-        """Return the `fit` of what lies halfway from the samples to others that were found (N, *shape).
+        """Return the `fit` of the midpoints between the true samples and reconstructions `found` (N, *shape).
 
-        `observed` are the arguments of `observe`, of which the victim has this place. Infinite of texts, between which
-        nothing lies. None behind defences, and where none of the samples is another one.
+        `observed` has the arguments of `observe`, and `place` is the index of the victim. The result is infinite for
+        texts, which have no midpoints, and None under defences, or if all reconstructions equal the samples.
         """
         arm, sent, victims, attack, states, repeat, *earlier = observed
         if self.arm(arm).defences or bool(((found - truth.inputs).abs() < _SAME).all()):
@@ -240,11 +241,11 @@ class ClientWorker(ClientRuntime):
             return inf
         visit = ClientVisit(arm, sent, victims[place], states, tuple(*earlier))
         fit = ObservationBuilder(self).fit((truth.inputs + found) / 2, truth.labels, visit, attack, repeat)
-        return inf if fit is None else fit  # of samples that a model does not take, as it took those at both ends
+        return inf if fit is None else fit  # None if the model rejects the midpoint
 
     @staticmethod
     def _in_words(sample: Tokens | Records, rows: Rows, true: Tensor, guess: Tensor) -> Rows:
-        """Return rows for the table of texts; `guess` has the order of the true samples."""
+        """Return rows of the table `texts`; `guess` is in the order of the true samples."""
         guess = guess.nan_to_num(0).to(true)
         right = sample.found(true, guess).tolist()
         texts = zip(rows, sample.read(true), sample.read(guess), right, strict=True)

@@ -1,4 +1,4 @@
-"""Defences, one a file; `TABLE` is what a scenario can name."""
+"""Defences, one per file; `TABLE` maps the names that a scenario can use to their classes."""
 
 TABLE: dict[str, str] = {
     "ats": "rayfed.defences.ats:Ats",

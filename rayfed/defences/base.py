@@ -1,11 +1,11 @@
-"""The contract of a defence: middleware around the places where a client's data meets its update.
+"""Base class of defences: hooks that change a client's data, gradients and update, or the server's sum.
 
-A defence is a frozen dataclass whose fields are the scenario's parameters. It overrides the hooks that it needs; every
-hook takes the next inner function and returns a new one, so defences compose in the order written: the first one
-in the scenario is the innermost, the last one sees the update last before it is sent.
+A defence is a frozen dataclass whose fields are the scenario's parameters. It overrides the hooks that it needs. Every
+hook takes the next inner function and returns a new one, so defences compose in the order written: the first one in the
+scenario is the innermost, and the last one changes the update just before it is sent.
 
-An update has two parts, its tensors and its buffers (the statistics of batch norm). Defences of the update, noise among
-them, change the tensors alone: the buffers are sent as they are, and attackers see them.
+An update has two parts: tensors and buffers (the statistics of batch norm). Defences of the update, such as noise,
+change only the tensors. The buffers are sent unchanged, and attackers see them.
 """
 
 from __future__ import annotations
@@ -24,26 +24,24 @@ from rayfed.privacy.spending import Setting, Spending
 from rayfed.update import Named, Update
 
 NEEDS_PUBLIC = (
-    "works with samples that no client owns, and there are none: set a share of the training samples aside with "
-    "`data.public`, such as 0.1"
+    "needs public samples, and there are none: reserve a share of the training samples with `data.public`, such as 0.1"
 )
 
 
 class Batch(NamedTuple):
-    """Samples with their labels, and a mask of those that count."""
+    """A batch of samples, their labels, and a mask that excludes padding."""
 
     inputs: Tensor
-    """(N, *shape) as the data's `SampleSpec` says: images (N, C, H, W) and records (N, 1, 1, F) float in [0, 1], texts
-    (N, L) int64."""
+    """Images (N, C, H, W) and records (N, 1, 1, F): float in [0, 1]. Texts (N, L): int64."""
     labels: Tensor
-    """(N,) int64, or (N, K) probabilities where a defence mixed them."""
+    """Labels (N,) int64, or probabilities (N, K) if a defence mixed them."""
     mask: Tensor | None = None
-    """(N,), 1 for a sample, 0 for padding; None when all count."""
+    """Mask (N,): 1 for a sample, 0 for padding. None if there is no padding."""
     places: Tensor | None = None
-    """(N,) int64, place of each among all of the client's own samples; None where a defence has made them anew."""
+    """Index of each sample among all of the client's samples, (N,) int64. None if a defence generated the samples."""
 
     def rows(self, index: Tensor) -> Batch:
-        """Return the samples at these rows as a batch."""
+        """Return the samples at the given row indices as a batch."""
         return Batch(*(None if part is None else part[index] for part in self))  # type: ignore[arg-type]
 
 
@@ -51,52 +49,52 @@ class Batch(NamedTuple):
 class Task:
     """A client's task in one round, as its defences receive it.
 
-    `weights`, `buffers`, `data` and `state` are the client's own copies. `model` and `public` are one object for all
-    clients of a process: they are read, never written on, or results would depend on who works where.
+    `weights`, `buffers`, `data` and `state` are the client's own copies. All clients of a process share `model` and
+    `public`. Never write to these two, or results would depend on which process runs which client.
     """
 
     client: int
     round: int
     model: nn.Module
-    """The architecture, as adapted by `adapt_model`; its stored weights carry no meaning."""
+    """The architecture, as adapted by `adapt_model`. Its stored weights have no meaning."""
     weights: Named
-    """The global weights that the client was sent."""
+    """The global weights that the server sent to the client."""
     buffers: Named
-    """The buffers, and the frozen parameters, that the client was sent."""
+    """The buffers and frozen parameters that the server sent to the client."""
     data: Batch
-    """The client's own data: all of them, or the batch behind an observed gradient."""
+    """The client's data: all of its samples, or the batch of an observed gradient."""
     generator: torch.Generator
-    """The defences' only source of randomness, seeded by (seed, round, client)."""
+    """The only source of randomness for defences, seeded by (seed, round, client)."""
     order: int
-    """Seed of the order in which the data are batched, from (seed, round, client) too: the same in a round and in what
-    is observed of it, where `generator` is another for every answer."""
+    """Seed of the order of batches, derived from (seed, round, client). Unlike `generator`, it is the same for the
+    round and for every update observed in that round."""
     public: Batch | None = None
-    """Data that no client owns (the scenario's `data.public`); None where there are none."""
+    """Samples that no client owns (the scenario's `data.public`); None if there are none."""
     others: Batch | None = None
-    """The rest of the client's own data, for defences that mix them in; None where `data` are all."""
+    """The rest of the client's samples, for defences that mix them in; None if `data` has all of them."""
     classes: int = 1
-    """Number of classes: the columns of labels that are probabilities."""
+    """Number of classes, which is the number of columns of mixed labels."""
     step: int = 0
-    """Number of local steps of this round that came before."""
+    """Number of earlier local steps in this round."""
     batch_size: int = 1
-    """Number of samples of one local step, expected where they are drawn at random."""
+    """Number of samples per local step; the expected number under Poisson sampling."""
     clients_per_round: int = 1
-    """Number of clients of one round, expected where they are drawn at random."""
+    """Number of clients per round; the expected number under Poisson sampling."""
     private: frozenset[str] = frozenset()
     """Names among `weights` and `buffers` that never leave the client (`rayfed.models.private`)."""
     state: dict[str, Any] = field(default_factory=dict)
-    """The client's state across rounds (keys, error feedback). A hook may write to it; it never leaves the client's
-    side, and survives the death of an actor and a resume. Tensors, numbers, strings, containers of them."""
+    """The client's state across rounds, such as keys and error feedback. A hook may write to it. It is never sent, and
+    it survives a crash of the actor and a resume. Allowed values: tensors, numbers, strings, and containers of them."""
 
     @property
     def everything(self) -> Batch:
-        """Return all of the client's samples in their own order, not only those of this task."""
+        """Return all of the client's samples in their original order, not only those of this task."""
         own = [part for part in (self.data, self.others) if part is not None]
         order = torch.cat([part.places for part in own if part.places is not None]).argsort()
         return Batch(torch.cat([part.inputs for part in own]), torch.cat([part.labels for part in own])).rows(order)
 
     def public_for(self, defence: str) -> Batch:
-        """Return the public data; raises `UserError`, naming the defence, if there are none."""
+        """Return the public data; raise `UserError` with the defence's name if there are none."""
         if self.public is None:
             raise UserError(f"{defence} {NEEDS_PUBLIC}")
         return self.public
@@ -107,86 +105,87 @@ class Task:
 
 
 DataMethod = Callable[[Task], Batch]
-"""Returns the data that a client trains on this round."""
+"""Function that returns the data that a client trains on in this round."""
 GradientMethod = Callable[[Task, Named, Batch], tuple[Named, Tensor]]
-"""Returns the gradient at some weights for one batch, by name, and the batch's loss (a scalar)."""
+"""Function that returns the gradient at given weights for one batch, by name, and the batch's loss (a scalar)."""
 UpdateMethod = Callable[[Task], Update]
-"""Does the whole local round and returns the update that is sent."""
+"""Function that runs the whole local round and returns the update to send."""
 
 
 class Defence:
-    """Base of every defence; its hooks change nothing."""
+    """Base class of defences; its hooks change nothing."""
 
     vectorises: ClassVar[bool] = False
-    """Whether `wrap_gradient` works inside `torch.func.vmap` (no generator, no data-dependent branch, nothing of the
-    task but its model and buffers) and `wrap_update` calls `next` exactly once with the task that it was given. A
-    defence that can promise it says True; one that has a hook of these and does not is played client by client."""
+    """Whether clients can be trained together with `torch.func.vmap`. `wrap_gradient` must then use no generator and no
+    data-dependent branch, and read only the task's model and buffers. `wrap_update` must call `next` exactly once, with
+    the task that it received. Clients run one by one if a defence overrides one of these hooks without setting this to
+    True."""
     samplewise: ClassVar[bool] = False
-    """Whether `wrap_gradient` calls `next` inside vmap itself, sample by sample."""
+    """Whether `wrap_gradient` itself calls `next` inside vmap, sample by sample."""
     post_processes: ClassVar[bool] = False
-    """Whether it changes what is sent from that alone, never looking at the data again, so that a guarantee which an
-    earlier defence of the pipeline gives still holds behind it. A defence that can promise it says True."""
+    """Whether the defence reads only the values to be sent and never the data. The guarantee of an earlier defence in
+    the pipeline then still holds."""
     nothing_to_undo: ClassVar[bool] = False
-    """Whether what it sends follows from the update and fresh randomness alone, which is on all values or on none, and
-    who has its code can take nothing off it: then an attacker need not run it to find out. Counts for rayfed's own
-    defences, of which tests show it."""
+    """Whether the sent values depend only on the update and on fresh randomness, applied to all values or to none. An
+    attacker with the defence's code can then undo nothing, so an adaptive attack is not needed. Counts only for
+    built-in defences."""
     private_epochs: int = 0
-    """Passes over a client's data in which its private part alone learns, whenever new weights have arrived."""
+    """Epochs over a client's data that train only its private layers, run whenever new global weights arrive."""
 
     @property
     def least_samples(self) -> int:
-        """Fewest samples that a client has to hold."""
+        """Minimum number of samples that a client must have."""
         return 1
 
     @property
     def least_public(self) -> int:
-        """Fewest public samples (the scenario's `data.public`) that the defence needs."""
+        """Minimum number of public samples (the scenario's `data.public`) that the defence needs."""
         return 0
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the defence writes to the client's state, so that earlier answers cannot be repeated."""
+        """Whether the defence writes to the client's state, so that earlier updates cannot be recomputed."""
         return False
 
     @property
     def needs_all(self) -> str | None:
-        """Return why no client of a round may be left out unplanned, in words; None if clients may."""
+        """Return why no client of a round may drop out, in words; None if clients may drop out."""
         return None
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Change the architecture, before any weights are drawn."""
+        """Change the architecture before the weights are initialised."""
         return model
 
     def check(self, model: nn.Module) -> None:
         """Raise `UserError` if the defence is incompatible with the model in the clients' mode."""
 
     def check_gradient(self, task: Task) -> None:
-        """Raise `UserError` if the defence cannot compute what it needs from the model's gradient.
+        """Raise `UserError` if the defence cannot compute the derivatives that it needs from the model.
 
         `task` has a few samples of a client. Called before the first round, after `check`.
         """
 
     def refuses(self, later: Sequence[Defence]) -> str | None:
-        """Return why these defences are meaningless after this one, in words; None if they are not."""
+        """Return why the given later defences cannot follow this one, in words; None if they can."""
         return None
 
     def overrides(self, *hooks: str) -> bool:
-        """Return whether the defence overrides one of these hooks, given by the methods' names."""
+        """Return whether the defence overrides any of these hooks, given by method name."""
         return any(getattr(type(self), hook) is not getattr(Defence, hook) for hook in hooks)
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """Return a copy with the noise for its epsilon in this run; itself if no epsilon is set.
+        """Return a copy with the noise that reaches its epsilon in this run; return itself if no epsilon is set.
 
-        Raises `UserError` where no noise gives it.
+        Raises `UserError` if no noise reaches it.
         """
         return self
 
     def spends(self, setting: Setting) -> Spending | None:
-        """Return the releases of a run for the accountant; None without a guarantee (empirical)."""
+        """Return the privacy accounting of a run; None if the defence has no guarantee (empirical)."""
         return None
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Change the client's data of a round."""
+        """Change the client's data in a round."""
         return next
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
@@ -194,7 +193,7 @@ class Defence:
         return next
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Change the update that is sent."""
+        """Change the update before it is sent."""
         return next
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
@@ -202,15 +201,16 @@ class Defence:
         return next
 
     def exposed(self, update: Update) -> Named | None:
-        """Return a mask of the sent values that an informed attacker knows to carry the plain gradient.
+        """Return a mask of the sent values that an adaptive attacker knows to be the undefended gradient.
 
-        Name -> bool of the tensor's shape, some names or all; None: every value does. `knowledge: [defence]` grants it.
+        The mask maps names to bool tensors of the update's shapes. It may leave out names. None means all values.
+        Attackers with `knowledge: [defence]` receive it.
         """
         return None
 
     def exposed_in_mean(self, mean: Update, error: Named) -> Named | None:
-        """Return the same mask as `exposed`, for the mean of several answers to the same samples.
+        """Return the mask of `exposed` for the mean of several updates computed from the same samples.
 
-        `error` is the standard error of each of its values: 0 where all answers agreed.
+        `error` is the standard error of each value: 0 if all updates agreed.
         """
         return self.exposed(mean)

@@ -1,4 +1,4 @@
-"""DLDP: the two noise levels that the paper on private passports compares with (Gu 2021, section 5)."""
+"""DLDP: Gaussian noise at the two levels that the paper on private passports compares with (Gu 2021, section 5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayfed.registry import component
 
 @component
 class DldpA(Gaussian):
-    """Little Gaussian noise on the update: `gaussian` with sigma 0.002 and, as the paper gives none, no clip bound."""
+    """Add weak Gaussian noise to the update: `gaussian` with sigma 0.002 and, as in the paper, without clipping."""
 
     sigma: Annotated[float, Field(ge=0)] | None = 0.002
     """Standard deviation of the noise, in the units of the update."""
@@ -20,7 +20,7 @@ class DldpA(Gaussian):
 
 @component
 class DldpB(Gaussian):
-    """Much Gaussian noise on the update: `gaussian` with sigma 0.128 and, as the paper gives none, no clip bound."""
+    """Add strong Gaussian noise to the update: `gaussian` with sigma 0.128 and, as in the paper, without clipping."""
 
     sigma: Annotated[float, Field(ge=0)] | None = 0.128
     """Standard deviation of the noise, in the units of the update."""

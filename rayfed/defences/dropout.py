@@ -1,6 +1,7 @@
-"""Dropout before the head, used as a defence.
+"""Dropout before the last linear layer, used as a defence.
 
-Source: Scheliga et al. 2023, "Dropout is NOT All You Need to Prevent Gradient Leakage", which shows that it is none.
+Source: Scheliga et al. 2023, "Dropout is NOT All You Need to Prevent Gradient Leakage", which shows that it does not
+protect.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from rayfed.update import Named, Update
 
 @component
 class Dropout(Defence):
-    """Dropout of the features before the last linear layer, while clients train. Empirical."""
+    """Apply dropout to the features before the last linear layer while clients train. Empirical."""
 
     rate: Annotated[float, Field(gt=0, lt=1)]
-    """Probability with which a feature is left out; the others grow to 1 / (1 - rate)."""
+    """Probability of setting a feature to zero; the other features are multiplied by 1 / (1 - rate)."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Put the dropout into the model; raises `UserError` for one without a linear layer."""
+        """Insert the dropout layer; raise `UserError` if the model has no linear layer."""
         return before_head(model, "dropout", lambda _: nn.Dropout(self.rate))
 
     def exposed(self, update: Update) -> Named:

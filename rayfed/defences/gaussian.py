@@ -1,4 +1,4 @@
-"""Gaussian noise on the update: 'noisy gradients' (Zhu 2019, section 5.1); with a clip bound, a mechanism of DP."""
+"""Gaussian noise on the update (Zhu 2019, section 5.1); with a clip bound, a differentially private mechanism."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from rayfed.registry import component
 class Gaussian(LocalNoise):
     """Clip the update to an L2 norm, then add independent Gaussian noise to every value.
 
-    With a clip bound every update has a guarantee of its own, against the server too, and the rounds are accounted;
-    without one it is empirical. Sources: Zhu 2019, section 5.1; Refiner (Fan 2024), section 5.1 with clip 1; Balle and
-    Wang 2018, 'Improving the Gaussian mechanism', for the noise of an epsilon.
+    With a clip bound, every update has a privacy guarantee of its own, also against the server, and the guarantees of
+    all rounds are composed. Without a clip bound the defence is empirical. Sources: Zhu 2019, section 5.1; Refiner (Fan
+    2024), section 5.1 with clip 1; Balle and Wang 2018, 'Improving the Gaussian mechanism', for the noise that reaches
+    an epsilon.
     """
 
     family: ClassVar[Literal["gaussian", "laplace"]] = "gaussian"
@@ -27,8 +28,8 @@ class Gaussian(LocalNoise):
     sigma: Annotated[float, Field(ge=0)] | None = None
     """Standard deviation of the noise, in the units of the update (not multiplied by the clip bound)."""
     delta: Annotated[float, Field(gt=0, lt=0.1)] = 1e-5
-    """The probability with which the guarantee may fail."""
+    """Probability that the guarantee fails."""
 
     def multiplier(self, epsilon: float) -> float:
-        """Return the noise multiplier of the analytic Gaussian mechanism."""
+        """Return the noise multiplier of the analytic Gaussian mechanism for this epsilon."""
         return analytic_gaussian(epsilon, self.delta)

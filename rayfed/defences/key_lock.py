@@ -1,4 +1,4 @@
-"""FedKL: scale and shift of normalisation layers computed from a private key by private layers.
+"""FedKL: scale and shift of normalisation layers, computed from a private key by private layers.
 
 Source: Ren 2023 (thesis), chapter 5; Ren et al. 2022, "FedKL: Gradient Leakage Defence with Key-Lock Module for
 Federated Learning".
@@ -19,23 +19,23 @@ from rayfed.registry import component
 
 @component
 class KeyLock(Defence):
-    """Lock convolution-normalisation blocks; every client has its own key and lock, which it never sends.
+    """Lock convolution-normalisation blocks with a key and a lock per client, neither of which is sent.
 
-    Empirical. Needs a model with norms. A client's key is drawn once for the whole run; its lock, drawn too, is trained
-    by the client alone. Accuracies are means over the round's clients, each with its own key and lock.
+    Empirical. Needs a model with norms. A client samples its key once for the whole run. Only the client trains its
+    lock, which is initialised at random. Accuracies are means over the round's clients, each with its own key and lock.
     """
 
     length: Annotated[int, Field(ge=1)] = 1024
     """Length of the key."""
     blocks: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
-    """Convolution-normalisation blocks that are locked, counted from 0."""
+    """Indices of the locked convolution-normalisation blocks, counted from 0."""
     start: Literal["own", "common"] = "own"
-    """The lock's initial weights: a draw of each client's own, or those that the server draws for all, as in the
-    thesis, which everybody knows. Keys are always the client's own."""
+    """Initial weights of the lock. `own`: each client samples its own. `common`: the same public values for all
+    clients, as in the thesis. Keys are always the client's own."""
     activation: Activation | None = None
-    """Activation behind the lock's linear maps: none as in the thesis' equations, `relu` or `sigmoid` as in the
-    authors' code."""
+    """Activation after the lock's linear maps. Null: none, as in the thesis' equations. The authors' code uses `relu`
+    or `sigmoid`."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Put locks into the model; raises `UserError` for a block that it does not have."""
+        """Insert the locks; raise `UserError` if the model does not have one of the blocks."""
         return lock_norms(model, self.blocks, self.length, self.activation, self.start == "common")

@@ -14,8 +14,9 @@ from rayfed.registry import component
 class Laplace(LocalNoise):
     """Clip the update to an L1 norm, then add independent Laplace noise to every value.
 
-    With a clip bound every update has a guarantee of its own, against the server too, and the rounds are accounted;
-    without one it is empirical. Sources: Zhu 2019, section 5.1; Dwork et al. 2006, 'Calibrating noise to sensitivity'.
+    With a clip bound, every update has a privacy guarantee of its own, also against the server, and the guarantees of
+    all rounds are composed. Without a clip bound the defence is empirical. Sources: Zhu 2019, section 5.1; Dwork et al.
+    2006, 'Calibrating noise to sensitivity'.
     """
 
     family: ClassVar[Literal["gaussian", "laplace"]] = "laplace"
@@ -23,11 +24,11 @@ class Laplace(LocalNoise):
     measure: ClassVar[str] = "scale"
 
     scale: Annotated[float, Field(ge=0)] | None = None
-    """Scale b of the noise (its standard deviation is b * sqrt 2), in the units of the update."""
+    """Scale b of the noise (standard deviation: b * sqrt 2), in the units of the update."""
     delta: Annotated[float, Field(ge=0, lt=0.1)] = 0.0
-    """Probability with which the guarantee may fail. With 0 the epsilons of the rounds add up; more lets the accountant
-    find a smaller sum."""
+    """Probability that the guarantee fails. With 0 the epsilons of the rounds add up; a larger delta allows a smaller
+    total epsilon."""
 
     def multiplier(self, epsilon: float) -> float:
-        """Return the noise multiplier of the Laplace mechanism."""
+        """Return the noise multiplier of the Laplace mechanism for this epsilon."""
         return 1 / epsilon

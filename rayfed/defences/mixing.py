@@ -1,4 +1,4 @@
-"""Functions shared by the defences that train on mixtures of images."""
+"""Functions that the defences share that train on mixtures of images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayfed.subsets import subsets
 
 
 def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
-    """Return the number of the round's samples, and all of the client's: images (M, C, H, W), labels (M, K)."""
+    """Return the round's number of samples, and all of the client's images (M, C, H, W) and labels (M, K)."""
     own = next(task)
     parts = [own] if task.others is None else [own, next(task.replace(data=task.others, others=None))]
     labels = [part.labels if part.labels.ndim == 2 else F.one_hot(part.labels, task.classes).float() for part in parts]
@@ -21,19 +21,19 @@ def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
 
 
 def partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
-    """Draw pool rows for `samples` mixtures, (N, 1 + others): the sample's own first, then any others."""
+    """Sample pool rows (N, 1 + others) for N = `samples` mixtures: first the sample itself, then any rows."""
     return np.column_stack([np.arange(samples), draw.integers(choices, size=(samples, others))])
 
 
 def distinct_partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
-    """Draw rows as `partners` does, without repetition in a mixture."""
+    """Sample rows as `partners` does, but without repetition within a mixture."""
     own = np.arange(samples)[:, None]
     drawn = subsets(draw, samples, choices - 1, others)
-    return np.column_stack([own, drawn + (drawn >= own)])  # the own one is skipped
+    return np.column_stack([own, drawn + (drawn >= own)])  # skip the sample itself
 
 
 def blend(tensors: Tensor, rows: np.ndarray, coefficients: np.ndarray) -> Tensor:
-    """Return sums of rows (N, k) of `tensors` (M, ...), weighted by `coefficients` (N, k): (N, ...)."""
+    """Return weighted sums (N, ...) of rows (N, k) of `tensors` (M, ...), with weights `coefficients` (N, k)."""
     index = torch.from_numpy(rows).to(tensors.device)
     weights = torch.from_numpy(coefficients).to(tensors)
     parts = [tensors[r] * w.view(-1, *[1] * (tensors.ndim - 1)) for r, w in zip(index.T, weights.T, strict=True)]
@@ -46,5 +46,5 @@ def numpy_draws(task: Task) -> np.random.Generator:
 
 
 def mixtures(images: Tensor, labels: Tensor) -> Batch:
-    """Return mixed samples, clamped to [0, 1] against rounding."""
+    """Return mixed samples, clamped to [0, 1] because of rounding."""
     return Batch(images.clamp(0, 1), labels)

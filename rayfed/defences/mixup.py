@@ -19,21 +19,22 @@ from rayfed.samples import Modality
 
 @component
 class Mixup(Defence):
-    """Mix every sample and label with others of the same client, anew in every round. Empirical.
+    """Mix every sample and label with other samples of the same client, anew in every round. Empirical.
 
-    The coefficients are drawn from a symmetric Dirichlet distribution: of two images, from Beta(alpha, alpha). A
-    partner may be the sample itself, and is where the client has no other.
+    The coefficients are sampled from a symmetric Dirichlet distribution; for two images, from Beta(alpha, alpha). A
+    sample may be mixed with itself, and always is if the client has no other.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     alpha: Annotated[float, Field(gt=0)] = 1.0
-    """Concentration: where small, one image rules a mixture; where large, all count alike."""
+    """Concentration of the Dirichlet distribution. Small: one image dominates a mixture. Large: all images weigh
+    alike."""
     images: Annotated[int, Field(ge=2)] = 2
-    """Images that are drawn for a mixture, the same one perhaps more than once."""
+    """Number of images per mixture, sampled with replacement."""
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Train on mixtures."""
+        """Replace the client's samples by mixtures."""
 
         def data(task: Task) -> Batch:
             samples, images, labels = pool(next, task)

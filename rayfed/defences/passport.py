@@ -1,4 +1,4 @@
-"""FDL-PP: private front layers whose scale and shift come from passports that only the client has.
+"""FDL-PP: private front layers whose scale and shift are computed from passports that only the client has.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 4.1, algorithm 1 and appendix A.3.2.
 """
@@ -19,19 +19,21 @@ from rayfed.registry import component
 
 @component
 class Passport(Split):
-    """Split learning with passports in the private convolutions, drawn once for each client and never trained.
+    """Keep the first convolutions private and compute their scale and shift from secret passports.
 
-    Empirical. The autoencoder between passports and scale is private, too, and trained with the private layers.
+    Empirical. Each client samples its passports once and never trains them. The autoencoder that maps passports to
+    scale and shift is private, too, and trained with the private layers.
     """
 
     size: Annotated[int, Field(ge=1)] = 8
-    """Side of a passport (pixels), no less than the kernel's."""
+    """Side of a passport in pixels. Minimum: the kernel size."""
     deviation: Annotated[float, Field(gt=0)] = 8.0
-    """Standard deviation of a passport's numbers, which are normal with mean zero. Scale and shift are proportional to
-    deviation / size: where it is small, layers behind that have no norms get next to no signal and learn slowly."""
+    """Standard deviation of a passport's values, which are normal with mean zero. Scale and shift are proportional to
+    deviation / size. If this is small, later layers without norms receive almost no signal and learn slowly."""
     consistency: Annotated[float, Field(gt=0)] | None = None
-    """Weight in the loss of the distance of scale and shift from what the passports give: they are then parameters of
-    their own (equation 25, which would be zero otherwise). Null: they are what the passports give (equation 13)."""
+    """Weight, in the loss, of the distance between scale and shift and the passports' output. They are then parameters
+    of their own (equation 25, which would be zero otherwise). Null: scale and shift are the passports' output (equation
+    13)."""
 
     def _block(self, conv: nn.Conv2d, norm: nn.Module | None) -> PrivateConv:
         common = self.start == "common"

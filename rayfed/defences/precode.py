@@ -1,8 +1,8 @@
-"""PRECODE: a variational bottleneck before the head, which randomises the gradient.
+"""PRECODE: a variational bottleneck before the last linear layer, which randomises the gradient.
 
 Sources: Scheliga et al. 2022, "PRECODE - A Generic Model Extension to Prevent Deep Gradient Leakage"; Scheliga et al.
 2022, "Combining Variational Modeling with Partial Gradient Perturbation to Prevent Deep Gradient Leakage", for the
-attack that leaves the random gradients out.
+attack that ignores the randomised gradients.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from rayfed.update import Named, Update
 
 @component
 class Precode(Defence):
-    """Put a variational bottleneck before the last linear layer; its KL divergence times `beta` joins the loss.
+    """Insert a variational bottleneck before the last linear layer; add `beta` times its KL divergence to the loss.
 
-    Empirical. The model learns with the bottleneck, and everybody knows it: it is part of the architecture.
+    Empirical. The bottleneck is part of the architecture: it is trained with the model, and attackers know it.
     """
 
     bottleneck: Annotated[int, Field(ge=1)] = 256
-    """Number of random numbers that the features are encoded to."""
+    """Size of the random code of the features."""
     beta: Annotated[float, Field(ge=0)] = 1e-3
     """Weight of the KL divergence from N(0, 1) in the loss."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Put the bottleneck into the model; raises `UserError` for one without a linear layer."""
+        """Insert the bottleneck; raise `UserError` if the model has no linear layer."""
         return before_head(
             model, "precode", lambda features: VariationalBottleneck(features, self.bottleneck, self.beta)
         )
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the layers before the bottleneck, which its random draws reach only weakened."""
+        """Return a mask of the layers before the bottleneck, whose gradients are randomised only indirectly."""
         return untouched(update.tensors, "precode")

@@ -1,4 +1,4 @@
-"""Gradient compression: the smallest values of an update are not sent (Zhu 2019, section 5.2; Lin 2018)."""
+"""Gradient compression: set the smallest values of an update to zero (Zhu 2019, section 5.2; Lin 2018)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from rayfed.update import Named, Update
 class Prune(Compression):
     """Set the smallest floor(ratio * size) values of each tensor, or of the whole update, to zero.
 
-    Empirical. Source: Zhu 2019, section 5.2, after Lin 2018, 'Deep gradient compression', layer by layer; ranked by
-    abs(weight * gradient): Refiner (Fan 2024), table 1.
+    Empirical. Sources: Zhu 2019, section 5.2, after Lin 2018, 'Deep gradient compression', layer by layer; Refiner (Fan
+    2024), table 1, for ranking by abs(weight * gradient).
     """
 
     ratio: Annotated[float, Field(ge=0, lt=1)]
-    """Share of the values that is set to zero."""
+    """Share of the values that are set to zero."""
     by: Importance = "magnitude"
-    """Rank of a value: its magnitude, or its product with the weight that the client was sent."""
+    """Score that ranks a value: its magnitude, or the magnitude of its product with the global weight."""
     scope: Literal["layer", "global"] = "layer"
-    """Scope of the ranking: each tensor, or the whole update, where small layers may lose all or nothing."""
+    """Scope of the ranking: each tensor, or the whole update. With `global`, small layers may lose all of their values
+    or none."""
 
     def compress(self, task: Task, update: Update) -> Update:
         """Return the pruned update."""
@@ -38,5 +39,5 @@ class Prune(Compression):
         return replace(update, tensors=kept)
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the nonzero values."""
+        """Return a mask of the nonzero values, which pruning left unchanged."""
         return {name: t != 0 for name, t in update.tensors.items()}

@@ -1,4 +1,4 @@
-"""Checks of defences that need more from a model than the gradient of a batch."""
+"""Check that a model supports the per-sample gradients and derivatives that a defence needs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from rayfed.models.notes import note
 
 @contextmanager
 def needing_from_model(defence: str, need: str, fix: str) -> Iterator[None]:
-    """Turn an error of the user's model into a `UserError` that names the defence, its need and a fix."""
+    """Turn an error of the user's model into a `UserError` that names the defence, its requirement and a fix."""
     try:
         yield
     except (UserError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a model may raise any type
         raise UserError(
-            f"{defence}: the defence needs {need}, and the model fails there: {type(error).__name__}: {error}; {fix}, "
+            f"{defence}: the defence needs {need}, but computing them fails: {type(error).__name__}: {error}; {fix}, "
             f"or use another defence"
         ) from error
 
 
 def check_sample_gradients(defence: str, task: Task) -> None:
-    """Raise `UserError`, naming the defence, if the model's loss on a single sample has no gradient.
+    """Raise `UserError` with the defence's name if the gradient of a single sample's loss cannot be computed.
 
-    `task` has a few samples. If vmap refuses the model, add a note on the model: the loop takes longer.
+    `task` has a few samples of a client. If vmap refuses the model, a note says that the slower loop is used.
     """
     inputs, labels = task.data.inputs, task.data.labels
-    with needing_from_model(defence, "the gradient of each single sample", "let the model take a batch of one sample"):
+    with needing_from_model(defence, "per-sample gradients", "make the model accept a batch of one sample"):
         per_sample_gradients(task.model, task.weights, task.buffers, inputs, labels)
     if refused := vmap_refusal(task.model, task.weights, task.buffers, inputs[:1], labels[:1]):
-        note(task.model, f"{defence} computes gradients in a loop over samples, as vmap refuses the model: {refused}")
+        note(task.model, f"{defence} computes gradients in a slower loop, because vmap refuses the model: {refused}")

@@ -1,4 +1,4 @@
-"""Functions shared by sparsifying defences: ranking values, and setting a given number to zero."""
+"""Functions that sparsifying defences share: score values, and set a given number of them to zero."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rayfed.gradients import flatten, unflatten
 from rayfed.update import Named
 
 Importance = Literal["magnitude", "weight_gradient"]
-"""Rank of a value: abs(update), or abs(weight * update) as in Refiner (Fan 2024), section 3.2.2."""
+"""Score of a value: abs(update), or abs(weight * update) as in Refiner (Fan 2024), section 3.2.2."""
 
 
 def importance(by: Importance, task: Task, tensors: Named) -> Named:
-    """Return the importance of every value, by name."""
+    """Return the score of every value, by name."""
     if by == "magnitude":
         return {name: t.abs() for name, t in tensors.items()}
     return {name: (task.weights[name] * t).abs() for name, t in tensors.items()}
 
 
 def pruned(tensor: Tensor, scores: Tensor, count: int) -> Tensor:
-    """Return the tensor with exactly `count` values set to zero, those with the smallest scores, ties by position.
+    """Return the tensor with exactly `count` values set to zero: those with the smallest scores.
 
-    Ties are broken so that constant tensors are not lost whole. A score that is not a number is never among them.
+    Ties are resolved by position, so that constant tensors keep some values. Values with a NaN score are never removed.
     """
     if count == 0:
         return tensor
     flat = scores.flatten()
-    threshold = flat.kthvalue(count).values  # at most a tenth of the time of a sort
+    threshold = flat.kthvalue(count).values  # at least ten times as fast as a sort
     drop = flat < threshold
     ties = (flat == threshold).nonzero().flatten()
     drop[ties[: count - int(drop.sum())]] = True

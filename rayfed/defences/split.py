@@ -1,4 +1,4 @@
-"""SplitFed, as in the paper on private passports: the first layers stay with the client.
+"""SplitFed, as in the paper on private passports: the first layers never leave the client.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.1 and algorithm 1; after Thapa et al.
 2020, "SplitFed: When Federated Learning Meets Split Learning".
@@ -18,23 +18,23 @@ from rayfed.registry import component
 
 @component
 class Split(Defence):
-    """Keep the first convolutions and their normalisations private; later layers are shared.
+    """Keep the first convolutions and their normalisations private; share the later layers.
 
-    Empirical. A round has two stages: all layers train, the public ones are averaged; the private ones then train on
-    the new ones before anything else is done with them. Accuracies are means over the round's clients, each with its
-    own private layers.
+    Empirical. A round has two stages. First all layers train, and the server averages the public ones. Then each client
+    trains its private layers with the new public ones. Accuracies are means over the round's clients, each with its own
+    private layers.
     """
 
     layers: Annotated[int, Field(ge=1)] = 1
-    """Number of private convolutions, from the front."""
+    """Number of private convolutions, counted from the input."""
     start: Literal["common", "own"] = "common"
-    """The private layers' initial weights: those that the server draws for all, as in the paper, which everybody knows;
-    or a draw of each client's own."""
+    """Initial weights of the private layers. `common`: the same public values for all clients, as in the paper. `own`:
+    each client samples its own."""
     private_epochs: Annotated[int, Field(ge=0)] = 1
-    """Passes over a client's data in which its private layers alone learn, whenever new weights have arrived."""
+    """Epochs over a client's data that train only its private layers, run whenever new global weights arrive."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Make the front private; raises `UserError` unless the model begins with that many convolutions."""
+        """Make the first layers private; raise `UserError` unless the model begins with that many convolutions."""
         return keep_front(model, self.layers, self._block)
 
     def _block(self, conv: nn.Conv2d, norm: nn.Module | None) -> PrivateConv:

@@ -1,4 +1,4 @@
-"""Top-k sparsification: only the k largest values of the update are sent (Aji 2017; Stich 2018)."""
+"""Top-k sparsification: send only the k largest values of the update (Aji 2017; Stich 2018)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class TopK(Compression):
     """Keep exactly k values of the whole update and set the others to zero.
 
     Empirical. Sources: Aji 2017, 'Sparse communication for distributed gradient descent'; Stich 2018, 'Sparsified SGD
-    with memory'. Both have error feedback.
+    with memory'. Both use error feedback.
     """
 
     k: Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]
-    """Number of values that are kept; below 1 a share of the update: floor(k * size) values, one at least."""
+    """Number of values to keep. Below 1, a share of the update: floor(k * size) values, at least one."""
     by: Importance = "magnitude"
-    """Rank of a value: its magnitude, or its product with the weight that the client was sent."""
+    """Score that ranks a value: its magnitude, or the magnitude of its product with the global weight."""
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` if the model has fewer than k parameters to send."""
+        """Raise `UserError` if the model has fewer than k trained parameters."""
         values = size(weights_of(model))
         if self.k > values:
             raise UserError(
-                f"top_k: k is {self.k}, but the model trains {values} values: set fewer, or a share below 1"
+                f"top_k: k is {self.k}, but the model has {values} trained values: set a smaller k, or a share below 1"
             )
 
     def compress(self, task: Task, update: Update) -> Update:
@@ -47,5 +47,5 @@ class TopK(Compression):
         return replace(update, tensors=pruned_together(update.tensors, scores, max(0, values - keep)))
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the nonzero values."""
+        """Return a mask of the nonzero values, which are sent unchanged."""
         return {name: t != 0 for name, t in update.tensors.items()}

@@ -1,7 +1,7 @@
 """ATS: clients train on images transformed by a searched policy of augmentations.
 
-Source: Gao et al. 2021, "Privacy-preserving Collaborative Learning with Automatic Transformation Search"; the search is
-`rayfed search-policy`. The random crops and flips with which the authors train beside it are left out.
+Source: Gao et al. 2021, "Privacy-preserving Collaborative Learning with Automatic Transformation Search". The command
+`rayfed search-policy` is the search. The authors' additional random crops and flips are left out.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from rayfed.samples import Modality
 
 @component
 class Ats(Defence):
-    """Transform every image by a sequence drawn from the policy, anew in every round. Empirical."""
+    """Transform every image by a sequence sampled from the policy, anew in every round. Empirical."""
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     policy: Annotated[str, Field(pattern=r"^\d+(-\d+)*(\+\d+(-\d+)*)*$")] = "3-1-7+43-18-18"
-    """Numbers of transformations, one after the other (`3-1-7`); a hybrid has several such sequences (`+`). The default
-    is the authors' for CIFAR-100 and ResNet-20; `rayfed search-policy` finds one for other data and models."""
+    """Numbers of the transformations to apply in order (`3-1-7`). A hybrid policy joins several sequences by `+`, one
+    of which is sampled per image. The default is the authors' for CIFAR-100 and ResNet-20; `rayfed search-policy`
+    searches for others."""
 
     def __post_init__(self) -> None:
         for number in self._numbers:
             for one in number:
                 if one >= len(NAMES):
-                    raise ValueError(f"policy: found {one}, but transformations count from 0 to {len(NAMES) - 1}")
+                    raise ValueError(f"policy: found {one}, but transformations are numbered 0 to {len(NAMES) - 1}")
 
     @property
     def _numbers(self) -> list[list[int]]:
         return [[int(one) for one in sequence.split("-")] for sequence in self.policy.split("+")]
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Train on transformed images."""
+        """Transform the client's images."""
 
         def data(task: Task) -> Batch:
             own = next(task)
@@ -48,7 +49,7 @@ class Ats(Defence):
         return data
 
     def transform(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return images (N, C, H, W) in [0, 1], each transformed by a sequence that it draws."""
+        """Return images (N, C, H, W) in [0, 1], each transformed by a randomly chosen sequence of the policy."""
         sequences = self._numbers
         picked = torch.randint(len(sequences), (len(images),), generator=generator).to(images.device)
         images = images.clone()

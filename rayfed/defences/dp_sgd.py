@@ -1,4 +1,4 @@
-"""DP-SGD: every sample's gradient is clipped and noise is added to their sum, in every local step.
+"""DP-SGD: clip every sample's gradient and add noise to their sum, in every local step.
 
 Source: Abadi et al. 2016, 'Deep learning with differential privacy', algorithm 1.
 """
@@ -28,16 +28,17 @@ from rayfed.update import Named
 from rayfed.vectorised import over_samples
 
 _NUMBERS_AT_ONCE = 16_000_000
-"""Number of values in the per-sample gradients of one vectorised call: more only costs memory."""
+"""Maximum number of values in the per-sample gradients of one vectorised call; a larger limit only uses more memory."""
 
 
 @component
 class DpSgd(Private):
-    """Hide each sample of a client from everyone who sees its updates, the server included.
+    """Clip every sample's gradient and add Gaussian noise to the sum, which hides single samples of a client.
 
-    The sum of a step's clipped gradients gets Gaussian noise of deviation `noise_multiplier * clip` and is divided by
-    the expected size of a batch. With `training.sampling: poisson` the account gains from the sampling; with `shuffle`
-    every use of a sample counts in full. That a client took part, and how many samples it holds, is not hidden.
+    The guarantee holds against anyone who sees the client's updates, including the server. The sum of a step's clipped
+    gradients gets Gaussian noise of standard deviation `noise_multiplier * clip` and is divided by the expected batch
+    size. With `training.sampling: poisson`, sampling amplifies privacy. With `shuffle`, every use of a sample counts in
+    full. The participation of a client and its number of samples are not hidden.
     """
 
     samplewise: ClassVar[bool] = True
@@ -48,18 +49,18 @@ class DpSgd(Private):
         """Raise `UserError` for batch norm in training mode, which makes gradients depend on other samples."""
         if uses_batch_statistics(model):
             raise UserError(
-                "dp_sgd and fed_cdp clip every sample's own gradient, and batch norm mixes the samples of a batch: "
-                "replace it by group norm (`norm: group` of convnet and the resnets, `nn.GroupNorm` in a module of "
-                "your own), or fix its statistics with `model.batch_norm: eval`, which changes the model of all arms, "
-                "the undefended one too"
+                "dp_sgd and fed_cdp clip per-sample gradients, but batch norm mixes the samples of a batch: use group "
+                "norm (`norm: group` of convnet and the resnets, `nn.GroupNorm` in your own module), or fix the "
+                "statistics with `model.batch_norm: eval`, which changes the model of all arms, including the "
+                "undefended one"
             )
 
     def check_gradient(self, task: Task) -> None:
-        """Raise `UserError` if the model has no gradient of a single sample."""
+        """Raise `UserError` if the model's per-sample gradients cannot be computed."""
         check_sample_gradients(self.title, task)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Clip gradients sample by sample, add them up, add noise."""
+        """Clip the gradients sample by sample, add them up, and add noise."""
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             sums = {name: torch.zeros_like(w) for name, w in weights.items()}
@@ -76,7 +77,7 @@ class DpSgd(Private):
         return gradient
 
     def clipped_sum(self, each: Named, task: Task) -> Named:
-        """Return the sum over samples (the first dimension) of gradients clipped over all layers together."""
+        """Return the sum over samples (the first dimension) of the gradients, clipped over all layers together."""
         factors = clip_factors(torch.stack([sample_norms(g) for g in each.values()]).norm(dim=0), self.clip)
         return {name: scaled_sum(g, factors) for name, g in each.items()}
 
@@ -85,7 +86,7 @@ class DpSgd(Private):
         return self.deviation
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return a release for each kind of client: all local steps of its rounds."""
+        """Return one release per kind of client, which covers all local steps of its rounds."""
         if setting.sample_sampling == "poisson":
             return tuple(
                 Release("gaussian", multiplier, work.rounds * work.steps, work.batch_size / work.samples)
@@ -94,7 +95,7 @@ class DpSgd(Private):
         return tuple(Release("gaussian", multiplier, work.rounds * _uses(work)) for work in setting.works)
 
     def spends(self, setting: Setting) -> Spending:
-        """Return the account of the client with the largest epsilon."""
+        """Return the privacy accounting of the client with the largest epsilon."""
         assert self.noise_multiplier is not None
         poisson = setting.sample_sampling == "poisson"
         return Spending(
@@ -102,14 +103,14 @@ class DpSgd(Private):
             self.delta,
             unit="sample",
             adjacency="each single record (zero-out adjacency)",
-            against="anyone who sees the client's updates, the server among them",
+            against="anyone who sees the client's updates, including the server",
             mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times {self.bounded} in every local step, "
-            + ("samples drawn for themselves (Poisson)" if poisson else "shuffled batches, no gain from sampling"),
+            + ("Poisson sampling" if poisson else "shuffled batches, no amplification by sampling"),
         )
 
 
 def _uses(work: Work) -> int:
-    """Return how often one sample can be in a batch in one round."""
+    """Return the maximum number of times that a sample is used in one round."""
     return ceil(work.steps / ceil(work.samples / work.batch_size))
 
 

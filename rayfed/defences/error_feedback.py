@@ -1,4 +1,4 @@
-"""Base of compressing defences with error feedback: the unsent residual is added to the client's next update.
+"""Base of compressing defences with error feedback: the compression error is added to the client's next update.
 
 Sources: Seide 2014, '1-bit stochastic gradient descent', section 2; Stich 2018, 'Sparsified SGD with memory', algorithm
 1; Lin 2018, 'Deep gradient compression', section 3.1 (local gradient accumulation).
@@ -16,22 +16,22 @@ from rayfed.update import Update
 
 @component
 class Compression(Defence):
-    """Base of the defences that send an approximation of the update, made by `compress`."""
+    """Base of the defences that send an approximation of the update, computed by `compress`."""
 
-    # The residual is made of what earlier defences let through, so it tells no more than they did.
+    # The residual is computed only from the output of earlier defences, so it reveals no more than they do.
     vectorises: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
     nothing_to_undo: ClassVar[bool] = True
 
     error_feedback: bool = False
-    """Add what compression took from this update to the client's next one, instead of losing it."""
+    """Add the compression error of this update to the client's next update, instead of losing it."""
 
     def compress(self, task: Task, update: Update) -> Update:
         """Return the compressed update."""
         raise NotImplementedError
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Compress the update after adding the residual of earlier ones."""
+        """Add the residual of earlier updates, then compress."""
 
         def update(task: Task) -> Update:
             computed = next(task)
@@ -47,10 +47,10 @@ class Compression(Defence):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether error feedback keeps a residual."""
+        """Whether the client keeps a residual, which it does with error feedback."""
         return self.error_feedback
 
     @property
     def _state_key(self) -> str:
-        """Key of the residual in the client's state: each defence of a pipeline has its own."""
+        """Key of the residual in the client's state, different for each defence of a pipeline."""
         return f"residual of {self}"

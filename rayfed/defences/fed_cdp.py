@@ -1,8 +1,8 @@
-"""Fed-CDP: sample-level noise with a clip bound for each layer that may decay over rounds.
+"""Fed-CDP: sample-level noise with a clip bound per layer that may decay over rounds.
 
-Source: Wei et al. 2021, 'Gradient-leakage resilient federated learning', algorithm 2 and Fed-CDP(decay). Its own
-account takes the bound of one layer for that of the whole gradient; here the sensitivity of L layers is
-`clip * sqrt(L)`.
+Source: Wei et al. 2021, 'Gradient-leakage resilient federated learning', algorithm 2 and Fed-CDP(decay). The paper's
+accounting uses the bound of one layer as the bound of the whole gradient. Here the sensitivity of L layers is `clip *
+sqrt(L)`.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from rayfed.update import Named
 
 @component
 class FedCdp(DpSgd):
-    """Clip every sample's gradient layer by layer, add noise to the sum, in every local step.
+    """Clip every sample's gradient layer by layer and add noise to the sum, in every local step.
 
-    The paper's own values are a clip of 4, or one that falls from 6 to 2, with a noise multiplier of 6.
+    The paper uses a noise multiplier of 6 and a clip bound of 4, or one that decays from 6 to 2.
     """
 
     title: ClassVar[str] = "fed_cdp"
     bounded: ClassVar[str] = "each layer's clip bound"
 
     last_clip: Annotated[float, Field(gt=0)] | None = None
-    """The bound of the last round, to which `clip` falls linearly; null keeps it."""
+    """Clip bound of the last round, to which `clip` decays linearly. Null: no decay."""
     rounds: Annotated[int, Field(ge=1)] | None = None
-    """Number of rounds over which the bound falls; null: those of the run."""
+    """Number of rounds over which the bound decays. Null: all rounds of the run."""
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """Return a copy with its noise and number of rounds."""
+        """Return a copy with its noise multiplier and number of rounds set."""
         found = super().calibrated(setting, accountant)
         return replace(found, rounds=self.rounds or setting.rounds)  # type: ignore[type-var]
 
     def clipped_sum(self, each: Named, task: Task) -> Named:
-        """Return the sum over samples of gradients clipped layer by layer."""
+        """Return the sum over samples of the gradients, clipped layer by layer."""
         bound = self._bound(task.round)
         return {name: scaled_sum(g, clip_factors(sample_norms(g), bound)) for name, g in each.items()}
 
@@ -52,7 +52,7 @@ class FedCdp(DpSgd):
         return self.deviation * self._bound(task.round) / self.clip
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return the releases of `dp_sgd` with the sensitivity of all layers together."""
+        """Return the releases of `dp_sgd` with the joint sensitivity of all layers."""
         return super().released(setting, multiplier / sqrt(setting.layers))
 
     def _bound(self, round: int) -> float:

@@ -2,10 +2,10 @@
 
 Source: Huang et al. 2020, "InstaHide: Instance-hiding Schemes for Private Distributed Learning", algorithm 1 (inside a
 data set) and section 4 (with public images); the bounds on the coefficients are those of its experiments. Its code
-(github.com/Hazelsuko07/InstaHide) draws partners by permutations, so that an image can meet itself. Here no two are the
-same, as in the code of Huang et al. 2021, "Evaluating Gradient Inversion Attacks and Defenses in Federated Learning".
-Broken by Carlini et al. 2021, "Is Private Learning Possible with Instance Encoding?", where many mixtures of an image
-are seen.
+(github.com/Hazelsuko07/InstaHide) chooses partners by permutations, so an image may be mixed with itself. Here all
+images of a mixture are different, as in the code of Huang et al. 2021, "Evaluating Gradient Inversion Attacks and
+Defenses in Federated Learning". Broken by Carlini et al. 2021, "Is Private Learning Possible with Instance Encoding?",
+if the attacker sees many mixtures of an image.
 """
 
 from __future__ import annotations
@@ -24,41 +24,45 @@ from rayfed.samples import Modality
 from rayfed.subsets import subsets
 
 _PRIVATE = 2
-"""Images of the client in a mixture with public ones."""
+"""Number of the client's own images in a mixture with public ones."""
 _LEAST_PRIVATE = 0.3
-"""Least weight of the client's own images together."""
+"""Minimum total weight of the client's own images."""
 
 
 @component
 class InstaHide(Defence):
     """Mix every sample with other or public ones, then change the sign of random pixels.
 
-    No two images of a mixture are the same sample; an image is what the defence before this one makes of a sample. A
-    client with too few samples is refused. A new mixture and new flips in every round. Images are in [0, 1] here, so a
-    change of sign is one about the grey in the middle, x to 1 - x: with `normalise` by mean 0.5 and deviation 0.5 it is
-    the sign of what the model sees. Public images have no label: those of the client's images share the whole. The test
-    images stay as they are. Empirical.
+    Mixtures and sign changes are new in every round. A mixture never contains the same sample twice, and clients with
+    too few samples are an error. An earlier defence may have changed the images. Images are in [0, 1], so a sign change
+    maps x to 1 - x. If `normalise` has mean 0.5 and deviation 0.5, this is the sign of the model's input. Public images
+    have no labels: the labels of the client's images are reweighted to sum to 1. Test images are not mixed. Empirical.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     images: Annotated[int, Field(ge=2)] = 4
-    """Images in a mixture, no two the same."""
+    """Number of images per mixture, all different."""
     public: bool = False
-    """Mix two of the client's images with public ones (the scenario's `data.public`), instead of its own alone."""
+    """Mix two of the client's images with public ones (the scenario's `data.public`), instead of only with each
+    other."""
     largest: Annotated[float, Field(gt=0, le=1)] = 0.65
-    """Largest weight of an image; above 1 / `images`, with public images above 0.15, too."""
+    """Maximum weight of an image. Must exceed 1 / `images`, and also 0.15 with public images."""
 
     def __post_init__(self) -> None:
         if self.largest * self.images <= 1:
-            raise ValueError(f"largest: found {self.largest}, but {self.images} images need more than 1/{self.images}")
+            raise ValueError(
+                f"largest: found {self.largest}, but {self.images} images need a value above 1/{self.images}"
+            )
         if self.public and self.largest * _PRIVATE <= _LEAST_PRIVATE:
             raise ValueError(
-                f"largest: found {self.largest}, but {_PRIVATE} private images, which weigh {_LEAST_PRIVATE} or more "
-                f"together, need more than {_LEAST_PRIVATE / _PRIVATE}"
+                f"largest: found {self.largest}, but {_PRIVATE} private images with a total weight of at least "
+                f"{_LEAST_PRIVATE} need a value above {_LEAST_PRIVATE / _PRIVATE}"
             )
         if self.public and self.images <= _PRIVATE:
-            raise ValueError(f"images: found {self.images}, but {_PRIVATE} private ones leave no room for public ones")
+            raise ValueError(
+                f"images: found {self.images}, but {_PRIVATE} of them are private, which leaves none for public images"
+            )
 
     @property
     def least_samples(self) -> int:
@@ -71,13 +75,13 @@ class InstaHide(Defence):
         return self.images - self.least_samples
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Train on mixtures with flipped pixels."""
+        """Replace the client's samples by mixtures with random signs."""
 
         def data(task: Task) -> Batch:
             samples, images, labels = pool(next, task)
             draw = numpy_draws(task)
             private = self.least_samples
-            _check(len(labels), private, "of the client's own")
+            _check(len(labels), private, "client")
             coefficients = self._coefficients(samples, draw)
             rows = distinct_partners(samples, len(labels), private - 1, draw)
             own = coefficients[:, :private]
@@ -93,10 +97,10 @@ class InstaHide(Defence):
         return data
 
     def _coefficients(self, samples: int, draw: np.random.Generator) -> np.ndarray:
-        """Draw coefficients (N, images), uniform within the bounds, by rejection.
+        """Sample coefficients (N, images) by rejection, uniformly within the bounds.
 
-        What is left below a low bound sums to a constant, too, and is drawn in place of the coefficients where that
-        is less: few draws would keep such a bound.
+        With a low bound, rejection would be slow. Then the differences to the bound are sampled instead, which also sum
+        to a constant.
         """
         found = np.empty((samples, self.images))
         missing = np.arange(samples)
@@ -113,4 +117,4 @@ class InstaHide(Defence):
 
 def _check(found: int, needed: int, whose: str) -> None:
     if found < needed:
-        raise UserError(f"instahide mixes {needed} distinct images {whose}, and there are {found}")
+        raise UserError(f"instahide mixes {needed} different {whose} images, but there are only {found}")

@@ -1,4 +1,4 @@
-"""Base of the noise defences: clip an update to a norm, add noise to every value, compute the guarantee."""
+"""Base of the noise defences: clip an update to a norm, add noise to every value, and compute the guarantee."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _DRAWS: dict[str, Draw] = {"gaussian": gaussian, "laplace": laplace}
 
 
 _BLOCK = 1024
-"""Number of values whose squares are added in single precision: all in double take ten times as long."""
+"""Number of values whose squares are added in single precision; adding all in double precision is ten times slower."""
 _LEAST_NORM = 1e-12
-"""Norm below which squares may have been lost that single precision has no place for."""
+"""Norm below which squares may have underflowed in single precision."""
 
 
 @component
 class LocalNoise(Defence):
     """Base of the defences that clip a client's update to a norm, then add independent noise to every value.
 
-    With a clip bound every update has a guarantee of its own, against the server too, and the rounds are accounted;
-    without one it is empirical.
+    With a clip bound, every update has a privacy guarantee of its own, also against the server, and the guarantees of
+    all rounds are composed. Without a clip bound the defence is empirical.
     """
 
     vectorises: ClassVar[bool] = True
@@ -40,23 +40,23 @@ class LocalNoise(Defence):
     nothing_to_undo: ClassVar[bool] = True
     family: ClassVar[Literal["gaussian", "laplace"]]
     order: ClassVar[float]
-    """Order of the norm that is clipped."""
+    """Order of the norm used for clipping."""
     measure: ClassVar[str]
-    """Name of the field that gives the width of the noise."""
+    """Name of the field that sets the width of the noise."""
 
     clip: Annotated[float, Field(gt=0)] | None = None
-    """Bound on the norm of the whole update before the noise (L2 for Gaussian, L1 for Laplace); null does not clip."""
+    """Maximum norm of the whole update before the noise (L2 for Gaussian, L1 for Laplace). Null: no clipping."""
     epsilon_per_update: Annotated[float, Field(gt=0)] | None = None
-    """Epsilon that one update may spend, instead of the width of the noise; takes a clip bound."""
+    """Epsilon of one update, from which the width of the noise is computed. Needs `clip`."""
     delta: Annotated[float, Field(ge=0, lt=0.1)] = 0.0
-    """The probability with which the guarantee may fail."""
+    """Probability that the guarantee fails."""
 
     @model_validator(mode="after")
     def _one_measure_of_noise(self) -> Self:
         if (getattr(self, self.measure) is None) == (self.epsilon_per_update is None):
             raise ValueError(f"give either {self.measure} or epsilon_per_update")
         if self.epsilon_per_update is not None and self.clip is None:
-            raise ValueError("epsilon_per_update takes a clip bound: give clip")
+            raise ValueError("epsilon_per_update needs a clip bound: give clip")
         return self
 
     @property
@@ -68,7 +68,7 @@ class LocalNoise(Defence):
         return 2 * self.clip * self.multiplier(self.epsilon_per_update)
 
     def multiplier(self, epsilon: float) -> float:
-        """Return the noise multiplier (width over sensitivity) that one update needs for an epsilon."""
+        """Return the noise multiplier (width divided by sensitivity) with which one update reaches an epsilon."""
         raise NotImplementedError
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
@@ -83,7 +83,7 @@ class LocalNoise(Defence):
         return update
 
     def spends(self, setting: Setting) -> Spending | None:
-        """Return the account of all updates of the most frequent client; None without a clip bound."""
+        """Return the privacy accounting of all updates of the most frequent client; None without a clip bound."""
         if self.clip is None:
             return None
         release = Release(self.family, self.width / (2 * self.clip), setting.most_rounds)
@@ -92,14 +92,14 @@ class LocalNoise(Defence):
             self.delta,
             unit="client",
             adjacency="each single client (replace-one adjacency, all its samples)",
-            against="anyone who sees the client's updates, the server among them",
+            against="anyone who sees the client's updates, including the server",
             mechanism=f"{self.family.capitalize()} noise of {at_least(release.multiplier)} times the sensitivity "
             f"(twice the clip bound) on each of up to {release.count} updates of a client",
         )
 
 
 def clipped(tensors: Named, bound: float, order: float) -> Named:
-    """Scale all tensors together to a joint norm of at most `bound`, of the given order."""
+    """Scale all tensors together so that their joint norm of the given order is at most `bound`."""
     check_types(tensors, "a clip bound")
     norms = torch.stack([torch.linalg.vector_norm(t, ord=order, dtype=torch.float64) for t in tensors.values()])
     factor = clip_factors(torch.linalg.vector_norm(norms, ord=order), bound)
@@ -123,10 +123,8 @@ def sample_norms(gradients: Tensor) -> Tensor:
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
     """Return the factors that scale vectors of these norms to at most the bound.
 
-    0 for a norm that is not finite, or so large that single precision has no such factor.
-
-    Norms are taken in double precision: in single precision the sum of a million values loses up to a hundredth, and
-    squares of small ones vanish.
+    The factor is 0 if the norm is not finite or the factor would underflow in single precision. Norms are in double
+    precision: in single precision the sum of a million values loses up to 1 %, and small squares underflow.
     """
     factors = torch.clamp(bound / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)
     return torch.where(norms.isfinite() & (factors >= torch.finfo(torch.float32).tiny), factors, 0.0)
@@ -135,12 +133,12 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
 def scaled_sum(gradients: Tensor, factors: Tensor) -> Tensor:
     """Return the sum over N samples of gradients (N, ...) times factors (N,); a factor of 0 removes infinities."""
     used = factors > 0
-    if not used.all():  # hardly ever, and a copy of all gradients takes longer than their sum
+    if not used.all():  # rare; copying all gradients takes longer than summing them
         gradients, factors = gradients[used], factors[used]
     total: Tensor = torch.tensordot(factors.to(gradients.dtype), gradients, dims=1)
     return total
 
 
 def finite(tensor: Tensor) -> Tensor:
-    """Return the tensor with 0 for non-finite values, so that a clip factor of 0 removes them."""
+    """Return the tensor with non-finite values set to 0, so that a clip factor of 0 removes them."""
     return tensor.nan_to_num(0.0, 0.0, 0.0)

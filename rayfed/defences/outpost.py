@@ -1,8 +1,8 @@
 """Outpost: gradients of early local steps are pruned and perturbed by importance, with decreasing probability.
 
 Source: Wang et al. 2023, "More than Enough is Too Much: Adaptive Defenses against Gradient Leakage in Production
-Federated Learning"; the values of the parameters are those of its authors' framework. The Fisher information is that of
-the batch: the square of its gradient.
+Federated Learning". The defaults are those of the authors' framework. The Fisher information is computed on the batch,
+as the square of its gradient.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from rayfed.registry import component
 from rayfed.update import Named, Update
 
 _DEVIATIONS = 4.0
-"""Standard errors from zero within which a value counts as noise alone; one of noise in 16,000 is further."""
+"""Number of standard errors around zero within which a value counts as pure noise; 1 noise value in 16,000 exceeds
+it."""
 
 
 @component
 class Outpost(Defence):
     """Perturb local step t (from 0) with probability 1 / (1 + beta t): prune small values, add noise to large ones.
 
-    The noise of a tensor grows with the variance of its weights, which says how much they leak. Empirical.
+    The noise of a tensor grows with the variance of its weights, a measure of how much they leak. Empirical.
     """
 
     beta: Annotated[float, Field(ge=0)] = 0.125
-    """Rate at which the perturbation becomes rare over a round's local steps; 0: every step is perturbed."""
+    """Decay rate of the probability of perturbing a local step. With 0, every step is perturbed."""
     noise: Annotated[float, Field(ge=0)] = 0.8
-    """Standard deviation of the noise over the variance of the tensor's weights (1 at most)."""
+    """Standard deviation of the noise, divided by the variance of the tensor's weights (at most 1)."""
     noised: Annotated[float, Field(gt=0, le=1)] = 0.4
-    """Share of the gradient's values, the largest of all tensors together, that get noise."""
+    """Share of the gradient's values that get noise: the largest over all tensors."""
     pruned: Annotated[float, Field(ge=0, lt=1)] = 0.8
-    """Share of each tensor's values, the smallest, that are set to zero before."""
+    """Share of each tensor's values that are set to zero before the noise: the smallest."""
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Perturb a batch's gradient at random, or send it unchanged."""
+        """Perturb a batch's gradient with the probability of its step; otherwise return it unchanged."""
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             found, loss = next(task, weights, batch)
@@ -62,12 +63,12 @@ class Outpost(Defence):
         return gradient * (magnitudes >= smallest) + noise * (magnitudes >= least)
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the nonzero values; which of them have noise is not visible."""
+        """Return a mask of the nonzero values; the attacker cannot see which of them have noise."""
         return {name: t != 0 for name, t in update.tensors.items()}
 
     def exposed_in_mean(self, mean: Update, error: Named) -> Named:
-        """Return a mask of the nonzero values without those that seem to be noise alone.
+        """Return a mask of the nonzero values, except those that are probably pure noise.
 
-        Of a value that was pruned before it got noise the mean is about zero.
+        The mean of a value that was pruned before it got noise is close to zero.
         """
         return {name: (t != 0) & (t.abs() > _DEVIATIONS * error[name]) for name, t in mean.tensors.items()}

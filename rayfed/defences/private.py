@@ -1,4 +1,5 @@
-"""Base of defences with an accountant: a clip bound, and noise relative to it, set or computed from an epsilon."""
+"""Base of defences with privacy accounting: a clip bound, and a noise multiplier that is set or computed from an
+epsilon."""
 
 from __future__ import annotations
 
@@ -15,22 +16,22 @@ from rayfed.registry import component
 
 @component
 class Private(Defence):
-    """Base of the mechanisms with an account of the whole run."""
+    """Base of the mechanisms whose privacy loss is composed over the whole run."""
 
     clip: Annotated[float, Field(gt=0)] = 1.0
-    """Bound C on the L2 norm of what one unit of privacy contributes."""
+    """Clip bound C: maximum L2 norm of the contribution of one unit of privacy (a sample or a client)."""
     noise_multiplier: Annotated[float, Field(ge=0)] | None = None
-    """Deviation of the noise over C; `epsilon` may be given in its place."""
+    """Standard deviation of the noise divided by C. Set either this or `epsilon`."""
     epsilon: Annotated[float, Field(gt=0, le=10_000)] | None = None
-    """Epsilon that the whole run may spend: the smallest noise that keeps to it is found before the run."""
+    """Epsilon for the whole run. The smallest sufficient noise multiplier is computed before the run."""
     delta: Annotated[float, Field(gt=0, lt=0.1)] = 1e-5
-    """The probability with which the guarantee may fail; well below one over the samples or clients that are hidden."""
+    """Probability that the guarantee fails. Choose it well below 1 / (number of protected samples or clients)."""
 
     @field_validator("delta", mode="before")
     @classmethod
     def _may_seldom_fail(cls, delta: Any) -> Any:
         if isinstance(delta, int | float) and delta >= 0.1:
-            raise ValueError("should be less than 0.1 (the probability with which the guarantee may fail)")
+            raise ValueError("should be less than 0.1 (the probability that the guarantee fails)")
         return delta
 
     @model_validator(mode="after")
@@ -47,11 +48,11 @@ class Private(Defence):
         return replace(self, noise_multiplier=noise, epsilon=None)
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return the releases of a run with that noise multiplier, one for each possibly worst-off client."""
+        """Return the releases of a run with that noise multiplier, one per client that may have the largest epsilon."""
         raise NotImplementedError
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise, in the units of the clipped quantity."""
+        """Standard deviation of the noise, in the units of the clipped vector."""
         assert self.noise_multiplier is not None, "calibrated before it is used"
         return self.clip * self.noise_multiplier

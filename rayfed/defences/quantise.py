@@ -1,4 +1,4 @@
-"""Gradient quantisation to a few bits (Refiner, Fan 2024, section 5.1, 'GQ'; one bit as Seide 2014; QSGD)."""
+"""Gradient quantisation to a few bits (Refiner, Fan 2024, section 5.1, 'GQ'; one bit: Seide 2014; QSGD)."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from rayfed.update import Update
 class Quantise(Compression):
     """Round each tensor to evenly spaced levels between plus and minus its largest magnitude.
 
-    With b bits there are 2^b - 1 levels, zero among them, so pruned values stay zero; with one bit a value keeps its
-    sign alone and takes the tensor's mean magnitude. Empirical. Sources: Refiner, section 5.1; Seide 2014 for one bit;
-    Alistarh 2017, 'QSGD', for stochastic rounding (it scales by the Euclidean norm, where the levels are wider apart).
+    With b bits there are 2^b - 1 levels including zero, so pruned values stay zero. With one bit a value becomes its
+    sign times the tensor's mean magnitude. Empirical. Sources: Refiner, section 5.1; Seide 2014 for one bit; Alistarh
+    2017, 'QSGD', for stochastic rounding (QSGD scales by the Euclidean norm, which spaces the levels further apart).
     """
 
     bits: Annotated[int, Field(ge=1, le=28)]
-    """Number of bits of one sent value."""
+    """Number of bits per value."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """Round to the nearest level, or to one of the two next levels at random, so that the mean is the value itself."""
+    """`nearest`: round to the nearest level. `stochastic`: round up or down at random, without bias."""
 
     def __post_init__(self) -> None:
         if self.rounding == "stochastic" and self.bits == 1:
             raise ValueError(
-                "bits: 1 has no level beyond the mean magnitude, so larger values cannot be met in the mean: "
-                "rounding: stochastic needs 2 bits or more"
+                "rounding: stochastic needs 2 bits or more: the only levels of bits: 1 are plus and minus the mean "
+                "magnitude, so larger values cannot be rounded without bias"
             )
         if self.rounding == "stochastic" and self.error_feedback:
             raise ValueError(
-                "error_feedback makes up for the bias of rounding, and rounding: stochastic has none; with few bits "
-                "its error is larger than the update, and the memory would grow for ever: choose one of the two"
+                "error_feedback corrects the bias of rounding, but rounding: stochastic has no bias: with few bits its "
+                "error exceeds the update, and the residual would grow without bound: use only one of the two"
             )
 
     def compress(self, task: Task, update: Update) -> Update:
@@ -49,7 +49,7 @@ class Quantise(Compression):
     def _quantised(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
         if self.bits == 1:
             return tensor.sign() * tensor.abs().mean()
-        largest = tensor.abs().max().double()  # float32 cannot count the levels of 24 bits and more
+        largest = tensor.abs().max().double()  # float32 cannot represent all levels of 24 bits or more
         if largest == 0:
             return tensor
         step = largest / (2 ** (self.bits - 1) - 1)

@@ -1,4 +1,4 @@
-"""Refiner: the gradient of robust data is sent, which look like noise but train like the client's own.
+"""Refiner: clients send the gradient of refined images that look like noise but train like their own.
 
 Source: Fan et al. 2024, "Refiner: Data Refining against Gradient Leakage Attacks in Federated Learning", equations 2 to
 4 and section 3.4; section 4.1 for the radius.
@@ -24,37 +24,38 @@ from rayfed.update import Named
 
 @component
 class Refiner(Defence):
-    """Replace each batch by robust data, which an evaluation network takes for noise, before its gradient.
+    """Replace each batch by robust data, which an evaluation network rates as noise, before computing its gradient.
 
-    Empirical. Where the paper leaves room: equation 4 adds up the squares of all layers' differences; a layer is a
-    module with parameters, counted from 1; the slopes are multiplied by the number of images, so that `lr` means the
-    same for every batch; pixels stay in [0, 1]; the projection, whose appendix C is missing, is Euclidean.
+    Empirical. Choices that the paper leaves open: equation 4 sums the squared differences of all layers. A layer is a
+    module with parameters, counted from 1. The gradients of the images are multiplied by the number of images, so that
+    `lr` does not depend on the batch size. Pixels are clamped to [0, 1]. The projection is Euclidean (the paper's
+    appendix C is missing).
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of uniform noise in the images from which the refinement starts."""
+    """Share of uniform noise in the initial images."""
     beta: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the privacy metric against the utility metric."""
+    """Weight of the privacy metric relative to the utility metric."""
     iterations: Annotated[int, Field(ge=0)] = 10
-    """Steps of gradient descent on the images."""
+    """Number of gradient descent steps on the images."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """Decay of the utility metric's weights from layer to layer."""
+    """Decay of the utility metric's weights from one layer to the next."""
     epsilon: Annotated[float, Field(gt=0)] = 0.1
-    """Largest Euclidean distance of the gradient that is sent from the true one; no privacy parameter."""
+    """Maximum Euclidean distance between the sent gradient and the true one. Not a privacy parameter."""
     lr: Annotated[float, Field(gt=0)] = 1.0
-    """Step size of the refinement."""
+    """Step size of the gradient descent on the images."""
     evaluator: Path | None = None
-    """File that `rayfed train-evaluator` wrote, `~` and environment variables expanded; null takes the network that
-    comes with rayfed."""
+    """File written by `rayfed train-evaluator`; `~` and environment variables are expanded. Null: the network included
+    in rayfed."""
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` unless the evaluation network can be loaded."""
+        """Raise `UserError` if the evaluation network cannot be loaded."""
         load_evaluator(self.evaluator, torch.device("cpu"))
 
     def check_gradient(self, task: Task) -> None:
-        """Raise `UserError` if the model's gradient cannot be differentiated in its inputs."""
+        """Raise `UserError` if the model's gradient cannot be differentiated with respect to its inputs."""
         inputs = task.data.inputs.clone().requires_grad_()
         with needing_from_model(
             "refiner", "gradients that can be differentiated", "use operations that PyTorch differentiates twice"
@@ -65,9 +66,9 @@ class Refiner(Defence):
             torch.autograd.grad(gradients.flatten(slopes).square().sum(), inputs)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Return the gradient of robust data, near the true one.
+        """Return the gradient of robust data, projected into a ball around the true gradient.
 
-        The statistics of batch norm are those of the robust data, too.
+        The batch-norm statistics are those of the robust data, too.
         """
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
@@ -78,7 +79,7 @@ class Refiner(Defence):
         return gradient
 
     def _refined(self, task: Task, weights: Named, batch: Batch, true: Named) -> Batch:
-        """Return the batch with robust images in place of its own."""
+        """Return the batch with robust images instead of its own."""
         noise = torch.rand(batch.inputs.shape, generator=task.generator).to(batch.inputs)
         images = (1 - self.alpha) * batch.inputs + self.alpha * noise
         evaluator = load_evaluator(self.evaluator, images.device)
@@ -96,7 +97,7 @@ class Refiner(Defence):
 
 
 def utility_weights(true: Named, weights: Named, tau: float) -> Named:
-    """Return each gradient value's importance (equation 3): |gradient * weight| * tau^layer, from 1."""
+    """Return each gradient value's importance (equation 3): |gradient * weight| * tau^layer, with layers from 1."""
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in weights))
     return {
         name: (true[name] * w).abs() * tau ** (1 + modules.index(name.rpartition(".")[0]))
@@ -105,12 +106,12 @@ def utility_weights(true: Named, weights: Named, tau: float) -> Named:
 
 
 def projected(sent: Named, true: Named, radius: float) -> Named:
-    """Return the point nearest to `sent` in the ball of this radius around `true`, all layers as one vector."""
+    """Project `sent` onto the ball of this radius around `true`, with all layers as one vector."""
     apart = {name: t - true[name] for name, t in sent.items()}
     share = torch.clamp(radius / gradients.norm(apart), max=1.0)
     return {name: true[name] + share * t for name, t in apart.items()}
 
 
 def _apart(task: Task) -> Task:
-    """Return the task with its own buffers, so that unsent passes do not change them."""
+    """Return the task with a copy of its buffers, so that auxiliary passes do not change the sent ones."""
     return task.replace(buffers={name: b.clone() for name, b in task.buffers.items()})

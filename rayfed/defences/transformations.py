@@ -1,9 +1,9 @@
-"""Image transformations of policies, by number.
+"""Image transformations that the policies of `ats` select by number.
 
 The fifty operations of the CIFAR-10 policy of Cubuk et al. 2019, "AutoAugment: Learning Augmentation Strategies from
-Data", two to each of its lines, without their probabilities, as Gao et al. 2021, "Privacy-preserving Collaborative
-Learning with Automatic Transformation Search", number them from 0. Magnitudes go from 0 to 9; what enhances an image
-(colour, contrast, brightness, sharpness) goes half as far as in AutoAugment, to 0.5, as in the authors' code.
+Data", two per line of the policy, without their probabilities. The numbers from 0 are those of Gao et al. 2021,
+"Privacy-preserving Collaborative Learning with Automatic Transformation Search". Magnitudes range from 0 to 9. Colour,
+contrast, brightness and sharpness change by at most 0.5, half as much as in AutoAugment, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as T
 
 Operation = Callable[[Tensor, float], Tensor]
-"""(images (N, C, H, W) in [0, 1], signed strength) -> the same shape."""
+"""Function of images (N, C, H, W) in [0, 1] and a signed strength that returns images of the same shape."""
 
 
 def _moved(images: Tensor, across: float = 0.0, down: float = 0.0, shear: tuple[float, float] = (0.0, 0.0)) -> Tensor:
-    """Shift by shares of the size and shear about the corner, filling with black."""
+    """Shift by shares of the size and shear about the corner; fill with black."""
     height, width = images.shape[-2:]
     moved: Tensor = T.affine(
         images,
@@ -54,7 +54,7 @@ _SIGNED: dict[str, tuple[float, Operation]] = {
     "brightness": (0.5, lambda images, s: T.adjust_brightness(images, 1 + s)),
     "sharpness": (0.5, lambda images, s: T.adjust_sharpness(images, 1 + s)),
 }
-"""Operation -> its largest strength, and the function, which takes a sign that every image draws."""
+"""Operation -> its maximum strength, and the function. Each image gets a random sign of the strength."""
 _UNSIGNED: dict[str, tuple[float, Operation]] = {
     "rotate": (30.0, lambda images, s: T.rotate(images, s, InterpolationMode.BILINEAR, fill=0.5)),
     "posterise": (1.0, _posterised),
@@ -79,7 +79,7 @@ NAMES: tuple[tuple[str, int], ...] = tuple(
 
 
 def transform(images: Tensor, number: int, generator: torch.Generator) -> Tensor:
-    """Return images (N, C, H, W) in [0, 1] after transformation `number`, with a random sign each where it has one."""
+    """Return images (N, C, H, W) in [0, 1] after transformation `number`, with a random sign per image if signed."""
     name, magnitude = NAMES[number]
     if name in _UNSIGNED:
         largest, operation = _UNSIGNED[name]

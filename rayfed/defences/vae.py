@@ -1,4 +1,4 @@
-"""VAE: clients train on images that their own variational autoencoder reconstructs, with noise.
+"""VAE: clients train on reconstructions of their images by their own variational autoencoder, with noise.
 
 Source: Lin et al. 2022, "A Secure Federated Learning Mechanism for Data Privacy Protection", section IV.B, equations 5
 to 8 and algorithm 1.
@@ -24,36 +24,37 @@ from rayfed.samples import Modality
 class Vae(Defence):
     """Replace every image by its reconstruction, anew in every round, and add Laplace noise; labels are kept.
 
-    A client trains its autoencoder the first time that it works, on all of its images as they are, whatever defences
-    come before, and keeps it in its state. Empirical, whatever `epsilon` says: the noise hides what is forged, and that
-    is made by a network which saw the images without any protection. Where the paper leaves room: equation 5 puts the
-    normal disturbance beside the data, where equation 8 adds noise to them, so it is read as the draw with which the
-    decoder starts; `disturbance` is for anyone who reads a sum. An image is forged from its own code, with a new draw.
-    Pixels are not clipped after the noise.
+    In its first round, a client trains an autoencoder on all of its original images, before any other defence, and
+    keeps it in its state. Empirical, whatever `epsilon` is: the noise protects the reconstructions, but the autoencoder
+    is trained without protection. The paper is ambiguous about the normal disturbance: equation 5 lists it next to the
+    data, equation 8 adds noise to the data. Here it is the random input of the decoder; `disturbance` selects the other
+    reading. An image is reconstructed from its own code with a new random sample. Pixels are not clipped after the
+    noise.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     hidden: Annotated[int, Field(ge=1)] = 256
-    """Width of the first dense layer of the encoder, and of the decoder."""
+    """Width of the encoder's first dense layer and of the decoder's."""
     latent: Annotated[int, Field(ge=1)] = 16
-    """Length of the latent variable."""
+    """Size of the latent variable."""
     epochs: Annotated[int, Field(ge=1)] = 50
-    """Number of epochs of the autoencoder's training."""
+    """Number of training epochs of the autoencoder."""
     batch_size: Annotated[int, Field(ge=1)] = 64
-    """Batch size of its training."""
+    """Batch size for training the autoencoder."""
     lr: Annotated[float, Field(gt=0)] = 3e-3
-    """Learning rate of Adam, which trains it."""
+    """Learning rate of Adam for training the autoencoder."""
     disturbance: Annotated[float, Field(ge=0)] = 0.0
-    """Deviation of normal noise on the pixels that the encoder sees in training, where the target stays clean; 1 is the
-    other reading of equation 5."""
+    """Standard deviation of normal noise on the encoder's input pixels in training; the target stays clean. With 1,
+    this is the other reading of equation 5."""
     sensitivity: Annotated[float, Field(gt=0)] = 1.0
-    """Sensitivity of a forged pixel, which lies in [0, 1]; the Laplace noise has the scale sensitivity / epsilon."""
+    """Sensitivity of a reconstructed pixel (range: 0 to 1). The scale of the Laplace noise is sensitivity / epsilon."""
     epsilon: Annotated[float, Field(gt=0)] = 10.0
-    """The paper's privacy budget, for one pixel of one forged image; it bounds nothing about the client's own."""
+    """The paper's privacy budget, for one pixel of one reconstruction. It does not bound the leakage of the client's
+    images."""
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Train on reconstructed images."""
+        """Replace the client's images by noisy reconstructions."""
 
         def data(task: Task) -> Batch:
             own = next(task)
@@ -63,18 +64,18 @@ class Vae(Defence):
 
     @torch.no_grad()
     def forged(self, task: Task, images: Tensor) -> Tensor:
-        """Return the reconstructions of images (N, C, H, W) by the client's autoencoder, before the noise."""
+        """Return the autoencoder's reconstructions of images (N, C, H, W), without noise."""
         network = self._network(task)
         images = network(images, _normal((len(images), self.latent), images, task.generator))
         return images
 
     def noised(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return images with Laplace noise on every pixel (equations 7 and 8)."""
+        """Add Laplace noise to every pixel (equations 7 and 8)."""
         return images + self.sensitivity / self.epsilon * laplace(images.shape, generator).to(images)
 
     def _network(self, task: Task) -> Autoencoder:
-        """Return the client's autoencoder, from its state or newly trained."""
-        # Not the round's generator: whatever is observed of the round comes from the same autoencoder.
+        """Return the client's autoencoder from its state, or train it."""
+        # Not the round's generator, so that the round and all its observed updates use the same autoencoder.
         generator = seeds.torch_generator(task.order, "vae")
         images = task.data.inputs
         with seeds.global_stream(task.order, "vae", "weights"):
@@ -103,10 +104,10 @@ class Vae(Defence):
 
     @property
     def _state_key(self) -> str:
-        """Key of the autoencoder in the client's state: each defence of a pipeline has its own."""
+        """Key of the autoencoder in the client's state, different for each defence of a pipeline."""
         return f"autoencoder of {self}"
 
 
 def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw normal numbers on the CPU, for equal values on every device."""
+    """Sample normal numbers on the CPU, so that all devices get equal values."""
     return torch.randn(shape, generator=generator).to(like)

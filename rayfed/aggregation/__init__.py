@@ -1,4 +1,4 @@
-"""Aggregation rules, one a file; `TABLE` lists those that a scenario can name."""
+"""Aggregation rules, one per file; `TABLE` maps the names that a scenario can use to their classes."""
 
 TABLE: dict[str, str] = {
     "fedavg": "rayfed.aggregation.fedavg:FedAvg",

@@ -1,6 +1,6 @@
 """Asynchronous rules: the server steps on updates as they arrive, each computed from possibly stale weights.
 
-They play in virtual time alone (`federation.system`): how stale an update is follows from the clients' devices.
+They run only in virtual time (`federation.system`): the clients' devices determine how stale an update is.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Model:
 
 
 class AsynchronousRule(WeightedSumRule):
-    """Base of the rules that step on every `clients_per_round` updates, in the order in which they arrive."""
+    """Base of the rules that make one step per `clients_per_round` updates, in order of arrival."""
 
     asynchronous: ClassVar[bool] = True
     mixes: ClassVar[bool] = False
-    """Whether the server mixes models, so that `aged` needs the one that a client was sent."""
+    """Whether the server mixes models, so that `aged` needs the weights that the client received."""
 
     def weight(self, update: Update) -> int:
         """Return 1 for every client."""
@@ -40,11 +40,11 @@ class AsynchronousRule(WeightedSumRule):
     def aged(self, update: WeightedSum, staleness: int, sent: Named, now: Model) -> WeightedSum:
         """Return an arriving update, weighted by its staleness, as the server adds it.
 
-        `staleness` is how many steps the server has made since the client was `sent` its weights, which are empty
-        unless the rule `mixes`; `now` is the model that the step begins from.
+        `staleness` is the number of server steps since the client received the weights `sent`, which are empty unless
+        the rule `mixes`. `now` is the model from which the step begins.
         """
         raise NotImplementedError
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
-        """Return the mean of the weighted updates, divided by their number, and of the buffers."""
+        """Return the sum of the weighted updates divided by their number, and the mean of the buffers."""
         return scaled(total.tensors, 1 / total.weight), scaled(total.buffers, 1 / total.weight)

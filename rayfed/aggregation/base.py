@@ -1,10 +1,10 @@
-"""The contract of an aggregation: how many updates become one step of the server.
+"""Base classes of aggregation rules, which reduce many updates to one step of the server.
 
-It is written as a fold, so that updates are reduced where they are made and the server never holds more than a few
-partial results: `partial` turns one cohort's updates into a partial result (on a client actor), `merge` joins
-two of them (on the server, always in the same tree order, so the result does not depend on what arrived first), and
-`combine` turns the last one into the step. A rule that needs more than that is an `InteractiveAggregation`: it puts
-questions to the clients of a round in between.
+A rule is a fold, so updates are reduced where they are computed, and the server holds only a few partial results.
+`partial` reduces one cohort's updates to a partial result (on a client actor). `merge` joins two of them (on the
+server). The order is always that of the same tree, so the result does not depend on the order of arrival. `combine`
+computes the step from the last partial result. A rule that needs more information is an `InteractiveAggregation`, which
+sends questions to the clients of a round before `combine`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from rayfed.questions import Memory, RoundSession
 from rayfed.update import Mixtures, Named, Update
 
 Sent = TypeVar("Sent")
-"""Message of one client: its `Update`, or what a channel makes of it."""
+"""Message of one client: its `Update`, or a channel's protected form of it."""
 Partial = TypeVar("Partial")
-"""Partial result: what one cohort's messages are reduced to, and those of all cohorts."""
+"""Partial result: the messages of one or several cohorts, reduced."""
 Total = TypeVar("Total")
-"""Source of the step: the last partial result, or the session of a round in which clients were asked."""
+"""Input of the step: the last partial result, or the session of a round that sent questions to clients."""
 
 
 class Aggregation(Generic[Sent, Partial, Total]):
-    """Base of every aggregation rule."""
+    """Base class of aggregation rules."""
 
     validates: ClassVar[bool] = False
-    """Whether clients must hold samples out of training, on which they evaluate."""
+    """Whether clients must hold out samples from training for evaluation."""
     asynchronous: ClassVar[bool] = False
     """Whether updates are added in the order in which they arrive in virtual time, computed from older weights."""
     gathers: ClassVar[bool] = False
-    """Whether a partial result has every update as it is, so that two of them joined are as large as both."""
+    """Whether a partial result contains all updates, so that its size grows with their number."""
     reveals: ClassVar[str | None] = None
-    """Information that clients give the server beside their updates, in words; no defence of the update covers it."""
+    """Information that clients give the server in addition to their updates, in words; no defence of the update covers
+    it."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` if the rule is undefined for this number of clients, the fewest of any round."""
+        """Raise `UserError` if the rule is undefined for this number of clients, the smallest of any round."""
 
     def partial(self, sent: Iterable[Sent]) -> Partial:
         """Reduce the updates of one cohort to a partial result, which must be picklable."""
@@ -49,7 +50,7 @@ class Aggregation(Generic[Sent, Partial, Total]):
         raise NotImplementedError
 
     def combine(self, total: Total, generator: torch.Generator) -> tuple[Named, Named]:
-        """Return the step that the server optimiser takes (same sign as a gradient), and the averaged float buffers.
+        """Return the step for the server optimiser (same sign as a gradient), and the averaged float buffers.
 
         `generator` is the server's only source of randomness.
         """
@@ -61,11 +62,11 @@ class Aggregation(Generic[Sent, Partial, Total]):
 
 
 AnyAggregation: TypeAlias = Aggregation[Any, Any, Any]
-"""Any aggregation, where it does not matter what it adds up."""
+"""Aggregation with any types of messages and results."""
 
 
 class Member(Protocol):
-    """Protocol of a client that answers questions."""
+    """Protocol of a client that replies to questions."""
 
     @property
     def client(self) -> int:
@@ -78,29 +79,29 @@ class Member(Protocol):
     def evaluate(
         self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
     ) -> tuple[float, float]:
-        """Return mean loss and accuracy, on the client's own samples, of the model that sent this update.
+        """Return mean loss and accuracy, on the client's own samples, of the model that belongs to this update.
 
-        Where the update is a mean of updates, the model is the mean of those that sent them.
+        For a mean of updates, this is the mean of their models.
         """
 
 
 class InteractiveAggregation(Aggregation[Sent, Partial, Total]):
-    """Base of the rules that ask clients questions; `combine` takes the round's session."""
+    """Base of the rules that send questions to clients; `combine` receives the round's session."""
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundSession:
         """Begin a round with these clients, and return the server's session.
 
-        `memory` is the rule's state after the round before, empty at first.
+        `memory` is the rule's state after the previous round, initially empty.
         """
         raise NotImplementedError
 
     def answer(self, payload: Any, member: Member) -> Any:
-        """Return a client's answer to a question; runs on a client actor."""
+        """Return a client's reply to a question; runs on a client actor."""
         raise NotImplementedError
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures | None:
-        """Return the models that clients are sent to score, given a round's updates; None for none.
+        """Return the models that clients receive to score, given a round's updates; None if there are none.
 
-        For attackers alone.
+        Only attacks call it.
         """
         return None

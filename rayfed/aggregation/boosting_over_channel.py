@@ -1,10 +1,10 @@
 """FedBoosting on encrypted updates: the server multiplies ciphertexts by the weights and adds them.
 
-It needs a channel that does both, whichever it is, and is a class beside `FedBoosting` because what passes is not the
-same: weights are whole pieces here, one client opens the step, and clients look at what they are asked to open.
+It needs a channel that can do both. It is a class separate from `FedBoosting` because its messages differ: weights are
+whole pieces, one client decrypts the step, and clients check everything that they are asked to decrypt.
 
-Source: Ren's thesis, algorithms 2 and 3 and equations 4.4 and 4.5. What clients score they have to open, so encryption
-hides nothing from them: each update as it is, or, with `fusion`, a mixture of all.
+Source: Ren's thesis, algorithms 2 and 3 and equations 4.4 and 4.5. Clients decrypt the models that they score, so
+encryption hides nothing from them. They see each update, or with `fusion` a mixture of all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EncryptedCandidate(Candidate[Encrypted]):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes on the wire of the encrypted part."""
+        """Size of the encrypted part in bytes."""
         return self.model.sent_bytes
 
 
@@ -53,7 +53,7 @@ class EncryptedScores(RoundScores[Encrypted]):
 
     over: BoostingOverChannel
     opened: Tensors | None = None
-    """The weighted sum of the updates, in the clear."""
+    """The decrypted weighted sum of the updates."""
 
     def request(self) -> Question | None:
         """Return the next question: all models for each client to score, then the weighted sum for one to decrypt."""
@@ -64,7 +64,7 @@ class EncryptedScores(RoundScores[Encrypted]):
         return Question(Open(self.over.channel.encryptor.weighted(updates, pieces)), of="one")
 
     def receive(self, answers: Mapping[int, Any]) -> Self:
-        """Return the session with the weights decided, or with the opened sum that they lead to."""
+        """Return the session with the computed weights, or with the decrypted sum."""
         if not self.evaluations:
             return super().receive(answers)
         [opened] = answers.values()
@@ -82,15 +82,15 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
     def of(cls, rule: FedBoosting, protection: Protection, clients: int) -> BoostingOverChannel:
         """Return the rule over a protection's channel, for rounds of at most this many clients.
 
-        Raises `UserError` for a protection or parameters without room for its sums, and for more clients than can be
-        fused in so few pieces.
+        Raises `UserError` for parameters without room for the sums, and if there are too few pieces to fuse this many
+        clients.
         """
         channel = protection.mixing(clients)
         pieces = channel.encryptor.load.units
         if not all(int(share * pieces) for share in rule.shares(range(clients))[0].values()):
             raise UserError(
-                f"fedboosting: fusion {rule.fusion} leaves the {clients - 1} others of a round less than one of "
-                f"{pieces} pieces each, so that models would not be fused: raise the protection's pieces_of_weight"
+                f"fedboosting: with fusion {rule.fusion}, each of the {clients - 1} other clients of a round gets less "
+                f"than one of {pieces} pieces, so models would not be fused: increase the protection's pieces_of_weight"
             )
         return cls(rule, channel)
 
@@ -100,10 +100,10 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         return self.channel.encryptor.load.units
 
     def caveat(self) -> str | None:
-        """Return what clients learn of one another: updates, or what these can be computed from."""
+        """Return in words how much of the other clients' updates every client sees."""
         if self.rule.fusion is None:
-            return "shows every client all others' updates in plain, to be scored: only the server does not see them"
-        return "shows every client mixtures of all updates: fusion adds no noise, so that each can be worked out"
+            return "hides the updates only from the server: every client decrypts all of them to score them"
+        return "shows every client mixtures of all updates: fusion adds no noise, so each update can be computed"
 
     def weight(self, update: Update) -> int:
         """Return 1: the server chooses the weights, not the client."""
@@ -133,7 +133,7 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         }
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures:
-        """Return the decrypted mixtures that clients are sent to score."""
+        """Return the decrypted mixtures that clients receive to score."""
         models = {update.client: self.protect(update).model for update in updates}
         mixes = self._mixes(models)
         shares = {model: {c: Fraction(n, sum(mix.values())) for c, n in mix.items()} for model, mix in mixes.items()}
@@ -142,15 +142,15 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
     def answer(self, payload: Score[Encrypted] | Open, member: Member) -> Evaluation | Tensors:
         """Return the client's scores of all models, or the decrypted weighted sum; never a single update.
 
-        Raises `ProtectionError` for mixtures that are not the rule's, and for a sum of less than all pieces. How these
-        are dealt the server finds, from what it is told, and may name as it likes.
+        Raises `ProtectionError` for mixtures that differ from the rule's, and for a sum of fewer than all pieces. The
+        server computes the number of pieces per client from the clients' replies, and a client cannot check it.
         """
         if isinstance(payload, Open):
             self._check_sum(payload.sum)
             return self._mean(payload.sum, member.round)
         self.channel.check_present(payload.models)
         if {model: factors(encrypted) for model, encrypted in payload.models.items()} != self._mixes(payload.models):
-            raise ProtectionError("the server asks to score other mixtures than the rule's: they are not opened")
+            raise ProtectionError("the server sent mixtures that differ from the rule's: they are not decrypted")
         return self.rule.answer(Score(self._opened(payload.models, member.round)), member)
 
     def combine(self, total: EncryptedScores, generator: torch.Generator) -> Tensors:

@@ -1,9 +1,9 @@
-"""FedAsync: each arriving model is mixed into the global one, with less weight the staler it is.
+"""FedAsync: mix each arriving model into the global one, with less weight for stale models.
 
 Source: Xie, Koyejo and Gupta 2019, 'Asynchronous federated optimization', algorithm 1 and the staleness functions of
-section 5.2: x <- (1 - a s(t - tau)) x + a s(t - tau) x_new. A client sends the difference to what it was sent, from
-which the server, who knows that, has its model. The proximal term that the paper adds to a client's loss (rho) is left
-out: clients train as under any other rule.
+section 5.2: x <- (1 - a s(t - tau)) x + a s(t - tau) x_new. A client sends the difference from the weights that it
+received, from which the server computes the client's model. The paper's proximal term in the client's loss (rho) is
+left out: clients train as with any other rule.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Factor = Annotated[FiniteFloat, Field(ge=0)]
 
 @component
 class FedAsync(AsynchronousRule):
-    """Mixing of each client's model into the global one as it arrives, with `clients_per_round: 1`.
+    """Mix each client's model into the global one as it arrives, with `clients_per_round: 1`.
 
-    `federation.system.concurrency` tasks are in flight. The paper's proximal term in the clients' loss is left out. The
-    server's optimiser must be plain: sgd with lr 1 and no momentum. Source: Xie et al. 2019, algorithm 1.
+    `federation.system.concurrency` tasks run at the same time. The paper's proximal term in the clients' loss is left
+    out. The server's optimiser must be sgd with lr 1 and no momentum. Source: Xie et al. 2019, algorithm 1.
     """
 
     mixes: ClassVar[bool] = True
 
     mixing: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """Weight of a client's model that is not stale (the paper's alpha)."""
+    """Weight of a client's model without staleness (the paper's alpha)."""
     staleness: Literal["constant", "hinge", "polynomial"] = "polynomial"
-    """Function of the staleness s that the weight is multiplied by: 1; or 1 up to `b` and 1 / (a (s - b) + 1) beyond;
-    or (1 + s)^-a."""
+    """Factor of the weight as a function of the staleness s. `constant`: 1. `hinge`: 1 up to `b`, then 1 / (a (s - b) +
+    1). `polynomial`: (1 + s)^-a."""
     a: Factor = 0.5
-    """How fast the weight falls with the staleness, of `hinge` and `polynomial`."""
+    """Decay rate of the weight with the staleness, for `hinge` and `polynomial`."""
     b: Factor = 4.0
-    """Staleness from which on `hinge` falls."""
+    """Staleness from which `hinge` decays."""
 
     def check(self, clients: int) -> None:
         """Raise `UserError` unless one model is mixed at a time."""
@@ -48,7 +48,7 @@ class FedAsync(AsynchronousRule):
             raise UserError(f"fedasync mixes one model at a time: set federation.clients_per_round to 1, not {clients}")
 
     def share(self, staleness: int) -> float:
-        """Return the mixing weight of a model that is this many steps old."""
+        """Return the mixing weight of a model with this staleness in server steps."""
         if self.staleness == "constant":
             return self.mixing
         if self.staleness == "hinge":

@@ -13,20 +13,20 @@ from rayfed.update import Named, Update
 
 @component
 class FedAvg(WeightedSumRule):
-    """Mean of the updates, each weighted by its client's samples.
+    """Mean of the updates, each weighted by its client's number of samples.
 
-    Source: McMahan et al. 2017, algorithm 1; under fedsgd the same mean of gradients.
+    Source: McMahan et al. 2017, algorithm 1; with fedsgd, the same mean of gradients.
     """
 
     weights: Literal["samples", "uniform"] = "samples"
-    """Weigh a client by its samples, or every client alike."""
+    """Weight of a client: its number of samples, or 1."""
 
     def weight(self, update: Update) -> int:
-        """Return the number of the client's samples, or 1 if all clients count alike."""
+        """Return the client's number of samples, or 1 if all clients weigh alike."""
         return update.samples if self.weights == "samples" else 1
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """Return the largest total weight: the number of all samples, or of all clients."""
+        """Return the largest total weight: the number of samples, or of clients."""
         return samples if self.weights == "samples" else clients
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:

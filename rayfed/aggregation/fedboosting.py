@@ -1,8 +1,8 @@
-"""FedBoosting: clients score one another's models, and models that generalise better get more weight.
+"""FedBoosting: clients score each other's models, and models that generalise better get more weight.
 
-Source: Ren's thesis, chapter 4, equations 4.1 to 4.3 and 4.5, and algorithms 2 and 3; `boosting_over_channel` has its
-encryption. Its V is called a loss once; what it says of poisoned models makes it a score, higher is better, which is
-what it is here.
+Source: Ren's thesis, chapter 4, equations 4.1 to 4.3 and 4.5, and algorithms 2 and 3. `boosting_over_channel` has its
+encryption. The thesis once calls V a loss. Its statements on poisoned models imply that V is a score for which higher
+is better, and so it is here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rayfed.registry import component
 from rayfed.update import Mixtures, Named, Update
 
 Model = TypeVar("Model")
-"""A client's model as the rule has it: its update and its buffers, or these as a channel carries them."""
+"""A client's update and buffers, plain or encrypted."""
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 """Constants of Adam (Kingma and Ba 2015, algorithm 1)."""
 _LEAST = 1e-12
-"""Losses and weights below it count as this much where a logarithm is taken."""
+"""Lower limit of losses and weights when a logarithm is taken."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,16 @@ class Candidate(Generic[Model]):
 
     client: int
     model: Model
-    """Its update and its buffers, or these as a channel carries them."""
+    """The client's update and buffers, plain or encrypted."""
     loss: float
-    """Mean loss over the client's local steps (nats); NaN where it took none. In plain: the server weighs by it."""
+    """Mean loss over the client's local steps (nats); NaN if there was none. Never encrypted: the server weighs by
+    it."""
 
 
 Candidates = dict[int, Candidate[Model]]
 """Candidates by client."""
 Tensors = tuple[Named, Named]
-"""An update and its buffers, or a mean of such."""
+"""An update and its buffers, or a mean of several."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Score(Generic[Model]):
     """Question to a client: evaluate all models of a round."""
 
     models: dict[int, Model]
-    """Client -> what stands for its model."""
+    """Client -> the model or mixture that represents it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Evaluation:
     validation: dict[int, tuple[float, float]]
     """Model -> mean loss (nats) and accuracy on the client's validation samples."""
     training_accuracy: float = nan
-    """Accuracy of the client's own model on its training samples, where the rule takes it."""
+    """Accuracy of the client's own model on its training samples, if the rule uses it."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ class RoundScores(RoundSession, Generic[Model]):
     """Session of a round: its candidates, the clients' scores of them, and the resulting weights."""
 
     weigh: Callable[[Mapping[int, float], Mapping[int, Evaluation], Memory], tuple[dict[int, float], Memory]]
-    """Function that decides the weights (`FedBoosting.weigh`)."""
+    """Function that computes the weights (`FedBoosting.weigh`)."""
     mixed: Callable[[Mapping[int, Model]], dict[int, Model]]
-    """Function that returns what stands for each client's model when it is scored."""
+    """Function that returns the model or mixture that represents each client in scoring."""
     memory: Memory
     """State of the smoothed weights, by client."""
     candidates: Candidates[Model] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class RoundScores(RoundSession, Generic[Model]):
         return replace(self, candidates=total)
 
     def request(self) -> Question | None:
-        """Ask every client about all models, once."""
+        """Ask every client to score all models, once."""
         if self.evaluations or not self.candidates:
             return None
         return Question(Score(self.mixed({client: candidate.model for client, candidate in self.candidates.items()})))
@@ -127,38 +128,37 @@ class RoundScores(RoundSession, Generic[Model]):
 class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScores[Tensors]]):
     """Weighted sum of the updates, with weights from clients' training losses and their models' scores.
 
-    Source: thesis, section 4.2.1. The weights sum to 1, and how many samples a client has does not enter. A client
-    scores its own model, too, as in algorithm 2. Every client is sent all models of a round, as they are or fused.
+    Source: thesis, section 4.2.1. The weights sum to 1 and do not depend on the clients' numbers of samples. As in
+    algorithm 2, a client also scores its own model. Every client receives all models of a round, plain or fused.
     """
 
     rule: Literal["paper", "code"] = "paper"
-    """`paper`: softmax(softmax(T) x V), V the sums of models' scores and T the training losses (equation 4.2), by which
-    a high training loss raises a weight. `code`: proportional to mean score x training accuracy, or with `score: loss`
-    to 1 / (mean loss x training loss), as the authors' published code has it."""
+    """Formula of the weights. `paper`: softmax(softmax(T) x V), with the sums V of models' scores and the training
+    losses T (equation 4.2): a high training loss increases a weight. `code`: as in the authors' published code,
+    proportional to mean score x training accuracy, or with `score: loss` to 1 / (mean loss x training loss)."""
     score: Literal["accuracy", "loss"] = "accuracy"
-    """What clients score by: accuracy; or the mean loss, which for `paper` becomes exp(-loss), in 0..1 as well."""
+    """Score of a model: accuracy, or the mean loss. `paper` maps the loss to exp(-loss), which is also in 0..1."""
     training_loss: bool = True
-    """Let the training loss (or accuracy) have its say (figure 4.6); without it all clients' count as equal."""
+    """Use the training loss (or accuracy) in the weights (figure 4.6). If false, it is treated as equal for all
+    clients."""
     sharpness: Annotated[float, Field(gt=0)] = 1.0
-    """Power to which the weights are raised before they are made to sum to 1 again; 1 is the thesis'."""
+    """Exponent applied to the weights before they are normalised again; 1 is the thesis' value."""
     smoothing: Annotated[float, Field(gt=0)] | None = None
-    """Step size of Adam, by which the logarithm of a client's weight follows the rounds in which it takes part (the
-    thesis' future work); null: each round's weights are as they come."""
+    """Step size of Adam for smoothing the logarithm of a client's weight over its rounds (the thesis' future work).
+    Null: no smoothing."""
     fusion: Annotated[float, Field(gt=0.5, lt=1)] | None = None
-    """Share of a client's own update in the mixture that is scored in its place, where the others have equal parts of
-    the rest (the thesis' "DP fusion", 0.9 there). It mixes and adds no noise: no (epsilon, delta), and who sees all
-    mixtures can work out every update. Null: models are scored as they are."""
+    """Share of a client's own update in the mixture that is scored; the other clients share the rest equally (the
+    thesis' "DP fusion", with 0.9). It adds no noise, so there is no (epsilon, delta), and every update can be computed
+    from all mixtures. Null: no mixing."""
 
     gathers: ClassVar[bool] = True
     validates: ClassVar[bool] = True
-    reveals: ClassVar[str | None] = "training losses and the scores of models"
+    reveals: ClassVar[str | None] = "training losses and model scores"
 
     def check(self, clients: int) -> None:
         """Raise `UserError` for `fusion` in rounds of one client."""
         if self.fusion is not None and clients < 2:
-            raise UserError(
-                "fedboosting: a round of one client has no other to fuse its model with: set fusion to null"
-            )
+            raise UserError("fedboosting: fusion needs at least two clients per round: set fusion to null")
 
     def partial(self, sent: Iterable[Update]) -> Candidates[Tensors]:
         """Return the cohort's updates unchanged, with their training losses."""
@@ -184,7 +184,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
     def shares(self, clients: Collection[int]) -> dict[int, dict[int, Fraction]]:
         """Return the share of each client's update in the mixture for each model: model -> client -> share.
 
-        It is equation 4.5 without P; exact for a sender who rounds down its multiples.
+        This is equation 4.5 without P. Shares are exact, and an encrypted sender rounds them down to whole pieces.
         """
         if self.fusion is None:
             return {model: {model: Fraction(1)} for model in clients}
@@ -200,7 +200,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
     def answer(self, payload: Score[Tensors], member: Member) -> Evaluation:
         """Return the client's scores of all models.
 
-        A model whose loss is not finite has accuracy 0, whatever it guesses.
+        A model whose loss is not finite gets accuracy 0.
         """
         found = {model: member.evaluate(*tensors) for model, tensors in payload.models.items()}
         kept = {model: (loss, accuracy) if isfinite(loss) else (nan, 0.0) for model, (loss, accuracy) in found.items()}
@@ -213,7 +213,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
     ) -> tuple[dict[int, float], Memory]:
         """Return every client's weight, and the state for the next round.
 
-        Both follow from what clients have said alone.
+        Both depend only on the clients' reports.
         """
         logits = self.sharpness * self._evidence(losses, evaluations)
         weights = torch.softmax(logits, dim=0) if logits.isfinite().any() else torch.full_like(logits, 1 / len(logits))
@@ -227,7 +227,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         loss, accuracy = found.nan_to_num(nan=torch.inf, posinf=torch.inf).unbind(dim=-1)  # (models, validators)
         trained = _doubles(list(losses.values()))
         known = trained.isfinite()
-        trained = torch.where(known, trained, trained[known].mean())  # who took no step says nothing
+        trained = torch.where(known, trained, trained[known].mean())  # clients without a step get the mean
         if self.rule == "paper":
             scores = accuracy if self.score == "accuracy" else torch.exp(-loss)
             share = torch.softmax(trained if self.training_loss else torch.zeros_like(trained), dim=0)
@@ -271,8 +271,8 @@ def _smoothed(weights: Tensor, clients: list[int], memory: Memory, lr: float) ->
     """Take one step of Adam on the logits of smoothed weights, and return these weights and the state.
 
     The state is client -> (logit, first and second moment, steps). The step descends the cross entropy from the round's
-    weights to the softmax of the logits, whose gradient is the difference of the two. Who is new starts at the
-    logarithm of its weight over the mean weight, who is absent stays as it was.
+    weights to the softmax of the logits, whose gradient is the difference of the two. A new client starts at the
+    logarithm of its weight divided by the mean weight. The state of absent clients does not change.
     """
     starts = dict(zip(clients, (weights * len(clients)).clamp(min=_LEAST).log().tolist(), strict=True))
     state = torch.stack([memory.get(client, _doubles([starts[client], 0, 0, 0])) for client in clients])

@@ -20,15 +20,15 @@ from rayfed.update import Named
 
 @component
 class FedBuff(AsynchronousRule):
-    """Mean of a buffer of updates in the order in which they arrive, stale ones with less weight.
+    """Mean of a buffer of updates in order of arrival, with less weight for stale ones.
 
-    The buffer has `clients_per_round` places. While it fills, `federation.system.concurrency` tasks are in flight, each
-    on the weights of when it was given out. Source: Nguyen et al. 2022, algorithm 1.
+    The buffer has `clients_per_round` places. While it fills, `federation.system.concurrency` tasks run at the same
+    time, each from the weights of the time when it was assigned. Source: Nguyen et al. 2022, algorithm 1.
     """
 
     exponent: Annotated[FiniteFloat, Field(ge=0)] = 0.5
-    """An update that is s steps of the server old has the weight (1 + s)^-exponent; 0: all weigh alike."""
+    """Weight of an update that is s server steps old: (1 + s)^-exponent. With 0, all updates weigh alike."""
 
     def aged(self, update: WeightedSum, staleness: int, sent: Named, now: Model) -> WeightedSum:
-        """Return the update times its weight; buffers (batch-norm statistics) are averaged as they are."""
+        """Return the update times its weight, with buffers (batch-norm statistics) unweighted."""
         return replace(update, tensors=scaled(update.tensors, float((1 + staleness) ** -self.exponent)))

@@ -1,4 +1,4 @@
-"""Rules that need all updates of a round at once, as robust ones do."""
+"""Base of rules that need all updates of a round at once, such as robust rules."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Received:
 
 
 class Gathering(Aggregation[Update, list[Received], list[Received]]):
-    """Base of the rules that collect every update at the server; memory grows with the clients of a round.
+    """Base of the rules that collect every update at the server, whose memory grows with the clients per round.
 
-    The float buffers (batch-norm statistics) are a second vector to which the same rule is applied, for a client that
-    lies about the one may lie about the other.
+    The same rule is applied to the float buffers (batch-norm statistics) as a second vector, because malicious clients
+    can manipulate them, too.
     """
 
     gathers: ClassVar[bool] = True

@@ -13,23 +13,24 @@ from rayfed.aggregation.median import middle
 from rayfed.registry import component
 
 _TOLERANCE = 1e-6
-"""Share of the median distance to the updates: a shorter step is the last."""
+"""Share of the median distance to the updates below which a step is the last."""
 
 
 @component
 class GeometricMedian(Gathering):
     """Point with the smallest sum of distances to the updates, weighted by samples.
 
-    Source: Pillutla et al. 2022 (RFA), algorithm 2, begun at the coordinate-wise median instead of the mean, which is
-    where outliers want it. It holds while the malicious have less than half of the weight.
+    Robust as long as malicious clients hold less than half of the total weight. Source: Pillutla et al. 2022 (RFA),
+    algorithm 2, started at the coordinate-wise median because outliers influence the mean.
     """
 
     weights: Literal["samples", "uniform"] = "samples"
-    """Weigh a client by its samples as in the paper, or all alike: who lies about its samples gains nothing."""
+    """Weight of a client: its number of samples, as in the paper, or 1. With `uniform`, false sample counts have no
+    effect."""
     smoothing: Annotated[float, Field(gt=0)] = 1e-6
-    """Least distance that is divided by (nu in the paper)."""
+    """Minimum distance used as a divisor (nu in the paper)."""
     iterations: Annotated[int, Field(ge=1)] = 100
-    """Most steps to take; it ends earlier when they are short."""
+    """Maximum number of steps. The algorithm stops earlier when steps are short."""
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
         """Return Weiszfeld's fixed point: the mean of the rows, each weighted by one over its distance."""

@@ -15,32 +15,33 @@ from rayfed.registry import component
 
 @component
 class Krum(Gathering):
-    """Update that lies closest to its n - f - 2 nearest neighbours, or the mean of several such (multi-Krum).
+    """Update with the smallest distance to its n - f - 2 nearest neighbours, or the mean of several such (multi-Krum).
 
-    Source: Blanchard et al. 2017. Every client counts once; the score is the sum of the squared Euclidean distances.
+    Source: Blanchard et al. 2017. All clients weigh alike. The score is the sum of the squared Euclidean distances.
     """
 
     malicious: Annotated[int, Field(ge=0)]
-    """Clients of a round that may be malicious, f: a round needs 2 f + 3 clients or more."""
+    """Maximum number f of malicious clients per round. A round needs at least 2 f + 3 clients."""
     keep: Annotated[int, Field(ge=1)] = 1
-    """Updates with the best scores whose mean is taken: 1 is Krum, up to n - f is multi-Krum."""
+    """Number of updates with the best scores to average: 1 is Krum, up to n - f is multi-Krum."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` for fewer clients than the proof asks for, or fewer honest ones than are kept."""
+        """Raise `UserError` for fewer clients than the proof needs, or if `keep` exceeds the number of honest
+        clients."""
         if clients < 2 * self.malicious + 3:
             raise UserError(
-                f"krum with malicious: {self.malicious} needs {2 * self.malicious + 3} clients a round or more, and a "
-                f"round has {clients}: lower malicious, or draw more clients"
+                f"krum with malicious: {self.malicious} needs at least {2 * self.malicious + 3} clients per round, but "
+                f"a round has {clients}: lower malicious, or increase clients_per_round"
             )
         if self.keep > clients - self.malicious:
             raise UserError(
-                f"krum with keep: {self.keep} takes more than the {clients - self.malicious} of {clients} clients that "
-                f"are honest with malicious: {self.malicious}: lower keep"
+                f"krum with keep: {self.keep} exceeds the number of honest clients: {clients - self.malicious} of "
+                f"{clients} with malicious: {self.malicious}: lower keep"
             )
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
         """Return the mean of the rows with the lowest scores."""
-        # by differences: outliers would drown the distances of the others in the rounding of a matrix product
+        # by differences, because outliers cause large rounding errors in a matrix product
         squared = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").square()
         neighbours = len(vectors) - self.malicious - 2
         scores = squared.sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)  # the nearest is the row itself

@@ -10,10 +10,10 @@ from rayfed.registry import component
 
 @component
 class Median(Gathering):
-    """Median of every coordinate over a round's clients, each counted once.
+    """Median of every coordinate over a round's clients, each with equal weight.
 
-    Source: Yin et al. 2018, definition 1. It needs every update at the server, so the server's memory grows with the
-    clients of a round. With an even number of clients it is the mean of the two middle values.
+    Source: Yin et al. 2018, definition 1. The server holds every update, so its memory grows with the number of clients
+    per round. With an even number of clients, the median is the mean of the two middle values.
     """
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ class Median(Gathering):
 
 
 def middle(vectors: Tensor) -> Tensor:
-    """Return the median (d,) of every column of (n, d)."""
+    """Return the median (d,) of every column of an (n, d) tensor."""
     ordered = vectors.sort(dim=0).values  # not torch.quantile, which refuses large tensors
     n = len(ordered)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2

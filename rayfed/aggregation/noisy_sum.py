@@ -1,4 +1,4 @@
-"""The server's side of client-level differential privacy: a noisy sum, divided by a fixed number of clients.
+"""Server side of client-level differential privacy: a noisy sum, divided by a fixed number of clients.
 
 Source: McMahan et al. 2018, 'Learning differentially private recurrent language models', section 2.2 (the estimator
 with a fixed denominator); Geyer et al. 2017, algorithm 1.
@@ -17,18 +17,19 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySum(WeightedSumRule):
-    """Unweighted sum of all updates with noise, divided by the actual or expected number of clients of a round.
+    """Unweighted sum of all updates with noise, divided by the actual or expected number of clients per round.
 
-    A divisor that follows from who was drawn would tell something about it; so the mean is right in expectation only.
+    A divisor that depends on the sampled clients would reveal information about them. So the mean is correct only in
+    expectation.
     """
 
     clients: int
-    """Number of clients of a round."""
+    """Number of clients per round."""
     deviation: float
     """Standard deviation of the Gaussian noise on every value of the sum."""
     step: float | None = None
-    """Step of which all values of updates are whole multiples, where clients have added the noise and rounded to it;
-    None where they have not. Nothing may round or clip such values again, for the sum would lose noise."""
+    """Grid step of all update values if clients add the noise and round to it; None otherwise. Such values must not be
+    rounded or clipped again, or the sum would lose noise."""
 
     def weight(self, update: Update) -> int:
         """Return 1 for every client."""
@@ -45,12 +46,12 @@ class NoisySum(WeightedSumRule):
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
         """Return the noisy mean of the updates, and the mean of the buffers.
 
-        The mean of equal buffers is what they are: rounded otherwise, it would tell how many clients were drawn.
+        The mean of equal buffers is exactly their value: a rounding error would reveal how many clients were sampled.
         """
         return self._noised(total.tensors, generator), {n: b / total.weight for n, b in total.buffers.items()}
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """Return only noise, because it is secret whether any client was drawn."""
+        """Return only noise, because it is secret whether any client was sampled."""
         return self._noised({name: torch.zeros_like(w) for name, w in weights.items()}, generator)
 
     def _noised(self, sums: Named, generator: torch.Generator) -> Named:

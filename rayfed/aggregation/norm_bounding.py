@@ -29,24 +29,24 @@ class Bounded:
 
 @component
 class NormBounding(Aggregation[Update, Bounded, Bounded]):
-    """Mean of the updates, each scaled down to a Euclidean norm if it is longer.
+    """Mean of the updates, each scaled down if its Euclidean norm exceeds a bound.
 
-    Source: Sun et al. 2019, without their noise. Updates are shortened where they are made and streamed as a sum. Float
-    buffers are values and have no norm that says anything: theirs is the coordinate-wise median.
+    Source: Sun et al. 2019, without their noise. Updates are scaled at the clients and added as they arrive. For float
+    buffers a norm has no meaning, so they are aggregated by the coordinate-wise median.
     """
 
     norm: Annotated[float, Field(gt=0)]
-    """Norm of the longest update that counts in full, over all of its tensors."""
+    """Maximum Euclidean norm of an update, over all of its tensors. Longer updates are scaled down to it."""
     weights: Literal["samples", "uniform"] = "samples"
-    """Weigh a client by its samples, or all alike: who lies about its samples gains nothing."""
+    """Weight of a client: its number of samples, or 1. With `uniform`, false sample counts have no effect."""
 
     def partial(self, sent: Iterable[Update]) -> Bounded:
-        """Return the weighted sum of one cohort's bounded updates, and its buffers."""
+        """Return the weighted sum of one cohort's bounded updates, and the list of its buffers."""
         buffers: list[Received] = []
         return Bounded(self._mean.partial(self._bounded(sent, buffers)), buffers)
 
     def merge(self, left: Bounded, right: Bounded) -> Bounded:
-        """Add two sums, and concatenate the buffers."""
+        """Add two sums, and concatenate the lists of buffers."""
         return Bounded(self._mean.merge(left.updates, right.updates), left.buffers + right.buffers)
 
     def combine(self, total: Bounded, generator: torch.Generator) -> tuple[Named, Named]:

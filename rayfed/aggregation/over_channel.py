@@ -1,4 +1,4 @@
-"""A rule over a secure channel: the rule weighs clients and turns the sum into a step."""
+"""Aggregation over a secure channel: the rule weighs clients and computes the step from the channel's sum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayfed.update import Named, Sealed, Update
 
 @dataclass(frozen=True)
 class OverChannel(InteractiveAggregation[Sent, Partial, Total]):
-    """Base of aggregations that apply a rule to what a channel transports."""
+    """Base of aggregations that apply a rule to updates sent over a secure channel."""
 
     rule: AnyAggregation
     channel: SecureChannel[Any, Any]
@@ -29,7 +29,7 @@ class OverChannel(InteractiveAggregation[Sent, Partial, Total]):
         raise NotImplementedError
 
     def caveat(self) -> str | None:
-        """Return what clients learn of one another despite the channel; None if only sums."""
+        """Return in words which information about others clients still see; None if they see only sums."""
         return None
 
     def check(self, clients: int) -> None:
@@ -46,7 +46,7 @@ class OverChannel(InteractiveAggregation[Sent, Partial, Total]):
         raise NotImplementedError
 
     def observed(self, update: Update) -> Sealed | None:
-        """Return the server's view of one client; None for the update itself."""
+        """Return the server's view of one client's update; None if it sees the update itself."""
         return self.channel.observed(update, self.weight(update))
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
@@ -56,7 +56,7 @@ class OverChannel(InteractiveAggregation[Sent, Partial, Total]):
 
 @dataclass(frozen=True)
 class SumOverChannel(OverChannel[Any, Any, RoundSession]):
-    """Any weighted sum as an aggregation over any channel."""
+    """Aggregation of any weighted-sum rule over any channel."""
 
     rule: WeightedSumRule
 
@@ -64,13 +64,12 @@ class SumOverChannel(OverChannel[Any, Any, RoundSession]):
     def of(cls, rule: AnyAggregation, protection: Protection, clients: int, samples: int) -> SumOverChannel:
         """Return the rule over a protection's channel, for rounds of at most this many clients and samples.
 
-        Raises `UserError` for a rule that is no weighted sum, and for parameters without room for one.
+        Raises `UserError` for a rule that is not a weighted sum, and for parameters that cannot represent such a sum.
         """
         if not isinstance(rule, WeightedSumRule) or type(rule).partial is not WeightedSumRule.partial:
             raise UserError(
-                f"a protection lets the server add updates and nothing else, which is not enough for "
-                f"{type(rule).__name__}: use a WeightedSumRule, such as fedavg, or fedboosting, or leave "
-                f"the protection out"
+                f"with a protection the server can only add updates, which is not enough for {type(rule).__name__}: "
+                f"use a WeightedSumRule, such as fedavg, or fedboosting, or remove the protection"
             )
         return cls(rule, protection.summing(clients, rule.heaviest(clients, samples), rule.step))
 
@@ -87,7 +86,7 @@ class SumOverChannel(OverChannel[Any, Any, RoundSession]):
         return self.channel.partial(sent)
 
     def merge(self, left: Any, right: Any) -> Any:
-        """Add two partial sums of protected updates as the channel adds."""
+        """Add two partial sums of protected updates with the channel."""
         return self.channel.merge(left, right)
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundSession:
@@ -95,7 +94,7 @@ class SumOverChannel(OverChannel[Any, Any, RoundSession]):
         return self.channel.begin_round(clients)
 
     def answer(self, payload: Any, member: Member) -> Any:
-        """Return a client's answer to the channel's session."""
+        """Return a client's reply to the channel's session."""
         return self.channel.answer(payload, member.client, member.round)
 
     def combine(self, total: RoundSession, generator: torch.Generator) -> tuple[Named, Named]:

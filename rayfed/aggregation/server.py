@@ -1,4 +1,4 @@
-"""The server's side of a run: global weights, and the merging of a round's partial results into one step."""
+"""The server's part of a run: global weights, and merging of a round's partial results into one step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rayfed.update import Named
 
 
 class TreeFold:
-    """Merges numbered partial results in a binary tree fixed by their numbers, in any order of arrival.
+    """Merge numbered partial results in a binary tree fixed by their numbers, in any order of arrival.
 
-    None is the result of a cohort in which every client has failed, and changes nothing.
+    None is the result of a cohort in which every client failed, and changes nothing.
 
-    Floating-point sums depend on the order of summation; the tree makes it the same always, and holds at most the
-    logarithm of the number of results for every gap in what has come so far.
+    Floating-point sums depend on the order of summation, and the tree keeps this order fixed. It holds at most a number
+    of results that is logarithmic in `count`, per gap in the numbers received so far.
     """
 
     def __init__(self, aggregation: Aggregation[Any, Any, Any], count: int) -> None:
@@ -26,11 +26,11 @@ class TreeFold:
 
     @property
     def nodes(self) -> dict[tuple[int, int], Any]:
-        """Partial results so far by (level, index); adding these to another fold is as adding all that they contain."""
+        """Partial results so far by (level, index); adding these to another fold adds all results that they contain."""
         return self._nodes
 
     def add(self, index: int, partial: Any, level: int = 0) -> None:
-        """Add partial result number `index` (0 .. count - 1) once; above `level` 0 it stands for 2^level of them."""
+        """Add partial result number `index` (0 .. count - 1) once; at a `level` above 0 it contains 2^level results."""
         while (level, index ^ 1) in self._nodes:
             sibling = self._nodes.pop((level, index ^ 1))
             left, right = (sibling, partial) if index & 1 else (partial, sibling)
@@ -39,7 +39,7 @@ class TreeFold:
         self._nodes[level, index] = partial
 
     def total(self) -> Any:
-        """Return the merged result, None if all parts are None; raises `ValueError` before all parts are in.
+        """Return the merged result, None if all parts are None; raise `ValueError` before all parts are added.
 
         Subtrees of an uneven count are joined from the left.
         """
@@ -70,6 +70,6 @@ class GlobalModel:
     """State of the aggregation rule."""
 
     def apply(self, step: Named, buffers: Named) -> None:
-        """Take one optimiser step, and replace the given buffers, in their original precision."""
+        """Take one optimiser step, and replace the given buffers, keeping the precision of the old ones."""
         self.weights, self.state = self.optimiser.step(self.weights, step, self.state)
         self.buffers = {**self.buffers, **{n: b.to(self.buffers[n].dtype) for n, b in buffers.items()}}

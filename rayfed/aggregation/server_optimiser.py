@@ -1,7 +1,7 @@
-"""The server's step from a pseudo-gradient (Reddi 2021, 'Adaptive federated optimization', algorithms 1 and 2).
+"""The server's optimiser step from a pseudo-gradient (Reddi 2021, 'Adaptive federated optimization', algorithms 1 and 2).
 
-Written out rather than taken from `torch.optim`, whose first use in a process costs seconds of imports; the server
-needs two rules, on named tensors, with a state that goes into the checkpoint.
+`torch.optim` is not used because its first use in a process costs seconds of imports. The server needs only two rules,
+on named tensors, with a state that goes into the checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ServerOptimiser:
     betas: tuple[float, float] = (0.9, 0.99)
     """Decay rates of the moments (Reddi 2021, section 5: beta1 0.9, beta2 0.99)."""
     tau: float = 1e-3
-    """Adaptivity: added to the root of the second moment (Reddi 2021, algorithm 2; 1e-3 in its experiments)."""
+    """Adaptivity: value added to the root of the second moment (Reddi 2021, algorithm 2; 1e-3 in its experiments)."""
 
     def step(self, weights: Named, step: Named, state: dict[str, Named]) -> tuple[Named, dict[str, Named]]:
         """Return the updated weights and the next state; the initial state is `{}`."""

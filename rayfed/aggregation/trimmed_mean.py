@@ -14,20 +14,21 @@ from rayfed.registry import component
 
 @component
 class TrimmedMean(Gathering):
-    """Mean of every coordinate without its largest and its smallest values, each client counted once.
+    """Mean of every coordinate without its largest and smallest values, each client with equal weight.
 
-    Source: Yin et al. 2018, definition 2, with their share beta as a number of clients.
+    Source: Yin et al. 2018, definition 2, with the share beta given as a number of clients.
     """
 
     malicious: Annotated[int, Field(ge=0)]
-    """Clients of a round that may be malicious: as many values are left out at each end. Under half of them."""
+    """Maximum number of malicious clients per round: this many values are removed at each end. Must be less than
+    half."""
 
     def check(self, clients: int) -> None:
         """Raise `UserError` unless values remain after trimming both ends."""
         if 2 * self.malicious >= clients:
             raise UserError(
-                f"trimmed_mean with malicious: {self.malicious} leaves out {2 * self.malicious} values, and a round "
-                f"has {clients} clients: lower malicious, or draw more clients"
+                f"trimmed_mean with malicious: {self.malicious} removes {2 * self.malicious} values, but a round has "
+                f"only {clients} clients: lower malicious, or increase clients_per_round"
             )
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rules that depend on the updates only by their weighted sum, and so work over any channel."""
+"""Base of rules that need only the weighted sum of the updates, and so work over any secure channel."""
 
 from __future__ import annotations
 
@@ -21,22 +21,19 @@ class WeightedSum:
 
 
 class WeightedSumRule(Aggregation[Update, WeightedSum, WeightedSum]):
-    """Base of the rules that weigh each client independently and turn the sum into a step (`combine`)."""
+    """Base of the rules that weigh each client independently and compute a step from the sum (`combine`)."""
 
     def weight(self, update: Update) -> int:
-        """Return a client's weight in the sum, 1 or more."""
+        """Return a client's weight in the sum, at least 1."""
         raise NotImplementedError
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """Return the largest total weight of this many clients with this many samples together."""
+        """Return the largest possible total weight of this many clients with this many samples in total."""
         raise NotImplementedError
 
     @property
     def step(self) -> float | None:
-        """Grid step if all values are whole multiples of one, which a channel must keep exact; else None.
-
-        None where rounding is no harm.
-        """
+        """Grid step if all values are multiples of one that a channel must keep exact; None if rounding is harmless."""
         return None
 
     def buffers(self, update: Update) -> Named:
@@ -56,7 +53,7 @@ class WeightedSumRule(Aggregation[Update, WeightedSum, WeightedSum]):
                 for name, t in sums.items():
                     t.add_(terms[name])
             total = replace(total, weight=total.weight + weight)
-            del term  # the next client trains meanwhile
+            del term  # frees memory while the next client trains
         if total is None:
             raise ValueError("a cohort has at least one client")
         return total

@@ -1,7 +1,7 @@
-"""DCS2: each sensitive sample is joined by a concealed one that looks different but has nearly the same gradient.
+"""DCS2: add to each sensitive sample a concealed one that looks different but has nearly the same gradient.
 
-Source: Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage in Federated Learning", equations 9 to
-12 and algorithm 1; iterations, optimiser and weights are those of its published settings.
+Source: Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage in Federated Learning", equations 9 to 12
+and algorithm 1. Iterations, optimiser and weights are those of its published settings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rayfed.update import Named
 from rayfed.vectorised import in_turn, refusal
 
 _NUMBERS_AT_ONCE = 16_000_000
-"""Number of values in the per-sample gradients of one vectorised call: more only costs memory."""
+"""Maximum number of values in the per-sample gradients of one vectorised call; a larger limit only uses more memory."""
 _MILESTONES = (3 / 8, 5 / 8, 7 / 8)
 
 Labels = dict[Literal["labels"], Annotated[list[int], Field(min_length=1)]]
@@ -38,56 +38,55 @@ Labels = dict[Literal["labels"], Annotated[list[int], Field(min_length=1)]]
 
 @component
 class Dcs2(Defence):
-    """Hide chosen samples among concealed ones that are made for them, anew in every local step.
+    """Hide chosen samples among concealed ones that are optimised for them, anew in every local step.
 
-    The pixels of concealed samples are free: nothing holds them in [0, 1]. The step stays within 90 degrees of the
-    undefended one, and its length is not bounded, as in the paper: equation 9 compares directions alone, and where the
-    model fits its own data already, the concealed samples' gradients are many times as long. Every iteration costs a
-    gradient of every concealed sample and a pass back through it, so a step takes a thousand times as long as a plain
-    one. Empirical.
+    The pixels of concealed samples are not limited to [0, 1]. The step stays within 90 degrees of the undefended one.
+    As in the paper, its length is unbounded: equation 9 compares only directions. If the model already fits its own
+    data, the gradients of concealed samples are many times longer. Every iteration needs the gradient of every
+    concealed sample and its derivative, so a step takes about a thousand times as long as without the defence.
+    Empirical.
     """
 
     needs_classes: ClassVar[bool] = True
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     sensitive: Literal["all"] | Annotated[float, Field(gt=0, le=1)] | Labels | list[int] = "all"
-    """Samples of a client that are concealed: `all`, a share (the first so many of them), those of some classes
-    (`{labels: [3, 5]}`), or a list of their places among the client's samples, counted from 0."""
+    """Samples of a client to conceal: `all`, a share (its first samples), all samples of some classes (`{labels: [3,
+    5]}`), or a list of indices among the client's samples, counted from 0."""
     start: Literal["sample", "noise", "public"] = "sample"
-    """Start of a concealed sample: another sample of the client, uniform noise with a label drawn at random, or
-    a public image (the scenario's `data.public`)."""
+    """Start of a concealed sample. `sample`: another sample of the client. `noise`: uniform noise with a random label.
+    `public`: a public image (the scenario's `data.public`)."""
     mixup: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the sensitive image in that start; the paper's mixture has 0.3."""
+    """Share of the sensitive image in the start. The paper's mixture has 0.3."""
     iterations: Annotated[int, Field(ge=1)] = 1000
-    """Adam steps; the step size falls by ten at 3/8, 5/8 and 7/8 of them."""
+    """Number of Adam steps. The step size is divided by ten at 3/8, 5/8 and 7/8 of them."""
     lr: Annotated[float, Field(gt=0)] = 0.1
-    """The first step size, in units of the range of a pixel."""
+    """Initial step size, in units of the range of a pixel."""
     lambda_x: Annotated[float, Field(ge=0)] = 0.01
-    """Decay of the penalty on images that look alike, in their Euclidean distance."""
+    """Decay rate, with the Euclidean distance, of the penalty on similar images."""
     lambda_z: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the relative distance of the model's outputs."""
     epsilon: Annotated[float, Field(ge=0)] = 0.01
-    """Value that the relative distance is measured against: it moves the objective, not its slope."""
+    """Value subtracted from the relative distance. It shifts the objective but not its gradient."""
     lambda_g: Annotated[float, Field(ge=0, le=1)] = 0.7
-    """Share of the concealed sample's own label in its loss; the rest is the sensitive sample's."""
+    """Share of the concealed sample's own label in its loss; the rest is the sensitive sample's label."""
 
     @property
     def least_public(self) -> int:
-        """Fewest public samples: one if the start is public, else none."""
+        """Minimum number of public samples: one if the start is public, else none."""
         return int(self.start == "public")
 
     def check(self, model: nn.Module) -> None:
-        """Refuse batch norm in training mode: a sample's gradient would depend on its neighbours."""
+        """Raise `UserError` for batch norm in training mode, which makes gradients depend on other samples."""
         if uses_batch_statistics(model):
             raise UserError(
-                "dcs2 imitates every sample's own gradient, and batch norm mixes the samples of a batch: replace it by "
-                "group norm (`norm: group` of convnet and the resnets, `nn.GroupNorm` in a module of your own), or fix "
-                "its statistics with `model.batch_norm: eval`, which changes the model of all arms, the undefended one "
-                "too"
+                "dcs2 imitates per-sample gradients, but batch norm mixes the samples of a batch: use group norm "
+                "(`norm: group` of convnet and the resnets, `nn.GroupNorm` in your own module), or fix the statistics "
+                "with `model.batch_norm: eval`, which changes the model of all arms, including the undefended one"
             )
 
     def check_gradient(self, task: Task) -> None:
-        """Raise `UserError` if the model has no gradient of a single sample that can be differentiated again."""
+        """Raise `UserError` if the model's per-sample gradients cannot be computed and differentiated again."""
         check_sample_gradients("dcs2", task)
         images = task.data.inputs.clone().requires_grad_()
         with needing_from_model(
@@ -97,7 +96,7 @@ class Dcs2(Defence):
             torch.autograd.grad(gradients.sum() + logits.sum(), images)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Add the concealed samples to the batch, then project the step so that it does not undo the batch's own."""
+        """Add the concealed samples to the batch, and remove the step's component against the batch's own gradient."""
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             own, loss = next(task, weights, batch)
@@ -109,7 +108,7 @@ class Dcs2(Defence):
             labels = torch.lerp(_one_hot(task, chosen.labels), _one_hot(task, start.labels), self.lambda_g)
             joined = Batch(torch.cat([batch.inputs, images]), torch.cat([_one_hot(task, batch.labels), labels]))
             mean, _ = next(task, weights, joined)
-            # The mean over all as equation 10 has it: a concealed sample weighs what a sample of the batch does.
+            # As in equation 10, a concealed sample has the same weight as a sample of the batch.
             growth = len(joined.labels) / len(batch.labels)
             return projected({name: growth * g for name, g in mean.items()}, own), loss
 
@@ -119,7 +118,7 @@ class Dcs2(Defence):
         """Return which samples of a batch are sensitive, (N,) bool."""
         if batch.places is None:
             raise UserError(
-                "dcs2 conceals a client's own samples, and a defence before it makes them anew: leave one out"
+                "dcs2 conceals a client's own samples, but a defence before it replaces them: remove one of the two"
             )
         match self.sensitive:
             case "all":
@@ -178,7 +177,7 @@ def projected(step: Named, own: Named) -> Named:
 def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return every sample's gradient as a row, (N, P), and its logits (N, K), in one forward pass or in a loop.
 
-    Both can be differentiated in the images.
+    Both are differentiable with respect to the images.
     """
     if _vmap_refused(task, weights, images, labels):
         gradients, logits = in_turn(partial(_by_autograd, task, weights))(images, labels)
@@ -188,7 +187,7 @@ def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor
 
 
 def _vmap_refused(task: Task, weights: Named, images: Tensor, labels: Tensor) -> bool:
-    """Return whether vmap does not compute per-sample gradients with their slopes; tried once for a model."""
+    """Return whether vmap cannot compute differentiable per-sample gradients; tested once per model."""
 
     def trial() -> None:
         own = task.replace(buffers={name: b.clone() for name, b in task.buffers.items()})
@@ -212,7 +211,7 @@ def _together(task: Task, weights: Named, images: Tensor, labels: Tensor) -> tup
 
 
 def _by_autograd(task: Task, weights: Named, image: Tensor, label: Tensor) -> tuple[Named, Tensor]:
-    """Return one sample's gradient by name, and its logits (K,), with their graph to the image."""
+    """Return one sample's gradient by name and its logits (K,), both differentiable with respect to the image."""
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
     logits = functional_call(task.model, {**leaves, **task.buffers}, (image[None],))
     loss = losses.of(task.model)(logits, label[None])
@@ -237,12 +236,12 @@ def _samples(task: Task) -> int:
 
 
 def _others(task: Task, chosen: Batch) -> Batch:
-    """Draw another sample of the client for each chosen one."""
+    """Sample another of the client's samples for each chosen one."""
     count = _samples(task)
     if count < 2:
         raise UserError(
-            f"dcs2 starts from another sample of the client, and client {task.client} has one only: deal more to it, "
-            f"or take `start: noise`"
+            f"dcs2 starts from another sample of the client, but client {task.client} has only one: give it more, "
+            f"or set `start: noise`"
         )
     assert chosen.places is not None
     drawn = torch.randint(count - 1, chosen.labels.shape, generator=task.generator).to(chosen.places)

@@ -1,29 +1,31 @@
-"""DP-FedAvg: every client's update is clipped, and noise hides in their sum whether a client took part.
+"""DP-FedAvg: clip every client's update and add noise to their sum, which hides whether a client took part.
 
 Sources: McMahan et al. 2018, 'Learning differentially private recurrent language models'; Geyer et al. 2017.
 
-**Noise of clients.** Masks add whole numbers, so client i of N sends floor(x_i + n_i + 1/2), in units of a step s, with
-n_i Gaussian of deviation z C / sqrt(N). Rounding each term is not post-processing of the sum, whose noise is not quite
-Gaussian any more. It hides the victim v all the same. Let m clients be honest and present, v among them; the others'
-terms are known and left out. Take any whole numbers k_i for the honest ones but v, with sum k. Rounding commutes with
-whole numbers, so the sum with x_v in it is
+**Noise added by clients.** Secure aggregation adds whole numbers, so client i of N sends floor(x_i + n_i + 1/2), in
+units of a step s, with n_i Gaussian of deviation z C / sqrt(N). Rounding each term is not post-processing of the sum,
+and the noise of the sum is not exactly Gaussian. The victim v is hidden all the same. Let m clients be honest and
+present, including v; the terms of the other clients are known and omitted. Take any whole numbers k_i for the honest
+clients except v, with sum k. Rounding commutes with adding whole numbers, so the sum with x_v in it is
 
     sum over i of round(w_i),  w_v = x_v - k + n_v,  w_i = x_i + k_i + n_i,
 
-and the sum with zero in the place of x_v is the same function of w_v = n_v, w_i = x_i + n_i. So by the data-processing
-inequality they are at least as hard to tell apart as m independent Gaussians of which v's is moved by x_v - k and the
-others by k_i, that is, as one of deviation z C / sqrt(N) that is moved by the root of |x_v - k|^2 + sum of |k_i|^2.
+and the sum with zero instead of x_v is the same function of w_v = n_v, w_i = x_i + n_i. By the data-processing
+inequality the two sums are at least as hard to distinguish as m independent Gaussians, of which v's is shifted by x_v -
+k and each other one by k_i. This equals one Gaussian of deviation z C / sqrt(N), shifted by the root of |x_v - k|^2 +
+sum of |k_i|^2.
 
 With y = x_v / m in one coordinate and f = y - floor(y), let r of the k_i be ceil(y) and the rest floor(y), with r the
 integer nearest to (m - 1) f. The shifts sum to m y, so their squares sum to m y^2 plus the squared deviations from y.
-With e = r - (m - 1) f, |e| <= 1/2, those are e^2 for v and (m - 1) f (1 - f) + e (1 - 2f) for the others; in all, with
-t = |1 - 2f|, at most (m - 1)(1 - t^2) / 4 + t / 2 + 1/4 <= (m + 1) / 4 for m >= 2, and 0 for m = 1. In d coordinates:
+With e = r - (m - 1) f, |e| <= 1/2, those are e^2 for v and (m - 1) f (1 - f) + e (1 - 2f) for the other clients. In
+total, with t = |1 - 2f|, at most (m - 1)(1 - t^2) / 4 + t / 2 + 1/4 <= (m + 1) / 4 for m >= 2, and 0 for m = 1. In d
+coordinates:
 
-    moved^2 <= C^2 / m + d s^2 (m + 1) / 4
+    shift^2 <= C^2 / m + d s^2 (m + 1) / 4
 
-in the units of C: a multiplier of z sqrt(m / N) / sqrt(1 + d m (m + 1) s^2 / (4 C^2)). Nothing else may come between
-noise and sum: values are neither rounded nor clipped again, and arithmetic modulo 2^64, which could as well be done to
-the sum, is post-processing. As everywhere, draws of floats are taken for a Gaussian's; here they have 64 bits.
+in the units of C: a multiplier of z sqrt(m / N) / sqrt(1 + d m (m + 1) s^2 / (4 C^2)). Between noise and sum, values
+must not be rounded or clipped again. Arithmetic modulo 2^64 is post-processing, as it could equally be applied to the
+sum. Floating-point noise is treated as exactly Gaussian, as everywhere; here it has 64 bits.
 """
 
 from __future__ import annotations
@@ -54,29 +56,30 @@ from rayfed.update import Update
 
 @component
 class DpFedAvg(Private):
-    """Hide each client's participation from everyone who sees the global weights.
+    """Clip updates and add noise to their sum, which hides each client's participation.
 
-    Clients clip their updates to an L2 norm; the sum, in which all clients weigh alike, gets Gaussian noise of
-    deviation `noise_multiplier * clip` and is divided by the expected number of clients. Who sees single updates is not
-    kept off: that is the server, unless `noise: clients` stands under `protection: secure_aggregation`. It is the last
-    defence of its arm, for what comes after could undo the bound.
+    The guarantee holds against anyone who sees the global weights. Clients clip their updates to an L2 norm. The
+    unweighted sum gets Gaussian noise of standard deviation `noise_multiplier * clip` and is divided by the expected
+    number of clients. Single updates are not protected from the server, unless `noise: clients` is combined with
+    `protection: secure_aggregation`. This must be the last defence of its arm, because a later one could exceed the
+    clip bound.
     """
 
     vectorises: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
 
     noise: Literal["server", "clients"] = "server"
-    """Adder of the noise: the server to the sum, or every client of a fixed number its part of it, which is meant for
-    `protection: secure_aggregation`: without these masks the server sees single updates. In both cases the guarantee is
-    for anyone who sees only sums: anyone who sees one client's update meets a part of the noise, or none."""
+    """`server`: the server adds the noise to the sum. `clients`: each of a fixed number of clients adds a part of the
+    noise, for use with `protection: secure_aggregation`, without which the server sees single updates. Both guarantees
+    hold only against those who see sums: a single update has a part of the noise, or none."""
     colluders: Annotated[int, Field(ge=1)] = 1
-    """Number of clients that pool their knowledge with those whom the guarantee is against: which were drawn, and
-    their parts of the noise. The guarantee is for the others, and holds against so many."""
+    """Number of clients that may share their knowledge with the adversary: the clients sampled, and their parts of the
+    noise. The guarantee protects all other clients."""
 
     @property
     def needs_all(self) -> str | None:
-        """Return a reason if clients add the noise, since each brings a part of it."""
-        return "its part of the noise would be missing in the sum" if self.noise == "clients" else None
+        """Return why no client may drop out if clients add the noise: each adds a part of it."""
+        return "its part of the noise would be missing from the sum" if self.noise == "clients" else None
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Clip the update, and add this client's part of the noise."""
@@ -96,22 +99,24 @@ class DpFedAvg(Private):
 
     def refuses(self, later: Sequence[Defence]) -> str | None:
         """Return why no defence may follow this one."""
-        return "it must come last, for what comes after it could undo its clip bound" if later else None
+        return "it must come last, because a later defence could exceed its clip bound" if later else None
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
-        """Add all updates with equal weight, ignoring `weights`; raises `UserError` for rules other than `fedavg`."""
+        """Add all updates with equal weight, ignoring `weights`; raise `UserError` for rules other than `fedavg`."""
         if type(next) is not FedAvg:
-            raise UserError(f"dp_fedavg adds noise to a mean, not to what {type(next).__name__} makes: use fedavg")
+            raise UserError(
+                f"dp_fedavg needs the mean of the updates, and {type(next).__name__} is not one: use fedavg"
+            )
         if self.noise == "server":
             return NoisySum(clients=clients, deviation=self.deviation)
         return NoisySum(clients=clients, deviation=0.0, step=step_of(self.clip, self.deviation / sqrt(clients)))
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return one release a round: the noisy sum."""
+        """Return one release per round: the noisy sum."""
         return (self._account(setting, multiplier)[0],)
 
     def spends(self, setting: Setting) -> Spending:
-        """Return the account of all rounds."""
+        """Return the privacy accounting of all rounds."""
         assert self.noise_multiplier is not None
         release, adjacency, against, how = self._account(setting, self.noise_multiplier)
         return Spending(
@@ -125,67 +130,68 @@ class DpFedAvg(Private):
         )
 
     def _account(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """Return the release with its neighbouring relation, adversary and sampling in words."""
+        """Return the release, with the adjacency, adversary and sampling in words."""
         return (self._of_clients if self.noise == "clients" else self._of_server)(setting, multiplier)
 
     def _of_clients(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """Return the account of noise added by clients, proved in the module's docstring."""
+        """Return the accounting of noise added by clients, proved in the module's docstring."""
         drawn = setting.clients_per_round
         honest = drawn - setting.missing - self.colluders
         if setting.client_sampling == "poisson" or honest < 1:
             raise UserError(
-                "dp_fedavg: clients can divide the noise only where two or more of them, in a fixed number, take "
-                f"part, more than collude or drop out ({self.colluders} + {setting.missing}): use `noise: server`, or "
-                "change federation.sampling, clients_per_round, `colluders` or the drop-outs"
+                "dp_fedavg: `noise: clients` needs a fixed number of clients per round, larger than the number that "
+                f"collude or drop out ({self.colluders} + {setting.missing}): use `noise: server`, or change "
+                "federation.sampling, clients_per_round, `colluders` or the drop-outs"
             )
         step = step_of(self.clip, self.clip * multiplier / sqrt(drawn))
-        # Who adds up knows who was drawn, and who takes part knows its own part of the noise.
+        # The server knows which clients were sampled, and each client knows its own part of the noise.
         rest = multiplier_of_rounded(multiplier, drawn, honest, setting.values, step / self.clip)
         how = (
-            f"of the {drawn} parts of which {honest} count: {self.colluders} known to colluders, {setting.missing} of "
-            f"drop-outs; {setting.values} values, each rounded to steps of {at_most(step)}, which is counted"
+            f"in {drawn} parts, of which {honest} count ({self.colluders} known to colluders, {setting.missing} lost "
+            f"by drop-outs); {setting.values} values, each rounded to steps of {at_most(step)}, which is accounted for"
         )
         return Release("gaussian", rest, setting.most_rounds), _ZEROED, self._who_sees_sums(setting.masked), how
 
     def _who_sees_sums(self, masked: bool) -> str:
         """Return the adversary for noise added by clients, and whether it includes the arm's own server."""
-        known = f"up to {counted(self.colluders)} that {'takes' if self.colluders == 1 else 'take'} part"
+        known = f"up to {counted(self.colluders)} colluding"
         server = (
-            "the server is one of these under secure aggregation if it follows the protocol (honest but curious)"
+            "this includes the server under secure aggregation if it follows the protocol (honest but curious)"
             if masked
             else "NOT this arm's server, which sees single updates (no `protection: secure_aggregation`)"
         )
         return f"anyone who sees sums of updates but no single update, with {known}; {server}"
 
     def _of_server(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """Return the account of noise added by the server."""
+        """Return the accounting of noise added by the server."""
         drawn, clients, rounds = setting.clients_per_round, len(setting.clients), setting.rounds
         anybody = "anyone who sees the global weights, with any number of the other clients, but not the server"
         if setting.client_sampling == "poisson":
             rate = drawn / clients
-            how = f"each drawn for itself with probability {at_most(rate)}"
+            how = f"Poisson sampling with probability {at_most(rate)}"
             return Release("gaussian", multiplier, rounds, rate), _ZEROED, anybody, how
         if drawn == clients:
             return Release("gaussian", multiplier, rounds), _ZEROED, anybody, "all of them in every round"
         honest = clients - self.colluders
         if honest < 1:
             raise UserError(
-                f"dp_fedavg: colluders: {self.colluders} of {clients} clients leave nobody to hide: take fewer"
+                f"dp_fedavg: colluders: {self.colluders} of {clients} clients leaves no client to protect: set fewer"
             )
-        # Colluders know whether they were drawn: where j of them were, so were drawn - j of the `honest` others. The
-        # bound grows with that share, so j = 0 is the worst, in every round, whatever came before. One client in
-        # another's place moves the sum by up to twice the clip bound.
+        # Colluders know whether they were sampled: if j of them were, so were drawn - j of the `honest` others. The
+        # bound grows with that share, so j = 0 is the worst case in every round. Replacing one client by another
+        # shifts the sum by up to twice the clip bound.
         release = Release("gaussian", multiplier / 2, rounds, drawn=(drawn, honest) if drawn < honest else None)
-        against = f"anyone who sees the global weights, with up to {counted(self.colluders)} that pool what they know"
+        against = f"anyone who sees the global weights, with up to {counted(self.colluders)} colluding"
         adjacency = "each single client (replace-one adjacency)"
-        return release, adjacency, f"{against}, but not the server", f"{drawn} drawn without replacement"
+        return release, adjacency, f"{against}, but not the server", f"{drawn} sampled without replacement"
 
 
 def step_of(clip: float, part: float) -> float:
     """Return the rounding step of values with noise of standard deviation `part`.
 
-    A power of two of which 32-bit floats hold all multiples up to the clip bound and 18 deviations: secure noise, half
-    the sum of four draws by Box and Muller from 53 bits, reaches 17.2 of them, other noise less.
+    The step is a power of two such that 32-bit floats represent all its multiples up to the clip bound plus 18
+    deviations. Secure noise (half the sum of four Box-Muller samples from 53 bits) reaches 17.2 deviations, other noise
+    less.
     """
     return 2.0 ** (ceil(log2(clip + 18 * part)) - 24)
 
@@ -193,7 +199,7 @@ def step_of(clip: float, part: float) -> float:
 def multiplier_of_rounded(multiplier: float, parts: int, honest: int, values: int, step: float) -> float:
     """Return the noise multiplier of a sum of rounded noise parts, of which only some are honest.
 
-    `step` is in units of the clip bound; for the proof see above.
+    `step` is in units of the clip bound. The proof is in the module's docstring.
     """
     return multiplier * sqrt(honest / parts / (1 + values * honest * (honest + 1) * step**2 / 4))
 

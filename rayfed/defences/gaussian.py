@@ -15,9 +15,9 @@ from rayfed.registry import component
 class Gaussian(LocalNoise):
     """Clip the update to an L2 norm, then add independent Gaussian noise to every value.
 
-    With a clip bound, every update has a privacy guarantee of its own, also against the server, and the guarantees of
-    all rounds are composed. Without a clip bound the defence is empirical. Sources: Zhu 2019, section 5.1; Refiner (Fan
-    2024), section 5.1 with clip 1; Balle and Wang 2018, 'Improving the Gaussian mechanism', for the noise that reaches
+    With a clip bound, every single update has a privacy guarantee, also against the server, and the guarantees of all
+    rounds are composed. Without a clip bound the defence is empirical. Sources: Zhu 2019, section 5.1; Refiner (Fan
+    2024), section 5.1 with clip 1; Balle and Wang 2018, 'Improving the Gaussian mechanism', to compute the noise from
     an epsilon.
     """
 

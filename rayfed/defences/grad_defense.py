@@ -1,18 +1,19 @@
-"""GradDefense: noise on each layer's gradient by its sensitivity, followed by a removal of noise-only directions.
+"""GradDefense: noise on each layer's gradient in proportion to its sensitivity, then removal of pure-noise directions.
 
 Source: Wang et al. 2022, 'Protect privacy from gradient leakage attack in federated learning'; Refiner (Fan 2024) calls
-it the improved Soteria. Three steps, and what was chosen where our account of the paper leaves it open:
+it the improved Soteria. The three steps, with our choices of details that are open:
 
-1. Sensitivity: how strongly a layer's gradient answers to the input, on a public root set of five samples a class. A
-   layer is one parameter tensor; its sensitivity is the root mean square over the samples of the Frobenius norm of that
-   Jacobian, estimated by one random direction a sample (the paper: the mean norm). Once for the weights of a round.
-2. Perturbation: the flattened gradient is laid out row by row as a matrix, and its columns are the slices: each has
-   every w-th value, so all layers in proportion, and an attacker finds no layer to leave out. Gaussian noise, in
-   proportion to the sensitivity of a value's layer, falls on every value.
+1. Sensitivity: how strongly a layer's gradient depends on the input, measured on a public root set of five samples
+   per class. A layer is one parameter tensor. Its sensitivity is the root mean square over the samples of the Frobenius
+   norm of that Jacobian, estimated with one random direction per sample (the paper: the mean norm). It is computed once
+   per round, at the global weights.
+2. Perturbation: the flattened gradient is written row by row into a matrix whose columns are the slices. With w
+   columns, a slice has every w-th value. So it covers all layers in proportion, and an attacker cannot exclude a layer.
+   Every value gets Gaussian noise in proportion to the sensitivity of its layer.
 3. Compensation: eigenvalues of the columns' covariance inside the Marchenko-Pastur band of noise are projected out. The
-   band holds for equal noise, so values are measured in units of their own layer's sensitivity meanwhile.
+   band assumes equal noise, so values are divided by their layer's sensitivity for this step.
 
-The paper perturbs the local gradient, and so does this: every local step's.
+As in the paper, the gradient of every local step is perturbed.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ from rayfed.update import Named
 from rayfed.vectorised import in_turn, refusal
 
 _ROOT = 5
-"""Number of samples a class of the root set."""
+"""Number of samples per class in the root set."""
 _SLOPES_AT_ONCE = 16_000_000
-"""Number of values in the gradients of one vectorised call."""
+"""Maximum number of values in the gradients of one vectorised call."""
 
 
 @component
 class GradDefense(Defence):
-    """Add Gaussian noise to each layer's gradient by its sensitivity, then project out noise-only directions.
+    """Add Gaussian noise to each layer's gradient by its sensitivity, then project out directions of pure noise.
 
-    Needs public data (`data.public`). Empirical: it carries no (epsilon, delta), for nothing is clipped. Source: Wang
+    Needs public data (`data.public`). Empirical: nothing is clipped, so there is no (epsilon, delta). Source: Wang
     2022.
     """
 
@@ -57,14 +58,15 @@ class GradDefense(Defence):
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     scale: Annotated[float, Field(ge=0)]
-    """Root mean square of the noise's deviations, in the units of the gradient; a layer's own is in proportion to its
-    sensitivity."""
+    """Root mean square of the noise's standard deviations, in the units of the gradient. Each layer's deviation is
+    proportional to its sensitivity."""
     q: Annotated[float, Field(ge=1)] = 10.0
-    """Mixing ratio: rows over columns of the matrix, the values of a slice over the number of slices."""
+    """Mixing ratio: rows per column of the matrix, which is the number of values in a slice divided by the number of
+    slices."""
 
     @property
     def least_public(self) -> int:
-        """Fewest public samples: one, for the sensitivities."""
+        """Minimum number of public samples: one, to compute sensitivities."""
         return 1
 
     def check_gradient(self, task: Task) -> None:
@@ -90,7 +92,7 @@ class GradDefense(Defence):
         unit = flatten({name: sensitivity[name].expand(t.shape) for name, t in exact.items()})
         unit = unit / unit.square().mean().sqrt()
         values = flatten(exact)
-        # Of a layer that never answers to the input nothing can be told: it is sent as it is, and has no unit.
+        # A layer that does not depend on the input reveals nothing about it, and is sent without noise.
         silent = unit == 0
         relative = torch.where(silent, 0.0, values / unit)
         noise = self.scale * torch.randn(values.shape, generator=generator).to(values)
@@ -98,10 +100,11 @@ class GradDefense(Defence):
 
 
 def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
-    """Return a noisy vector (n,), noise deviation `scale`, without the directions that contain only noise.
+    """Return a noisy vector (n,), with noise deviation `scale`, without the directions that contain only noise.
 
-    As a matrix of about q times as many rows as columns: the eigenvectors of its columns' covariance whose eigenvalues
-    lie inside scale^2 (1 -+ sqrt(columns / rows))^2 are projected out (Marchenko-Pastur 1967).
+    The vector is reshaped to a matrix with about q times as many rows as columns. Eigenvectors of its columns'
+    covariance are projected out if their eigenvalues are inside scale^2 (1 -+ sqrt(columns / rows))^2 (Marchenko-Pastur
+    1967).
     """
     columns = max(1, round((len(vector) / q) ** 0.5))
     rows = -(-len(vector) // columns)
@@ -115,10 +118,10 @@ def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
 
 
 def root_sensitivity(task: Task) -> Named:
-    """Return each parameter tensor's sensitivity, a scalar, at the weights that the client was sent.
+    """Return each parameter tensor's sensitivity, a scalar, at the global weights, with the network in evaluation mode.
 
-    The same for all clients of a round: it depends on weights and public data alone, its random directions included.
-    The network is in evaluation mode. Raises `UserError` where there are no public data.
+    The result is the same for all clients of a round, because it depends only on the weights, the public data and a
+    seed that they share. Raises `UserError` if there are no public data.
     """
     generator = seeds.torch_generator("grad_defense", task.round)
     return sensitivity(task.model, task.weights, task.buffers, root_set(task.public_for("grad_defense")), generator)
@@ -131,10 +134,10 @@ def root_set(public: Batch) -> Batch:
 
 
 def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, generator: torch.Generator) -> Named:
-    """Return the root mean square over samples of the Frobenius norm of d(gradient)/d(image), a scalar a tensor.
+    """Return the root mean square over samples of the Frobenius norm of d(gradient)/d(image), one scalar per tensor.
 
-    E[|J v|^2] is that norm's square for v of random signs; one v a sample serves all tensors. J v is the gradient, in
-    the weights, of the loss's slope along v.
+    For v of random signs, E[|J v|^2] is the square of that norm. All tensors share one v per sample. J v is the
+    gradient, with respect to the weights, of the loss's directional derivative along v.
     """
     signs = 2.0 * torch.randint(0, 2, root.inputs.shape, generator=generator).to(root.inputs) - 1
     own, chunk = copy_model(model).eval(), max(1, _SLOPES_AT_ONCE // sum(w.numel() for w in weights.values()))
@@ -150,7 +153,7 @@ def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, g
 def _squares(
     model: nn.Module, weights: Named, buffers: Named, image: Tensor, label: Tensor, direction: Tensor
 ) -> Named:
-    """Return the square of J v for one image and direction, a scalar a tensor, by a derivative forward in the image."""
+    """Return the square of J v for one image and direction, a scalar per tensor, with forward mode in the image."""
 
     def slope(w: Named) -> Tensor:
         def loss(x: Tensor) -> Tensor:
@@ -180,7 +183,7 @@ def _squares_by_autograd(
 
 
 def _once_a_round(compute: Callable[[Task], Named]) -> Callable[[Task], Named]:
-    """Cache `compute` until clients are sent other weights."""
+    """Cache the result of `compute` until the global weights change."""
     weights: Named | None = None
     result: Named = {}
 

@@ -19,7 +19,7 @@ from rayfed.registry import component
 
 @component
 class KeyLock(Defence):
-    """Lock convolution-normalisation blocks with a key and a lock per client, neither of which is sent.
+    """Lock convolution-normalisation blocks with a key and a lock per client, which are never sent.
 
     Empirical. Needs a model with norms. A client samples its key once for the whole run. Only the client trains its
     lock, which is initialised at random. Accuracies are means over the round's clients, each with its own key and lock.

@@ -14,8 +14,8 @@ from rayfed.registry import component
 class Laplace(LocalNoise):
     """Clip the update to an L1 norm, then add independent Laplace noise to every value.
 
-    With a clip bound, every update has a privacy guarantee of its own, also against the server, and the guarantees of
-    all rounds are composed. Without a clip bound the defence is empirical. Sources: Zhu 2019, section 5.1; Dwork et al.
+    With a clip bound, every single update has a privacy guarantee, also against the server, and the guarantees of all
+    rounds are composed. Without a clip bound the defence is empirical. Sources: Zhu 2019, section 5.1; Dwork et al.
     2006, 'Calibrating noise to sensitivity'.
     """
 

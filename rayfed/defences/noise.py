@@ -31,8 +31,8 @@ _LEAST_NORM = 1e-12
 class LocalNoise(Defence):
     """Base of the defences that clip a client's update to a norm, then add independent noise to every value.
 
-    With a clip bound, every update has a privacy guarantee of its own, also against the server, and the guarantees of
-    all rounds are composed. Without a clip bound the defence is empirical.
+    With a clip bound, every single update has a privacy guarantee, also against the server, and the guarantees of all
+    rounds are composed. Without a clip bound the defence is empirical.
     """
 
     vectorises: ClassVar[bool] = True

@@ -31,8 +31,8 @@ class Passport(Split):
     """Standard deviation of a passport's values, which are normal with mean zero. Scale and shift are proportional to
     deviation / size. If this is small, later layers without norms receive almost no signal and learn slowly."""
     consistency: Annotated[float, Field(gt=0)] | None = None
-    """Weight, in the loss, of the distance between scale and shift and the passports' output. They are then parameters
-    of their own (equation 25, which would be zero otherwise). Null: scale and shift are the passports' output (equation
+    """Weight, in the loss, of the distance between scale and shift and the passports' output. Scale and shift are then
+    separate parameters (equation 25, which would be zero otherwise). Null: they equal the passports' output (equation
     13)."""
 
     def _block(self, conv: nn.Conv2d, norm: nn.Module | None) -> PrivateConv:

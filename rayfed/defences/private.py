@@ -1,5 +1,4 @@
-"""Base of defences with privacy accounting: a clip bound, and a noise multiplier that is set or computed from an
-epsilon."""
+"""Base of defences with privacy accounting: a clip bound, and a noise multiplier, set or computed from an epsilon."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Refiner(Defence):
         return gradient
 
     def _refined(self, task: Task, weights: Named, batch: Batch, true: Named) -> Batch:
-        """Return the batch with robust images instead of its own."""
+        """Return the batch with its images replaced by robust ones."""
         noise = torch.rand(batch.inputs.shape, generator=task.generator).to(batch.inputs)
         images = (1 - self.alpha) * batch.inputs + self.alpha * noise
         evaluator = load_evaluator(self.evaluator, images.device)

@@ -1,16 +1,16 @@
-"""Soteria: the columns of one linear layer's gradient that reveal the input are set to zero (Sun et al. 2021).
+"""Soteria: set to zero the columns of one linear layer's gradient that reveal the input (Sun et al. 2021).
 
 Source: 'Soteria: Provable defense against privacy leakage in federated learning from representation perspective',
-section 4. Let r be the features that enter the layer. Setting r_i to 0 moves the attacker's estimate of the input x by
-about abs(r_i) / norm(dr_i/dx): the features with the largest such displacement, the smallest norm(dr_i/dx) / abs(r_i),
-are pruned.
+section 4. Let r be the input features of the layer. Setting r_i to 0 moves the attacker's estimate of the input x by
+about abs(r_i) / norm(dr_i/dx). The features with the largest such displacement, that is the smallest norm(dr_i/dx) /
+abs(r_i), are pruned.
 
-The formula is one sample's. For a batch, whose samples share the columns, the samples' displacements are added. The
-authors' code divides by r_i with its sign, adds norm(dr_i/dx) / r_i over the batch and takes the absolute value of the
-sum: features of both signs cancel there, and a single feature of zero hides what it says of the others.
+The formula is for one sample. The samples of a batch share the columns, so their displacements are added. The authors'
+code instead divides by r_i with its sign, adds norm(dr_i/dx) / r_i over the batch and takes the absolute value of the
+sum. There, features of opposite sign cancel, and one feature of zero hides that feature of all other samples.
 
-It is known to break: every other gradient is sent as it is, so an attacker who leaves the layer out of the matching
-rebuilds the input as if nothing had been done.
+The defence is broken: all other gradients are sent unchanged. An attacker that leaves the layer out of its objective
+reconstructs the input as without the defence.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from rayfed.update import Named, Update
 from rayfed.vectorised import refusal
 
 Features = Callable[[Tensor], Tensor]
-"""Images (N, C, H, W) -> features (N, F), each sample on its own."""
+"""Function from images (N, C, H, W) to features (N, F), each sample independently."""
 
 _IMAGES_AT_ONCE = 256
-"""Images whose tangents or slopes are held at once: enough for the gain of one call, and little memory."""
+"""Maximum number of images whose tangents or slopes are in memory at once; a larger limit is not faster."""
 
 
 @component
 class Soteria(Defence):
     """Set to zero the columns of a linear layer's weight gradient that reveal most about the input.
 
-    The features are those of the network in evaluation mode: dropout passes. Batch norm in training mode is refused, as
-    a feature would depend on the batch's other samples. Empirical. Source: Sun 2021, section 4.
+    Features are computed in evaluation mode, without dropout. Batch norm in training mode is an error, because a
+    feature would depend on the batch's other samples. Empirical. Source: Sun 2021, section 4.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
@@ -56,25 +56,28 @@ class Soteria(Defence):
     ratio: Annotated[float, Field(ge=0, lt=1)]
     """Share of the features that is pruned: floor(ratio * features)."""
     layer: str | None = None
-    """Name of the `nn.Linear` whose input features are pruned; null: the model's last."""
+    """Name of the `nn.Linear` whose input features are pruned. Null: the model's last one."""
     jacobian: Literal["exact", "estimated"] = "exact"
-    """`exact`: a row for each feature, as in the paper. `estimated`: the rows' squared norms from random probes, at a
-    cost that does not grow with the number of features."""
+    """`exact`: one row per feature, as in the paper. `estimated`: the rows' squared norms are estimated with random
+    probes, at a cost that does not depend on the number of features."""
     probes: Annotated[int, Field(ge=1)] = 16
-    """Random directions of `jacobian: estimated`; the squared norms' relative error falls as sqrt(2 / probes)."""
+    """Number of random directions of `jacobian: estimated`. The relative error of the squared norms is sqrt(2 /
+    probes)."""
 
     def check(self, model: nn.Module) -> None:
         """Raise `UserError` for a layer that is not linear, and for batch norm in training mode."""
         self._layer_of(model)
         if uses_batch_statistics(model):
             raise UserError(
-                "soteria: scores are of single samples, and batch norm in training mode mixes those of a batch: "
+                "soteria: scores are per sample, but batch norm in training mode mixes the samples of a batch: "
                 "set `model.batch_norm: eval`"
             )
 
     def check_gradient(self, task: Task) -> None:
-        """Raise `UserError` if the features cannot be differentiated in the input."""
-        with needing_from_model("soteria", "derivatives of features in the input", "let PyTorch differentiate them"):
+        """Raise `UserError` if the features cannot be differentiated with respect to the input."""
+        with needing_from_model(
+            "soteria", "derivatives of features with respect to the input", "use differentiable operations"
+        ):
             self._kept_of(self._front(task.model), task, task.weights, task.data)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
@@ -90,8 +93,8 @@ class Soteria(Defence):
         return gradient
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the layer's unpruned columns; of several steps, those that some step left."""
-        # Without a name the last matrix is taken, which is the last linear layer's where no embedding follows it.
+        """Return a mask of the layer's unpruned columns; after several steps, those that any step left unpruned."""
+        # By default the last matrix, which is that of the last linear layer unless an embedding follows it.
         name = f"{self.layer}.weight" if self.layer else [n for n, t in update.tensors.items() if t.dim() == 2][-1]
         weight = update.tensors[name]
         return {name: (weight != 0).any(dim=0).expand_as(weight)}
@@ -113,14 +116,14 @@ class Soteria(Defence):
         with torch.no_grad():
             values = features(images)
         if values.dim() != 2:
-            raise UserError(f"soteria: features of shape {tuple(values.shape)} enter the layer, not one row a sample")
+            raise UserError(f"soteria: the layer's input has shape {tuple(values.shape)}, not one row per sample")
         norms = self._norms(features, images, generator, in_turn)
         kept = torch.ones(values.shape[1], dtype=torch.bool, device=values.device)
         kept[displacement(values, norms).topk(int(self.ratio * len(kept))).indices] = False
         return kept
 
     def _norms(self, features: Features, images: Tensor, generator: torch.Generator, in_turn: bool) -> Tensor:
-        """Return norm(dr_i/dx) of every sample and feature, (N, F), as `jacobian` says."""
+        """Return norm(dr_i/dx) of every sample and feature, (N, F), exact or estimated as `jacobian` says."""
         if self.jacobian == "exact":
             return jacobian_norms(features, images, in_turn)
         return estimated_norms(features, images, self.probes, generator, in_turn)
@@ -133,18 +136,16 @@ class Soteria(Defence):
         layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         linear = [name for name in layers if f"{name}.weight".lstrip(".") in trained]  # a weight norm trains no weight
         if not linear:
-            raise UserError("soteria: the model has no nn.Linear that is trained: choose another defence or model")
+            raise UserError("soteria: the model has no trained nn.Linear: choose another defence or model")
         if self.layer is not None and self.layer not in linear:
-            raise UserError(
-                f"soteria: layer '{self.layer}' is no nn.Linear that is trained: {nearest(self.layer, linear)}"
-            )
+            raise UserError(f"soteria: layer '{self.layer}' is not a trained nn.Linear: {nearest(self.layer, linear)}")
         return self.layer or linear[-1]
 
 
 def displacement(features: Tensor, norms: Tensor) -> Tensor:
     """Return how far pruning each feature moves the attacker's estimates, summed over samples: (N, F) twice -> (F,).
 
-    Nothing where a feature is zero already, though its slope may be zero too (a ReLU that is off).
+    It is 0 if a feature is already zero, even if its slope is also zero (an inactive ReLU).
     """
     return torch.where(features == 0, 0.0, features.abs() / norms).sum(0)
 
@@ -152,7 +153,7 @@ def displacement(features: Tensor, norms: Tensor) -> Tensor:
 def jacobian_norms(features: Features, images: Tensor, in_turn: bool = False) -> Tensor:
     """Return norm(dr_i/dx) of every sample and feature, (N, F), from the full Jacobian.
 
-    With `in_turn` row by row, for models that vmap refuses.
+    With `in_turn`, the rows are computed one by one, for models that vmap refuses.
     """
     if in_turn:
         values, inputs = _with_graph(features, images)
@@ -175,9 +176,9 @@ def estimated_norms(
 ) -> Tensor:
     """Estimate the norms of `jacobian_norms`, (N, F), by random probes.
 
-    Their squares have no bias: E[(J v)_i^2] = norm(dr_i/dx)^2 for v of random signs. One forward-mode probe gives all
-    features for about one forward pass, whatever F is: Hutchinson's estimator of the diagonal of J J^T. With `in_turn`
-    J v is the slope of the backward pass in what it starts with, for models without forward mode or vmap.
+    The squares are unbiased: E[(J v)_i^2] = norm(dr_i/dx)^2 for v of random signs (Hutchinson's estimator of the
+    diagonal of J J^T). One forward-mode probe gives all features for the cost of about one forward pass, for any F.
+    With `in_turn`, J v is computed by two backward passes, for models without forward mode or vmap.
     """
     signs = 2.0 * torch.randint(0, 2, (probes, *images.shape), generator=generator).to(images) - 1
     if in_turn:
@@ -201,7 +202,7 @@ def _squares_in_turn(features: Features, images: Tensor, directions: Tensor) -> 
 
 
 def _with_graph(features: Features, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return features, and the images as a leaf of their graph."""
+    """Return the features, and the images as leaves of their graph."""
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has first derivatives only
         inputs = images.detach().requires_grad_()
         return features(inputs), inputs

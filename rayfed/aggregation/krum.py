@@ -26,8 +26,7 @@ class Krum(Gathering):
     """Number of updates with the best scores to average: 1 is Krum, up to n - f is multi-Krum."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` for fewer clients than the proof needs, or if `keep` exceeds the number of honest
-        clients."""
+        """Raise `UserError` if a round has too few clients, or if `keep` exceeds the number of honest ones."""
         if clients < 2 * self.malicious + 3:
             raise UserError(
                 f"krum with malicious: {self.malicious} needs at least {2 * self.malicious + 3} clients per round, but "

@@ -1,7 +1,8 @@
-"""The server's optimiser step from a pseudo-gradient (Reddi 2021, 'Adaptive federated optimization', algorithms 1 and 2).
+"""The server's optimiser: one step from a pseudo-gradient.
 
-`torch.optim` is not used because its first use in a process costs seconds of imports. The server needs only two rules,
-on named tensors, with a state that goes into the checkpoint.
+Source: Reddi 2021, 'Adaptive federated optimization', algorithms 1 and 2. `torch.optim` is not used because its first
+use in a process costs seconds of imports. The server needs only two rules, on named tensors, with a state that goes
+into the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Encryptor of updates as tagged integers: encryption, addition and decryption of sums.
 
-Clients hold `Keys`; an `Encryptor` is public. Anyone adds and multiplies, nobody without the keys opens, and a sum
-opens only where its tag fits: what was tampered with, truncated or encrypted with other keys is never taken for an
-update. The tag covers all that says what the sum is of: session, round, names and shapes, and each client's number,
-weight and factor. Which sums may be opened at all is for the caller of `open` to say (`rayfed.protections.encrypted`).
+Clients hold `Keys`; an `Encryptor` is public. Anyone can add and multiply, and only holders of the keys can decrypt. A
+sum is decrypted only if its tag matches. So data that were tampered with, truncated or encrypted with other keys are
+never used as an update. The tag covers everything that identifies the sum: session, round, names and shapes, and each
+client's number, weight and factor. The caller of `open` decides which sums may be decrypted
+(`rayfed.protections.encrypted`).
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from rayfed.errors import ProtectionError, UserError
 from rayfed.update import Encrypted, Named, Share, Update
 
 _NONCE = 16
-"""Bytes of a nonce: that two of 2^32 encrypted updates have the same one happens once in 2^65."""
+"""Length of a nonce in bytes: among 2^32 encrypted updates, two are equal with probability 2^-65."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Largest sum of encrypted updates that parameters must have room for."""
+    """Largest sum of encrypted updates that the parameters must support."""
 
     clients: int
     units: int
     """Sum of the whole numbers by which the clients' updates are multiplied."""
     multiplied: bool = False
-    """Whether the server multiplies; clients do otherwise, before they encrypt."""
+    """Whether the server multiplies after encryption; otherwise clients do before."""
 
 
 class Code(Protocol):
-    """Protocol of a code of floats as integers."""
+    """Protocol for encoding floats as integers."""
 
     def largest(self, clip: float) -> int:
         """Return the largest magnitude of an integer for values within a clip bound."""
@@ -51,10 +52,10 @@ class Code(Protocol):
 
 
 class Scheme(Protocol):
-    """Protocol of an additively homomorphic encryption of integer vectors, with parameters for one load."""
+    """Protocol for additively homomorphic encryption of integer vectors, with parameters for one load."""
 
     def generate(self, seed: bytes) -> bytes:
-        """Generate a key pair; the same for the same seed if the scheme supports seeds."""
+        """Generate a key pair; deterministic if the scheme supports seeds."""
 
     def public(self, pair: bytes) -> bytes:
         """Return the public part of a key pair that addition needs; possibly empty."""
@@ -80,7 +81,8 @@ class Keys:
     """Keys that only the clients of an arm share in a round."""
 
     secret: bytes
-    """Secret that tags are made from; another in each session (`rayfed.protections.encrypted.EncryptedChannel`)."""
+    """Secret from which tags are derived, different in each session
+    (`rayfed.protections.encrypted.EncryptedChannel`)."""
     pair: bytes
     """The scheme's secret and public key."""
 
@@ -100,12 +102,12 @@ class Encryptor:
     load: Load
 
     def __post_init__(self) -> None:
-        """Raise `UserError` if tags could not distinguish sums of such a load."""
+        """Raise `UserError` if tags cannot distinguish sums of such a load."""
         if 2 * self.load.units * self._largest >= PRIME:
             raise UserError(f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to encrypt: lower it")
 
     def encrypt(self, keys: Keys, update: Update, weight: int) -> Encrypted:
-        """Return the update encrypted, multiplied by its weight unless the server does that."""
+        """Return the encrypted update, multiplied by its weight unless the server does that."""
         layout = Layout.of(update)
         before = 1 if self.load.multiplied else weight
         vector = before * self.code.encode(flat(update), layout.bounds(self.clip, self.clip_buffers))
@@ -126,11 +128,11 @@ class Encryptor:
         return f"sums of up to {self.load.clients} clients: {in_steps(self.code, self.clip, self.clip_buffers)}"
 
     def clipped(self, update: Update) -> int:
-        """Return the number of an update's values that are clipped to their bounds."""
+        """Return the number of an update's values that are clipped."""
         return beyond(update, self.clip, self.clip_buffers)
 
     def add(self, left: Encrypted, right: Encrypted) -> Encrypted:
-        """Return the encrypted sum; raises `ProtectionError` if the two differ in round, form or key."""
+        """Return the encrypted sum; raise `ProtectionError` if the two differ in round, form or key."""
         self._check(left)
         self._check(right)
         self._check_room(left.shares + right.shares)
@@ -138,8 +140,8 @@ class Encryptor:
             if getattr(left, what) != getattr(right, what):
                 named = {"tensors": "parameters", "public": "public key"}.get(what, what)
                 raise ProtectionError(
-                    f"two encrypted updates cannot be added: the {named} of clients {_clients(left)} and of clients "
-                    f"{_clients(right)} are not the same; the round is not applied"
+                    f"encrypted updates cannot be added: the {named} of clients {_clients(left)} and of clients "
+                    f"{_clients(right)} differ; the round is not applied"
                 )
         if len(left.ciphertexts) != len(right.ciphertexts):
             raise ProtectionError(
@@ -154,7 +156,7 @@ class Encryptor:
         )
 
     def times(self, encrypted: Encrypted, factor: int) -> Encrypted:
-        """Return an encrypted sum multiplied by a public factor of 1 or more."""
+        """Return an encrypted sum multiplied by a public factor of at least 1."""
         self._check(encrypted)
         shares = tuple(share._replace(after=factor * share.after) for share in encrypted.shares)
         self._check_room(shares)
@@ -166,36 +168,38 @@ class Encryptor:
         )
 
     def weighted(self, encrypted: Sequence[Encrypted], pieces: Sequence[int]) -> Encrypted:
-        """Return the encrypted sum of vectors multiplied by their numbers of pieces, without those with 0."""
+        """Return the encrypted sum of vectors times their numbers of pieces, without vectors with 0 pieces."""
         return reduce(self.add, (self.times(s, count) for s, count in zip(encrypted, pieces, strict=True) if count))
 
     def open(self, keys: Keys, encrypted: Encrypted, alone: bool = False) -> tuple[Named, Named, int]:
         """Return the decrypted weighted sums of tensors and buffers, in float64, and the sum of the weights.
 
-        Raises `ProtectionError` for what is not the sum of what clients of these keys encrypted, and, unless `alone`
-        allows it, for a sum that would give one client's update away.
+        Raises `ProtectionError` for any data that are not the sum of updates encrypted with these keys. A sum that
+        reveals one client's update also raises it, unless `alone` is true.
         """
         self._check(encrypted)
         self._check_shares(encrypted, fewest=1 if alone else 2)
         self._check_room(encrypted.shares)
         if encrypted.public != self.scheme.public(keys.pair):
-            raise ProtectionError("an encrypted sum is of another public key than the clients': it is not opened")
+            raise ProtectionError(
+                "an encrypted sum has a public key that differs from the clients': it is not decrypted"
+            )
         total = self._decrypted(keys.pair, encrypted)
         if max(map(abs, total.tolist()), default=0) > _units(encrypted) * self._largest:
             raise ProtectionError(
-                f"the encrypted sum of round {encrypted.round} is larger than its clients' updates can make it: it was "
-                f"tampered with, or made with other keys; the round is not applied"
+                f"the encrypted sum of round {encrypted.round} is larger than its clients' updates allow: it was "
+                f"tampered with, or encrypted with other keys; the round is not applied"
             )
         contexts = [(share.after, _context(share)) for share in encrypted.shares]
         if not keys.tagger(encrypted.round, _layout(encrypted)).holds(total, encrypted.tag, contexts):
             raise ProtectionError(
-                f"the encrypted sum of round {encrypted.round} is not the sum of what its clients encrypted: it was "
-                f"tampered with, or made with other keys; the round is not applied"
+                f"the encrypted sum of round {encrypted.round} is not the sum of its clients' updates: it was "
+                f"tampered with, or encrypted with other keys; the round is not applied"
             )
         return self._decoded(encrypted, total)
 
     def broken(self, pair: bytes, encrypted: Encrypted) -> tuple[Named, Named]:
-        """Return one client's update and buffers as an attacker with the broken key pair reads them.
+        """Return one client's update and buffers, decrypted by an attacker with the broken key pair.
 
         The secret of the tags is not needed.
         """
@@ -210,36 +214,36 @@ class Encryptor:
     def _check(self, encrypted: Encrypted) -> None:
         if encrypted.parameters != self:
             raise ProtectionError(
-                f"clients {_clients(encrypted)} encrypted their updates with other parameters than this arm's: the "
-                f"round is not applied"
+                f"clients {_clients(encrypted)} encrypted their updates with parameters that differ from this arm's: "
+                f"the round is not applied"
             )
 
     def _check_shares(self, encrypted: Encrypted, fewest: int) -> None:
         """Raise `ProtectionError` for too few clients, a repeated client, or factors below 1.
 
-        The tag tells factors apart modulo its prime only, and none of 1 or more takes a client's update out of a sum
-        that names the client.
+        The tag distinguishes factors only modulo its prime. A factor of at least 1 never removes the update of a listed
+        client from the sum.
         """
         clients = {share.client for share in encrypted.shares}
         if len(clients) < max(fewest, len(encrypted.shares)):
             raise ProtectionError(
-                f"a sum of clients {_clients(encrypted)} would give one's update away: it is not opened"
+                f"the sum of clients {_clients(encrypted)} would reveal one client's update: it is not decrypted"
             )
         for share in encrypted.shares:
             before, most = (1, self.load.units) if self.load.multiplied else (share.weight, 1)
-            exact = all(type(number) is int for number in share[:4])  # True, 1.0 and NumPy's count otherwise
+            exact = all(type(number) is int for number in share[:4])  # no True, 1.0 or NumPy integers
             if not exact or share.weight < 1 or share.before != before or not 1 <= share.after <= most:
                 raise ProtectionError(
-                    f"client {share.client} is named with weight {share.weight}, multiplied by {share.before} and "
-                    f"{share.after}, which no client and no honest server makes: the sum is not opened"
+                    f"client {share.client} is listed with weight {share.weight}, multiplied by {share.before} and "
+                    f"{share.after}, which is invalid in an honest run: the sum is not decrypted"
                 )
 
     def _check_room(self, shares: Sequence[Share]) -> None:
         units = sum(share.before * share.after for share in shares)
         if units > self.load.units or len(shares) > self.load.clients:
             raise ProtectionError(
-                f"encrypted updates of {len(shares)} clients, multiplied by {units} together, have no room in one sum: "
-                f"it is for {self.load.clients} clients and {self.load.units}; the round is not applied"
+                f"encrypted updates of {len(shares)} clients with total factor {units} exceed the limits of a sum: "
+                f"{self.load.clients} clients and total factor {self.load.units}; the round is not applied"
             )
 
     def _decrypted(self, pair: bytes, encrypted: Encrypted) -> np.ndarray:
@@ -254,11 +258,11 @@ class Encryptor:
 def in_steps(code: Code, clip: float, clip_buffers: float) -> str:
     """Return the resolution of sent values, in words."""
     step, coarse = code.decode(np.ones(2, np.int64), np.array([clip, clip_buffers]))
-    return f"values up to {clip:g} in steps of {step:.1e}, of buffers up to {clip_buffers:g} in steps of {coarse:.1e}"
+    return f"values up to {clip:g} in steps of {step:.1e}, buffers up to {clip_buffers:g} in steps of {coarse:.1e}"
 
 
 def beyond(update: Update, clip: float, clip_buffers: float) -> int:
-    """Return the number of an update's values beyond their clip bounds."""
+    """Return the number of an update's values that exceed their clip bounds."""
     return int((np.abs(flat(update)) > Layout.of(update).bounds(clip, clip_buffers)).sum())
 
 
@@ -271,7 +275,7 @@ def _units(encrypted: Encrypted) -> int:
 
 
 def _context(share: Share) -> tuple[int | str, ...]:
-    """Return the context of an update that its tag's mask depends on."""
+    """Return the context of an update, from which its tag's mask is derived."""
     return share.client, share.weight, share.before, share.nonce.hex()
 
 

@@ -1,15 +1,15 @@
-"""Breaking short Paillier keys: FLINT finds the two primes of 128 bits in 0.04 s, of 192 bits in 3 s."""
+"""Factor short Paillier moduli with FLINT: 128 bits take 0.04 s, 192 bits take 3 s."""
 
 from __future__ import annotations
 
 from flint import fmpz
 
 MOST_BITS = 200
-"""Bits from which on no modulus is tried: another 30 bits take about ten times as long."""
+"""Moduli of this length or more are not factored: every 30 additional bits take about ten times as long."""
 
 
 def factor(n: int) -> tuple[int, int] | None:
-    """Return the two primes of a modulus, the smaller first; None where it is too long."""
+    """Return the two primes of a modulus, the smaller first; None if the modulus is too long."""
     if n.bit_length() >= MOST_BITS:
         return None
     (p, _), (q, _) = sorted(fmpz(n).factor())

@@ -1,8 +1,8 @@
-"""Encrypted inference: a server classifies an image that it cannot see (CKKS, by TenSEAL).
+"""Encrypted inference: a server classifies an image that it cannot see (CKKS, with TenSEAL).
 
 Source: Gilad-Barak et al. 2016, "CryptoNets"; Cheon et al. 2017, "Homomorphic Encryption for Arithmetic of Approximate
-Numbers" (CKKS, in the place of CryptoNets' YASHE). Weights are the server's and in plain; image and logits are the
-client's. It hides the data at prediction, not in training.
+Numbers" (CKKS, instead of CryptoNets' YASHE). The server has plain weights; only the client sees image and logits. This
+protects data in prediction, not in training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from rayfed.errors import UserError
 _DEGREE, _MODULI, _SCALE = 8192, (31, 26, 26, 26, 26, 26, 26, 31), 2.0**26
 """Parameters of CKKS: 218 bits at degree 8192 give 128-bit security by the homomorphic encryption standard.
 
-Six products of 26 bits: the convolution, putting its channels into one vector, two squares, two linear layers."""
+The six products of 26 bits are the convolution, the joining of its channels into one vector, two squares and two linear
+layers."""
 
 _LAYERS = ["conv1", "square1", "flatten", "fc1", "square2", "fc2"]
 
@@ -38,12 +39,12 @@ class Client:
         return cls(context)
 
     def public(self) -> bytes:
-        """Return the keys for the server: all but the secret one."""
+        """Return the keys for the server: all except the secret one."""
         data: bytes = self.context.serialize(save_secret_key=False)
         return data
 
     def encrypt(self, image: Tensor, conv: nn.Conv2d) -> tuple[bytes, int]:
-        """Encrypt a grey image (1, H, W) as windows of the server's first layer; return also their number."""
+        """Encrypt a grey image (1, H, W) as windows of the server's first layer; also return their number."""
         (height, width), (step, _) = conv.kernel_size, conv.stride
         vector, windows = ts.im2col_encoding(self.context, image[0].tolist(), height, width, step)
         return vector.serialize(), windows
@@ -65,10 +66,10 @@ class Server:
     def of(cls, public: bytes, model: nn.Sequential) -> Server:
         """Return the server for one client's public keys.
 
-        Raises `UserError` for another network, or one that normalises its images.
+        Raises `UserError` for any other network, or one that normalises its images.
         """
         if [name for name, _ in model.named_children()] != _LAYERS or model._forward_pre_hooks:
-            raise UserError("only a `cryptonet` without `normalise` can be evaluated under encryption")
+            raise UserError("encrypted inference needs a `cryptonet` without `normalise`")
         return cls(ts.context_from(public), model)
 
     def classify(self, image: bytes, windows: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Key derivation, and boxes that encrypt data and authenticate them with a context.
+"""Key derivation and authenticated encryption of data with a context.
 
 Source: HKDF, RFC 5869; ChaCha20, RFC 8439; AES-GCM, NIST SP 800-38D.
 """
@@ -21,7 +21,7 @@ _NONCE = 12
 
 
 def derive(secret: bytes, *purpose: str | int) -> bytes:
-    """Derive 32 bytes for one purpose, which reveal neither the secret nor keys for other purposes."""
+    """Derive 32 bytes for one purpose, from which the secret and keys for other purposes cannot be computed."""
     return HKDF(SHA256(), length=32, salt=b"rayfed", info=encoded(*purpose)).derive(secret)
 
 
@@ -37,16 +37,16 @@ class Stream:
 
 
 def lock(key: bytes, data: bytes, about: bytes = b"") -> bytes:
-    """Encrypt `data`, and authenticate it with `about`, which is not sent."""
+    """Encrypt `data`, and authenticate it together with `about`, which is not part of the box."""
     nonce = secrets.token_bytes(_NONCE)
     return nonce + AESGCM(key).encrypt(nonce, data, about)
 
 
 def unlock(key: bytes, box: bytes, about: bytes = b"") -> bytes:
-    """Return a box's data; raises `ProtectionError` for another key or `about`, or a modified box."""
+    """Return a box's data; raise `ProtectionError` for another key or `about`, or a modified box."""
     try:
         return AESGCM(key).decrypt(box[:_NONCE], box[_NONCE:], about)
     except (InvalidTag, ValueError):
         raise ProtectionError(
-            "a box cannot be unlocked: it was tampered with, or locked with another key or about something else"
+            "a box cannot be decrypted: it was tampered with, or encrypted with another key or context"
         ) from None

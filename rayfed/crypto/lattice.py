@@ -1,8 +1,8 @@
-"""BFV and CKKS encryption of integer vectors for addition, by TenSEAL on Microsoft SEAL.
+"""BFV and CKKS encryption of integer vectors for addition, with TenSEAL on Microsoft SEAL.
 
-All who encrypt also hold the secret key, so encryption is symmetric: its noise is a fiftieth of that of a public key.
-One prime carries the data (nothing is multiplied but by public integers, as repeated addition), and one more is SEAL's
-own. A ring of dimension 4096 with 109 bits in both is 128-bit secure (Albrecht 2018, 'Homomorphic encryption
+All clients that encrypt also have the secret key, so encryption is symmetric: its noise is 1/50 of that with a public
+key. One prime carries the data (which is only multiplied by public integers, by repeated addition), and one more is
+SEAL's own. A ring of dimension 4096 with 109 bits in both is 128-bit secure (Albrecht 2018, 'Homomorphic encryption
 security standard', table 1).
 
 Source: Fan and Vercauteren 2012, 'Somewhat practical fully homomorphic encryption'; Cheon 2017, 'Homomorphic encryption
@@ -26,7 +26,7 @@ from rayfed.errors import ProtectionError
 
 DEGREE = 4096
 SIGMAS = 10
-"""Standard deviations of noise that must not change an integer: that one does is expected in 10^22 values."""
+"""Standard deviations of noise that must not change an integer; expected failures: one in 10^22 values."""
 _DEVIATION = 3.2
 """Standard deviation of a coefficient's noise in a fresh ciphertext."""
 _MODULI = {"bfv": (54, 55), "ckks": (56, 53)}
@@ -39,17 +39,17 @@ class Lattice:
 
     scheme: Literal["bfv", "ckks"]
     parameter: int
-    """The plaintext modulus, a prime, of BFV; bits of the scale of CKKS."""
+    """For BFV the plaintext modulus, a prime; for CKKS the bits of the scale."""
 
     @classmethod
     def bfv(cls, most: int, noise: float) -> Lattice:
         """Return BFV for exact sums of magnitude up to `most`.
 
-        `noise` is that of the sum over that of one ciphertext. Raises `OverflowError` where the modulus cannot hold
-        them.
+        `noise` is the noise of the sum divided by that of one ciphertext. Raises `OverflowError` if the modulus is too
+        small.
         """
         modulus = 2 * most + 1
-        modulus += -(modulus - 1) % (2 * DEGREE)  # batching needs a prime one above a multiple of this
+        modulus += -(modulus - 1) % (2 * DEGREE)  # batching needs a prime that is 1 modulo this
         while not gmpy2.is_prime(modulus):
             modulus += 2 * DEGREE
         _check(modulus * 2 * SIGMAS * _DEVIATION * noise, _MODULI["bfv"][0] - 1)
@@ -57,7 +57,8 @@ class Lattice:
 
     @classmethod
     def ckks(cls, most: int, noise: float) -> Lattice:
-        """Return CKKS for sums of magnitude up to `most`, with a scale just large enough to round noise away."""
+        """Return CKKS for sums of magnitude up to `most`, with the smallest scale that removes the noise by
+        rounding."""
         bits = ceil(log2(2 * SIGMAS * _DEVIATION * DEGREE**0.5 * noise))
         _check(most << bits, _MODULI["ckks"][0] - 2)
         return cls("ckks", bits)
@@ -80,28 +81,28 @@ class Lattice:
     def decrypt(self, key: bytes, ciphertexts: Sequence[bytes]) -> np.ndarray:
         """Return the vector (D,) int64 in ciphertexts.
 
-        The noise of CKKS is rounded away, and with it what would tell of the key (Li and Micciancio 2021, 'On the
-        security of homomorphic encryption on approximate numbers'). Raises `ProtectionError` for bytes that are no
-        ciphertext of these parameters.
+        Rounding removes the noise of CKKS, which would otherwise reveal the key (Li and Micciancio 2021, 'On the
+        security of homomorphic encryption on approximate numbers'). Raises `ProtectionError` for bytes that are not a
+        ciphertext with these parameters.
         """
         with self._intact():
             parts = [np.array(c.decrypt(), np.float64) for c in self._read(key, ciphertexts)]
             return np.rint(np.concatenate(parts)).astype(np.int64)
 
     def add(self, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Return ciphertexts of the sums; raises `ProtectionError` as `decrypt` does."""
+        """Return ciphertexts of the sums; raise `ProtectionError` as `decrypt` does."""
         with self._intact():
             pairs = zip(self._read(self._public, left), self._read(self._public, right), strict=True)
             return tuple(a.add_(b).serialize() for a, b in pairs)
 
     def times(self, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Return ciphertexts multiplied by a factor of 1 or more, by doubling and adding."""
+        """Return ciphertexts multiplied by a factor of at least 1, by doubling and adding."""
         with self._intact():
             return tuple(_multiple(c, factor).serialize() for c in self._read(self._public, ciphertexts))
 
     @cached_property
     def _public(self) -> bytes:
-        """Scheme parameters, which suffice for addition."""
+        """Scheme parameters, which are sufficient for addition."""
         return self._made(secret=False)
 
     def _made(self, secret: bool) -> bytes:
@@ -124,7 +125,7 @@ class Lattice:
     def _read(self, context: bytes, ciphertexts: Sequence[bytes]) -> list[Any]:
         read = ts.bfv_vector_from if self.scheme == "bfv" else ts.ckks_vector_from
         found = [read(_context(context), c) for c in ciphertexts]
-        for c in found:  # SEAL checks what is its own; TenSEAL believes its header, and would read beyond the slots
+        for c in found:  # SEAL checks its part; TenSEAL trusts its header, and would read beyond the slots
             if len(c.ciphertext()) != 1 or not 0 < c.size() <= self.slots:
                 raise ValueError("its header is wrong")
         return found
@@ -133,7 +134,7 @@ class Lattice:
     def _intact(self) -> Iterator[None]:
         try:
             yield
-        except (ValueError, RuntimeError) as error:  # what SEAL throws at damaged bytes
+        except (ValueError, RuntimeError) as error:  # raised by SEAL for damaged bytes
             raise ProtectionError(
                 f"a {self.scheme.upper()} ciphertext cannot be read ({error}): it was tampered with, truncated, or "
                 f"made with other parameters; the round is not applied"
@@ -156,4 +157,4 @@ def _multiple(ciphertext: Any, factor: int) -> Any:
 
 def _check(value: float, bits: int) -> None:
     if value >= 1 << bits:
-        raise OverflowError(f"sums need {log2(value) - bits:.1f} bits more than the modulus has")
+        raise OverflowError(f"the modulus is {log2(value) - bits:.1f} bits too short for sums")

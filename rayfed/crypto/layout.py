@@ -39,14 +39,14 @@ class Layout:
 
 
 def flat(update: Update) -> np.ndarray:
-    """Return the values of an update, (D,) float64; raises `UserError` for other types than float32 and float64."""
+    """Return the values of an update, (D,) float64; raise `UserError` for types other than float32 and float64."""
     check_types(update.tensors | update.buffers, "encryption")
     parts = [*update.tensors.values(), *update.buffers.values()]
     return np.concatenate([t.detach().cpu().numpy().ravel() for t in parts]).astype(np.float64)
 
 
 def single(tensors: Named) -> Named:
-    """Return tensors in the parameters' precision."""
+    """Return tensors in single precision, the parameters' precision."""
     return {name: t.float() for name, t in tensors.items()}
 
 

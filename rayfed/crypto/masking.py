@@ -1,13 +1,15 @@
 """Protocol of secure aggregation: pairwise masks that cancel in the sum, with clients that drop out.
 
 Sources: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", figure 4, with
-the consistency check but without a public-key infrastructure: where figure 4 has signatures, pairs of clients
-authenticate by the keys that they agree on, so that a server which hands out keys of its own is not noticed. Bell et
-al. 2020, "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", section 3, for the sparse graph. Pasquini
-et al. 2022, "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", is why clients compare models.
+the consistency check but without a public-key infrastructure. Instead of the signatures of figure 4, pairs of clients
+authenticate with the keys that they agree on. A server that distributes forged keys is therefore not detected. Bell et
+al. 2020, "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", section 3, for the sparse graph. Clients
+compare models because of Pasquini et al. 2022, "Eluding Secure Aggregation in Federated Learning via Model
+Inconsistency".
 
-Phases: clients advertise keys; share secrets among neighbours; agree on who has shared and on the model, and send
-masked vectors; confirm whose vectors came; reveal what unmasks the sum.
+Phases: clients advertise keys (0) and share secrets with their neighbours (1). They agree on the clients that have
+shared and on the model, and send masked vectors (2). They confirm whose vectors arrived (3), and reveal shares that
+unmask the sum (4).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from rayfed.errors import ProtectionError
 TAG_BYTES = 32
 _SECRET = 32
 _NUMBERS = 1 << 63
-"""Bound of clients' numbers, which begin at 0: a share for -1 would be the secret itself."""
+"""Exclusive upper bound of client numbers, which start at 0: a share for -1 would be the secret."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,15 @@ class Advertised:
     """Public keys of a client."""
 
     box: bytes
-    """Key under which others send the client shares."""
+    """Key with which other clients encrypt shares for this client."""
     mask: bytes
-    """Key from which pairs make their common masks."""
+    """Key from which pairs of clients derive their common masks."""
 
 
 Directory = Mapping[int, Advertised]
-"""The keys of all clients that advertised some: every client is sent all of them."""
+"""Public keys of all clients that advertised keys; every client receives all of them."""
 Transcript = dict[str, bytes]
-"""Digests of the questions that a client has answered in a round, by phase."""
+"""Digests of the questions to which a client has replied in a round, by phase."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +57,28 @@ class Revealed:
     """Shares that a client reveals in the last phase, of one of two secrets of each other client."""
 
     selves: Mapping[int, int]
-    """Shares of the seeds of those whose vectors are in the sum."""
+    """Shares of the seeds of clients whose vectors are in the sum."""
     masks: Mapping[int, int]
-    """Shares of the mask keys of those who dropped out after they had shared."""
+    """Shares of the mask keys of clients that dropped out after sharing."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Public knowledge of a round that a client has before it begins."""
+    """Public parameters of a round that a client knows before it begins."""
 
     run: bytes
-    """Public bytes that tell arms and runs apart."""
+    """Public bytes that are unique to an arm of a run."""
     round: int
     threshold: int
-    """Number of a client and its neighbours that must stay."""
+    """Minimum number of a client and its neighbours that must stay."""
     degree: int
-    """Number of a client's neighbours where so many are there; even, or at least that of the complete graph."""
+    """Number of a client's neighbours if enough clients are present: even, or at least that of the complete graph."""
 
 
 class KeyList(Mapping[int, Advertised]):
     """Immutable directory of public keys with a cached digest.
 
-    The digest is not pickled: a client hashes what it is sent, and believes nobody's digest of it.
+    The digest is not pickled: each client hashes the keys that it receives, and trusts no other digest.
     """
 
     def __init__(self, keys: Directory) -> None:
@@ -115,10 +117,10 @@ class KeyList(Mapping[int, Advertised]):
 
 
 def neighbours(directory: Directory, degree: int) -> dict[int, tuple[int, ...]]:
-    """Return each client's neighbours in a ring, half on either side; all others in small rounds.
+    """Return each client's neighbours in a ring, half on either side; all other clients in small rounds.
 
-    The order of the ring follows from all public keys, so that nobody knows it before they are advertised, and who has
-    the directory can check it.
+    The order of the ring is derived from all public keys. So it is unknown before these are advertised, and clients
+    with the directory can check it.
     """
     return dict(_graph(KeyList.of(directory), degree))
 
@@ -143,11 +145,11 @@ def digest_of(directory: Directory) -> bytes:
 class Participant:
     """One client's side of the protocol in one round.
 
-    All that is secret follows from `secret`, which is its own and the round's; its `transcript` is empty when the round
-    begins and kept by the client until it ends.
+    All secrets are derived from `secret`, which is unique to the client and round. The `transcript` is empty when the
+    round begins, and the client keeps it until the round ends.
 
-    Every phase raises `ProtectionError`, and tells nothing, for a question that contradicts what the client was asked
-    before or that an honest server would not ask. The same question again has the same answer.
+    Every phase raises `ProtectionError` and reveals nothing if a question contradicts an earlier one or would not come
+    from an honest server. A repeated question gets the same reply.
     """
 
     client: int
@@ -162,23 +164,23 @@ class Participant:
     def share(self, directory: Directory) -> dict[int, bytes]:
         """Return encrypted shares of both secrets for the client itself and each neighbour (phase 1).
 
-        The receiver alone can open its box.
+        Only the receiver can decrypt its box.
         """
         directory = KeyList.of(directory)
         keys = [key for each in directory.values() for key in (each.box, each.mask)]
         if directory.get(self.client) != self.advertise() or len(set(keys)) < len(keys):
-            raise self._refusal("is sent a directory in which its keys are others, or one key stands twice")
+            raise self._refusal("received a directory with wrong keys of this client, or with one key twice")
         if not all(type(client) is int and 0 <= client < _NUMBERS for client in directory):
-            raise self._refusal("is sent a directory with numbers that no client has")
+            raise self._refusal("received a directory with invalid client numbers")
         holders, needed = self._around(directory, directory), self.setting.threshold
         if not needed <= len(holders) < 2 * needed:
             raise self._refusal(
-                f"has {len(holders)} clients around it, itself among them: {needed} are needed, and they must be more "
-                f"than half of these"
+                f"has {len(holders)} clients in its neighbourhood (including itself), but needs {needed}, which must "
+                f"be more than half of them"
             )
         root = digest_of(directory)
         self._answers_once("share", root)
-        # Of this directory: shares that were dealt for two do not fit together.
+        # Bound to this directory, because shares for two directories are inconsistent.
         stream = Stream(derive(self.secret, "polynomials", root.hex()))
         selves = shamir.split(self._seed, needed, holders, stream)
         masks = shamir.split(self._secret("mask"), needed, holders, stream)
@@ -195,7 +197,7 @@ class Participant:
     def agree(self, directory: Directory, shared: Collection[int], model: bytes) -> dict[int, bytes]:
         """Return tags for itself and each neighbour that has sent shares (phase 2, before training).
 
-        By its tag a neighbour knows with whom this client masks, and for which model (a digest).
+        The tag proves to a neighbour with which clients, and for which model (a digest), this client masks.
         """
         directory = KeyList.of(directory)
         self._goes_on("share", directory.digest)
@@ -211,13 +213,13 @@ class Participant:
     ) -> np.ndarray:
         """Return the masked vector, (D,) uint64 modulo 2^64 (phase 2).
 
-        The masks are its own and those with the neighbours that have shared. `agreed` is the tag that the client made
-        for itself: it masks for this model, with these and no others.
+        The masks are its own one and those shared with the neighbours that have sent shares. `agreed` is the tag that
+        the client made for itself. It ensures that the client masks only for this model and with these neighbours.
         """
         directory = KeyList.of(directory)
         statement = self._shared(directory, shared, model)
         if self.client not in directory or not self._holds("agree", directory, self.client, agreed, statement):
-            raise self._refusal("is told of other clients or of another model than it has agreed to mask with")
+            raise self._refusal("received other clients or another model than it has agreed on")
         masked: np.ndarray = vector + expand(self._seed, len(vector))
         for other in self._around(directory, shared):
             if other != self.client:
@@ -229,8 +231,8 @@ class Participant:
     ) -> dict[int, bytes]:
         """Return tags on the list of survivors for itself and each neighbour among them (phase 3).
 
-        `agreed` has the tags that others made for this client in phase 2, by sender: all survivors around it must have
-        masked with the same clients, and for the same model.
+        `agreed` has the tags that other clients made for this client in phase 2, by sender. All survivors in its
+        neighbourhood must have masked with the same clients, and for the same model.
         """
         directory = KeyList.of(directory)
         around, statement = self._around(directory, survivors), self._agreed(directory, shared)
@@ -238,7 +240,7 @@ class Participant:
         for other in around:
             if not self._holds("agree", directory, other, agreed.get(other, b""), statement):
                 raise self._refusal(
-                    f"is told that client {other} survives, which was told of other clients or sent another model"
+                    f"received client {other} as a survivor, which has agreed on other clients or another model"
                 )
         statement = _digest("survivors", statement, *sorted(survivors))
         self._answers_once("confirm", statement)
@@ -254,9 +256,9 @@ class Participant:
     ) -> Revealed:
         """Return the shares that unmask the sum of the survivors' vectors (phase 4).
 
-        They are from the `boxes` that were sent to this client, by sender. `confirmed` has the tags that others made
-        for this client in phase 3: a threshold of those around it, itself among them, must have confirmed the same
-        survivors.
+        The shares are from the `boxes` that were sent to this client, by sender. `confirmed` has the tags that other
+        clients made for this client in phase 3. A threshold of its neighbourhood, including itself, must have confirmed
+        the same survivors.
         """
         directory = KeyList.of(directory)
         statement = _digest("survivors", self._agreed(directory, shared), *sorted(survivors))
@@ -265,8 +267,8 @@ class Participant:
         agreeing = [c for c in around if self._holds("confirm", directory, c, confirmed.get(c, b""), statement)]
         if len(agreeing) < self.setting.threshold:
             raise self._refusal(
-                f"holds confirmations of the same survivors by {len(agreeing)} clients around it, itself among them; "
-                f"{self.setting.threshold} are needed"
+                f"has confirmations of the same survivors by {len(agreeing)} clients in its neighbourhood (including "
+                f"itself), but needs {self.setting.threshold}"
             )
         senders, root = self._around(directory, shared), digest_of(directory)
         opened = {c: self._opened(directory, root, c, box) for c, box in boxes.items() if c in senders}
@@ -277,35 +279,35 @@ class Participant:
         )
 
     def _around(self, directory: Directory, present: Collection[int]) -> list[int]:
-        """Return those of this client and its neighbours that are still present."""
+        """Return which of this client and its neighbours are still present."""
         near = _graph(KeyList.of(directory), self.setting.degree)[self.client]
         return sorted({self.client, *near}.intersection(present))
 
     def _check_among(self, present: Collection[int], known: Collection[int], around: Sequence[int]) -> None:
         if not {self.client} <= set(present) <= set(known):
-            raise self._refusal("is told that clients are left which were not there, or that it is gone itself")
+            raise self._refusal("received a list with clients that were not present before, or without itself")
         if len(around) < self.setting.threshold:
             raise self._refusal(
-                f"is told that {len(around)} clients around it are left, itself among them: {self.setting.threshold} "
-                f"are needed"
+                f"received a list with {len(around)} clients of its neighbourhood (including itself), but needs "
+                f"{self.setting.threshold}"
             )
 
     def _shared(self, directory: Directory, shared: Collection[int], model: bytes) -> bytes:
         return _digest("shared", digest_of(directory), model, *sorted(shared))
 
     def _agreed(self, directory: Directory, shared: Collection[int]) -> bytes:
-        """Return the agreed list of clients if the server continues with it; raises otherwise."""
+        """Return the agreed list of clients if the server continues with it; raise `ProtectionError` otherwise."""
         statement = self._shared(directory, shared, self.transcript.get("model", b""))
         self._goes_on("agree", statement)
         return statement
 
     def _answers_once(self, phase: str, question: bytes) -> None:
         if self.transcript.setdefault(phase, question) != question:
-            raise self._refusal(f"has answered another question in the phase '{phase}'")
+            raise self._refusal(f"has already replied to a different question in the phase '{phase}'")
 
     def _goes_on(self, phase: str, question: bytes) -> None:
         if self.transcript.get(phase) != question:
-            raise self._refusal(f"is asked to go on from what it has not answered in the phase '{phase}'")
+            raise self._refusal(f"received a question that assumes a reply it did not give in the phase '{phase}'")
 
     def _tags(self, phase: str, directory: Directory, receivers: Sequence[int], statement: bytes) -> dict[int, bytes]:
         return {other: self._tag(phase, directory, self.client, other, statement) for other in receivers}
@@ -326,18 +328,18 @@ class Participant:
         except ProtectionError:
             raise ProtectionError(
                 f"the box of shares from client {sender} to client {self.client} in round {self.setting.round} cannot "
-                f"be opened: it was tampered with, or locked for another receiver, round, run or directory of keys; "
+                f"be decrypted: it was tampered with, or is for another receiver, round, run or directory of keys; "
                 f"nothing is revealed"
             ) from None
 
     def _about(self, what: str, sender: int, receiver: int, statement: bytes) -> bytes:
-        """Return the context that boxes and tags are bound to."""
+        """Return the context to which boxes and tags are bound."""
         return _digest(what, self.setting.run, self.setting.round, sender, receiver, statement)
 
     def _refusal(self, why: str) -> ProtectionError:
         return ProtectionError(
-            f"client {self.client} answers the server nothing more in round {self.setting.round}: it {why}; the server "
-            f"does not follow the protocol, or the client was started again and has lost its transcript"
+            f"client {self.client} stops replying to the server in round {self.setting.round}: it {why}; the server "
+            f"does not follow the protocol, or the client was restarted and has lost its transcript"
         )
 
     @property
@@ -362,7 +364,7 @@ class Participant:
 
     def _common(self, directory: Directory, other: int, purpose: str) -> bytes:
         """Return the key that only this client and another (or itself) can compute."""
-        if other == self.client:  # not by the directory, in which the server may have put a key of its own
+        if other == self.client:  # not from the directory, in which the server may have inserted its own key
             return derive(self.secret, "own", purpose)
         about = directory[other].box, purpose
         if about not in self._agreements:
@@ -381,8 +383,8 @@ def unmasked(
 ) -> np.ndarray:
     """Return the sum of the survivors' vectors, (D,) uint64, from their masked sum: the server's last step.
 
-    `dropped` had shared but sent no vector; `near` and `directory` are of all who shared; `revealed` is by who gave it.
-    Raises `ProtectionError` where fewer than `threshold` shares of a secret came.
+    `dropped` are the clients that sent shares but no vector. `near` and `directory` cover all clients that sent shares,
+    and `revealed` is by sender. Raises `ProtectionError` if fewer than `threshold` shares of a secret arrived.
     """
     total = total.copy()
     for client in survivors:
@@ -400,7 +402,7 @@ def _joined(client: int, shares: Mapping[int, int], threshold: int) -> bytes:
     try:
         return shamir.join(shares, threshold, _SECRET)
     except ProtectionError as error:
-        raise ProtectionError(f"the sum cannot be unmasked: of client {client}, {error}") from None
+        raise ProtectionError(f"the sum cannot be unmasked: client {client}: {error}") from None
 
 
 def expand(seed: bytes, size: int) -> np.ndarray:
@@ -410,9 +412,10 @@ def expand(seed: bytes, size: int) -> np.ndarray:
 
 
 def _pairwise(client: int, other: int, own: X25519PrivateKey, public: bytes, size: int) -> np.ndarray:
-    """Return the mask that a client adds for a pair of clients; the other adds its negative.
+    """Return the mask that a client adds for a pair of clients; the other client adds its negative.
 
-    It is of their numbers, too: who advertises a key like somebody else's would take that one's masks off others.
+    The mask depends on both client numbers. Otherwise a client that advertises a copy of another's key could remove
+    that client's masks.
     """
     mask = expand(derive(_exchanged(own, public), "mask", *sorted((client, other))), size)
     return mask if client < other else -mask
@@ -421,7 +424,7 @@ def _pairwise(client: int, other: int, own: X25519PrivateKey, public: bytes, siz
 def _exchanged(own: X25519PrivateKey, public: bytes) -> bytes:
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:  # another length, or a point of low order, with which all have the same in common
+    except ValueError:  # wrong length, or a point of low order, which gives all clients the same key
         raise ProtectionError("an advertised public key is invalid; no message is encrypted for it") from None
 
 

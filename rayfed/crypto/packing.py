@@ -1,8 +1,8 @@
-"""Packing of floats as short integers, several in one large integer, such that sums do not overlap.
+"""Pack floats as short integers, several per large integer, such that their sums do not overlap.
 
 Source: Zhang 2020, 'BatchCrypt: efficient homomorphic encryption for cross-silo federated learning', sections 4.2 and
-4.3: symmetric clipping, quantisation, guard bits. Lanes hold offset values here, not two's complement, so that no
-borrow crosses from one lane to the next.
+4.3: symmetric clipping, quantisation, guard bits. Lanes here hold values with an offset instead of two's complement, so
+that no borrow crosses from one lane to the next.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 _BLOCK = 1 << 20
-"""Values that are spread into bits at a time: 64 MB."""
+"""Number of values converted to bits at once: 64 MB."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Code of values within a clip bound as signed integers of a fixed number of bits, symmetric around zero."""
+    """Encode values within a clip bound as signed integers of a fixed number of bits, symmetric around zero."""
 
     bits: int
 
@@ -37,21 +37,21 @@ class FixedPoint:
         return integers
 
     def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """Return the floats of integers or of sums of them, (D,) float64.
+        """Return the floats of integers or of sums of integers, (D,) float64.
 
-        Half a step of clip / most is lost in each summand at most.
+        The error is at most half a step of clip / most per summand.
         """
         return integers.astype(np.float64) * (clip / self.most)
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """Packing of unsigned integers side by side in larger ones."""
+    """Packing of unsigned integers into lanes of larger integers."""
 
     width: int
-    """Bits of a lane: no sum of what is put there may need more; at most 63."""
+    """Width of a lane in bits, sufficient for all sums of its values; at most 63."""
     count: int
-    """Lanes in one plaintext."""
+    """Number of lanes in one plaintext."""
 
     def pack(self, values: np.ndarray) -> list[int]:
         """Pack (D,) values below 2^width into ceil(D / count) integers, the first value in the lowest bits."""
@@ -81,8 +81,8 @@ class Lanes:
 def apportion(weights: Sequence[float], pieces: int) -> list[int]:
     """Return whole numbers of pieces in proportion to the weights, by the largest-remainder method.
 
-    They sum to `pieces`. Rounding each down, as the thesis does (equation 4.4), loses up to a piece a client: 10 of 100
-    with 30 alike.
+    They sum to `pieces`. Rounding each one down, as in the thesis (equation 4.4), loses up to a piece per client: 10 of
+    100 pieces with 30 equal clients.
     """
     shares = [pieces * w / sum(weights) for w in weights]
     whole = [int(share) for share in shares]

@@ -1,4 +1,4 @@
-"""Paillier's cryptosystem with generator n + 1, using the Chinese remainder theorem if p and q are known.
+"""Paillier's cryptosystem with generator n + 1, with the Chinese remainder theorem if p and q are known.
 
 Source: Paillier 1999, 'Public-key cryptosystems based on composite degree residuosity classes', scheme 1 and section 7;
 Damgard, Jurik and Nielsen 2010, 'A generalization of Paillier's public-key system', section 4 (fixed-base tables).
@@ -18,18 +18,18 @@ from gmpy2 import mpz
 from rayfed.crypto.keys import Stream
 
 SECURE_BITS = 2048
-"""Length of the shortest key that NIST SP 800-57 still allows (112 bits of security)."""
+"""Minimum key length that NIST SP 800-57 still allows (112 bits of security)."""
 _WINDOW = 8
-"""Bits of an exponent that one entry of a fixed-base table stands for: a byte."""
+"""Number of exponent bits per entry of a fixed-base table: a byte."""
 _COFACTOR = 16
-"""Bits of (p - 1) / r at most, r the large prime in it."""
+"""Maximum number of bits of (p - 1) / r, with r the large prime factor."""
 _SURPLUS = 16
-"""Bytes by which a random number is longer than its modulus, so that no residue is likelier than another."""
+"""Number of bytes by which a random number is longer than its modulus, so that all residues are equally likely."""
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """Public key, which suffices to encrypt and to add."""
+    """Public key, which is sufficient to encrypt and to add."""
 
     n: mpz
 
@@ -84,19 +84,19 @@ class KeyPair:
         return [(1 + m * n) * r % square for m, r in zip(plaintexts, made, strict=False)]
 
     def obfuscators(self, count: int) -> list[mpz]:
-        """Draw n-th powers modulo n squared, uniformly random.
+        """Sample n-th powers modulo n squared, uniformly.
 
-        Modulo p squared those are the p-th powers, and a^p depends on a modulo p alone: exponents of half the length
-        modulo numbers of half the length.
+        Modulo p squared these are the p-th powers, and a^p depends only on a modulo p. So exponents and numbers have
+        half the length.
         """
         modulo_p = gmpy2.powmod_base_list(_random(self.p, count), self.p, self.p**2)
         modulo_q = gmpy2.powmod_base_list(_random(self.q, count), self.q, self.q**2)
         return self._joined(modulo_p, modulo_q)
 
     def tabulated(self) -> Callable[[int], list[mpz]]:
-        """Return `obfuscators` from precomputed tables of powers, in a fifth of the time.
+        """Return a function like `obfuscators` that uses precomputed tables of powers and takes a fifth of the time.
 
-        These generate all p-th powers, so what comes of them is as uniform, and no assumption is added to Paillier's.
+        The tables generate all p-th powers, so the result is as uniform, and no assumption is added to Paillier's.
         """
         tables = [_Table.of(prime) for prime in (self.p, self.q)]
         return lambda count: self._joined(*(table.random(count) for table in tables))
@@ -115,7 +115,7 @@ class KeyPair:
         return [(m + self.p * ((k - m) * inverse % self.q)) % n for m, k in zip(*modulo, strict=True)]
 
     def _scale(self, prime: mpz) -> mpz:
-        """Return Paillier's h: the inverse of (n + 1)^(prime - 1), less one, over the prime."""
+        """Return Paillier's h: the inverse of ((n + 1)^(prime - 1) - 1) / prime."""
         return gmpy2.invert((gmpy2.powmod(self.public.n + 1, prime - 1, prime**2) - 1) // prime, prime)
 
     def _joined(self, modulo_p: Sequence[mpz], modulo_q: Sequence[mpz]) -> list[mpz]:
@@ -146,7 +146,7 @@ class _Table:
         return cls(prime, rows)
 
     def random(self, count: int) -> list[mpz]:
-        """Draw powers of g with uniform exponents, long enough to be statistically uniform."""
+        """Sample powers of g with uniform exponents, long enough to be statistically uniform."""
         return [self._power(secrets.token_bytes(len(self.rows))) for _ in repeat(None, count)]
 
     def _power(self, exponent: bytes) -> mpz:
@@ -157,7 +157,7 @@ class _Table:
 
 
 def _random(modulus: mpz, count: int) -> list[mpz]:
-    """Draw residues that are not zero."""
+    """Sample nonzero residues."""
     size = (modulus.bit_length() + 7) // 8 + _SURPLUS
     return [1 + mpz(int.from_bytes(secrets.token_bytes(size), "little")) % (modulus - 1) for _ in repeat(None, count)]
 
@@ -165,7 +165,7 @@ def _random(modulus: mpz, count: int) -> list[mpz]:
 def _prime(bits: int, stream: Stream) -> mpz:
     """Generate a prime p = 2kr + 1 with r prime and small k, so that the factors of p - 1 are known.
 
-    Its two highest bits are set, so that a product of two such has twice the bits.
+    Its two highest bits are set, so that the product of two such primes has twice the bits.
     """
     low, high = mpz(3) << (bits - 2), mpz(1) << bits
     while True:
@@ -185,7 +185,7 @@ def _generator(prime: mpz) -> mpz:
             rest //= divisor
     tried = [(prime - 1) // factor for factor in {*factors, rest} - {1}]
     if not gmpy2.is_prime(rest) and rest > 1:
-        raise ValueError("the factors of p - 1 cannot be told: `KeyPair.generate` makes primes of which they can")
+        raise ValueError("the factors of p - 1 are unknown: use primes from `KeyPair.generate`")
     while True:
         candidate = _random(prime, 1)[0]
         if all(gmpy2.powmod(candidate, exponent, prime) != 1 for exponent in tried):

@@ -1,7 +1,7 @@
-"""The server's side of secure aggregation: state of a round, phase by phase, and the next question.
+"""Server side of secure aggregation: the state of a round in each phase, and the next question.
 
-Source: Bonawitz et al. 2017, 'Practical secure aggregation for privacy-preserving machine learning', figure 4. What
-clients do, and what they refuse to a server that does otherwise, is in `rayfed.crypto.masking`.
+Source: Bonawitz et al. 2017, 'Practical secure aggregation for privacy-preserving machine learning', figure 4. The
+clients' side, including their checks of the server, is in `rayfed.crypto.masking`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rayfed.questions import Question, RoundSession, Tables
 from rayfed.update import Masked
 
 Letters = Mapping[int, Mapping[int, bytes]]
-"""Boxes or tags, of each sender by receiver; where they are delivered, of each receiver by sender."""
+"""Boxes or tags by sender, then receiver; after delivery by receiver, then sender."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Advertise:
 class Share:
     """Question to the clients that have advertised: encrypted shares for each neighbour and themselves.
 
-    This question and those that follow carry the directory, though it is sent once: what a client remembers of it in
-    this simulation is its digest.
+    This question and the later ones carry the directory, because a client of this simulation remembers only its digest.
+    A real server sends it once.
     """
 
     directory: Directory
@@ -52,7 +52,7 @@ class Peers:
     directory: Directory
     shared: tuple[int, ...]
     agreed: Mapping[int, bytes]
-    """Tag of each client by which it knows that it has agreed to this."""
+    """Tag of each client that proves to itself that it has agreed to this list."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Confirm:
     shared: tuple[int, ...]
     survivors: tuple[int, ...]
     agreed: Letters
-    """Tags of phase 2 that others made for each survivor."""
+    """Tags of phase 2 that other clients made for each survivor."""
 
 
 @dataclass(frozen=True)
@@ -74,30 +74,31 @@ class Reveal:
     shared: tuple[int, ...]
     survivors: tuple[int, ...]
     confirmed: Letters
-    """Tags of phase 3 that others made for each of those who have confirmed."""
+    """Tags of phase 3 that other clients made for each confirming client."""
     boxes: Letters
-    """Boxes for each of those who have confirmed, which it alone can open."""
+    """Boxes for each confirming client, which only that client can decrypt."""
 
 
 @dataclass(frozen=True)
 class MaskingSession(RoundSession):
     """The server's state of one round of secure aggregation.
 
-    That is keys, shares, and with whom to mask; when vectors have come, whose they are, and what unmasks them.
+    It has keys, shares and the clients to mask with; after the vectors, their senders and the shares that unmask the
+    sum.
     """
 
     clients: Sequence[int]
-    """Clients drawn for the round."""
+    """Clients sampled for the round."""
     threshold: int
-    """Number of a client and its neighbours that must stay."""
+    """Minimum number of a client and its neighbours that must stay."""
     degree: int
-    """Number of each client's neighbours, where so many have advertised."""
+    """Number of each client's neighbours if enough clients have advertised."""
     advertised: Directory = field(default_factory=dict)
-    """Public keys; empty until clients were asked. Where nobody answers, the round is aborted."""
+    """Public keys, empty until the clients reply. If no client replies, the round is aborted."""
     near: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Neighbours of each client."""
     boxes: Letters = field(default_factory=dict)
-    """Boxes with shares; empty until clients were asked, as all that follows."""
+    """Boxes with shares. Empty until the clients reply, as are the fields below."""
     agreed: Letters = field(default_factory=dict)
     masked: Masked | None = None
     confirmed: Letters = field(default_factory=dict)
@@ -105,10 +106,10 @@ class MaskingSession(RoundSession):
     opened: np.ndarray | None = None
     """Sum without masks, (D + 1,) int64."""
     aborted: str | None = None
-    """Reason why the round is void."""
+    """Reason for aborting the round; None otherwise."""
 
     def request(self) -> Question | None:
-        """Return the question of the next phase; None while it waits for the masked sum."""
+        """Return the question of the next phase; None while the session waits for the masked sum."""
         if self.aborted or self.opened is not None:
             return None
         if not self.advertised:
@@ -126,9 +127,9 @@ class MaskingSession(RoundSession):
         return Question(Reveal(*so_far, survivors, confirmed, boxes))
 
     def receive(self, answers: Mapping[int, Any]) -> MaskingSession:
-        """Return the session with the clients' answers; aborted if too few are left.
+        """Return the session with the clients' replies; aborted if too few clients are left.
 
-        Raises `ProtectionError` where shares do not fit together.
+        Raises `ProtectionError` if the shares are inconsistent.
         """
         said = {client: answer for client, answer in answers.items() if answer is not None}
         if not self.advertised:
@@ -138,9 +139,9 @@ class MaskingSession(RoundSession):
         if not self.boxes:
             return replace(self, boxes=said)._checked(said, said, "shared secrets")
         if not self.agreed:
-            return replace(self, agreed=said)._checked(self.boxes, said, "agreed with whom to mask")
+            return replace(self, agreed=said)._checked(self.boxes, said, "agreed on the clients to mask with")
         if not self.confirmed:
-            return replace(self, confirmed=said)._checked(self.boxes, said, "confirmed who is left")
+            return replace(self, confirmed=said)._checked(self.boxes, said, "confirmed the survivors")
         new = replace(self, revealed=said)._checked(self.boxes, said, "revealed shares")
         if new.aborted or self.masked is None:
             return new
@@ -148,7 +149,7 @@ class MaskingSession(RoundSession):
         return replace(new, opened=unmasked(self.masked.vector, *parties, said, self.threshold).view(np.int64))
 
     def broadcast(self) -> Peers | None:
-        """Return the clients to mask with; None if the round is aborted, so that nobody sends anything."""
+        """Return the clients to mask with; None if the round is aborted, so that no client sends anything."""
         if self.aborted:
             return None
         return Peers(self.advertised, self._shared, {client: tags[client] for client, tags in self.agreed.items()})
@@ -175,9 +176,9 @@ class MaskingSession(RoundSession):
 
     @property
     def protocol_bytes(self) -> int:
-        """Bytes sent beside the masked vectors in both directions, without headers and client numbers.
+        """Number of bytes sent in both directions, without masked vectors, headers and client numbers.
 
-        These are keys, which all are passed on to all, boxes and tags, which are passed on, and shares.
+        These are keys, boxes and tags, which are forwarded to other clients, and shares.
         """
         keys = len(self.advertised) * (1 + len(self.advertised))
         last = self.masked.clients if self.masked else ()
@@ -193,7 +194,7 @@ class MaskingSession(RoundSession):
         return tuple(self.boxes)
 
     def _around(self, client: int, present: Collection[int]) -> list[int]:
-        """Return those of a client and its neighbours that are present, who hold the shares of its secrets."""
+        """Return which of a client and its neighbours are present; they hold the shares of its secrets."""
         return sorted({client, *self.near[client]}.intersection(present))
 
     def _dropped(self, masked: Masked) -> tuple[int, ...]:
@@ -205,8 +206,8 @@ class MaskingSession(RoundSession):
         if fewest >= self.threshold:
             return self
         reason = (
-            f"{len(present)} of {len(self.clients)} clients {done}, which leaves {fewest} of a client and its "
-            f"neighbours; {self.threshold} are needed"
+            f"{len(present)} of {len(self.clients)} clients {done}: of some client and its neighbours, {fewest} "
+            f"are left and {self.threshold} are needed"
         )
         return replace(self, aborted=reason)
 

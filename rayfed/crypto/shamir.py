@@ -1,4 +1,4 @@
-"""Shamir's secret sharing: any `threshold` shares give the secret, fewer reveal nothing.
+"""Shamir's secret sharing: any `threshold` shares determine the secret, fewer reveal nothing.
 
 Source: Shamir 1979, "How to Share a Secret"; a polynomial modulo the Mersenne prime 2^521 - 1.
 """
@@ -15,21 +15,21 @@ SHARE_BYTES = 66
 
 
 def split(secret: bytes, threshold: int, holders: Sequence[int], stream: Stream) -> dict[int, int]:
-    """Return a share for each holder of a secret of at most 64 bytes; `stream` draws the polynomial.
+    """Return each holder's share of a secret of at most 64 bytes; `stream` provides the random polynomial.
 
-    Raises `ProtectionError` for holders that are no numbers from 0 on: the share for -1 would be the secret.
+    Raises `ProtectionError` for negative holder numbers: the share for -1 would be the secret.
     """
     if not all(type(holder) is int and 0 <= holder < PRIME - 1 for holder in holders):
-        raise ProtectionError("a secret is shared among holders with numbers from 0 on")
+        raise ProtectionError("holders of a shared secret need numbers from 0")
     drawn = [int.from_bytes(stream.read(SHARE_BYTES + 16)) % PRIME for _ in range(threshold - 1)]
     coefficients = [int.from_bytes(secret), *drawn]
     return {holder: _at(holder + 1, coefficients) for holder in holders}
 
 
 def join(shares: Mapping[int, int], threshold: int, size: int) -> bytes:
-    """Return the secret of `size` bytes from shares by holder; raises `ProtectionError` for too few or invalid ones."""
+    """Return the secret of `size` bytes from shares by holder; raise `ProtectionError` for too few or bad shares."""
     if len(shares) < threshold:
-        raise ProtectionError(f"{len(shares)} shares of a secret are left, {threshold} are needed")
+        raise ProtectionError(f"only {len(shares)} of {threshold} needed shares of a secret are left")
     points = {holder + 1: share for holder, share in sorted(shares.items())[:threshold]}
     total = 0
     for x, share in points.items():
@@ -41,7 +41,7 @@ def join(shares: Mapping[int, int], threshold: int, size: int) -> bytes:
     try:
         return (total % PRIME).to_bytes(size)
     except OverflowError:
-        raise ProtectionError("the shares of a secret do not fit together: one of them was tampered with") from None
+        raise ProtectionError("the shares of a secret are inconsistent: one of them was tampered with") from None
 
 
 def _at(x: int, coefficients: Sequence[int]) -> int:

@@ -1,14 +1,14 @@
-"""Linearly homomorphic tags: the holder of the key can check a sum; who adds needs no key.
+"""Linearly homomorphic tags: the holder of the key can check a sum, and adding needs no key.
 
-The tag of a vector is its inner product with secret coefficients modulo a prime, hidden behind a mask of its own. Tags
-add (and are multiplied by integers) as vectors do, so a decrypted sum that does not fit the sum of the tags is not the
-sum of what was tagged: a ciphertext was changed, cut, left out, of other keys, or went beyond what its scheme can hold.
+The tag of a vector is its inner product with secret coefficients modulo a prime, plus an individual mask. Tags can be
+added and multiplied by integers like vectors. If a decrypted sum does not match the sum of the tags, it is not the sum
+of the tagged vectors: a ciphertext was changed, truncated, omitted, of other keys, or too large for its scheme.
 
-Source: Agrawal and Boneh 2009, 'Homomorphic MACs: MAC-based integrity for network coding', section 3. Integers are told
-apart modulo 2^127 - 1: who checks a sum has to know, from nothing that a forger can change, that it lies within +-2^126
-and that every factor is smaller than the prime. A forgery then passes with a probability of 2^-126 at most (a
-coefficient is 128 random bits modulo the prime, so a residue has 3 in 2^128 at most), q of them with q times that, and
-with what it takes to tell HKDF and ChaCha20 from random.
+Source: Agrawal and Boneh 2009, 'Homomorphic MACs: MAC-based integrity for network coding', section 3. Integers are
+distinguished modulo 2^127 - 1. So the verifier must know, from data that a forger cannot change, that a sum is within
++-2^126 and that every factor is smaller than the prime. A forgery then passes with probability at most 2^-126, because
+a coefficient is 128 random bits modulo the prime, so a residue has probability at most 3 in 2^128. With q forgeries the
+bound is q times as large, plus the advantage of distinguishing HKDF and ChaCha20 from random.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rayfed.crypto.keys import Stream, derive
 PRIME = (1 << 127) - 1
 _BYTES = 16
 _BLOCK = 1 << 20
-"""Values whose products are added at a time: sums of as many products of 16-bit digits are exact in floating point."""
+"""Number of values whose products are added at once: their sums of 16-bit digits are exact in floating point."""
 
 Tag = int
 
@@ -37,15 +37,15 @@ class Tagger:
     def tag(self, vector: np.ndarray, *context: int | str) -> Tag:
         """Return the tag of integers (D,).
 
-        `context` says whose they are and must not be used for two vectors: the difference of their tags would be a tag
-        of their difference.
+        `context` identifies their owner and must not be used for two vectors: the difference of their tags would be a
+        valid tag of their difference.
         """
         return (self._product(vector) + self._mask(context)) % PRIME
 
     def holds(self, total: np.ndarray, tag: Tag, contexts: Sequence[tuple[int, tuple[int | str, ...]]]) -> bool:
         """Return whether a vector is the sum of the vectors tagged with these contexts, times their factors.
 
-        Factors and values are told apart modulo the prime only.
+        Factors and values are compared only modulo the prime.
         """
         masks = sum(factor * self._mask(context) for factor, context in contexts)
         return tag == (self._product(total) + masks) % PRIME

@@ -1,1 +1,1 @@
-"""Privacy accountants: the (epsilon, delta) of a run."""
+"""Privacy accounting: the (epsilon, delta) guarantee of a run."""

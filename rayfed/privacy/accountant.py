@@ -1,9 +1,9 @@
-"""Accountants from noise to (epsilon, delta), and back, based on Google's dp-accounting.
+"""Compute (epsilon, delta) from the noise, and the noise from epsilon, with Google's dp-accounting.
 
-Two accountants: privacy loss distributions (`pld`: Koskela 2020; numerically tight) and Renyi differential privacy
-(`rdp`: Mironov 2017; for fixed-size draws Wang, Balle and Kasiviswanathan 2019), whose conversion to (epsilon, delta)
-is that of Canonne, Kamath and Steinke 2020, proposition 12. The classic conversion of Mironov 2017 gives larger ones:
-2.92 where this one gives 2.52 in TF-Privacy's well-known example.
+There are two accountants. `pld` uses privacy loss distributions (Koskela 2020) and is numerically tight. `rdp` uses
+Renyi differential privacy (Mironov 2017; for sampling without replacement Wang, Balle and Kasiviswanathan 2019). It
+converts to (epsilon, delta) by proposition 12 of Canonne, Kamath and Steinke 2020. The classic conversion of Mironov
+2017 gives larger epsilons: 2.92 instead of 2.52 in TF-Privacy's well-known example.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rayfed.errors import UserError
 
-if TYPE_CHECKING:  # at run time its import takes over a second, which runs without a guarantee need not wait for
+if TYPE_CHECKING:  # importing it takes over a second, which runs without a guarantee avoid
     from dp_accounting import DpEvent, PrivacyAccountant
 
 Method = Literal["pld", "rdp"]
@@ -25,36 +25,37 @@ CONVERSIONS: dict[Method, str] = {
     "pld": "hockey-stick divergence of the privacy loss distribution",
     "rdp": "Canonne, Kamath and Steinke 2020, proposition 12",
 }
-"""Accountant -> how it converts to an epsilon."""
+"""Accountant -> its conversion to an epsilon."""
 
 _ORDERS = [2 + x / 10 for x in range(90)] + list(range(11, 64)) + [128, 256, 512, 1024]
-"""Orders of Renyi divergences under sampling: dp-accounting's, without those below 2, which may not converge."""
+"""Orders of Renyi divergences with sampling: those of dp-accounting except orders below 2, which may not converge."""
 _GRID = 1e-4
-"""Grid width of privacy losses: dp-accounting's own."""
+"""Grid width of privacy losses: dp-accounting's default."""
 _STEPS = 1e6
-"""Most steps of a grid from 0 to epsilon: it grows coarser above an epsilon of 100, which is no promise any more."""
+"""Maximum number of grid steps from 0 to epsilon. The grid is coarser for epsilons above 100, which guarantee
+little."""
 _MOST_NOISE = 1e6
 _PRECISION = 1e-3
-"""Relative precision of a noise multiplier that is searched for; the found one errs towards more noise."""
+"""Relative precision of a computed noise multiplier, which is rounded towards more noise."""
 _ROUNDING = 1e-6
-"""Relative margin added to an epsilon. Losses are rounded up to the grid, but their sums are found by Fourier
-transforms in double precision, which were seen to lose up to 1e-11."""
+"""Relative margin added to an epsilon. Losses are rounded up to the grid, but their sums are computed with Fourier
+transforms in double precision, with observed errors of up to 1e-11."""
 _TINY = 1e-12
-"""Stand-in for an epsilon of zero where logarithms are compared."""
+"""Lower limit of an epsilon before a logarithm is taken."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """A mechanism's noisy answers about one unit of privacy: `count` of them, chosen adaptively."""
+    """Noisy outputs of a mechanism about one unit of privacy: `count` of them, chosen adaptively."""
 
     noise: Literal["gaussian", "laplace"]
     multiplier: float
-    """Standard deviation of the noise (its scale for laplace) over the sensitivity of what it hides."""
+    """Standard deviation of the noise (for Laplace: its scale) divided by the sensitivity."""
     count: int
     rate: float = 1.0
-    """Probability with which the unit is in an answer, each drawn for itself (Poisson sampling)."""
+    """Probability that the unit contributes to an output, independently for each output (Poisson sampling)."""
     drawn: tuple[int, int] | None = None
-    """(size, population) of a draw without replacement, of which the unit is a part."""
+    """(size, population) of sampling without replacement from a population that includes the unit."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +68,18 @@ class Guarantee:
 
 
 def guarantee(releases: Iterable[Release], delta: float, method: Method | None = None) -> Guarantee:
-    """Return the guarantee of the worst-off unit; each release is about another unit.
+    """Return the guarantee of the unit with the largest epsilon; each release is about another unit.
 
-    Without a method it is `pld`, or `rdp` where only that can follow the sampling. Raises `UserError` for `pld` on
-    draws without replacement, and for `rdp` with a delta of 0.
+    The default method is `pld`, or `rdp` if only that supports the sampling. Raises `UserError` for `pld` with sampling
+    without replacement, and for `rdp` with a delta of 0.
     """
     return _worst(tuple(releases), delta, method)[0]
 
 
 def _worst(releases: Sequence[Release], delta: float, method: Method | None) -> tuple[Guarantee, int]:
-    """Return the guarantee of the worst-off unit, and that unit's index."""
+    """Return the guarantee of the unit with the largest epsilon, and the unit's index."""
     worst, found = Guarantee(0.0, delta, method or "pld"), 0
-    # The quick accountant's figure bounds the tight one's, so few of many clients need the tight one.
+    # The fast accountant's epsilon is an upper bound, so the tight accountant is needed for few clients only.
     bounds = [_epsilon(release, delta, "rdp") if delta else float("inf") for release in releases]
     for index in sorted(range(len(releases)), key=lambda i: -bounds[i]):
         if bounds[index] <= worst.epsilon:
@@ -93,14 +94,14 @@ def _worst(releases: Sequence[Release], delta: float, method: Method | None) -> 
 def least_noise(
     releases: Callable[[float], Sequence[Release]], epsilon: float, delta: float, method: Method | None
 ) -> float:
-    """Return the smallest noise multiplier with the releases within epsilon at delta, rounded up to three digits.
+    """Return the smallest noise multiplier that keeps the releases within epsilon at delta, rounded up to three digits.
 
-    0 where nothing is released. Raises `UserError` where no noise up to a million times the sensitivity does.
+    Returns 0 if nothing is released. Raises `UserError` if a million times the sensitivity is not enough noise.
     """
     if not any(release.count for release in releases(1.0)):
         return 0.0
     looked_at = [_worst(releases(1.0), delta, method)[1]]
-    while True:  # the client that is worst off may be another one with other noise, but hardly ever is
+    while True:  # the client with the largest epsilon may change with the noise, but rarely does
         noise = _least_noise(lambda z: [releases(z)[i] for i in looked_at], epsilon, delta, method)
         found, index = _worst(releases(noise), delta, method)
         if found.epsilon <= epsilon:
@@ -116,12 +117,14 @@ def _least_noise(
     def excess(multiplier: float, used: Method | None) -> float:
         return log(max(guarantee(releases(multiplier), delta, used).epsilon, _TINY) / epsilon)
 
-    quick: Method = "rdp"  # its noise is enough for the tight accountant as well, and found in no time
+    quick: Method = "rdp"  # its noise suffices for the tight accountant, too, and is fast to compute
     high = 1.0
     while excess(high, quick) > 0:
         high *= 2
         if high > _MOST_NOISE:
-            raise UserError(f"no noise keeps to epsilon {epsilon:g} at delta {delta:g}: allow more, or fewer rounds")
+            raise UserError(
+                f"no noise reaches epsilon {epsilon:g} at delta {delta:g}: increase one of them, or reduce the rounds"
+            )
     low = high / 2
     while excess(low, method) <= 0:
         low, high = low / 2, low
@@ -151,15 +154,15 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
     if delta == 0:
         if release.noise == "laplace" and method == "pld":
             return release.count / release.multiplier  # basic composition is exact for pure privacy
-        raise UserError("a delta of 0 is for Laplace noise and privacy.accountant: pld")
+        raise UserError("a delta of 0 needs Laplace noise and privacy.accountant: pld")
     try:
         found = float(accountant_of((release,), method, delta).get_epsilon(delta)) * (1 + _ROUNDING)
-    except (ArithmeticError, MemoryError) as error:  # numbers beyond what its grids hold
+    except (ArithmeticError, MemoryError) as error:  # numbers outside the range of its grids
         raise UserError(
-            f"no accountant can follow {release.count} releases with a noise multiplier of {release.multiplier:.3g}: "
-            f"{error}; take noise between 0.01 and 1000000, or fewer rounds"
+            f"no accountant supports {release.count} releases with a noise multiplier of {release.multiplier:.3g}: "
+            f"{error}; set a multiplier between 0.01 and 1000000, or fewer rounds"
         ) from error
-    # A draw never adds to the loss (divergences are jointly convex), but the bound for large ones does.
+    # Sampling never increases the loss (divergences are jointly convex), but its bound for large losses does.
     return found if release.drawn is None else min(found, _epsilon(replace(release, drawn=None), delta, method))
 
 
@@ -182,14 +185,14 @@ def _accountant(unit: Sequence[Release], method: Method, delta: float) -> Privac
         return PLDAccountant(value_discretization_interval=max(grid_of(release, delta) for release in unit))
     if method == "pld":
         raise UserError(
-            "privacy.accountant: pld cannot follow clients that are drawn in a fixed number: "
+            "privacy.accountant: pld does not support sampling a fixed number of clients: "
             "use rdp, or federation.sampling: poisson"
         )
     return RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
 
 
 def grid_of(release: Release, delta: float, finest: float = _GRID, steps: float = _STEPS) -> float:
-    """Return the width of the grid of privacy losses, coarser for huge losses to limit memory."""
+    """Return the grid width of privacy losses, coarser for large losses to limit memory."""
     return max(finest, _epsilon(replace(release, drawn=None), delta, "rdp") / steps)
 
 

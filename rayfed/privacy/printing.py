@@ -1,4 +1,4 @@
-"""Formatting of bounds in few digits, rounded up or down so that they remain valid."""
+"""Format bounds with few digits, rounded up or down so that they remain valid."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 def at_most(bound: float, digits: int = 3) -> str:
     """Format an upper bound, rounded up to this many significant digits: 9.23496 as '9.24'.
 
-    It may be an epsilon, a delta, a sampling rate. Read back as a float it is never below `bound`.
+    Examples: an epsilon, a delta, a sampling rate. The formatted number is never below `bound`.
     """
     return _rounded(bound, digits, ROUND_CEILING)
 
 
 LARGE = 10.0
-"""Epsilon from which on a guarantee is of little use: what is seen may be 22,000 times as likely for one data set."""
+"""Epsilon from which a guarantee is weak: an observation may be 22,000 times as likely with one data set as with
+another."""
 
 
 def caution(epsilon: float) -> str:
-    """Return a clause on what a large epsilon is worth, to stand behind its guarantee; empty for a smaller one."""
-    return "; so large an epsilon promises next to nothing" if epsilon >= LARGE else ""
+    """Return a remark for a weak guarantee, to append to it; empty for smaller epsilons."""
+    return " (weak: epsilon of 10 or more)" if epsilon >= LARGE else ""
 
 
 def share_at_most(bound: float, digits: int = 3) -> str:
@@ -33,6 +34,6 @@ def at_least(bound: float, digits: int = 3) -> str:
 
 
 def _rounded(bound: float, digits: int, direction: str) -> str:
-    # The shortest decimal that is read back as this float, not its binary value: 1e-05 stays what somebody wrote.
+    # The shortest decimal of this float, not its binary value, so that 1e-05 stays 1e-05.
     written = Decimal(repr(float(bound)))
     return f"{float(Context(prec=digits, rounding=direction).create_decimal(written)):.{digits}g}"

@@ -1,9 +1,9 @@
-"""Random numbers behind privacy guarantees: mechanisms' noise, and draws of clients and samples.
+"""Random numbers for privacy guarantees: noise of mechanisms, and sampling of clients and samples.
 
-Noise comes from PyTorch's generator, which is right for measuring: MT19937 is no cryptographic generator, and its
-numbers are single precision. Under `privacy.secure` it comes from ChaCha20, whose numbers tell nothing of one another,
-and in double precision as a sum of several draws, so that the gaps between floating-point numbers do not give away what
-was added to. Draws of clients, and Poisson draws of samples, come from ChaCha20 in both cases.
+By default, noise comes from PyTorch's generator, which is sufficient for measurements only: MT19937 is not
+cryptographic, and its numbers have single precision. With `privacy.secure`, noise comes from ChaCha20. Its numbers are
+in double precision and sums of several samples, so that the gaps between floating-point numbers do not reveal the value
+to which they were added. Sampling of clients, and Poisson sampling of samples, always uses ChaCha20.
 
 Sources: Mironov 2012, 'On significance of the least significant bits for differential privacy'; Holohan and Braghin
 2021, 'Secure random sampling in differential privacy', sections 4 and 5.
@@ -25,14 +25,14 @@ from rayfed.number_types import check_types
 from rayfed.update import Named
 
 _AT_ONCE = 1 << 13
-"""Number of secure draws made in one piece, which a cache can hold."""
+"""Number of secure random numbers generated at once, few enough for the CPU cache."""
 
 
 class SecureGenerator(torch.Generator):
     """PyTorch generator with a cryptographic stream, both seeded from one key."""
 
     def __new__(cls, key: bytes) -> Self:
-        """Make a generator from a key instead of PyTorch's device."""
+        """Create a generator from a key instead of PyTorch's device."""
         return super().__new__(cls)
 
     def __init__(self, key: bytes) -> None:
@@ -41,29 +41,29 @@ class SecureGenerator(torch.Generator):
 
     @cached_property
     def _stream(self) -> Stream:
-        """The cryptographic stream, made for the first number: a client whose samples are shuffled draws none."""
+        """The cryptographic stream, created on first use because clients with shuffled samples do not need it."""
         return Stream(seeds.derived(self._key, "stream"))
 
     def uniform(self, *shape: int) -> np.ndarray:
-        """Draw multiples of 2^-53 in [0, 1) of this shape, all equally likely."""
+        """Sample multiples of 2^-53 in [0, 1) of this shape, all equally likely."""
         size = int(np.prod(shape))
         return (np.frombuffer(self._stream.read(8 * size), "<u8") >> 11).reshape(shape) * 2.0**-53
 
 
 def generator(key: bytes, secure: bool) -> torch.Generator:
-    """Return a generator for the noise of one purpose, cryptographic where `secure`."""
+    """Return a generator for the noise of one purpose, cryptographic if `secure`."""
     return SecureGenerator(key) if secure else seeds.torch_generator(key)
 
 
 Draw = Callable[[torch.Size, torch.Generator], Tensor]
-"""Draws noise of width 1, on the CPU so that it is the same on every device."""
+"""Function that samples noise of width 1, on the CPU so that all devices get equal values."""
 
 
 def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Draw standard normal numbers of a dtype.
+    """Sample standard normal numbers of a dtype.
 
-    Secure ones are (X1 + X2 + X3 + X4) / 2 in float64 whatever the type, each X by the cosine of Box and Muller. The
-    sine of the same pair is not used: who knows both can tell the pair.
+    Secure numbers are (X1 + X2 + X3 + X4) / 2 in float64 for every dtype, each X from the cosine of Box and Muller. The
+    sine of the same pair is not used, because the pair can be computed from both.
     """
     if isinstance(generator, SecureGenerator):
         return _in_pieces(shape, lambda n: _normal(*generator.uniform(2, 4, n)).sum(0) / 2)
@@ -71,9 +71,9 @@ def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype =
 
 
 def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Draw Laplace noise of scale 1; secure numbers are sums of two products of normal ones in float64.
+    """Sample Laplace noise of scale 1; secure numbers are sums of two products of normal ones in float64.
 
-    Plain ones are the difference of two exponentials, which never takes the logarithm of zero.
+    Other numbers are the difference of two exponentials, which never needs the logarithm of zero.
     """
     if isinstance(generator, SecureGenerator):
         return _in_pieces(shape, lambda n: _product(*generator.uniform(2, 2, n)).sum(0))
@@ -91,7 +91,7 @@ def noised(values: Named, width: float, draw: Draw, generator: torch.Generator) 
 
 
 def _in_pieces(shape: torch.Size, draw: Callable[[int], np.ndarray]) -> Tensor:
-    """Draw independent numbers, (*shape) float64, a piece at a time."""
+    """Sample independent numbers, (*shape) float64, piece by piece."""
     size = shape.numel()
     drawn = np.empty(size)
     for start in range(0, size, _AT_ONCE):
@@ -106,6 +106,6 @@ def _normal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return products of two normal numbers; two of them add up to a Laplace number (Holohan and Braghin 2021)."""
+    """Return products of two normal numbers; two products add up to a Laplace number (Holohan and Braghin 2021)."""
     product: np.ndarray = np.log1p(-first) * np.cos(np.pi * second)
     return product

@@ -1,4 +1,4 @@
-"""Inputs of the accountants: a run's sampling of clients and samples, and a mechanism's releases in it."""
+"""Inputs of the accountants: a run's sampling of clients and samples, and a mechanism's releases."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Work:
 
     samples: int
     batch_size: int
-    """Number of samples of one local step, expected where they are drawn."""
+    """Number of samples per local step; the expected number under Poisson sampling."""
     steps: int
-    """Number of local steps of one round."""
+    """Number of local steps per round."""
     rounds: int
-    """Number of rounds in which the client is drawn."""
+    """Number of rounds for which the client is sampled."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class Setting:
 
     clients: tuple[Work, ...]
     clients_per_round: int
-    """Number of clients of a round, expected where they are drawn."""
+    """Number of clients per round; the expected number under Poisson sampling."""
     rounds: int
     client_sampling: Literal["fixed", "poisson"]
-    """`clients_per_round` of the clients without replacement, or each for itself."""
+    """`fixed`: `clients_per_round` clients without replacement. `poisson`: each client independently."""
     sample_sampling: Literal["shuffle", "poisson"]
-    """Batches of a fresh permutation each epoch, or each sample for itself in every step."""
+    """`shuffle`: batches of a new permutation in each epoch. `poisson`: each sample independently in every step."""
     layers: int
     """Number of parameter tensors of the model."""
     values: int = 1
-    """Number of parameters of one update."""
+    """Number of parameters per update."""
     missing: int = 0
-    """Number of clients of a round that drop out before their updates are added."""
+    """Number of clients per round that drop out before their updates are added."""
     masked: bool = False
-    """Whether secure aggregation shows the server sums of updates, and no single one."""
+    """Whether secure aggregation limits the server to sums of updates."""
 
     @property
     def works(self) -> tuple[Work, ...]:
@@ -49,22 +49,22 @@ class Setting:
 
     @property
     def most_rounds(self) -> int:
-        """Number of rounds of the client that is drawn most often."""
+        """Number of rounds of the client that is sampled most often."""
         return max(work.rounds for work in self.clients)
 
 
 @dataclass(frozen=True)
 class Spending:
-    """A defence's releases in a setting, and what they protect."""
+    """Releases of a defence in a run, and the unit that they protect."""
 
     releases: tuple[Release, ...]
-    """One for each client that may be the worst off."""
+    """One release per client that may have the largest epsilon."""
     delta: float
     unit: Literal["sample", "client"]
-    """Unit of privacy, whose presence is hidden: one sample of one client, or all samples of one client."""
+    """Unit of privacy whose presence is hidden: one sample of one client, or all samples of one client."""
     adjacency: str
-    """Relation of the two data sets that cannot be told apart."""
+    """Relation of two data sets that are indistinguishable."""
     against: str
-    """Adversary against whom the guarantee holds: who sees no more than this."""
+    """Adversary of the guarantee, described by the data that it sees."""
     mechanism: str
     """Description of the mechanism, with its numbers."""

@@ -1,21 +1,21 @@
-"""Bounds on what anybody can learn about a unit of privacy: the trade-off curve of an account (f-DP).
+"""Bounds on what any attacker can learn about a unit of privacy: the trade-off curve of the accounting (f-DP).
 
-Of an event that has a probability of at most `a` where a unit (a sample, or a client) is hidden, the accountant's
-delta(epsilon) bounds the probability T(a) where it is not, for each epsilon from 0 on:
+Consider an event that has probability at most `a` if a unit (a sample or a client) is hidden. The accountant's
+delta(epsilon) bounds its probability T(a) if the unit is present, for each epsilon >= 0:
 
     T(a) <= a e^epsilon + delta(epsilon),    T(a) <= 1 - e^-epsilon (1 - delta(epsilon) - a),
 
-the second by the first for the complements. Every epsilon gives a bound, so a grid of them can only err upwards.
-Three readings of T:
+The second bound is the first one for the complements. Every epsilon gives a valid bound, so a grid of epsilons can only
+overestimate. T has three interpretations:
 
-- **Reconstruction** (ReRo). A guess at a secret of the unit that is right with probability `a` before anything is seen
-  is right with at most T(a) after. What the mechanism does without the unit must not depend on the secret: under
-  zero-out, add-or-remove and replace-one adjacency there is such a reference (the unit set to zero, left out, or a
-  fixed other one in its place).
-- **Membership.** A test with a false positive rate of `a` for whether the unit is there has a true positive rate of at
-  most T(a); the difference of both rates (the advantage) is at most delta(0).
-- **Another value of the unit.** Whether it is x or y: T(a) too under replace-one adjacency; where the account hides a
-  unit behind nothing at all, from x to y it is two steps, T(T(a)).
+- **Reconstruction** (reconstruction robustness, ReRo). An attacker that guesses a secret of the unit with prior
+  probability `a` succeeds with probability at most T(a) after the release. The mechanism without the unit must not
+  depend on the secret. Zero-out, add-or-remove and replace-one adjacency provide such a reference: the unit set to
+  zero, left out, or replaced by a fixed unit.
+- **Membership.** A membership test with a false positive rate of `a` has a true positive rate of at most T(a). The
+  difference of both rates (the advantage) is at most delta(0).
+- **Another value of the unit.** To distinguish x from y, the bound is also T(a) under replace-one adjacency. If the
+  accounting hides only the presence of a unit, the change from x to y takes two steps: T(T(a)).
 
 Sources: Hayes, Mahloujifar and Balle 2023, "Bounding Training Data Reconstruction in DP-SGD", definition 2 and theorem
 2; Balle, Cherubin and Hayes 2022, "Reconstructing Training Data with Informed Adversaries"; Dong, Roth and Su 2022,
@@ -34,29 +34,29 @@ import numpy as np
 from rayfed.privacy.accountant import Method, Release, accountant_of, grid_of
 
 PRIORS = (10, 100, 1000)
-"""A guess is right by chance once in so many times: the priors for which bounds are stated."""
+"""Priors 1/N for which bounds are reported: a random guess is correct once in N times."""
 _TAIL = 1e-10
-"""Delta at which grids of epsilon end: beyond, T(a) would be no smaller for any `a` that can be measured."""
+"""Delta at which grids of epsilon end. A longer grid would not reduce T(a) for any measurable `a`."""
 _GRID, _STEPS = 1e-3, 1e5
-"""Finest width of a grid of losses, and most steps of one: a tenth of an account's, for bounds of three digits."""
+"""Minimum width and maximum number of steps of a loss grid: coarser than `accountant`, for bounds of three digits."""
 _MANY = 5000
-"""Number of releases from which on the error of a grid adds up, and an account's width is taken."""
+"""Number of releases from which grid errors add up, so that a finer grid is used."""
 _LARGEST = 600.0
-"""Largest epsilon of a grid: e to its power is still a number in double precision."""
+"""Maximum epsilon of a grid, for which exp(epsilon) is finite in double precision."""
 _POINTS, _FEW = 2000, 200
-"""Points of a grid, and those of the Renyi accountant, which looks at one after the other."""
+"""Points of a grid, and of the slower Renyi accountant, which evaluates them one by one."""
 _ROUNDING = 1e-9
-"""Added to every delta: sums of losses are found by Fourier transforms in double precision."""
+"""Margin added to every delta, because sums of losses are computed with Fourier transforms in double precision."""
 
 Profile = tuple[np.ndarray, np.ndarray]
-"""Epsilons (K,), the first of which is 0, and upper bounds (K,) on delta at them."""
+"""Epsilons (K,), starting at 0, and upper bounds (K,) on delta at these."""
 
 
 @dataclass(frozen=True)
 class TradeOff:
     """Trade-off curve (f-DP) of the sample or client with the weakest guarantee.
 
-    `units` are the releases of one unit each, which see that unit all together; an accountant is as for `guarantee`.
+    `units` holds the releases about each unit, which are composed. `accountant` is as for `guarantee`.
     """
 
     units: tuple[tuple[Release, ...], ...]
@@ -68,7 +68,7 @@ class TradeOff:
         return cls(tuple((release,) for release in releases), accountant)
 
     def after(self, extra: Iterable[Release]) -> TradeOff:
-        """Return the curve after some more releases about every unit."""
+        """Return the curve after additional releases about every unit."""
         added = tuple(extra)
         return TradeOff(tuple((*unit, *added) for unit in self.units) or (added,), self.accountant)
 
@@ -88,10 +88,12 @@ class TradeOff:
         return self._worst(lambda profile: float(profile[1][0]), 0.0)
 
     def _worst(self, bound: Callable[[Profile], float], least: float) -> float:
-        """Return the largest bound of any unit, each by its tightest accountant."""
+        """Return the largest bound of any unit, each from its tightest accountant."""
         different = list(dict.fromkeys(self.units))
         quick = dict.fromkeys(different, 1.0)
-        if len(different) > 1:  # the quick accountant's bound holds as well, so few of many need the tight one
+        if (
+            len(different) > 1
+        ):  # the fast accountant's bound is valid, too, so the tight accountant is needed for few units only
             quick = {unit: bound(_profile(unit, "rdp")) for unit in different}
         found = least
         for unit in sorted(quick, key=lambda unit: -quick[unit]):
@@ -113,7 +115,7 @@ def _bound(profile: Profile, chance: float) -> float:
 
 @lru_cache(maxsize=256)
 def _profile(unit: tuple[Release, ...], method: Method) -> Profile:
-    """Return the privacy profile of all releases about a unit, with delta 1 if nothing hides it."""
+    """Return the privacy profile of all releases about a unit, with delta 1 if there is no noise."""
     used = [release for release in unit if release.count]
     if not used:
         return np.zeros(1), np.zeros(1)
@@ -121,10 +123,10 @@ def _profile(unit: tuple[Release, ...], method: Method) -> Profile:
         return np.zeros(1), np.ones(1)
     try:
         if method == "pld":
-            # A draw never adds to what can be told, and these losses do not know it.
+            # Sampling never increases leakage, and these losses do not support it.
             return _tight(tuple(replace(release, drawn=None) for release in used))
         return _quick(tuple(used))
-    except OverflowError:  # so little noise that losses are beyond double precision
+    except OverflowError:  # with so little noise that losses overflow
         return np.zeros(1), np.ones(1)
 
 

@@ -1,4 +1,4 @@
-"""Protections of clients' updates with their channels, one a file; `TABLE` lists those that a scenario can name."""
+"""Protections of updates, one per file; `TABLE` maps the names that a scenario can use to their classes."""
 
 TABLE: dict[str, str] = {
     "paillier": "rayfed.protections.paillier:Paillier",

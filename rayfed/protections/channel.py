@@ -1,7 +1,7 @@
-"""The contract of a secure channel, which carries updates to a server that adds but cannot read them.
+"""Base class of secure channels, which carry updates to a server that can add but not read them.
 
-A channel says what clients send, how that is added, who opens the sum and what they refuse to open. Rules know channels
-by this contract (`rayfed.aggregation.over_channel`), and channels know no rule.
+A channel defines the clients' messages, their sum, who decrypts the sum, and which sums a client refuses to decrypt.
+Rules use channels only through this interface (`rayfed.aggregation.over_channel`), and channels do not depend on rules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rayfed.update import Named, Sealed, Update
 Message = TypeVar("Message")
 """Message of one client."""
 Sum = TypeVar("Sum")
-"""Sum of a cohort's messages, and of all cohorts'."""
+"""Sum of the messages of one or several cohorts."""
 Opened = tuple[Named, Named, int]
 """The weighted sums of updates and of buffers, and the sum of the weights."""
 
@@ -36,11 +36,11 @@ class SentModel(Protocol):
 
     @property
     def keys(self) -> bytes:
-        """Keys that `SecureChannel.make_keys` made, as the server passes them on."""
+        """Keys created by `SecureChannel.make_keys`, forwarded by the server."""
 
     @property
     def broadcast(self) -> Any:
-        """Content that `RoundSession.broadcast` has returned."""
+        """Value returned by `RoundSession.broadcast`."""
 
     @property
     def digest(self) -> str:
@@ -49,40 +49,40 @@ class SentModel(Protocol):
 
 @dataclass(frozen=True)
 class ClientRound:
-    """A round's data that processes of an arm's clients have, and the server does not."""
+    """Data of a round that the processes of an arm's clients have, and the server does not."""
 
     secret: bytes
-    """Secret that clients alone know: it stands for what they exchange before the first round."""
+    """Secret that only the clients know; it simulates their key exchange before the first round."""
     sent: SentModel
     drawn: Sequence[int]
-    """The round's clients, as each of them knows by itself: no server is asked."""
+    """The round's clients, which each client knows without asking the server."""
     leaving: Sequence[int]
-    """The round's clients in the order in which simulated drop-outs take them."""
+    """The round's clients in the order in which they drop out in the simulation."""
     drops: bool = False
-    """Whether clients that fail are left out: then clients have to believe the server who has failed."""
+    """Whether failed clients are left out; clients must then trust the server about who has failed."""
     transcripts: dict[int, Transcript] = field(default_factory=dict)
-    """Transcript of each client in the round, to which its answers are added."""
+    """Transcript of each client in the round, to which its replies are added."""
 
 
 class SecureChannel(ABC, Generic[Message, Sum]):
-    """Base of every channel: public parameters and, in clients' copies only, their secrets."""
+    """Base class of channels: public parameters and, only in clients' copies, their secrets."""
 
     needs_all: ClassVar[str | None] = None
-    """Why no client of a round may be left out unplanned, in words; None where any may."""
+    """Why no client of a round may drop out unexpectedly, in words; None if clients may."""
 
     def check(self, clients: int) -> None:
         """Raise `UserError` if the smallest round has too few clients."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Return a description of what is sent, as a continuation of an arm's name."""
+        """Return a description of the messages, as a continuation of an arm's name."""
 
     # The clients' side
 
     def make_keys(self, secret: bytes) -> bytes:
-        """Make one client's keys for all clients, locked for them, before the first round.
+        """Create one client's keys for all clients, encrypted for them, before the first round.
 
-        Empty where clients share no keys.
+        Empty if clients share no keys.
         """
         return b""
 
@@ -96,9 +96,9 @@ class SecureChannel(ABC, Generic[Message, Sum]):
 
     @abstractmethod
     def observed(self, update: Update, weight: int) -> Sealed | None:
-        """Return what the server sees of one client's update; None if it sees the update itself.
+        """Return the server's view of one client's update; None if it sees the update itself.
 
-        It is made to be looked at: nothing of it fits into a sum that is opened.
+        This copy is only for attacks: it cannot be included in a sum that is decrypted.
         """
 
     def clipped(self, update: Update) -> int | None:
@@ -107,7 +107,7 @@ class SecureChannel(ABC, Generic[Message, Sum]):
 
     @abstractmethod
     def answer(self, payload: Any, client: int, round: int) -> Any:
-        """Return a client's answer to the session; raises `ProtectionError` if it must not open the sum."""
+        """Return a client's reply to the session; raise `ProtectionError` if it must not open the sum."""
 
     # The server's side, without secrets
 

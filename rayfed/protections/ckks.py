@@ -1,7 +1,7 @@
 """CKKS encryption of updates.
 
-Source: Cheon 2017, 'Homomorphic encryption for arithmetic of approximate numbers'; Li and Micciancio 2021, 'On the
-security of homomorphic encryption on approximate numbers', for why what is decrypted is rounded before anyone sees it.
+Source: Cheon 2017, 'Homomorphic encryption for arithmetic of approximate numbers'. Decrypted values are rounded before
+anyone sees them because of Li and Micciancio 2021, 'On the security of homomorphic encryption on approximate numbers'.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from rayfed.registry import component
 
 @component
 class Ckks(LatticeProtection):
-    """Encrypt updates as integers under CKKS, whose noise is rounded away, so that sums are exact.
+    """Encrypt updates as integers under CKKS; rounding removes its noise, so sums are exact.
 
-    Clients share the secret key and encrypt with it. Where they multiply by their own weights the scale has to cover
-    the noise of a sum; where the server multiplies, as FedBoosting's does, also what its factors make of the noise.
+    Clients share the secret key and encrypt with it. If clients multiply by their own weights, the scale must cover the
+    noise of a sum. If the server multiplies, as with FedBoosting, the scale must also cover the noise times its
+    factors.
     """
 
     scheme: ClassVar[Literal["bfv", "ckks"]] = "ckks"

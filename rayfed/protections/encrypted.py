@@ -1,9 +1,9 @@
-"""The channel of ciphertexts: clients encrypt, anyone can add and multiply, one client decrypts.
+"""Channel of ciphertexts: clients encrypt, anyone can add and multiply, one client decrypts.
 
-Source: Ren's thesis, algorithm 3 and equation 4.4, whose server adds ciphertexts and has a client decrypt the sum. That
-one sum a round can be opened, no matter who is asked and how often, is ours: it is of all the round's clients, which
-everybody knows from the scenario, and its factors follow from the weights that these have encrypted. So clients need
-not remember what they have opened.
+Source: Ren's thesis, algorithm 3 and equation 4.4, whose server adds ciphertexts and asks a client to decrypt the sum.
+In addition, clients decrypt only one sum per round, no matter which client is asked and how often. It covers all of the
+round's clients, which are known from the scenario, and its factors are computed from the encrypted weights. So clients
+need not remember which sums they have decrypted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rayfed.questions import Question, RoundSession
 from rayfed.update import Encrypted, Update
 
 Ciphertexts = tuple[Encrypted, ...]
-"""One sum; or, where the server multiplies, every client's own."""
+"""One sum; or every client's own ciphertext, if the server multiplies."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Open:
 class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
     """Channel of updates encrypted by an `Encryptor`, with any scheme.
 
-    Clients share one key pair: an honest server learns the sum of each round and nothing of a single update, but one
-    client that colludes with it, or taps the others' lines, reads everyone.
+    Clients share one key pair. An honest server learns only the sum of each round, and no single update. A client that
+    colludes with the server or intercepts other clients' messages can read all updates.
     """
 
     encryptor: Encryptor
     keys: Keys | None = None
-    """Keys of the clients; the server's channel is made without."""
+    """Keys of the clients; None in the server's copy."""
     clients: tuple[int, ...] = ()
-    """Clients of the round, as each of them knows by itself."""
+    """Clients of the round, which each client knows without the server."""
     drops: bool = False
     """Whether some clients may be missing."""
 
@@ -54,17 +54,17 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return f"encrypts {self.encryptor.describe()}"
 
     def make_keys(self, secret: bytes) -> bytes:
-        """Make a key pair in a box that only clients can open."""
+        """Create a key pair in a box that only clients can decrypt."""
         return lock(derive(secret, "box"), self.encryptor.scheme.generate(derive(secret, "pair")))
 
     def at_clients(self, round: ClientRound) -> Self:
-        """Return a copy with the key pair; raises `ProtectionError` for a pair that clients did not make."""
+        """Return a copy with the key pair; raise `ProtectionError` for a pair that clients did not create."""
         try:
             pair = unlock(derive(round.secret, "box"), round.sent.keys)
         except ProtectionError:
             raise ProtectionError(
-                "the clients' key pair cannot be unlocked: it was tampered with, or locked by clients of another "
-                "secret; start the run again"
+                "the clients' key pair cannot be decrypted: it was tampered with, or encrypted with another secret; "
+                "restart the run"
             ) from None
         keys = Keys(derive(round.secret, "session", round.sent.digest), pair)
         return replace(self, keys=keys, clients=tuple(round.drawn), drops=round.drops)
@@ -74,10 +74,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return self.encryptor.encrypt(self._own_keys, update, weight)
 
     def observed(self, update: Update, weight: int) -> Encrypted:
-        """Return the encrypted update without a tag.
-
-        Without it nothing that was made to be observed gets into a round's sum.
-        """
+        """Return the encrypted update without a tag, which cannot be included in a round's sum."""
         return replace(self.protect(update, weight), tag=0)
 
     def clipped(self, update: Update) -> int:
@@ -102,21 +99,21 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return session.opened
 
     def answer(self, payload: Open, client: int, round: int) -> Opened:
-        """Return the decrypted sum; raises `ProtectionError` for any sum but the round's."""
+        """Return the decrypted sum; raise `ProtectionError` for any sum except the round's."""
         found = {share.client: share for share in payload.sum.shares}
         self.check_present(found)
         expected = self.factors_for({client: share.weight for client, share in found.items()})
         if {client: share.after for client, share in found.items()} != expected:
             raise ProtectionError(
-                "the server has multiplied encrypted updates by other factors than their weights come to: the sum is "
-                "not opened"
+                "the server has multiplied encrypted updates by factors that differ from their weights: the sum is not "
+                "decrypted"
             )
         return self.open(payload.sum, round)
 
     def open(self, encrypted: Encrypted, round: int, alone: bool = False) -> Opened:
         """Decrypt a sum of this round.
 
-        Sums are opened with 53 bits (`Encryptor.open`) and returned in the precision of parameters.
+        The decrypted sums have 53 bits (`Encryptor.open`) and are returned in single precision.
         """
         if encrypted.round != round:
             raise ProtectionError(f"an encrypted sum of round {encrypted.round} was sent in round {round}")
@@ -126,13 +123,13 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
     def check_present(self, clients: Collection[int]) -> None:
         """Raise `ProtectionError` unless these are the round's clients.
 
-        All of them must be there, or two at least where some may be missing.
+        All of them must be present, or at least two if some may be missing.
         """
         present, drawn = set(clients), set(self.clients)
         if not present <= drawn or len(present) < 2 or (present != drawn and not self.drops):
             raise ProtectionError(
-                f"the server asks for a sum of clients {_listed(present)}; this round's are {_listed(drawn)}: with "
-                f"others a difference of sums would be one client's update, and the sum is not opened"
+                f"the server asks for a sum of clients {_listed(present)}, but this round's clients are "
+                f"{_listed(drawn)}: differences of such sums could reveal one client's update; the sum is not decrypted"
             )
 
     def summed(self, total: Ciphertexts) -> Encrypted:
@@ -146,7 +143,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
     def factors_for(self, weights: Mapping[int, int]) -> dict[int, int]:
         """Return the factor by which the server multiplies each client's update.
 
-        It is the same for everyone who works it out from these weights.
+        It depends only on these weights, so that server and clients compute the same factors.
         """
         if not self.encryptor.load.multiplied:
             return dict.fromkeys(weights, 1)
@@ -156,7 +153,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
     @property
     def _own_keys(self) -> Keys:
         if self.keys is None:
-            raise ProtectionError("only clients have the keys to encrypt and to open")
+            raise ProtectionError("only clients have the keys to encrypt and to decrypt")
         return self.keys
 
 
@@ -185,7 +182,7 @@ class EncryptedSession(RoundSession):
 
 
 def _dealt(weights: Sequence[int], pieces: int) -> list[int]:
-    """Divide pieces by `apportion`, at least one for each client.
+    """Divide pieces by `apportion`, at least one per client.
 
     A client without a piece would not be in the sum, and its weight could not be checked.
     """

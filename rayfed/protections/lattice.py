@@ -21,15 +21,16 @@ _MOST_BITS = 27
 
 @component
 class LatticeProtection(Encryption):
-    """Base of the protections by lattice encryption."""
+    """Base of the protections that use lattice encryption."""
 
     scheme: ClassVar[Literal["bfv", "ckks"]]
 
     bits: Annotated[int, Field(ge=2, le=32)] | None = None
-    """Bits of one value; half a step, clip / (2^bits - 2), is lost at most. Null: what sums have room for, up to 27."""
+    """Bits per value. The rounding error is at most half a step, clip / (2^bits - 2). Null: as many as sums allow, up
+    to 27."""
 
     def encryptor(self, load: Load) -> Encryptor:
-        """Return the encryptor with the smallest parameters that hold the sums."""
+        """Return the encryptor with the smallest parameters that can represent the sums."""
         noise = float(load.units) if load.multiplied else load.clients**0.5
         for bits in (self.bits,) if self.bits else range(_MOST_BITS, 1, -1):
             code = FixedPoint(bits)
@@ -40,7 +41,7 @@ class LatticeProtection(Encryption):
                 continue
             return Encryptor(LatticeScheme(lattice), code, self.clip, self.clip_buffers, load)
         raise UserError(
-            f"{self.scheme}: {reason} for {load.clients} updates, weighted up to {load.units} together: take fewer "
+            f"{self.scheme}: {reason} for {load.clients} updates with a total weight of up to {load.units}: set fewer "
             f"bits, or weights: uniform"
         )
 
@@ -52,23 +53,23 @@ class LatticeScheme:
     lattice: Lattice
 
     def generate(self, seed: bytes) -> bytes:
-        """Generate a key pair, which does not depend on the seed."""
+        """Generate a key pair; the seed is ignored."""
         return self.lattice.generate()
 
     def public(self, pair: bytes) -> bytes:
-        """Return no bytes: addition needs the parameters only."""
+        """Return no bytes, because addition needs only the parameters."""
         return b""
 
     def crack(self, public: bytes) -> bytes | None:
-        """Return None: there is no public key to break."""
+        """Return None, because there is no public key to break."""
         return None
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
-        """Encrypt a vector, one value in a slot."""
+        """Encrypt a vector, one value per slot."""
         return self.lattice.encrypt(pair, vector)
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
-        """Decrypt to (size,) int64; raises `ProtectionError` for another number of values."""
+        """Decrypt to (size,) int64; raise `ProtectionError` for a different number of values."""
         vector = self.lattice.decrypt(pair, ciphertexts)
         if len(vector) != size:
             raise ProtectionError("an encrypted sum is truncated: the round is not applied")

@@ -27,42 +27,43 @@ from rayfed.registry import component
 
 SCALE = 10**32
 WIDEST = 63
-"""Bits of a lane that fits a 64-bit integer with its sign."""
+"""Maximum number of bits of a lane, which fits a 64-bit integer with its sign."""
 
 
 @component
 class Paillier(Encryption):
-    """Encrypt updates as integers under Paillier, several in one ciphertext; the server multiplies ciphertexts to add.
+    """Encrypt updates as integers under Paillier, several per ciphertext; the server multiplies ciphertexts to add.
 
-    The key pair is made by one client and shared by all. `encoding: fedboosting` is the arithmetic of the paper: every
-    value by itself, times 1e32, divided in `pieces_of_weight`, of which the server gives each client its share.
+    One client creates the key pair, and all clients share it. `encoding: fedboosting` is the arithmetic of the paper:
+    each value separately, times 1e32, divided into `pieces_of_weight`, of which the server assigns each client its
+    share.
     """
 
     key_bits: Annotated[int, Field(ge=128, le=4096, multiple_of=2)] = SECURE_BITS
-    """Length of the modulus. Below 2048 only with `insecure`; 128 bits, as in the paper, are factored in a second."""
+    """Length of the modulus in bits. Below 2048 only with `insecure`: 128 bits, as in the paper, are factored in a
+    second."""
     insecure: bool = False
-    """Allow keys that can be broken, to show how."""
+    """Allow insecure key lengths (demonstrations only)."""
     encoding: Literal["packed", "fedboosting"] = "packed"
-    """Many clipped fixed-point integers in one plaintext, or the paper's one value in each."""
+    """`packed`: many clipped fixed-point integers per plaintext. `fedboosting`: one value per plaintext, as in the
+    paper."""
     bits: Annotated[int, Field(ge=2, le=32)] = 16
-    """Bits of one packed value; half a step, clip / (2^bits - 2), is lost at most."""
+    """Bits per packed value. The rounding error is at most half a step, clip / (2^bits - 2)."""
     table: bool = True
-    """Obfuscate by fixed-base tables: as secure, in a fifth of the time, for 19 MB (2048 bits) in each client actor."""
+    """Obfuscate with fixed-base tables: equally secure and five times as fast, with 19 MB per client actor (2048
+    bits)."""
 
     @model_validator(mode="after")
     def _long_enough(self) -> Self:
         if self.key_bits < SECURE_BITS and not self.insecure:
             raise ValueError(
-                f"key_bits: {self.key_bits} can be broken: take {SECURE_BITS} or more, or add `insecure: true`"
+                f"key_bits: {self.key_bits} can be broken: set {SECURE_BITS} or more, or add `insecure: true`"
             )
         return self
 
     @property
     def pieces(self) -> int | None:
-        """Number of pieces into which the server divides weights.
-
-        The paper's server multiplies; packed values come weighted.
-        """
+        """Number of pieces into which the server divides weights; None for packed values, which clients weigh."""
         return self.pieces_of_weight if self.encoding == "fedboosting" else None
 
     def warning(self) -> str | None:
@@ -72,16 +73,16 @@ class Paillier(Encryption):
         return f"keys of {self.key_bits} bits can be broken: anyone who sees a ciphertext can read it"
 
     def encryptor(self, load: Load) -> Encryptor:
-        """Return an encryptor with as many values in a plaintext as fit, or one in the paper's arithmetic."""
+        """Return an encryptor with as many values per plaintext as fit, or one value in the paper's arithmetic."""
         code = FixedPoint(self.bits) if self.encoding == "packed" else Slices(self.pieces_of_weight)
         most = code.largest(max(self.clip, self.clip_buffers))
         width = (2 * load.units * most).bit_length()
         room = self.key_bits - 1
         if width > (min(room, WIDEST) if self.encoding == "packed" else room):
             raise UserError(
-                f"paillier: a sum of {load.clients} updates, weighted up to {load.units} together, takes {width} bits "
-                f"a value; a key of {self.key_bits} bits has {room} and packing {WIDEST}: take fewer bits, a longer "
-                f"key, or weights: uniform"
+                f"paillier: a sum of {load.clients} updates with a total weight of up to {load.units} needs {width} "
+                f"bits per value; a key of {self.key_bits} bits has {room} and packing {WIDEST}: set fewer bits, a "
+                f"longer key, or weights: uniform"
             )
         lanes = Lanes(width, room // width) if self.encoding == "packed" else None
         return Encryptor(
@@ -91,7 +92,7 @@ class Paillier(Encryption):
 
 @dataclass(frozen=True)
 class Slices:
-    """The paper's code of integers, g = floor(1e32 G / P), in exact arithmetic."""
+    """The paper's integer encoding, g = floor(1e32 G / P), in exact arithmetic."""
 
     pieces: int
 
@@ -115,9 +116,9 @@ class PaillierScheme:
 
     key_bits: int
     lanes: Lanes | None
-    """Lanes of a plaintext; None for one integer in each plaintext, negative ones as residues."""
+    """Lanes of a plaintext; None for one integer per plaintext, with negative ones as residues."""
     offset: int
-    """Number added to an integer in a lane, for each unit of its weight, so that it is never negative."""
+    """Number added to an integer in a lane, per unit of its weight, so that it is never negative."""
     table: bool
 
     def generate(self, seed: bytes) -> bytes:
@@ -146,8 +147,7 @@ class PaillierScheme:
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
         """Decrypt to (size,) int64, or to Python integers if values are not packed.
 
-        Raises `ProtectionError` for another number of ciphertexts than these take, and where something stands above the
-        lanes.
+        Raises `ProtectionError` for a wrong number of ciphertexts, and for nonzero bits above the lanes.
         """
         keys, _ = parsed(pair)
         if len(ciphertexts) != -(-size // (self.lanes.count if self.lanes else 1)):
@@ -157,16 +157,16 @@ class PaillierScheme:
             half = keys.public.n // 2
             return np.array([int(m) if m <= half else int(m - keys.public.n) for m in plaintexts], object)
         if any(m >> (self.lanes.width * self.lanes.count) for m in plaintexts):
-            raise ProtectionError("an encrypted sum is larger than its lanes: it was tampered with, and is not opened")
+            raise ProtectionError("an encrypted sum exceeds its lanes: it was tampered with, and is not decrypted")
         return self.lanes.unpack([int(m) for m in plaintexts], size) - units * self.offset
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Add plaintexts, by one multiplication for each ciphertext."""
+        """Add plaintexts with one multiplication per ciphertext."""
         key = PublicKey(mpz(int.from_bytes(public, "big")))
         return self._written(key.add(self._read(left), self._read(right)))
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Multiply plaintexts, by one power for each ciphertext."""
+        """Multiply plaintexts with one exponentiation per ciphertext."""
         return self._written(PublicKey(mpz(int.from_bytes(public, "big"))).times(self._read(ciphertexts), factor))
 
     def _written(self, numbers: Sequence[mpz]) -> tuple[bytes, ...]:
@@ -175,14 +175,14 @@ class PaillierScheme:
     def _read(self, ciphertexts: Sequence[bytes]) -> list[mpz]:
         if any(len(c) != (2 * self.key_bits + 7) // 8 for c in ciphertexts):
             raise ProtectionError(
-                f"a Paillier ciphertext has not the {2 * self.key_bits} bits that it should have: it is truncated, or "
-                f"of another key; the round is not applied"
+                f"a Paillier ciphertext does not have {2 * self.key_bits} bits: it is truncated, or has another key; "
+                f"the round is not applied"
             )
         return [mpz(int.from_bytes(c, "big")) for c in ciphertexts]
 
 
 def key_bytes(keys: KeyPair) -> bytes:
-    """Return both primes as bytes, the form in which a key pair is stored and sent."""
+    """Return both primes as bytes, the format in which a key pair is stored and sent."""
     return b"".join(_number_bytes(prime, keys.public.bits // 2) for prime in (keys.p, keys.q))
 
 

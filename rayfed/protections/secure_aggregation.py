@@ -1,9 +1,9 @@
-"""Secure aggregation: updates under masks that cancel in their sum, also if clients drop out.
+"""Secure aggregation: updates with masks that cancel in their sum, even if clients drop out.
 
-Before clients train, the channel's session asks for their keys (phase 0) and their shares (phase 1), and they agree
-with whom and for which model they mask what they send (phase 2); when all is added it has the survivors confirm who
-they are (phase 3), and asks for the shares that unmask the sum (phase 4). The protocol itself is in
-`rayfed.crypto.masking` and `rayfed.crypto.session`.
+Before training, the channel's session asks clients for their keys (phase 0) and shares (phase 1). Clients then agree on
+the clients and the model to mask for (phase 2). After the vectors are added, the survivors confirm their list (phase 3)
+and send the shares that unmask the sum (phase 4). The protocol is in `rayfed.crypto.masking` and
+`rayfed.crypto.session`.
 
 Sources: Bonawitz et al. 2017, 'Practical secure aggregation for privacy-preserving machine learning', figure 4; Bell et
 al. 2020, 'Secure single-server aggregation with (poly)logarithmic overhead', section 3, for the sparse graph.
@@ -40,7 +40,7 @@ Count = Annotated[int, Field(ge=0)]
 
 @component
 class Dropouts:
-    """Numbers of clients of a round that drop out before each phase, for the rest of the round."""
+    """Number of clients per round that drop out before each phase, for the rest of the round."""
 
     advertise: Count = 0
     share: Count = 0
@@ -49,65 +49,67 @@ class Dropouts:
     reveal: Count = 0
 
     def until(self, phase: Phase) -> int:
-        """Return the number of clients that have dropped out when this phase's messages are sent."""
+        """Return the number of clients that have dropped out before this phase's messages are sent."""
         return sum(getattr(self, each) for each in PHASES[: PHASES.index(phase) + 1])
 
 
 @component
 class SecureAggregation(Clipping):
-    """Send updates as integers under pairwise and own masks: the server learns the sum alone.
+    """Send updates as integers with pairwise and individual masks, so that the server learns only their sum.
 
-    No key is shared by all, and a client answers nothing that contradicts what it was asked before in the round. With n
-    clients around one (itself and its neighbours), a server that lies does not get both secrets of a client as long as
-    fewer than 2 * threshold - n of them collude with it and it passes on clients' own keys: it could replace them, for
-    nobody vouches for them. Where fewer than `threshold` are left of some client and its neighbours, the round is not
-    applied.
+    No key is shared by all clients, and a client rejects questions that contradict earlier ones of the round. Let n be
+    the number of a client and its neighbours. A malicious server never obtains both secrets of a client if fewer than 2
+    * threshold - n of them collude with it and it forwards the clients' keys unchanged. It could forge keys, because no
+    authority certifies them. The round is not applied if fewer than `threshold` of some client and its neighbours are
+    left.
     """
 
     masks: ClassVar[bool] = True
 
     threshold: Annotated[int, Field(ge=2)] | None = None
-    """Number of a client and its neighbours who must stay for the sum to be opened: more than half of them; null: more
-    than two thirds."""
+    """Minimum number of a client and its neighbours that must stay to unmask the sum: more than half of them. Null:
+    more than two thirds."""
     neighbours: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
-    """Clients with whom each one has common masks; null: all others of the round."""
+    """Number of clients with which each client shares masks. Null: all other clients of the round."""
     bits: Annotated[int, Field(ge=2, le=32)] = 32
-    """Bits of one value; half a step, clip / (2^bits - 2), is lost at most. What is sent has 64 whatever this says."""
+    """Bits per value. The rounding error is at most half a step, clip / (2^bits - 2). Clients always send 64 bits per
+    value."""
     dropouts: Dropouts = Dropouts()
-    """Clients that drop out in every round, to show what becomes of it: how many before which phase, drawn from the
-    seed."""
+    """Number of clients that drop out in every round before each phase, to simulate failures. The seed determines
+    which."""
 
     @model_validator(mode="after")
     def _connected(self) -> Self:
-        # Who has lost all neighbours on one side of the ring has half of them and itself left: the round ends there.
+        # A client without neighbours on one side of the ring has half of them left, plus itself: then the round must end.
         if self.neighbours and self.threshold and self.threshold < self.neighbours // 2 + 2:
             raise ValueError(
-                f"threshold: with {self.neighbours} neighbours take {self.neighbours // 2 + 2} or more: drop-outs may "
-                f"cut the graph otherwise, and the server would learn the sum of each part"
+                f"threshold: with {self.neighbours} neighbours set {self.neighbours // 2 + 2} or more: otherwise "
+                f"drop-outs may cut the graph, and the server would learn the sum of each part"
             )
         return self
 
     @property
     def code(self) -> FixedPoint:
-        """Code of values as integers."""
+        """Encoding of values as integers."""
         return FixedPoint(self.bits)
 
     def summing(self, clients: int, units: int, step: float | None) -> MaskedChannel:
         """Return the channel for weighted updates as 64-bit integers; multiples of a step stay exact.
 
-        Raises `UserError` for sums that 64 bits have no room for, and for a threshold of half the clients around one.
+        Raises `UserError` for sums that exceed 64 bits, and for a threshold of at most half of a client and its
+        neighbours.
         """
         protection = self if step is None else self.exact(step)
         if protection.code.most * units >= 1 << 63:
             raise UserError(
-                f"secure_aggregation: updates weighted up to {units} together have no room in 64 bits with "
-                f"{protection.bits} bits a value: take fewer bits, or weights: uniform"
+                f"secure_aggregation: updates with a total weight of up to {units} exceed 64 bits with "
+                f"{protection.bits} bits per value: set fewer bits, or weights: uniform"
             )
         needed, around = protection.needed(clients), protection.around(clients)
         if 2 * needed <= around:
             raise UserError(
                 f"secure_aggregation: threshold: {needed} is not more than half of {around}, a client and its "
-                f"neighbours: a server that tells one half otherwise than the other would open single updates; take "
+                f"neighbours: a server that sends different lists to two halves could open single updates; set "
                 f"{around // 2 + 1} or more"
             )
         return MaskedChannel(protection, clients)
@@ -118,23 +120,23 @@ class SecureAggregation(Clipping):
 
     @property
     def missing(self) -> int:
-        """Number of clients that drop out before they send."""
+        """Number of clients that drop out before sending an update."""
         return self.dropouts.until("mask")
 
     def around(self, clients: int) -> int:
-        """Return the number of clients in a neighbourhood, the client included, for rounds of this size."""
+        """Return the size of a neighbourhood, including the client, for rounds of this many clients."""
         return min(self.neighbours or clients, clients - 1) + 1
 
     def needed(self, clients: int) -> int:
-        """Return how many clients of a neighbourhood must stay."""
+        """Return the minimum number of clients of a neighbourhood that must stay."""
         return self.threshold or 2 * self.around(clients) // 3 + 1
 
     def withstands(self, clients: int, colluders: int) -> bool:
-        """Return whether a server that colludes with clients learns only the sum of the others.
+        """Return whether a server that colludes with clients learns only the sum of the other clients.
 
-        The server is honest but curious. Colluders must be fewer than the threshold, which opens a client's secrets.
-        And the others must be connected by masks, else each part of them shows its sum: a ring with k neighbours takes
-        the loss of any k - 1 (Harary 1962).
+        The server is honest but curious. There must be fewer colluders than the threshold, which opens a client's
+        secrets. The other clients must stay connected by masks, or each connected part would reveal its sum. A ring
+        with k neighbours stays connected after the loss of any k - 1 clients (Harary 1962).
         """
         lost = colluders + self.missing
         connected = self.around(clients) == clients or lost < self.around(clients) - 1
@@ -146,37 +148,37 @@ class Hosted:
     """Secrets and state of a process with clients, none of which the server has."""
 
     secret: bytes
-    """Secret from which each client's own follows: it stands for what every device draws for itself."""
+    """Secret from which each client's own one is derived; it simulates secrets that every device samples itself."""
     peers: Peers | None
-    """Content that the session sent clients before they train; None before that, and where the round is aborted."""
+    """Message of the session to clients before training; None before it, and if the round is aborted."""
     leaving: Sequence[int]
-    """The round's clients in the order in which simulated drop-outs take them."""
+    """The round's clients in the order in which they drop out in the simulation."""
     model: Named = field(default_factory=dict)
-    """The weights and buffers that they were sent, by names of which none stands for both."""
+    """The weights and buffers that the clients received, by unique names."""
     transcripts: dict[int, Transcript] = field(default_factory=dict)
-    """Transcript of each client in the round, to which its answers are added."""
+    """Transcript of each client in the round, to which its replies are added."""
 
     @cached_property
     def digest(self) -> bytes:
         """Digest of the model, on which clients that mask together must agree.
 
-        In the order in which it was sent, in which their values stand in what they mask.
+        It depends on the order of the tensors, which is also the order of values in the masked vector.
         """
         return digest_of(self.model)
 
 
 @dataclass(frozen=True)
 class MaskedChannel(SecureChannel[Masked, Masked]):
-    """Channel of masked updates, of which the server sees only the sum, also if clients drop out."""
+    """Channel of masked updates, of which the server sees only the sum, even if clients drop out."""
 
     protection: SecureAggregation
     clients: int
-    """Most clients of a round."""
+    """Maximum number of clients per round."""
     hosted: Hosted | None = None
-    """Knowledge of the clients; None at the server."""
+    """Secrets and state of the clients; None at the server."""
 
     needs_all: ClassVar[str | None] = (
-        "the others' masks would stay in the sum; `dropouts` of the protection are those that it is prepared for"
+        "the other clients' masks would remain in the sum; only `dropouts` of the protection are allowed"
     )
 
     def check(self, clients: int) -> None:
@@ -185,10 +187,10 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         if needed > around:
             raise UserError(
                 f"secure_aggregation: threshold: {needed} of a client and its neighbours must stay, but in a round of "
-                f"{clients} clients they are {around}: take a lower threshold, or more clients a round"
+                f"{clients} clients there are only {around}: lower the threshold, or increase clients_per_round"
             )
         if self.protection.dropouts.until("reveal") > clients:
-            raise UserError(f"secure_aggregation: dropouts: more than the {clients} clients of a round: take fewer")
+            raise UserError(f"secure_aggregation: dropouts: more than the {clients} clients of a round: set fewer")
 
     def describe(self) -> str:
         """Return the resolution of sent values and who unmasks the sum, in words."""
@@ -216,9 +218,9 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return _masked(update, (update.client,), masked)
 
     def observed(self, update: Update, weight: int) -> Masked:
-        """Return the update under an independent mask.
+        """Return the update with an independent mask.
 
-        What one is sent under cannot be told from it, nor used a second time.
+        It reveals nothing about the mask that is sent, and cannot be used in the sum.
         """
         vector = self._vector(update, weight)
         return _masked(update, (update.client,), vector + expand(secrets.token_bytes(32), len(vector)))
@@ -228,7 +230,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return beyond(update, self.protection.clip, self.protection.clip_buffers)
 
     def answer(self, payload: Advertise | Share | Agree | Confirm | Reveal, client: int, round: int) -> Any:
-        """Return a client's answer in phases 0 to 4; None if it is not asked or has dropped out."""
+        """Return a client's reply in phases 0 to 4; None if it is not asked or has dropped out."""
         itself = self._participant(client, round)
         match payload:
             case Advertise() if self._stays(client, "advertise"):
@@ -256,7 +258,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
     def begin_round(self, clients: Sequence[int]) -> MaskingSession:
         """Return the initial session.
 
-        The graph follows from the keys that clients are going to advertise.
+        The graph is derived later, from the keys that clients advertise.
         """
         return MaskingSession(clients, self.protection.needed(len(clients)), self.protection.neighbours or len(clients))
 

@@ -57,8 +57,7 @@ class Lattice:
 
     @classmethod
     def ckks(cls, most: int, noise: float) -> Lattice:
-        """Return CKKS for sums of magnitude up to `most`, with the smallest scale that removes the noise by
-        rounding."""
+        """Return CKKS for sums of magnitude up to `most`, with the smallest scale that rounds the noise away."""
         bits = ceil(log2(2 * SIGMAS * _DEVIATION * DEGREE**0.5 * noise))
         _check(most << bits, _MODULI["ckks"][0] - 2)
         return cls("ckks", bits)

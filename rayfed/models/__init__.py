@@ -1,6 +1,6 @@
-"""Architectures: one a file, each a component with `build(image_shape, classes) -> nn.Module`.
+"""Models, one per file, each a component with `build(image_shape, classes) -> nn.Module`.
 
-A model takes images (N, C, H, W) in [0, 1] and gives logits (N, classes).
+A model maps images (N, C, H, W) in [0, 1] to logits (N, classes).
 """
 
 TABLE: dict[str, str] = {

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 Activation = Literal["relu", "sigmoid"]
-"""ReLU trains well; sigmoid is smooth, as the attacks that match gradients by second-order methods need."""
+"""ReLU trains well; sigmoid is smooth, which attacks that match gradients by second-order methods need."""
 
 _MODULES: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
 

@@ -1,8 +1,8 @@
 """The AlexNet for small images of the paper on private passports.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", table 2; Krizhevsky et al. 2012. 2,492,234
-parameters at 3x32x32 with 10 classes. The table lists no norms; figure 5 gives the layers without passports a scale of
-1.01, so their networks may have had some.
+parameters at 3x32x32 with 10 classes. The table lists no norms. Figure 5 shows a scale of 1.01 in layers without
+passports, so the paper's networks may have had some.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rayfed.registry import component
 
 @component
 class AlexNet:
-    """Convolutions 64 and 192 of 5x5, 384, 256 and 256 of 3x3, three max pools, and a linear layer."""
+    """Two 5x5 convolutions (64, 192 channels), three of 3x3 (384, 256, 256), three max pools, and a linear layer."""
 
     activation: Activation = "relu"
     """Activation after each convolution."""
@@ -27,9 +27,9 @@ class AlexNet:
     """Norm after each convolution, before its activation."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for images (N, C, H, W), with logits (N, classes).
+        """Return the network for images (N, C, H, W), with logits (N, classes).
 
-        Raises `UserError` for images under 8x8: three pools would leave nothing.
+        Raises `UserError` for images smaller than 8x8, for which three pools would leave no output.
         """
         channels, height, width = image_shape
         if min(height, width) < 8:
@@ -48,4 +48,4 @@ class AlexNet:
 
 
 _CONVOLUTIONS = ((64, 5, True), (192, 5, True), (384, 3, False), (256, 3, False), (256, 3, True))
-"""Channels, side of the kernel, whether a pool follows."""
+"""Number of channels, side of the kernel, whether a pool follows."""

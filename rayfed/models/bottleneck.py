@@ -1,4 +1,4 @@
-"""Variational bottleneck: features pass through a few random latents close to N(0, 1).
+"""Variational bottleneck, which replaces features by a few random latents close to N(0, 1).
 
 Source: Scheliga et al. 2022, "PRECODE - A Generic Model Extension to Prevent Deep Gradient Leakage", section 3; Kingma
 and Welling 2014, "Auto-Encoding Variational Bayes", section 2.4 (reparameterisation) and appendix B (the divergence).
@@ -25,7 +25,7 @@ class Encoder(nn.Linear, Penalised):
 
 
 class VariationalBottleneck(nn.Module):
-    """Map features (N, F) to features of the same shape through random latents; through means in evaluation mode."""
+    """Map features (N, F) to features of the same shape through random latents (in evaluation mode, their means)."""
 
     stochastic = True
 
@@ -35,7 +35,7 @@ class VariationalBottleneck(nn.Module):
         self.decode = nn.Linear(units, features)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Encode features, draw the latents, decode them."""
+        """Encode features, sample the latents, decode them."""
         mean, log_variance = self.encode(features).chunk(2, -1)
         if self.training:
             mean = mean + torch.randn_like(mean) * (log_variance / 2).exp()

@@ -1,7 +1,7 @@
 """The ConvNet of the gradient-inversion papers: eight convolutions with batch norm and two max-pools.
 
-Source: Geiping et al. 2020, "Inverting Gradients - How easy is it to break privacy in federated learning?",
-section 5 (ConvNet64 at the default width; 2,904,970 parameters at 3x32x32 with 10 classes).
+Source: Geiping et al. 2020, "Inverting Gradients - How easy is it to break privacy in federated learning?", section 5
+(ConvNet64 at the default width; 2,904,970 parameters at 3x32x32 with 10 classes).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _POOLED = (6, 8)
 
 @component
 class ConvNet:
-    """Eight 3x3 convolutions with batch norm and ReLU, max-pools of 3 after two of them, a linear layer."""
+    """Eight 3x3 convolutions with batch norm and ReLU, two 3x3 max-pools, and a linear layer."""
 
     width: Annotated[int, Field(ge=1)] = 64
-    """Channels of the first convolution; the later ones have two and four times as many."""
+    """Number of channels of the first convolution; later ones have two and four times as many."""
     norm: Norm = "batch"
-    """Norm after each convolution; `group` keeps the samples of a batch apart."""
+    """Norm after each convolution. `group` normalises each sample separately."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for images (N, C, H, W), with logits (N, classes).
+        """Return the network for images (N, C, H, W), with logits (N, classes).
 
-        Raises `UserError` for images under 9x9: nothing would be left after the two max-pools.
+        Raises `UserError` for images smaller than 9x9, for which the two max-pools would leave no output.
         """
         channels, height, width = image_shape
         if min(height, width) < 9:
             raise UserError(
-                f"convnet needs images of at least 9x9, not {height}x{width}: take lenet or resize the images"
+                f"convnet needs images of at least 9x9, not {height}x{width}: choose lenet or resize the images"
             )
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for index, factor in enumerate(_WIDTHS, start=1):

@@ -1,8 +1,8 @@
-"""A network of additions, multiplications and squares alone, which can be evaluated under encryption.
+"""A network of only additions, multiplications and squares, which can be evaluated under encryption.
 
 Source: Gilad-Barak et al. 2016, "CryptoNets: Applying Neural Networks to Encrypted Data with High Throughput and
-Accuracy", section 4 (squares for activations); with one convolution, as wide a stride as keeps an image in one
-ciphertext, and two linear layers.
+Accuracy", section 4 (squares for activations). It has one convolution, whose stride is wide enough for an image to fit
+into one ciphertext, and two linear layers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Square(nn.Module):
 
 @component
 class CryptoNet:
-    """A convolution of four 7x7 kernels with stride 3, a square, a linear layer of 64, a square, the head."""
+    """A convolution of four 7x7 kernels with stride 3, a square, a linear layer of 64 units, a square, the head."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for grey images (N, 1, H, W), with logits (N, classes).
+        """Return the network for grey images (N, 1, H, W), with logits (N, classes).
 
-        Raises `UserError` for images of several channels, or under 7x7.
+        Raises `UserError` for images with several channels, or smaller than 7x7.
         """
         channels, height, width = image_shape
         if channels != 1 or min(height, width) < 7:

@@ -1,9 +1,9 @@
-"""A small conditional DCGAN: images of a chosen class from latents z ~ N(0, I), and the critic that trains them.
+"""A small conditional DCGAN: a generator of images of a given class from latents z ~ N(0, I), and its critic.
 
 Sources: Radford et al. 2016, "Unsupervised Representation Learning with Deep Convolutional Generative Adversarial
 Networks" (strided convolutions, batch norm in the generator, leaky ReLU in the critic); Miyato et al. 2018, "Spectral
 Normalization for Generative Adversarial Networks", and Miyato and Koyama 2018, "cGANs with Projection Discriminator",
-for the critic's weights and for how it is told the class.
+for the critic's weights and its use of the class.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Generator(nn.Module):
     """Map latents and labels to images of any size, by a linear layer and two transposed convolutions."""
 
     def __init__(self, image_shape: tuple[int, ...], classes: int, latent: int, width: int) -> None:
-        """Take `latent`, the length of z, and `width`, the channels at half the size (twice as many at a quarter)."""
+        """Create a generator with `latent` inputs, and `width` channels at half the size (twice as many at a
+        quarter)."""
         super().__init__()
         channels, height, width_pixels = image_shape
         self.image_shape, self.classes, self.latent, self.width = image_shape, classes, latent, width
@@ -46,7 +47,7 @@ class Generator(nn.Module):
 
 
 class Critic(nn.Module):
-    """Score images with labels: the higher, the more like a real image of that class."""
+    """Score images with labels; a higher score means more like a real image of that class."""
 
     def __init__(self, image_shape: tuple[int, ...], classes: int, width: int) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class Critic(nn.Module):
             nn.Flatten(),
         )
         self.score = spectral_norm(nn.Linear(features, 1))
-        # Not normalised: bounded like the score, the class weighs so little that one image in five has the wrong one.
+        # Not normalised: with a bound, the class has so little weight that one image in five has the wrong class.
         self.class_in = nn.Embedding(classes, features)
         nn.init.normal_(self.class_in.weight, std=_STD)
 

@@ -1,8 +1,8 @@
 """Evaluation network, which estimates the share of noise in an image.
 
 Source: Fan et al. 2024, "Refiner: Data Refining against Gradient Leakage Attacks in Federated Learning", section 3.3
-and appendix D. Its linear layer reads the flattened last feature map, which ties a network to images of one size; here
-all positions share its weights (a mean over the map comes first), since noise looks alike everywhere.
+and appendix D. The paper's linear layer reads the flattened last feature map, which limits a network to images of one
+size. Here the map is averaged first, so that all positions share the layer's weights: noise looks alike everywhere.
 """
 
 from __future__ import annotations

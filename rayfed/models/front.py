@@ -1,6 +1,6 @@
-"""The front part of a model, from the inputs to the output or input of one module.
+"""The front part of a model, from its inputs to the output or input of one module.
 
-Split models keep it with the client; Soteria looks at what enters a layer.
+Split models keep it with the client, and Soteria uses it to compute the input of a layer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Front:
     """A model up to the module `cut`, as a pure function of weights and inputs."""
 
     def __init__(self, model: nn.Module, cut: str, before: bool = False) -> None:
-        """Copy `model`, modes included; with `before`, the front ends at the input of the cut.
+        """Copy `model` including its modes; with `before`, the front ends at the input of the cut.
 
         Raises `UserError` for a module that the model does not have.
         """
@@ -47,19 +47,19 @@ class Front:
     def __call__(self, state: Named, inputs: Tensor) -> Tensor:
         """Return the output (or input) of the cut, (N, ...), for inputs (N, *shape) and the tensors in `state`.
 
-        Can be differentiated and vectorised. Raises `UserError` if the forward pass never comes to the cut.
+        Supports derivatives and vmap. Raises `UserError` if the forward pass does not reach the cut.
         """
         try:
             functional_call(self._model, state, (inputs,))
         except _Reached as reached:
             return reached.output
-        raise UserError(f"cut: the module '{self.cut}' is never called by the model: choose another one")
+        raise UserError(f"cut: the model never calls the module '{self.cut}': choose another one")
 
     def names(self, sample: SampleSpec) -> list[str]:
         """Return the names of the parameters and buffers that the front uses on samples like `sample`.
 
-        All of a module that is done by then, as it may use its parts' parameters without calling them; of one that is
-        still at work its own.
+        These are all tensors of a module that has finished before the cut, because it may use its submodules'
+        parameters without calling them. For a module that is still running, they are only its own tensors.
         """
         probe, begun, done = Front(self._model, self.cut), set[str](), {self.cut}
         for name, module in probe._model.named_modules():

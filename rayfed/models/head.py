@@ -1,4 +1,4 @@
-"""The last linear layer of a network, and blocks that defences put before it."""
+"""Insert the blocks of defences before a network's last linear layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def before_head(model: nn.Module, name: str, block: Callable[[int], nn.Module]) 
     layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not layers:
         raise UserError(
-            f"the defence {name} stands before the last linear layer, and the model has none: "
+            f"the defence {name} is inserted before the last linear layer, but the model has none: "
             f"choose another defence, or a model that ends in a linear layer"
         )
     head = model.get_submodule(layers[-1])
@@ -30,7 +30,7 @@ def before_head(model: nn.Module, name: str, block: Callable[[int], nn.Module]) 
 
 
 def untouched(tensors: Named, name: str) -> Named:
-    """Return masks of an update without the block that `before_head` inserted and the layer behind it."""
+    """Return masks of an update without the block that `before_head` inserted and the layer after it."""
 
     def spoilt(parameter: str) -> bool:
         module = parameter.rpartition(".")[0]

@@ -18,7 +18,7 @@ from rayfed.models.norm import channels_of, is_norm, without_affine
 
 
 class KeyLock(nn.Module):
-    """Compute `gamma * x + beta` by channel, `gamma = key @ W_gamma + b_gamma`, `beta = key @ W_beta + b_beta`.
+    """Compute `gamma * x + beta` per channel, with `gamma = key @ W_gamma + b_gamma`, `beta = key @ W_beta + b_beta`.
 
     The key is uniform in [0, 1).
     """
@@ -26,7 +26,7 @@ class KeyLock(nn.Module):
     private = True
 
     def __init__(self, length: int, channels: int, behind: Activation | None, common_start: bool) -> None:
-        """Take the activation `behind` both linear maps; None as in the equations."""
+        """Create a lock with an activation (`behind`) after both linear maps; None as in the equations."""
         super().__init__()
         self.common_start = common_start
         self.register_buffer("key", torch.rand(length))
@@ -56,7 +56,7 @@ class LockedNorm(nn.Module):
 def lock_norms(
     model: nn.Module, blocks: Sequence[int], length: int, behind: Activation | None, common_start: bool = False
 ) -> nn.Module:
-    """Put locks into some convolution-normalisation blocks of a model, in place; blocks count from 0.
+    """Add locks to convolution-normalisation blocks of a model, in place; blocks are counted from 0.
 
     The layer `bn1` becomes a pair of `bn1.norm` and `bn1.lock`. Raises `UserError` for a missing block.
     """
@@ -64,8 +64,8 @@ def lock_norms(
     for block in blocks:
         if block >= len(found):
             raise UserError(
-                f"key_lock stands in block {block}, and the model has {len(found)} convolutions with a normalisation "
-                f"behind them: choose others with `blocks`, or a model with norms (lenet takes `norm: batch`)"
+                f"key_lock: the model has no block {block}, but {len(found)} convolutions followed by a normalisation: "
+                f"choose others with `blocks`, or a model with norms (such as lenet with `norm: batch`)"
             )
         norm = model.get_submodule(found[block])
         lock = KeyLock(length, channels_of(norm), behind, common_start)
@@ -74,7 +74,7 @@ def lock_norms(
 
 
 def conv_norm_blocks(model: nn.Module) -> list[str]:
-    """Return the names of normalisations directly behind a convolution with as many channels."""
+    """Return the names of normalisations directly after a convolution with as many channels."""
     layers = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Conv2d) or is_norm(m)]
     return [
         path

@@ -1,7 +1,7 @@
 """The LeNet of the gradient-leakage papers: three convolutions without pooling and one linear layer.
 
-Source: Zhu et al. 2019, "Deep Leakage from Gradients" (DLG), section 4 and the authors' published settings:
-sigmoid, weights and biases from U(-0.5, 0.5). 15,826 parameters at 3x32x32 with 10 classes.
+Source: Zhu et al. 2019, "Deep Leakage from Gradients" (DLG), section 4 and the authors' published settings: sigmoid,
+weights and biases from U(-0.5, 0.5). 15,826 parameters at 3x32x32 with 10 classes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ class LeNet:
     """Three 5x5 convolutions of 12 channels (strides 2, 2, 1) and a linear layer; any image size."""
 
     activation: Activation = "relu"
-    """`sigmoid` is twice differentiable, as second-order attacks need; `relu` trains well."""
+    """Activation after each convolution. `sigmoid` is twice differentiable, as second-order attacks need; `relu` trains
+    well."""
     norm: Norm = "none"
     """Norm after each convolution."""
     init: Literal["default", "uniform"] = "default"
-    """`uniform` draws all weights and biases from U(-0.5, 0.5), as DLG does; `default` is PyTorch's."""
+    """Initial weights. `default`: PyTorch's. `uniform`: weights and biases from U(-0.5, 0.5), as in DLG."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for images (N, C, H, W), with logits (N, classes)."""
+        """Return the network for images (N, C, H, W), with logits (N, classes)."""
         channels, height, width = image_shape
         features = 12 * ceil(height / 4) * ceil(width / 4)
         layers: OrderedDict[str, nn.Module] = OrderedDict(

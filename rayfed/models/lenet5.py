@@ -1,8 +1,8 @@
-"""The LeNet of the paper on private passports: LeNet-5 with pooling, its third layer a convolution.
+"""The LeNet of the paper on private passports: LeNet-5 with pooling and a convolution as its third layer.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", table 2; LeCun et al. 1998. 61,706 parameters
-at 1x28x28 with 10 classes. The table's padding of 1 in the third convolution contradicts its output of 1x1: there is
-none.
+at 1x28x28 with 10 classes. The table's padding of 1 in the third convolution contradicts its output of 1x1, so there is
+no padding here.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from rayfed.registry import component
 
 @component
 class LeNet5:
-    """Convolutions 6, 16 and 120 of 5x5, max pooling after the first two, linear layers 84 and classes."""
+    """Three 5x5 convolutions (6, 16, 120 channels), max pooling after the first two, and two linear layers."""
 
     activation: Activation = "relu"
-    """After each convolution and the first linear layer; `sigmoid` is smooth, as second-order attacks need."""
+    """Activation after each convolution and the first linear layer; `sigmoid` is smooth, as second-order attacks
+    need."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for images (N, C, H, W), with logits (N, classes).
+        """Return the network for images (N, C, H, W), with logits (N, classes).
 
-        Raises `UserError` for images under 28x28: the third convolution would have nothing to look at.
+        Raises `UserError` for images smaller than 28x28, for which the third convolution would have no input.
         """
         channels, height, width = image_shape
         if min(height, width) < 28:
             raise UserError(
-                f"lenet5 needs images of at least 28x28, not {height}x{width}: take lenet or resize the images"
+                f"lenet5 needs images of at least 28x28, not {height}x{width}: choose lenet or resize the images"
             )
         rows, columns = ((side // 2 - 4) // 2 - 4 for side in (height, width))
         return nn.Sequential(

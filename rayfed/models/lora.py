@@ -1,6 +1,6 @@
-"""Low-rank adapters beside the layers of a model.
+"""Low-rank adapters for the layers of a model.
 
-Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", equation 3, by `peft`.
+Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", equation 3, with `peft`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _SHOWN = 12
 def add_lora(
     model: nn.Module, rank: int, alpha: float, targets: Sequence[str] | None, dropout: float
 ) -> frozenset[str]:
-    """Put low-rank adapters beside layers of a model, in place, and return the names of their parameters.
+    """Add low-rank adapters to layers of a model, in place, and return the names of their parameters.
 
-    A layer's weight W, (out, in), becomes W + alpha / rank B A, with A (rank, in) drawn and B (out, rank) zero at
-    first. `targets` are patterns of layers' names, or the last parts of them; None takes what `peft` has for such a
-    model. Raises `UserError` for targets that choose nothing, or what no adapter can stand beside.
+    A layer's weight W, (out, in), becomes W + alpha / rank B A, with a random A (rank, in) and B (out, rank)
+    initialised to zero. `targets` are patterns of layers' names, or their last parts. None uses the targets that `peft`
+    has for such a model. Raises `UserError` for targets that match no layer, or layers that `peft` does not support.
     """
     with needing("peft", "hub", "model.train.lora"):
         import peft
@@ -33,24 +33,24 @@ def add_lora(
     named = targets or usual
     if named is None:
         raise UserError(
-            "model.train.lora.targets: name the layers that get adapters, for nothing is usual for this model: "
+            "model.train.lora.targets: name the layers that get adapters, because peft has no default for this model: "
             f"{', '.join(_linear(model)[:_SHOWN])}, ..."
         )
     chosen = [path for path, _ in model.named_modules() if _is_target(path, named)]
     if not chosen:
         raise UserError(
             f"model.train.lora.targets: no layer is called {', '.join(named)}: "
-            f"take of {', '.join(_linear(model)[:_SHOWN])}, ..."
+            f"choose from {', '.join(_linear(model)[:_SHOWN])}, ..."
         )
-    scaled: Any = alpha  # annotated as a whole number, and divided by the rank
+    scaled: Any = alpha  # annotated as an integer, but only divided by the rank
     config = peft.LoraConfig(r=rank, lora_alpha=scaled, target_modules=chosen, lora_dropout=dropout)
     before = {name for name, _ in model.named_parameters()}
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "fan_in_fan_out")  # peft finds out itself how GPT-2's layers lie
+            warnings.filterwarnings("ignore", "fan_in_fan_out")  # peft detects the layout of GPT-2's layers
             peft.inject_adapter_in_model(config, model)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise UserError(f"model.train.lora: peft puts no adapters beside {', '.join(chosen[:3])}: {error}") from error
+        raise UserError(f"model.train.lora: peft cannot add adapters to {', '.join(chosen[:3])}: {error}") from error
     return frozenset(name for name, _ in model.named_parameters() if ".lora_" in name and name not in before)
 
 

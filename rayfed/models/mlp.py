@@ -1,7 +1,7 @@
 """A multi-layer perceptron.
 
-Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-section 3: the 2NN with two hidden layers of 200 units and ReLU, 199,210 parameters on MNIST.
+Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", section 3: the
+2NN with two hidden layers of 200 units and ReLU, 199,210 parameters on MNIST.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Mlp:
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (200, 200)
     """Number of units of each hidden layer; empty for a linear model."""
     activation: Activation = "relu"
-    """Activation behind every hidden layer."""
+    """Activation after every hidden layer."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for images (N, C, H, W), with logits (N, classes)."""
+        """Return the network for images (N, C, H, W), with logits (N, classes)."""
         layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
         features = prod(image_shape)
         for index, units in enumerate(self.hidden, start=1):

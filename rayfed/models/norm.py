@@ -11,13 +11,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 Norm = Literal["batch", "group", "none"]
 
 _GROUPS = 8
-"""Largest number of groups: in the narrowest of our models' layers a group still has several channels."""
+"""Maximum number of groups, so that each group has several channels even in the models' narrowest layers."""
 
 
 def norm(name: Norm, channels: int) -> nn.Module:
     """Return a normalisation layer for activations (N, channels, H, W).
 
-    `group` (Wu and He 2018) sees one sample at a time, so that single samples' gradients exist, as `dp_sgd` needs them.
+    `group` (Wu and He 2018) normalises each sample separately, so that per-sample gradients exist, which `dp_sgd`
+    needs.
     """
     if name == "batch":
         return nn.BatchNorm2d(channels)
@@ -25,7 +26,7 @@ def norm(name: Norm, channels: int) -> nn.Module:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a normalisation with a scale and a shift for each channel."""
+    """Return whether a module is a normalisation with a scale and a shift per channel."""
     return isinstance(module, (_BatchNorm, nn.GroupNorm))
 
 
@@ -36,7 +37,7 @@ def channels_of(norm: nn.Module) -> int:
 
 
 def without_affine(norm: nn.Module) -> nn.Module:
-    """Return an equal normalisation without scale and shift."""
+    """Return the same kind of normalisation without scale and shift."""
     channels = channels_of(norm)
     if isinstance(norm, nn.GroupNorm):
         return nn.GroupNorm(norm.num_groups, channels, norm.eps, affine=False)

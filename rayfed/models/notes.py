@@ -1,4 +1,4 @@
-"""Notes for the user on how a model was made, such as a newly initialised head."""
+"""Notes for the user on the construction of a model, such as a newly initialised head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 def note(model: nn.Module, text: str) -> None:
     """Add a note to a model, in place; copies of the model keep it."""
-    model.rayfed_notes = (*notes_of(model), text)  # type: ignore[assignment]  # no tensor and no module
+    model.rayfed_notes = (*notes_of(model), text)  # type: ignore[assignment]  # not a tensor or module
 
 
 def notes_of(model: nn.Module) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Passports: a private convolution's scale and shift follow from its weights and client-only tensors.
+"""Passports: a private convolution's scale and shift, computed from its weights and secret tensors of the client.
 
-Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", equations 13 and 25; the idea is that of Fan et
-al. 2019, "Rethinking Deep Neural Network Ownership Verification: Embedding Passports to Defeat Ambiguity Attacks".
+Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", equations 13 and 25; after Fan et al. 2019,
+"Rethinking Deep Neural Network Ownership Verification: Embedding Passports to Defeat Ambiguity Attacks".
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from rayfed.models.private_conv import PrivateConv
 class Passport(PrivateConv):
     """Compute `gamma (W * x) + beta`, `gamma = avg(D(E(W * P_gamma)))`, `beta = avg(D(E(W * P_beta)))`.
 
-    E and D are linear maps of the channels of a place, to half as many and back; the mean is over the places. The
+    E and D are linear maps of a position's channels, to half as many and back. The mean is over positions. The
     passports are N(0, deviation^2). With biases, or an activation between E and D, gamma would hardly depend on the
-    passport. A normalisation behind the convolution loses its own scale and shift and stands before these; the
-    convolution loses its bias, whose place beta takes.
+    passport. A normalisation after the convolution loses its own scale and shift, and is applied before gamma and beta.
+    The convolution loses its bias, which beta replaces.
     """
 
     def __init__(
         self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float
     ) -> None:
-        """Draw the passports; raises `UserError` if they are smaller than the kernel."""
+        """Sample the passports; raise `UserError` if they are smaller than the kernel."""
         super().__init__(conv, norm and without_affine(norm), common_start)
         if size < max(conv.kernel_size):
-            raise UserError(f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size}: raise `size`")
+            raise UserError(
+                f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size}: increase `size`"
+            )
         conv.bias = None
         code = -(-conv.out_channels // 2)
         self.encode = nn.Linear(conv.out_channels, code, bias=False)
@@ -40,7 +42,7 @@ class Passport(PrivateConv):
     def forward(self, images: Tensor) -> Tensor:
         """Return the activations for the public layers."""
         gamma, beta = self.scale_and_shift()
-        if isinstance(self.norm, nn.Identity):  # the same function, and kernels are fewer numbers than features
+        if isinstance(self.norm, nn.Identity):  # the same function, but kernels have fewer values than features
             features: Tensor = self.conv._conv_forward(images, gamma[:, None, None, None] * self.conv.weight, beta)
             return features
         return torch.addcmul(beta[:, None, None], gamma[:, None, None], self.norm(self.conv(images)))
@@ -51,7 +53,7 @@ class Passport(PrivateConv):
 
     def derived(self) -> tuple[Tensor, Tensor]:
         """Return gamma and beta as derived from the passports, (C',) each."""
-        mean = self.conv(self.passports).mean((2, 3))  # before D and E, which are linear: the same, sooner
+        mean = self.conv(self.passports).mean((2, 3))  # faster than after D and E, which are linear
         gamma, beta = self.decode(self.encode(mean))
         return gamma, beta
 
@@ -69,7 +71,7 @@ class PenalisedPassport(Passport, Penalised):
     def __init__(
         self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float, price: float
     ) -> None:
-        """Take the `price`, the weight of the two distances in the loss."""
+        """Create a passport with `price` as the weight of the two distances in the loss."""
         super().__init__(conv, norm, common_start, size, deviation)
         self.gamma = nn.Parameter(torch.ones(conv.out_channels))
         self.beta = nn.Parameter(torch.zeros(conv.out_channels))

@@ -1,9 +1,9 @@
 """Private parts of a model that stay with the client: keys, locks, passports, private layers.
 
-A module with an attribute `private = True` keeps all of its parameters and buffers at home. Its parameters are trained
-by their client alone (locks, private layers); its buffers are drawn once for each client and never change (keys,
-passports), but for the statistics of a batch norm inside it. With an attribute `common_start` that is true, all of its
-clients begin with the parameters that the server drew, and not each with its own.
+A module with an attribute `private = True` keeps all of its parameters and buffers on the client. Only that client
+trains its parameters (locks, private layers). Its buffers (keys, passports) are sampled once per client and never
+change, except batch-norm statistics. If it also has a true attribute `common_start`, all clients begin with the same
+parameters, sampled by the server. Otherwise each client samples its own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def only(tensors: Named, names: Collection[str]) -> Named:
 
 
 def freeze(model: nn.Module, names: Collection[str]) -> None:
-    """Freeze the parameters with these names, as an attacker does who lacks their gradient."""
+    """Freeze the parameters with these names, as an attacker without their gradient does."""
     for name, parameter in model.named_parameters():
         if name in names:
             parameter.requires_grad_(False)

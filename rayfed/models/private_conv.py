@@ -1,4 +1,4 @@
-"""Private front convolutions with the normalisations behind them.
+"""Private front convolutions with the normalisations after them.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.1 (SplitFed); after Thapa et al.
 2020, "SplitFed: When Federated Learning Meets Split Learning".
@@ -21,7 +21,8 @@ class PrivateConv(nn.Module):
     private = True
 
     def __init__(self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool) -> None:
-        """Take the normalisation `norm`, if any; with `common_start`, initial weights are equal at all clients."""
+        """Create a block with the normalisation `norm`, if any; with `common_start`, all clients begin with equal
+        weights."""
         super().__init__()
         self.conv = conv
         self.norm = nn.Identity() if norm is None else norm
@@ -43,20 +44,20 @@ class PrivateConv(nn.Module):
 
 
 Block = Callable[[nn.Conv2d, nn.Module | None], PrivateConv]
-"""Makes a private block from a convolution and the normalisation behind it."""
+"""Function that creates a private block from a convolution and the normalisation after it."""
 
 
 def keep_front(model: nn.Module, count: int, block: Block) -> nn.Module:
     """Wrap the first convolutions of a model in private blocks, in place; return the model.
 
-    `conv1` becomes a block with `conv1.conv`, and `conv1.norm` where a normalisation is behind it. Raises `UserError`
-    for a model that does not begin with so many.
+    `conv1` becomes a block with `conv1.conv`, and `conv1.norm` if a normalisation follows it. Raises `UserError` for a
+    model that does not begin with so many convolutions.
     """
     found = _front(model)
     if len(found) < count:
         raise UserError(
-            f"the first {count} layers of the model are to be private convolutions, and it begins with {len(found)}: "
-            f"choose fewer with `layers`, or a model that begins with convolutions (lenet, lenet5, alexnet, a resnet)"
+            f"the first {count} layers of the model must be convolutions to make them private, but only {len(found)} "
+            f"are: set fewer `layers`, or choose a model that begins with convolutions (lenet, lenet5, alexnet, resnet)"
         )
     for path, norm in found[:count]:
         conv = model.get_submodule(path)
@@ -68,7 +69,7 @@ def keep_front(model: nn.Module, count: int, block: Block) -> nn.Module:
 
 
 def private_convs(model: nn.Module) -> dict[str, PrivateConv]:
-    """Return the private blocks by the name of the layer that each replaces."""
+    """Return the private blocks by the name of the layer that each one replaces."""
     return {path: module for path, module in model.named_modules() if isinstance(module, PrivateConv)}
 
 

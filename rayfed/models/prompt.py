@@ -1,7 +1,7 @@
-"""A soft prompt in front of the tokens of a model: vectors that are trained in place of the model.
+"""Soft prompts: trained vectors before the tokens of a frozen model.
 
-Source: Lester et al. 2021, "The Power of Scale for Parameter-Efficient Prompt Tuning", section 2; it begins as vectors
-of tokens drawn from the vocabulary (section 3.2).
+Source: Lester et al. 2021, "The Power of Scale for Parameter-Efficient Prompt Tuning", section 2. The prompt is
+initialised with the vectors of random tokens of the vocabulary (section 3.2).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ NAME = "soft_prompt"
 
 
 def add_prompt(model: nn.Module, tokens: int, shape: tuple[int, ...]) -> frozenset[str]:
-    """Put a prompt of so many vectors in front of the tokens of a model, in place, and return its parameter's name.
+    """Add a prompt of `tokens` vectors before the tokens of a model, in place, and return its parameter's name.
 
-    The model then answers as one of `peft` with prompt tuning does: a head that reads the first place, as BERT's, reads
-    the prompt's, and a decoder's head the last place, of padding or not. `shape` is that of a sample. Raises
-    `UserError` for a model that is none of Hugging Face's for texts, or has too few positions.
+    The outputs are those of prompt tuning in `peft`. A head that reads the first position, as in BERT, reads the
+    prompt's first vector. A decoder's head reads the last position, even if that is padding. `shape` is the shape of a
+    sample. Raises `UserError` for a model that is not a Hugging Face text model, or has too few positions.
     """
-    from rayfed.models.hugging_face import Attended, places_for_tokens  # torchvision: two seconds
+    from rayfed.models.hugging_face import Attended, places_for_tokens  # imports torchvision, which takes two seconds
 
     table = getattr(model, "get_input_embeddings", lambda: None)()
     if not isinstance(table, nn.Embedding):
         raise UserError(
-            "model.train.prompt: a prompt stands in front of tokens, and this is no model of texts of Hugging Face "
-            "(hf:FOLDER): leave it out"
+            "model.train.prompt: a prompt needs a text model of Hugging Face (hf:FOLDER), which this model is not: "
+            "remove it"
         )
     most = places_for_tokens(model)
     if most is not None and shape[0] + tokens > most:
         raise UserError(
-            f"model.train.prompt: {tokens} vectors and texts of {shape[0]} tokens are more than the model's {most} "
-            f"positions: shorten either (data.length)"
+            f"model.train.prompt: {tokens} vectors and texts of {shape[0]} tokens exceed the model's {most} "
+            f"positions: shorten the prompt or the texts (data.length)"
         )
     drawn = torch.randint(table.num_embeddings, (tokens,))
     model.register_parameter(NAME, nn.Parameter(table.weight.detach()[drawn].clone()))
@@ -48,7 +48,7 @@ def add_prompt(model: nn.Module, tokens: int, shape: tuple[int, ...]) -> frozens
 
 
 def _prefix(model: Any, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Forward pre-hook that hands over vectors, the prompt's first, in place of token numbers."""
+    """Forward pre-hook that replaces token numbers by vectors, with the prompt's vectors first."""
     vectors = model.get_input_embeddings()(inputs[0])
     prompt = getattr(model, NAME).expand(len(vectors), -1, -1)
     return (), {**named, "inputs_embeds": torch.cat([prompt, vectors], 1)}

@@ -1,7 +1,7 @@
 """Face recogniser, for measuring whether a reconstruction identifies a person.
 
 Source: Ren 2023 (thesis), section 3.3.4, which trains ResNet-18 and DenseNet-121 on the 100 people of VGG-Face with the
-most images. Here a person may have no more than four small ones: 93,000 parameters and a linear layer are enough.
+most images. Here a person may have only four small images, so 93,000 parameters and a linear layer are enough.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 _SIDE = 32
-"""Images of any size are brought to this one."""
+"""Side in pixels to which all images are resized."""
 _WIDTHS = (32, 64, 128)
 _DROPOUT = 0.3
 _FLAT = 0.05
-"""Contrast that counts as none, on [0, 1]: a grey area is not stretched into noise."""
+"""Contrast on [0, 1] below which an image counts as flat, so that a grey area is not amplified to noise."""
 
 
 class Recogniser(nn.Module):

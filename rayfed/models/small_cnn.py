@@ -1,8 +1,8 @@
 """The small convolutional network of VAE-based secure federated learning (Lin 2022, local training).
 
-Three 3x3 convolutions (32, 64, 64), max-pools of 2 after the first two, a linear layer of 64 units and the
-head: 122,570 parameters at 3x32x32 with 10 classes. The paper states neither padding (none here) nor pool size
-(2 here), and its head of "64 neurons" is read as one output a class.
+Three 3x3 convolutions (32, 64, 64), max-pools of 2 after the first two, a linear layer of 64 units and the head:
+122,570 parameters at 3x32x32 with 10 classes. The paper does not state the padding (here none) and the pool size (here
+2). Its head of "64 neurons" is implemented with one output per class.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rayfed.registry import component
 
 @component
 class SmallCnn:
-    """Convolutions 32, 64, 64 of 3x3 with ReLU, pooling after the first two, linear layers 64 and classes."""
+    """Three 3x3 convolutions (32, 64, 64 channels) with ReLU, pooling after the first two, and two linear layers."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for images (N, C, H, W), with logits (N, classes).
+        """Return the network for images (N, C, H, W), with logits (N, classes).
 
-        Raises `UserError` for images under 18x18: the third convolution would have nothing to look at.
+        Raises `UserError` for images smaller than 18x18, for which the third convolution would have no input.
         """
         channels, height, width = image_shape
         if min(height, width) < 18:
             raise UserError(
-                f"small_cnn needs images of at least 18x18, not {height}x{width}: take lenet or resize the images"
+                f"small_cnn needs images of at least 18x18, not {height}x{width}: choose lenet or resize the images"
             )
         rows, columns = (((side - 2) // 2 - 2) // 2 - 2 for side in (height, width))
         return nn.Sequential(

@@ -1,4 +1,4 @@
-"""Modules shared by models of texts."""
+"""Modules that the text models share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from rayfed.errors import UserError
 
 VOCABULARY = 1024
-"""Default number of tokens: that of the data set `text`."""
+"""Default number of tokens, which is that of the data set `text`."""
 
 
 def token_table(vocabulary: int, width: int) -> nn.Module:
-    """Return an embedding with the parameter `table.weight`: texts (N, L) to (N, L, width)."""
+    """Return an embedding with the parameter `table.weight`, from texts (N, L) to (N, L, width)."""
     return nn.Sequential(OrderedDict(table=nn.Embedding(vocabulary, width)))
 
 
@@ -31,7 +31,7 @@ class Places(nn.Module):
 
 
 class Mean(nn.Module):
-    """Mean over the places of a sequence, (N, L, width) to (N, width)."""
+    """Mean over the positions of a sequence, from (N, L, width) to (N, width)."""
 
     def forward(self, sequence: Tensor) -> Tensor:
         """Return the mean vector of each text."""
@@ -39,7 +39,7 @@ class Mean(nn.Module):
 
 
 def text_length(name: str, shape: tuple[int, ...]) -> int:
-    """Return the length of texts of a shape; raises `UserError`, naming the model, for another shape."""
+    """Return the length of texts of a shape; raise `UserError` with the model's name for other shapes."""
     if len(shape) != 1:
-        raise UserError(f"{name} reads texts, and the data's samples are {'x'.join(map(str, shape))}: set data: text")
+        raise UserError(f"{name} needs texts, but the data's samples are {'x'.join(map(str, shape))}: set data: text")
     return shape[0]

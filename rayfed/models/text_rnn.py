@@ -1,8 +1,8 @@
 """Recurrent text classifier.
 
 Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine
-Translation", section 2.3 (the gated recurrent unit). Its steps are written out, so that they work under
-`torch.func.vmap` and twice differentiated, which PyTorch's own layer does not.
+Translation", section 2.3 (the gated recurrent unit). It is implemented step by step, because PyTorch's own layer does
+not support `torch.func.vmap` and second derivatives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rayfed.samples import MOST_TOKENS, Modality
 
 
 class GatedRecurrent(nn.Module):
-    """Gated recurrent unit over (N, L, width), with its states (N, L, hidden) as outputs."""
+    """Gated recurrent unit over (N, L, width), which outputs its states (N, L, hidden)."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class GatedRecurrent(nn.Module):
         self.given, self.kept = nn.Linear(width, 3 * hidden), nn.Linear(hidden, 3 * hidden)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Return the states from the first place to the last."""
+        """Return the states from the first position to the last."""
         state = sequence.new_zeros(len(sequence), self.hidden)
         states = []
         for given in self.given(sequence).unbind(1):
@@ -46,14 +46,14 @@ class TextRnn:
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = VOCABULARY
-    """Number of tokens that it knows; at least as many as the data have."""
+    """Number of tokens of the model; at least that of the data."""
     width: Annotated[int, Field(ge=1)] = 64
     """Size of a token's vector."""
     hidden: Annotated[int, Field(ge=1)] = 64
     """Size of the state."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The network for texts (N, L) int64, with logits (N, classes); raises `UserError` for other shapes."""
+        """Return the network for texts (N, L) int64, with logits (N, classes); raise `UserError` for other shapes."""
         text_length("text_rnn", shape)
         return nn.Sequential(
             OrderedDict(

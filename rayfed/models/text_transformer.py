@@ -1,8 +1,9 @@
 """Small transformer text classifier.
 
-Source: Vaswani et al. 2017, "Attention Is All You Need", section 3, as an encoder with learnt places (Devlin et al.
+Source: Vaswani et al. 2017, "Attention Is All You Need", section 3, as an encoder with learnt positions (Devlin et al.
 2019, "BERT") and the norms before the layers (Xiong et al. 2020, "On Layer Normalization in the Transformer
-Architecture", section 3). Attention is written out, so that it works under `torch.func.vmap` and twice differentiated.
+Architecture", section 3). Attention is written in basic operations, which support `torch.func.vmap` and second
+derivatives.
 """
 
 from __future__ import annotations
@@ -59,26 +60,26 @@ class Block(nn.Module):
 
 @component
 class TextTransformer:
-    """Token and position embeddings, transformer blocks, mean over the places, linear layer."""
+    """Token and position embeddings, transformer blocks, mean over the positions, linear layer."""
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = VOCABULARY
-    """Number of tokens that it knows; at least as many as the data have."""
+    """Number of tokens of the model; at least that of the data."""
     width: Annotated[int, Field(ge=1)] = 64
     """Size of a token's vector."""
     layers: Annotated[int, Field(ge=1)] = 2
     """Number of blocks."""
     heads: Annotated[int, Field(ge=1)] = 4
-    """Number of heads of each block's attention; a divisor of `width`."""
+    """Number of attention heads per block; a divisor of `width`."""
     hidden: Annotated[int, Field(ge=1)] = 128
-    """Number of units of the layer inside a block."""
+    """Number of units of a block's feed-forward layer."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The network for texts (N, L) int64, with logits (N, classes); raises `UserError` for other shapes."""
+        """Return the network for texts (N, L) int64, with logits (N, classes); raise `UserError` for other shapes."""
         length = text_length("text_transformer", shape)
         if self.width % self.heads:
-            raise UserError(f"model.heads: {self.heads} is no divisor of model.width, {self.width}")
+            raise UserError(f"model.heads: {self.heads} is not a divisor of model.width, {self.width}")
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             embed=token_table(self.vocabulary, self.width), places=Places(length, self.width)
         )

@@ -1,7 +1,7 @@
-"""Any classifier of `timm`, without pretrained weights; `state` loads those of a local file.
+"""Any classifier of `timm`, without pretrained weights; `state` loads weights from a local file.
 
 Source: Wightman 2019, "PyTorch Image Models", https://github.com/huggingface/pytorch-image-models (each architecture
-names its paper there).
+lists its paper there).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rayfed.registry import component
 
 @component
 class Timm:
-    """A timm classifier with `classes` outputs; `timm:ARCH` is short for it. Needs the extra `hub`.
+    """A timm classifier with `classes` outputs; the short form is `timm:ARCH`. Needs the extra `hub`.
 
-    Its first layer takes three channels; grey images are repeated to three on the way in, so that the architecture and
-    its parameter names are exactly timm's.
+    Its first layer takes three channels. Grey images are repeated to three, so that the architecture and its parameter
+    names are exactly timm's.
     """
 
     arch: str
-    """A name of `timm.list_models()`, such as `efficientnet_lite0` or `vit_tiny_patch16_224`."""
+    """A name from `timm.list_models()`, such as `efficientnet_lite0` or `vit_tiny_patch16_224`."""
 
     @field_validator("arch")
     @classmethod
@@ -37,11 +37,11 @@ class Timm:
         return arch
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for images (N, 1 or 3, H, W), with logits (N, classes)."""
+        """Return the network for images (N, 1 or 3, H, W), with logits (N, classes)."""
         timm = _timm()
         options: dict[str, Any] = {}
         if timm.models.get_pretrained_cfg(self.arch, allow_unregistered=True).fixed_input_size:
-            options["img_size"] = tuple(image_shape[1:])  # a ViT has as many positions as its images patches
+            options["img_size"] = tuple(image_shape[1:])  # a ViT has one position per patch
         model: nn.Module = timm.create_model(self.arch, pretrained=False, num_classes=classes, **options)
         if image_shape[0] == 1:
             model.register_forward_pre_hook(repeat_grey)

@@ -1,6 +1,6 @@
-"""Any classifier of `torchvision.models`, without pretrained weights; `state` loads those of a local file.
+"""Any classifier of `torchvision.models`, without pretrained weights; `state` loads weights from a local file.
 
-Source: https://docs.pytorch.org/vision/stable/models.html (each architecture names its paper there).
+Source: https://docs.pytorch.org/vision/stable/models.html (each architecture lists its paper there).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rayfed.errors import nearest
 from rayfed.registry import component
 
-# In training mode these two answer with a tuple unless their auxiliary heads are left out.
+# In training mode these two return a tuple unless their auxiliary heads are removed.
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
 
 
@@ -26,14 +26,14 @@ def repeat_grey(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 @component
 class Torchvision:
-    """A torchvision classifier with `classes` outputs; `torchvision:ARCH` is short for it.
+    """A torchvision classifier with `classes` outputs; the short form is `torchvision:ARCH`.
 
-    Its first convolution takes three channels; grey images are repeated to three on the way in, so that the
-    architecture and its parameter names are exactly torchvision's.
+    Its first convolution takes three channels. Grey images are repeated to three, so that the architecture and its
+    parameter names are exactly torchvision's.
     """
 
     arch: str
-    """A name of `torchvision.models.list_models(module=torchvision.models)`, such as `resnet34`."""
+    """A name from `torchvision.models.list_models(module=torchvision.models)`, such as `resnet34`."""
 
     @field_validator("arch")
     @classmethod
@@ -44,7 +44,7 @@ class Torchvision:
         return arch
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for images (N, 1 or 3, H, W), with logits (N, classes)."""
+        """Return the network for images (N, 1 or 3, H, W), with logits (N, classes)."""
         options: dict[str, Any] = {"num_classes": classes}
         if self.arch in _WITH_AUXILIARY_HEADS:
             options |= {"aux_logits": False, "init_weights": True}

@@ -1,9 +1,9 @@
-"""U-Net for segmentation: a path down, a path up, and at each resolution a shortcut between them.
+"""U-Net for segmentation: a contracting path, an expanding path, and a shortcut between them at each resolution.
 
 Source: Ronneberger et al. 2015, "U-Net: Convolutional Networks for Biomedical Image Segmentation", figure 1, and
-section 3 for the initial weights, N(0, 2 / inputs). Here convolutions are padded, so that outputs are as large as
-images, pools take the mean, and a 1x1 convolution follows an enlargement by repetition, where the paper has a
-transposed convolution.
+section 3 for the initial weights, N(0, 2 / inputs). Differences from the paper: convolutions are padded, so that
+outputs have the images' size; pools take the mean; a repetition followed by a 1x1 convolution replaces the transposed
+convolution.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rayfed.registry import component
 
 
 class UNet(nn.Module):
-    """U-Net of so many `levels`, whose features double at each: (N, C, H, W) to logits (N, classes, H, W)."""
+    """U-Net with `levels` levels, each with twice the features: (N, C, H, W) to logits (N, classes, H, W)."""
 
     def __init__(
         self, channels: int, classes: int, width: int, levels: int, activation_name: Activation, norm_name: Norm
@@ -66,20 +66,20 @@ class Unet:
     """U-Net that scores every pixel, for segmentation: blocks of two 3x3 convolutions at each resolution."""
 
     width: Annotated[int, Field(ge=1)] = 16
-    """Features at the images' own resolution; they double at each level below it."""
+    """Number of features at the images' own resolution; it doubles at each level below."""
     levels: Annotated[int, Field(ge=1, le=6)] = 3
-    """Resolutions, each half of that above."""
+    """Number of resolutions, each half of the previous one."""
     activation: Activation = "relu"
-    """Activation behind each convolution."""
+    """Activation after each convolution."""
     norm: Norm = "none"
-    """Normalisation behind each 3x3 convolution."""
+    """Normalisation after each 3x3 convolution."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """Return the network for images (N, C, H, W), with logits (N, classes, H, W)."""
         channels, height, width = image_shape
         if min(height, width) < 2 ** (self.levels - 1):
             raise UserError(
-                f"unet of {self.levels} levels needs images of at least {2 ** (self.levels - 1)} pixels a side, not "
-                f"{height}x{width}: take fewer levels or larger images"
+                f"unet with {self.levels} levels needs images of at least {2 ** (self.levels - 1)} pixels per side, "
+                f"not {height}x{width}: choose fewer levels or larger images"
             )
         return UNet(channels, classes, self.width, self.levels, self.activation, self.norm)

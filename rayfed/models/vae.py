@@ -1,7 +1,7 @@
 """Variational autoencoder of four dense layers, for images of any size.
 
 Sources: Kingma and Welling 2014, "Auto-Encoding Variational Bayes"; the layers are those of table I of Lin et al. 2022,
-"A Secure Federated Learning Mechanism for Data Privacy Protection", which leaves their widths open.
+"A Secure Federated Learning Mechanism for Data Privacy Protection", which does not state their widths.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rayfed.models.bottleneck import divergence
 
 
 class Autoencoder(nn.Module):
-    """Reconstruct images from a few random latents."""
+    """Variational autoencoder that reconstructs images from a few random latents."""
 
     def __init__(self, image_shape: tuple[int, ...], hidden: int, latent: int) -> None:
-        """Take `hidden`, the width of the first dense layers, and `latent`, the length of z."""
+        """Create an autoencoder with first dense layers of width `hidden` and a code z of length `latent`."""
         super().__init__()
         pixels = prod(image_shape)
         self.latent = latent
@@ -28,13 +28,13 @@ class Autoencoder(nn.Module):
         )
 
     def forward(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Map images (N, C, H, W) and draws (N, latent) of N(0, 1) to images (N, C, H, W) in [0, 1]."""
+        """Map images (N, C, H, W) and samples `draws` (N, latent) of N(0, 1) to images (N, C, H, W) in [0, 1]."""
         return self._logits(self.encoder(images), draws).sigmoid()
 
     def loss(self, seen: Tensor, images: Tensor, draws: Tensor) -> Tensor:
-        """Return the loss in nats an image, a scalar: cross entropy plus KL divergence of z from N(0, 1).
+        """Return the loss in nats per image, a scalar: cross entropy plus KL divergence of z from N(0, 1).
 
-        The cross entropy is of the images (N, C, H, W) in [0, 1] with those made of what is seen of them.
+        The cross entropy compares images (N, C, H, W) in [0, 1] with the reconstructions computed from `seen`.
         """
         code = self.encoder(seen)
         logits = self._logits(code, draws)

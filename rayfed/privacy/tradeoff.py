@@ -91,9 +91,7 @@ class TradeOff:
         """Return the largest bound of any unit, each from its tightest accountant."""
         different = list(dict.fromkeys(self.units))
         quick = dict.fromkeys(different, 1.0)
-        if (
-            len(different) > 1
-        ):  # the fast accountant's bound is valid, too, so the tight accountant is needed for few units only
+        if len(different) > 1:  # the fast accountant's bound is valid, too, so few units need the tight one
             quick = {unit: bound(_profile(unit, "rdp")) for unit in different}
         found = least
         for unit in sorted(quick, key=lambda unit: -quick[unit]):

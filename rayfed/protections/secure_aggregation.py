@@ -80,7 +80,7 @@ class SecureAggregation(Clipping):
 
     @model_validator(mode="after")
     def _connected(self) -> Self:
-        # A client without neighbours on one side of the ring has half of them left, plus itself: then the round must end.
+        # A client without neighbours on one side of the ring has half of them left, plus itself: the round must end.
         if self.neighbours and self.threshold and self.threshold < self.neighbours // 2 + 2:
             raise ValueError(
                 f"threshold: with {self.neighbours} neighbours set {self.neighbours // 2 + 2} or more: otherwise "

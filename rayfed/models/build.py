@@ -1,4 +1,4 @@
-"""Construction of models by name, checked against the samples."""
+"""Build models by name, and check them against the samples."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Shape = tuple[int, ...]
 
 
 class Normalise:
-    """Forward pre-hook: (image - mean) / std per channel, inside the model.
+    """Forward pre-hook that computes (image - mean) / std per channel, inside the model.
 
-    Images stay in [0, 1] outside, and the model keeps its parameter and buffer names.
+    Images outside the model stay in [0, 1], and the model's parameter and buffer names do not change.
     """
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
@@ -40,15 +40,15 @@ class Normalise:
     def __call__(self, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         """Normalise a batch (N, C, H, W), in its device and precision."""
         (images,) = inputs
-        # Not buffers, which would travel with the updates; non-blocking, so that no forward pass waits here.
+        # Not buffers, which clients would send; non-blocking, so that no forward pass waits here.
         mean, std = (t.to(images.device, images.dtype, non_blocking=True) for t in (self.mean, self.std))
         return ((images - mean) / std,)
 
 
-_ONE_OUTPUT = ", or set `loss: binary_cross_entropy`, for which two classes are one output"
+_ONE_OUTPUT = ", or set `loss: binary_cross_entropy`, which needs one output for two classes"
 _NUMBER = (
-    ", the outputs of its last layer. One output can say which of two classes it is, or a number: if the classes are "
-    "numbers, such as grades, name their column by `data.targets` and set `loss: mean_squared_error`"
+    ", the outputs of its last layer. One output is enough for two classes or for a number: if the classes are "
+    "numbers, such as grades, set `data.targets` to their column and `loss: mean_squared_error`"
 )
 
 
@@ -68,14 +68,14 @@ def build_model(
 ) -> nn.Module:
     """Build a model by name, on the CPU.
 
-    It takes inputs (N, *shape) and gives logits (N, classes) or (N, T, classes). `sample` says what inputs are;
-    (C, H, W) stands for images of that shape. `name` is a model of the registry or a dotted path to a component, an
-    `nn.Module` subclass or a function that returns a module; the latter two are called with `parameters`, and with
-    `image_shape` (the shape of an input) and `classes` (or `num_classes`) where their signature names them. The weights
-    depend on `seed` alone, and no global generator moves; or they are those of the file `state` (`load_state`).
-    `normalise` is (mean, std) per channel, applied inside.
+    The model maps inputs (N, *shape) to logits (N, classes) or (N, T, classes). `sample` describes the inputs; (C, H,
+    W) means images of that shape. `name` is a model of the registry, or a dotted path to a component, an `nn.Module`
+    subclass or a function that returns a module. The latter two are called with `parameters`, and with `image_shape`
+    (the shape of an input) and `classes` (or `num_classes`) if their signature has them. The weights depend only on
+    `seed`, and no global generator changes; with `state`, they are loaded from that file (`load_state`). `normalise` is
+    (mean, std) per channel, applied inside the model.
 
-    Raises `UserError` where the name, the parameters or the shapes do not fit, after a trial forward pass.
+    Raises `UserError` if the name, the parameters or the shapes are invalid, after a trial forward pass.
 
     >>> import torch
     >>> from rayfed.models.build import build_model
@@ -93,20 +93,20 @@ def build_model(
         use_float32(name, model, sample)
         if state is not None:
             if any(map(is_lazy, model.state_dict().values())):
-                _trial(name, model.eval(), sample)  # lazy layers have their shapes from an input
+                _trial(name, model.eval(), sample)  # lazy layers infer their shapes from an input
                 model.train()
             load_state(model, state)
         if normalise is not None:
             _check_statistics(normalise, sample.shape[0])
-            # First in line: what the images are normalised by refers to their own channels.
+            # The first hook, because the statistics refer to the original channels.
             model.register_forward_pre_hook(Normalise(*normalise), prepend=True)
         _check_forward(name, model, sample, classes)
         check_finite(f"model '{name}'", dict(model.named_parameters()))
         _check_copies(name, model, sample)
         if _draws_random_numbers(name, model, sample, training=False):
             raise UserError(
-                f"model '{name}' draws random numbers in evaluation mode, so nothing could be measured twice: "
-                f"let it draw in training mode alone, as `F.dropout(x, training=self.training)` does"
+                f"model '{name}' uses random numbers in evaluation mode, so measurements could not be repeated: use "
+                f"them only in training mode, such as `F.dropout(x, training=self.training)`"
             )
         if _draws_random_numbers(name, model, sample, training=True):
             model.stochastic = True
@@ -117,17 +117,17 @@ def build_model(
 
 
 class CopiedModels:
-    """`build_model` that builds and tries a model of rayfed's own once, and copies it from then on.
+    """`build_model` with a cache: build and check a model of rayfed once, then copy it.
 
-    Arms of a scenario mostly differ in their defences, and have the same model. Models of others are built anew each
-    time: what they are made of may be shared by a copy, such as a function that refers to the module it was made in.
+    The arms of a scenario mostly differ in their defences and have the same model. Other models are always built anew,
+    because copies may share parts, such as a function that refers to the module in which it was created.
     """
 
     def __init__(self) -> None:
         self._built: list[tuple[tuple[Any, ...], nn.Module]] = []
 
     def __call__(self, name: str, parameters: Mapping[str, Any], *others: Any) -> nn.Module:
-        """Return a model of one's own; takes the arguments of `build_model`."""
+        """Return an independent model; takes the arguments of `build_model`."""
         if not registry.find("models", name).__module__.startswith("rayfed."):
             return build_model(name, parameters, *others)
         given = name, dict(parameters), *others
@@ -143,10 +143,10 @@ def _from_component(name: str, parameters: Mapping[str, Any], image_shape: tuple
         component = registry.build("models", name, parameters)
     except pydantic.ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UserError(f"model '{name}' does not take these parameters: {problems}") from error
+        raise UserError(f"model '{name}' has invalid parameters: {problems}") from error
     try:
         return component.build(image_shape, classes)
-    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # torch's, for layers of absurd sizes
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # from torch, for layers of extreme sizes
         what = str(error).partition("\n")[0]
         raise UserError(f"model '{name}' cannot be built with {dict(parameters)}: {what}; make it smaller") from error
 
@@ -156,20 +156,21 @@ def _from_callable(
 ) -> nn.Module:
     if not callable(target):
         raise UserError(
-            f"model '{name}' is a {type(target).__name__}: name an nn.Module class or a function that makes one"
+            f"model '{name}' is a {type(target).__name__}: name an nn.Module class or a function that returns one"
         )
     try:
         signature = inspect.signature(target)
     except ValueError as error:
-        raise UserError(f"model '{name}': {error}; name an nn.Module class or a function that makes one") from error
+        raise UserError(f"model '{name}': {error}; name an nn.Module class or a function that returns one") from error
     known = {"image_shape": image_shape, "classes": classes, "num_classes": classes}
     arguments = {key: value for key, value in known.items() if key in signature.parameters} | dict(parameters)
     try:
         signature.bind(**arguments)
     except TypeError as error:
         raise UserError(
-            f"model '{name}' cannot be called with {sorted(arguments)}: {error}; it takes {signature}: image_shape, "
-            f"here {image_shape}, and classes are filled in, all else is for `model` to give (--set model.NAME=VALUE)"
+            f"model '{name}' cannot be called with {sorted(arguments)}: {error}; its signature is {signature}. rayfed "
+            f"sets image_shape ({image_shape}) and classes; set all other arguments in `model` (--set "
+            f"model.NAME=VALUE)"
         ) from error
     try:
         model = target(**arguments)
@@ -189,7 +190,7 @@ def _without_wrappers(name: str, model: nn.Module) -> nn.Module:
         model = unwrap(model)
     except UserError as error:
         raise UserError(f"model '{name}': {error}") from error
-    note(model, "rayfed uses the module inside nn.DataParallel or torch.compile, on one device and not compiled")
+    note(model, "rayfed uses the module inside nn.DataParallel or torch.compile: on one device, not compiled")
     return model
 
 
@@ -209,13 +210,13 @@ def _trial(name: str, model: nn.Module, sample: SampleSpec) -> Any:
             return model(sample.trial())
     except Exception as error:
         raise UserError(
-            f"model '{name}' does not take {sample.noun} of {sample.extent}: {type(error).__name__}: {error}; "
+            f"model '{name}' fails on {sample.noun} of {sample.extent}: {type(error).__name__}: {error}; "
             f"{sample.remedy}"
         ) from error
 
 
 def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-    """Try the model in evaluation mode, and restore its modes."""
+    """Check the model's output in evaluation mode, and restore its modes."""
     modes = {module: module.training for module in model.modules()}
     if sample.modality == "records" and _takes_rows(model.eval(), sample):
         model.register_forward_pre_hook(_as_rows)
@@ -223,7 +224,7 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
     for module, training in modes.items():
         module.training = training
     if not isinstance(logits, Tensor):
-        raise UserError(f"model '{name}' answers with a {type(logits).__name__}, not with one tensor of logits")
+        raise UserError(f"model '{name}' returns a {type(logits).__name__}, not one tensor of logits")
     if not logits.is_floating_point():
         raise UserError(
             f"model '{name}' returns {type_name(logits.dtype)} outputs: return real logits, such as float32"
@@ -236,20 +237,20 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
     maps = sample.modality == "pixels" and logits.shape[1:] == (classes, *sample.shape[1:])
     if sample.modality == "pixels" and logits.ndim == 4 and not maps:
         raise UserError(
-            f"model '{name}' gives {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, where scores of "
+            f"model '{name}' returns {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, but scores of "
             f"pixels are (2, {classes}, {sample.shape[1]}, {sample.shape[2]}): set its number of classes to {classes}, "
-            f"and have it enlarge its outputs to the images' size"
+            f"and resize its outputs to the images' size"
         )
     tokens = sample.modality == "tokens" and logits.ndim == 3 and logits.shape[2] >= classes
     if logits.shape not in {(2, classes), (2, *logits.shape[1:2], classes)} and not maps and not tokens:
         raise UserError(
-            f"model '{name}' gives {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, where logits "
+            f"model '{name}' returns {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, but logits "
             f"(2, {classes}) are needed: set its number of classes to {classes}{instead}"
         )
 
 
 def _check_copies(name: str, model: nn.Module, sample: SampleSpec) -> None:
-    """Raise `UserError` if a model cannot be copied, or if its outputs depend on what its copies share."""
+    """Raise `UserError` if a model cannot be copied, or if its outputs depend on attributes that its copies share."""
     try:
         copy_model(model)
     except UserError as error:
@@ -262,9 +263,9 @@ def _check_copies(name: str, model: nn.Module, sample: SampleSpec) -> None:
                 outputs.append(_trial(name, copied.train(training), sample))
         if isinstance(outputs[0], Tensor) and not torch.equal(*outputs):
             raise UserError(
-                f"model '{name}' gives other outputs when it runs again, and has attributes that cannot be copied: "
-                f"{', '.join(shared)}. Attacks need copies that agree: compute these values in `forward`, or draw them "
-                f"from PyTorch's generator"
+                f"model '{name}' returns other outputs in a second run, and has attributes that cannot be copied: "
+                f"{', '.join(shared)}. Attacks need equal copies: compute these values in `forward`, or sample them "
+                f"with PyTorch's generator"
             )
 
 
@@ -287,7 +288,7 @@ def _as_rows(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]
 
 
 def _draws_random_numbers(name: str, model: nn.Module, sample: SampleSpec, training: bool) -> bool:
-    """Return whether a forward pass draws from the generator, by `F.dropout` or otherwise."""
+    """Return whether a forward pass uses the random generator, by `F.dropout` or otherwise."""
     before = torch.get_rng_state()
     _trial(name, copy_model(model).train(training), sample)
     return not torch.equal(before, torch.get_rng_state())
@@ -315,17 +316,16 @@ def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:
 
 
 def is_stochastic(model: nn.Module) -> bool:
-    """Return whether a forward pass, in the current modes, draws random numbers.
+    """Return whether a forward pass, in the current modes, uses random numbers.
 
-    True for dropout, in attention and between recurrent layers too, and for any module with an attribute
-    `stochastic = True`: `build_model` sets it on a model that was seen to draw numbers, and a block that a defence adds
-    declares it.
+    True for dropout, also in attention and between recurrent layers, and for any module with an attribute `stochastic =
+    True`. `build_model` sets it on a model whose forward pass uses random numbers, and defences' blocks declare it.
     """
     return any(_draws(module) for module in model.modules())
 
 
 def draw_nothing(model: nn.Module) -> None:
-    """Put modules that draw random numbers, and their children, in evaluation mode, except norms."""
+    """Set modules that use random numbers, and their children, to evaluation mode, except norms."""
     for module in [module for module in model.modules() if _draws(module)]:
         for part in module.modules():
             if not isinstance(part, nn.modules.batchnorm._NormBase):

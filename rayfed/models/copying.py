@@ -1,8 +1,8 @@
-"""Copies of models, including users' models that `copy.deepcopy` refuses or copies in part.
+"""Copy models, including users' models that `copy.deepcopy` refuses or copies only partly.
 
-A module may keep a computed tensor after its forward pass, such as the weight of `torch.nn.utils.weight_norm` or stored
-features, and it may hold a lock or an open file. `copy.deepcopy` raises on all of these. It also shares functions, so
-that a hook written as a lambda would still write to the original module.
+A module may keep a computed tensor after its forward pass, such as stored features or the weight of
+`torch.nn.utils.weight_norm`. It may also have a lock or an open file. `copy.deepcopy` raises on all of these. It also
+shares functions, so a copied hook that is a lambda would still write to the original module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOCKS: Mapping[type, Callable[[], Any]] = {
     type(threading.RLock()): threading.RLock,
 }
 _ATOMS = (str, bytes, int, float, complex, type, types.FunctionType, types.BuiltinFunctionType, weakref.ref)
-"""Types that `copy.deepcopy` shares, without a look at their parts."""
+"""Types that `copy.deepcopy` shares, without examining their parts."""
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _REFERRING = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial, weakref.ref, *_CONTAINERS)
 """Types whose values may refer to a module without being part of it."""
@@ -37,9 +37,10 @@ _REFERRING = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, p
 def copy_model(model: Model) -> Model:
     """Return a copy of a model that shares no tensor and no module with it.
 
-    Computed tensors are copied without their graph. Hooks and other functions that refer to the model's modules, bound
-    methods and closures included, refer to those of the copy. Locks are replaced by new ones. Objects that cannot be
-    copied and hold no tensor (`shared_parts`) are shared. Raises `UserError` if another part cannot be copied.
+    Computed tensors are copied without their graph. Hooks and other functions that refer to the model's modules,
+    including bound methods and closures, refer to those of the copy. Locks are replaced by new ones. Objects that
+    cannot be copied and have no tensor (`shared_parts`) are shared. Raises `UserError` if another part cannot be
+    copied.
 
     >>> import torch
     >>> from rayfed.models.copying import copy_model
@@ -52,7 +53,7 @@ def copy_model(model: Model) -> Model:
         return _copied(model, {})
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception:  # whatever an object of the user's raises
+    except Exception:  # a user's object may raise any type
         obstacles = _Obstacles(model)
     try:
         return _copied(model, obstacles.memo)
@@ -61,7 +62,7 @@ def copy_model(model: Model) -> Model:
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise UserError(
-            f"{obstacles.refused or _refusing(model)} cannot be copied ({reason}), and attacks work on copies of the "
+            f"{obstacles.refused or _refusing(model)} cannot be copied ({reason}), but attacks need copies of the "
             f"model: keep only tensors, modules and plain values as attributes"
         ) from error
 
@@ -107,17 +108,17 @@ def _computed(tensor: Tensor) -> Tensor | None:
 
 
 class _Obstacles:
-    """The objects in a model's attributes that `copy.deepcopy` refuses, found by the steps that it takes."""
+    """The objects in a model's attributes that `copy.deepcopy` refuses, found by following its steps."""
 
     def __init__(self, model: nn.Module) -> None:
         self.memo: dict[int, Any] = {}
         """Replacements by identity, for `copy.deepcopy`: new locks, and the shared objects themselves."""
         self.shared: list[str] = []
         self.refused = ""
-        """The first attribute that cannot be copied and holds tensors or modules."""
+        """The first attribute that cannot be copied and has tensors or modules."""
         self._seen: dict[int, tuple[bool, bool]] = {}
         self._kept: list[Any] = []
-        """Objects that only `__reduce_ex__` made, so that no identity is used again."""
+        """Temporary objects of `__reduce_ex__`, kept so that no identity is reused."""
         for path, module in model.named_modules():
             for name, value in vars(module).items():
                 self._attribute = f"{path}.{name}".lstrip(".")
@@ -128,10 +129,10 @@ class _Obstacles:
                     self.refused = f"its attribute '{self._attribute}' ({type(value).__name__})"
 
     def _examine(self, value: Any) -> tuple[bool, bool]:
-        """Return whether a value cannot be copied, and whether it holds tensors or modules.
+        """Return whether a value cannot be copied, and whether it has tensors or modules.
 
-        A container, and an object that holds tensors, is copied, and shares only the parts that cannot be copied. Other
-        objects are shared as a whole: a copy of a writer without its thread would wait for ever.
+        Containers and objects with tensors are copied, and share only the parts that cannot be copied. Other objects
+        are shared as a whole: a copy of a writer without its thread would wait for ever.
         """
         if value is None or isinstance(value, _ATOMS):
             return False, False
@@ -142,7 +143,7 @@ class _Obstacles:
             return False, False
         if id(value) not in self._seen:
             self._kept.append(value)
-            self._seen[id(value)] = False, False  # while its parts are examined, which may refer to it
+            self._seen[id(value)] = False, False  # until its parts, which may refer to it, are examined
             self._seen[id(value)] = self._examine_parts(value)
         return self._seen[id(value)]
 
@@ -183,7 +184,7 @@ def _parts(value: Any) -> tuple[bool, list[Any]]:
             return False, attributes
         reducer = copyreg.dispatch_table.get(type(value))
         reduced = reducer(value) if reducer else value.__reduce_ex__(4)
-    except Exception:  # whatever an object of the user's raises
+    except Exception:  # a user's object may raise any type
         return True, attributes
     return False, [] if isinstance(reduced, str) else list(_flattened(reduced[1:]))
 
@@ -202,14 +203,14 @@ def _flattened(reduced: tuple[Any, ...]) -> Iterator[Any]:
 
 
 class _Rebinding:
-    """Functions and references in a copied model, made to refer to the copy.
+    """Rebind functions and references in a copied model to the copy.
 
     `copy.deepcopy` shares functions, weak references and methods of built-in types.
     """
 
     def __init__(self, memo: dict[int, Any]) -> None:
         self._memo = memo
-        """Copies by the identity of their originals; under its own identity the originals, which have to be kept."""
+        """Copies by the identity of their originals; by the memo's own identity, the originals, which must be kept."""
         self._cells: dict[int, types.CellType] = {}
 
     def rebind(self) -> None:
@@ -276,7 +277,7 @@ class _Rebinding:
 
 
 def _references(value: Any) -> list[Any]:
-    """Return the objects that a function, method, reference or container refers to."""
+    """Return the objects to which a function, method, reference or container refers."""
     if isinstance(value, types.FunctionType):
         contents = [_content(cell) for cell in value.__closure__ or ()]
         return [*contents, value.__defaults__, value.__kwdefaults__, *value.__dict__.values()]
@@ -290,7 +291,7 @@ def _references(value: Any) -> list[Any]:
 
 
 def _content(cell: types.CellType) -> Any:
-    """Return the value in a cell of a closure; None while it has none."""
+    """Return the value in a cell of a closure; None if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:

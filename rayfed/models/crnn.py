@@ -1,8 +1,8 @@
 """The convolutional recurrent network for reading words (CRNN).
 
 Source: Shi, Bai and Yao 2017, "An End-to-End Trainable Neural Network for Image-based Sequence Recognition", table 1:
-seven convolutions, the last three pools halving the height alone, and two bidirectional LSTM layers over the columns.
-At 32x100 grey pixels with 36 letters: 8.3 million parameters at the paper's width.
+seven convolutions, of which the last three pools halve only the height, and two bidirectional LSTM layers over the
+columns. 8.3 million parameters at 32x100 grey pixels with 36 letters and the paper's width.
 """
 
 from __future__ import annotations
@@ -34,33 +34,34 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(channels, hidden, batch_first=True, bidirectional=True)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Return the outputs of both directions at each place, (N, T, 2 * hidden)."""
+        """Return the outputs of both directions at each position, (N, T, 2 * hidden)."""
         outputs: Tensor = self.lstm(sequence)[0]
         return outputs
 
 
 @component
 class CRNN:
-    """Convolutions over the image, then two bidirectional LSTMs over its columns, with a class or blank for each."""
+    """Convolutions over the image, then two bidirectional LSTMs over its columns, with a class or blank per column."""
 
     width: Annotated[int, Field(ge=1)] = 64
-    """Channels of the first convolution; the later ones have two to eight times as many."""
+    """Number of channels of the first convolution; later ones have two to eight times as many."""
     hidden: Annotated[int, Field(ge=1)] = 256
     """Size of the state of one direction of an LSTM."""
     norm: Norm = "batch"
     """Norm after some of the convolutions, see `normed`."""
     normed: Literal["paper", "all"] = "paper"
-    """Convolutions with a norm: the fifth and the sixth, or all, with which some thousand words are enough to learn."""
+    """Convolutions with a norm. `paper`: the fifth and the sixth. `all`: all, which trains with only some thousand
+    words."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for images (N, C, 32, W), with logits (N, W // 4 + 1, classes) where W is a multiple of 4.
+        """Return the network for images (N, C, 32, W), with logits (N, W // 4 + 1, classes) if W is a multiple of 4.
 
         Raises `UserError` for images of another height, or narrower than 8 pixels.
         """
         channels, height, across = image_shape
         if height != 32 or across < 8:
             raise UserError(
-                f"crnn needs images 32 pixels high and 8 or more wide, not {height}x{across}: set data.height and width"
+                f"crnn needs images of height 32 and width 8 or more, not {height}x{across}: set data.height and .width"
             )
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for i, (factor, kernel, normed, pool) in enumerate(_CONVOLUTIONS, start=1):
@@ -89,4 +90,5 @@ _CONVOLUTIONS = (
     (8, 3, True, "height"),
     (8, 2, False, None),
 )
-"""Channels over the first's, side of the kernel, whether a norm follows in the paper, and what the pool halves."""
+"""Channels relative to the first, side of the kernel, whether the paper has a norm, and the sides that the pool
+halves."""

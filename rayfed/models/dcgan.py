@@ -20,8 +20,7 @@ class Generator(nn.Module):
     """Map latents and labels to images of any size, by a linear layer and two transposed convolutions."""
 
     def __init__(self, image_shape: tuple[int, ...], classes: int, latent: int, width: int) -> None:
-        """Create a generator with `latent` inputs, and `width` channels at half the size (twice as many at a
-        quarter)."""
+        """Create a generator with `latent` inputs and `width` channels at half the size (2 * `width` at a quarter)."""
         super().__init__()
         channels, height, width_pixels = image_shape
         self.image_shape, self.classes, self.latent, self.width = image_shape, classes, latent, width

@@ -1,7 +1,7 @@
 """Models of Hugging Face transformers, from a local folder.
 
-Source: Wolf et al. 2020, "Transformers: State-of-the-Art Natural Language Processing". Attention is the `eager` one,
-written out, so that it works under `torch.func.vmap` and twice differentiated.
+Source: Wolf et al. 2020, "Transformers: State-of-the-Art Natural Language Processing". The attention implementation is
+`eager`, whose basic operations support `torch.func.vmap` and second derivatives.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ _SHOWN = 4
 
 @component
 class HuggingFace:
-    """A model from a local folder of `save_pretrained`; `hf:FOLDER` is short for it. Needs the extra `hub`.
+    """A model from a local folder of `save_pretrained`; the short form is `hf:FOLDER`. Needs the extra `hub`.
 
-    The folder has `config.json` and weights, read as data alone; its own code is never run and nothing is downloaded.
-    A head that the folder lacks, or has for other classes, is initialised anew, which a note says. Of texts the model
-    takes token numbers, and does not attend to padding.
+    The folder has `config.json` and weights, which are read only as data. Its code is never run, and nothing is
+    downloaded. A head that is missing, or has other classes, is initialised anew, with a note. For texts, the inputs
+    are token numbers, and padding is masked in attention.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "tokens")
 
     path: Path
-    """The folder; `~` and environment variables are expanded, and `package:NAME/FOLDER` is one of a package."""
+    """Folder of the model; `~` and environment variables are expanded, and `package:NAME/FOLDER` is a folder of a
+    package."""
     task: Task | None = None
-    """What the model's head does; null: classification of whole samples, images or texts. The loss goes with it, unless
-    another one is set: `causal_lm` and `masked_lm` have their own, `token_classification` has place_cross_entropy."""
+    """Task of the model's head. Null: classification of whole samples, images or texts. It determines the default loss:
+    `causal_lm` and `masked_lm` have their own, `token_classification` has place_cross_entropy."""
     dropout: float | None = None
-    """Probability of all of its dropouts, in place of what its config says; 0 for none."""
+    """Probability of all of the model's dropouts, instead of its config's; 0 disables dropout."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The network for images (N, C, H, W) or texts (N, L) int64, with logits (N, classes).
+        """Return the network for images (N, C, H, W) or texts (N, L) int64, with logits (N, classes).
 
-        Raises `UserError` for a folder without such a model, and where tensors other than the head's are missing or
-        misshapen.
+        Raises `UserError` if the folder has no such model, or if tensors outside its head are missing or have other
+        shapes.
         """
         with needing("transformers", "hub", "a model of Hugging Face"):
             import transformers
@@ -92,11 +93,11 @@ class HuggingFace:
                 attn_implementation="eager",
                 dtype=torch.float32,
             )
-        except Exception as error:  # transformers raises whatever its models do
+        except Exception as error:  # transformers and its models may raise any type
             said = " ".join(str(error).split())[:300]
             raise UserError(
-                f"{folder} holds no model for {task.replace('_', ' ')} that transformers can load: {said}; expected "
-                f"what save_pretrained() writes: config.json, and model.safetensors or pytorch_model.bin"
+                f"{folder} has no model for {task.replace('_', ' ')} that transformers can load: {said}; expected the "
+                f"files of save_pretrained(): config.json, and model.safetensors or pytorch_model.bin"
             ) from error
         _check(found, folder, told)
         return found
@@ -105,17 +106,17 @@ class HuggingFace:
 def _folder(path: Path) -> Path:
     folder = local_path(path)
     if not (folder / "config.json").is_file():
-        what = "has no config.json" if folder.is_dir() else "is no folder"
+        what = "has no config.json" if folder.is_dir() else "is not a folder"
         raise UserError(
-            f"model.path: {folder} {what}: rayfed downloads nothing, so give the path of a folder on this machine with "
-            f"a model of Hugging Face in it, as save_pretrained() writes it or a download of the hub has it (in a "
-            f"cache: models--NAME/snapshots/REVISION)"
+            f"model.path: {folder} {what}: rayfed downloads nothing, so give the path of a local folder with a Hugging "
+            f"Face model, written by save_pretrained() or downloaded from the hub (in a cache: "
+            f"models--NAME/snapshots/REVISION)"
         )
     return folder
 
 
 def _check(model: nn.Module, folder: Path, told: Any) -> None:
-    """Note which tensors are not from the folder; raises `UserError` for any outside head and pooler."""
+    """Note which tensors are not from the folder; raise `UserError` for any outside head and pooler."""
     told = told if isinstance(told, dict) else vars(told)
     missing = sorted(told["missing_keys"])
     misshapen = sorted(key[0] if isinstance(key, tuple) else key for key in told["mismatched_keys"])
@@ -128,16 +129,16 @@ def _check(model: nn.Module, folder: Path, told: Any) -> None:
     ]
     if lost := [name for name in (*missing, *misshapen) if name not in anew]:
         raise UserError(
-            f"{folder} does not fit its own config.json: {len(lost)} tensors are missing or of another shape, "
+            f"{folder} does not match its config.json: {len(lost)} tensors are missing or have another shape, "
             f"{_some(lost)}"
         )
     if anew:
         note(
             model,
-            f"initialised anew, as the weights in {folder.name}/ lack it or have another size of it: {_some(anew)}",
+            f"initialised anew, because they are missing or have another size in {folder.name}/: {_some(anew)}",
         )
     if spare := sorted(told["unexpected_keys"]):
-        note(model, f"of the weights in {folder.name}/ {len(spare)} tensors have no place in the model: {_some(spare)}")
+        note(model, f"{len(spare)} tensors in {folder.name}/ are not in the model and are ignored: {_some(spare)}")
 
 
 def _some(names: Sequence[str]) -> str:
@@ -154,14 +155,14 @@ Mask = Callable[[Tensor], Tensor]
 
 
 def _read_tokens(model: Any, length: int) -> None:
-    """Make a model read texts (N, length) and attend to all but padding.
+    """Prepare a model for texts (N, length), with attention to all tokens except padding.
 
     Raises `UserError` for texts longer than its positions.
     """
     config, most = model.config, places_for_tokens(model)
     if most is not None and length > most:
-        raise UserError(f"data.length: texts of {length} tokens, and the model has {most} positions: shorten them")
-    if config.pad_token_id is None:  # usual for those that were trained without padding
+        raise UserError(f"data.length: texts have {length} tokens, but the model has {most} positions: shorten them")
+    if config.pad_token_id is None:  # common for models trained without padding
         ends = config.eos_token_id
         config.pad_token_id = ends[0] if isinstance(ends, list) else ends
     if config.pad_token_id is not None:
@@ -170,13 +171,13 @@ def _read_tokens(model: Any, length: int) -> None:
 
 
 def places_for_tokens(model: Any) -> int | None:
-    """Return the number of positions of a model's texts; None if its config has none."""
+    """Return the maximum number of tokens of a model's texts; None if its config has none."""
     most = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
     return None if most is None else int(most)
 
 
 def _each_place(kept: Tensor) -> Tensor:
-    """Return the attention mask of places (N, L), 1 for tokens and 0 for padding."""
+    """Return the attention mask of positions (N, L): 1 for tokens and 0 for padding."""
     return kept.long()
 
 
@@ -187,16 +188,16 @@ def _each_pair(kept: Tensor) -> Tensor:
 
 
 class Attended:
-    """Forward pre-hook that adds the attention mask of a text; a text of padding alone is attended whole.
+    """Forward pre-hook that adds the attention mask of a text; a text of only padding is not masked.
 
-    `before` is the number of places in front of a text that are always attended to: those of a soft prompt.
+    `before` is the number of positions before a text that are never masked: those of a soft prompt.
     """
 
     def __init__(self, pad: int, mask: Mask) -> None:
         self.pad, self.mask, self.before = pad, mask, 0
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Return the inputs with the mask beside them."""
+        """Return the inputs together with the mask."""
         tokens = inputs[0]
         kept = tokens != self.pad
         kept = kept | ~kept.any(1, keepdim=True)
@@ -205,7 +206,7 @@ class Attended:
 
 
 def _choose_mask(model: Any, length: int) -> None:
-    """Use the mask of pairs if the model gives the same result with it and the mask of places fails under vmap."""
+    """Use the mask of pairs if the mask of positions fails under vmap and both give the same result."""
     [hook] = [h for h in model._forward_pre_hooks.values() if isinstance(h, Attended)]
     other = next(token for token in range(2) if token != hook.pad)
     texts = torch.full((2, length), other)
@@ -218,7 +219,7 @@ def _choose_mask(model: Any, length: int) -> None:
             hook.mask = _each_pair
             try:
                 same = torch.allclose(model(texts).logits, expected, atol=1e-5)
-            except Exception:  # a model that takes no such mask
+            except Exception:  # the model does not support such a mask
                 same = False
             if not same:
                 hook.mask = _each_place

@@ -1,4 +1,4 @@
-"""Number types of a user's model: convert real floating-point tensors to float32, or refuse the model."""
+"""Number types of a user's model: convert real floating-point tensors to float32, or raise an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 2
 def use_float32(name: str, model: nn.Module, sample: SampleSpec) -> None:
     """Convert floating-point parameters and buffers to float32, in place, with a note on the model.
 
-    Raises `UserError` for complex parameters, and for a model whose forward pass works in its own types only.
+    Raises `UserError` for complex parameters, and if the forward pass works only in the original types.
     """
     check_default_type(name)
     tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -36,15 +36,15 @@ def use_float32(name: str, model: nn.Module, sample: SampleSpec) -> None:
     shown = ", ".join(list(others)[:_SHOWN]) + (", ..." if len(others) > _SHOWN else "")
     if works and not _runs(model, sample):
         raise UserError(
-            f"model '{name}' has {kinds} tensors ({shown}), and its forward pass fails in float32, in which rayfed "
-            f"computes: keep all tensors in float32, or convert inputs to the type of the weights, such as "
+            f"model '{name}' has {kinds} tensors ({shown}), but rayfed computes in float32, in which its forward pass "
+            f"fails: keep all tensors in float32, or convert inputs to the type of the weights, such as "
             f"`x.to(self.layer.weight.dtype)`, and not to {kinds}"
         )
     note(model, f"its {kinds} tensors ({shown}) were converted to float32, in which rayfed computes")
 
 
 def _runs(model: nn.Module, sample: SampleSpec) -> bool:
-    """Return whether a model takes two samples, or two rows where samples are records, in evaluation mode."""
+    """Return whether a model accepts two samples (for records, also as two rows) in evaluation mode."""
     inputs = sample.trial()
     tried = [inputs, inputs.flatten(1)] if sample.modality == "records" else [inputs]
     done = False
@@ -58,7 +58,7 @@ def _runs(model: nn.Module, sample: SampleSpec) -> bool:
 
 @contextmanager
 def _mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Put a model in training or evaluation mode in the block, and restore each module's mode after it."""
+    """Set a model to training or evaluation mode in the block, and restore each module's mode after it."""
     modes = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -69,16 +69,16 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def check_default_type(name: str) -> None:
-    """Raise `UserError` if PyTorch's default type is not float32: every new tensor would have it."""
+    """Raise `UserError` if PyTorch's default type is not float32, because new tensors would have that type."""
     if (default := torch.get_default_dtype()) != torch.float32:
         raise UserError(
-            f"model '{name}': PyTorch's default number type is {type_name(default)}, and rayfed computes in float32: "
+            f"model '{name}': PyTorch's default number type is {type_name(default)}, but rayfed computes in float32: "
             f"remove `torch.set_default_dtype` from the model's file and from your script"
         )
 
 
 def check_complex_buffers(name: str, model: nn.Module, sample: SampleSpec) -> None:
-    """Raise `UserError` if a forward pass in training mode changes complex buffers: clients send real ones only."""
+    """Raise `UserError` if a forward pass in training mode changes complex buffers, which clients cannot send."""
     own = {path: buffer.clone() for path, buffer in model.named_buffers() if buffer.is_complex()}
     if not own:
         return
@@ -93,6 +93,6 @@ def check_complex_buffers(name: str, model: nn.Module, sample: SampleSpec) -> No
     for path, buffer in own.items():
         if not torch.equal(after[path], buffer):
             raise UserError(
-                f"model '{name}': the forward pass changes buffer '{path}', which is {type_name(buffer.dtype)}, and "
-                f"clients send real numbers only: keep its real and imaginary parts as real buffers"
+                f"model '{name}': the forward pass changes buffer '{path}', which is {type_name(buffer.dtype)}, but "
+                f"clients send only real numbers: keep its real and imaginary parts as real buffers"
             )

@@ -1,4 +1,4 @@
-"""Files of trained networks: weights and origin, with the file's hash beside."""
+"""Files of trained networks: weights and origin, with the file's hash in a second file."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Kind:
     name: str
     article: str
     command: str
-    """Command that makes such a file, without `--out FILE`."""
+    """Command that creates such a file, without `--out FILE`."""
 
 
 GENERATOR = Kind("generator", "a", "rayfed train-generator SCENARIO")
 EVALUATOR = Kind("evaluation network", "an", "rayfed train-evaluator")
 RECOGNISER = Kind("recogniser", "a", "rayfed train-recogniser SCENARIO")
 SHIPPED_EVALUATOR = Path(str(files("rayfed.models") / "evaluator.pt"))
-"""The evaluation network that comes with the package; `docs/defences.md` says what it was trained on."""
+"""The evaluation network included in the package; `docs/defences.md` describes its training."""
 
 
 class NetworkUnavailable(UserError):
@@ -46,7 +46,7 @@ class NetworkUnavailable(UserError):
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a network: its data and training; networks with equal origins are equal."""
+    """Origin of a network: its data and training. Networks of equal origin are equal."""
 
     data: Mapping[str, Any]
     """The scenario's data section, or another name of the data."""
@@ -57,9 +57,9 @@ class Origin:
 
 
 def save_generator(path: Path, generator: Generator, origin: Origin) -> None:
-    """Write `path`, readable by `torch.load(weights_only=True)`, and `path.sha256` as `sha256sum` writes it.
+    """Write a generator to `path`, and its hash to `path.sha256` in the format of `sha256sum`.
 
-    Raises `UserError` where nothing can be written.
+    The file can be read by `torch.load(weights_only=True)`. Raises `UserError` if it cannot be written.
     """
     shape = {name: getattr(generator, name) for name in ("image_shape", "classes", "latent", "width")}
     _save(path, GENERATOR, generator, torch.float32, origin, shape)
@@ -71,14 +71,14 @@ def save_evaluator(path: Path, evaluator: Evaluator, origin: Origin) -> None:
 
 
 def save_recogniser(path: Path, recogniser: Recogniser, people: Sequence[str], origin: Origin) -> None:
-    """Save a recogniser as `save_generator` does, with the names of the people in the order of their labels."""
+    """Save a recogniser as `save_generator` does, with the people's names in the order of their labels."""
     _save(path, RECOGNISER, recogniser, torch.float32, origin, {"people": list(people)})
 
 
 def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int) -> Generator:
     """Load the generator of a file, frozen, in evaluation mode, on the CPU.
 
-    Raises `UserError` for a file that is missing, altered or no generator, and for one of other images or classes.
+    Raises `UserError` if the file is missing, altered or not a generator, or if its images or classes differ.
     """
     path = local_path(path)
     content = _read(path, GENERATOR)
@@ -88,7 +88,7 @@ def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int)
     made = tuple(generator.image_shape), generator.classes
     if made != (image_shape, classes):
         raise UserError(
-            f"the generator {path} makes images of {_words(*made)}, the data have "
+            f"the generator {path} is for images of {_words(*made)}, but the data have "
             f"{_words(image_shape, classes)}: train one on these data, {_how(path, GENERATOR)}"
         )
     return generator.eval().requires_grad_(False)
@@ -96,15 +96,15 @@ def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int)
 
 @lru_cache
 def load_evaluator(path: Path | None, device: torch.device) -> Evaluator:
-    """Load the frozen evaluation network of a file, or the one that comes with rayfed; cached.
+    """Load the frozen evaluation network of a file, or the one included in rayfed; cached.
 
-    Raises `NetworkUnavailable` for a file that is missing, altered or no evaluation network.
+    Raises `NetworkUnavailable` if the file is missing, altered or not an evaluation network.
     """
     found = SHIPPED_EVALUATOR if path is None else local_path(path)
     evaluator = Evaluator()
     content = _read(found, EVALUATOR)
     with _foreign(found, EVALUATOR):
-        evaluator.load_state_dict(content["weights"])  # single precision again
+        evaluator.load_state_dict(content["weights"])  # converted to single precision
     return evaluator.to(device).eval().requires_grad_(False)
 
 
@@ -112,7 +112,7 @@ def load_evaluator(path: Path | None, device: torch.device) -> Evaluator:
 def load_recogniser(path: Path, people: tuple[str, ...], device: torch.device) -> Recogniser:
     """Load the frozen recogniser of a file in evaluation mode; cached.
 
-    Raises `NetworkUnavailable` for a file that is missing, altered or no recogniser, and for one of other people.
+    Raises `NetworkUnavailable` if the file is missing, altered or not a recogniser, or if its people differ.
     """
     found = local_path(path)
     content = _read(found, RECOGNISER)
@@ -122,7 +122,7 @@ def load_recogniser(path: Path, people: tuple[str, ...], device: torch.device) -
         recogniser.load_state_dict(content["weights"])
     if known != people:
         raise NetworkUnavailable(
-            f"the recogniser {found} knows {_people(known)}, the data show {_people(people)}: "
+            f"the recogniser {found} is for {_people(known)}, but the data show {_people(people)}: "
             f"train one on these data, {_how(found, RECOGNISER)}"
         )
     return recogniser.to(device).eval().requires_grad_(False)
@@ -131,7 +131,7 @@ def load_recogniser(path: Path, people: tuple[str, ...], device: torch.device) -
 def is_trained(path: Path, origin: Origin, kind: Kind = GENERATOR) -> bool:
     """Return whether the file has a network of this kind and origin.
 
-    Raises `UserError` where something else is, which is not for us to overwrite.
+    Raises `UserError` if the file has other contents, which must not be overwritten.
     """
     if not path.exists():
         return False
@@ -139,7 +139,7 @@ def is_trained(path: Path, origin: Origin, kind: Kind = GENERATOR) -> bool:
     if found != asdict(origin):
         changed = ", ".join(sorted(key for key, value in asdict(origin).items() if found.get(key) != value))
         raise UserError(
-            f"{path} holds {kind.article} {kind.name} of another {changed}: choose another --out, or remove it"
+            f"{path} has {kind.article} {kind.name} with different {changed}: choose another --out, or remove it"
         )
     return True
 
@@ -165,16 +165,16 @@ def _save(
 def _read(path: Path, kind: Kind) -> dict[str, Any]:
     """Read a file after checking its hash."""
     if not path.is_file():
-        raise NetworkUnavailable(f"there is no {kind.name} {path}: {_how(path, kind)}")
+        raise NetworkUnavailable(f"{kind.name} {path} not found: {_how(path, kind)}")
     try:
         expected = _hash_file(path).read_text(encoding="utf-8").split()[0]
     except (OSError, UnicodeDecodeError, IndexError) as error:
         raise NetworkUnavailable(
-            f"the {kind.name}'s hash {_hash_file(path)} cannot be read: put it there, or {_how(path, kind)}"
+            f"the {kind.name}'s hash {_hash_file(path)} cannot be read: restore it, or {_how(path, kind)}"
         ) from error
     if _digest(path) != expected:
         raise NetworkUnavailable(
-            f"the {kind.name} {path} is truncated or altered, its SHA-256 is not {expected}: {_how(path, kind)}"
+            f"the {kind.name} {path} is truncated or altered (its SHA-256 is not {expected}): {_how(path, kind)}"
         )
     with _foreign(path, kind):
         content = torch.load(path, weights_only=True)
@@ -191,7 +191,7 @@ def _read(path: Path, kind: Kind) -> dict[str, Any]:
 
 @contextmanager
 def _foreign(path: Path, kind: Kind) -> Iterator[None]:
-    """Turn errors of torch on an invalid file into a `NetworkUnavailable`."""
+    """Turn torch's errors for an invalid file into a `NetworkUnavailable`."""
     try:
         yield
     except Exception as error:
@@ -199,7 +199,7 @@ def _foreign(path: Path, kind: Kind) -> Iterator[None]:
 
 
 def _how(path: Path, kind: Kind) -> str:
-    return f"remove what is left of it and run `{kind.command} --out {path}`"
+    return f"remove the file if it exists, and run `{kind.command} --out {path}`"
 
 
 def _hash_file(path: Path) -> Path:

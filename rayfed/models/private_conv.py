@@ -21,8 +21,7 @@ class PrivateConv(nn.Module):
     private = True
 
     def __init__(self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool) -> None:
-        """Create a block with the normalisation `norm`, if any; with `common_start`, all clients begin with equal
-        weights."""
+        """Create a block with an optional normalisation `norm`; with `common_start`, all clients begin alike."""
         super().__init__()
         self.conv = conv
         self.norm = nn.Identity() if norm is None else norm

@@ -1,8 +1,9 @@
 """Residual networks for small images: a 3x3 stem without max-pool, stages of basic blocks.
 
-Source: He et al. 2016, "Deep Residual Learning for Image Recognition": table 1 (the four stages of ResNet-18 and 34)
-with the stem of section 4.2 (CIFAR-10), 11,173,962 parameters in ResNet-18 at 3 channels and 10 classes; section 4.2
-whole (three narrow stages), 0.27 million in ResNet-20, but with 1x1 convolutions where a shortcut changes shape.
+Source: He et al. 2016, "Deep Residual Learning for Image Recognition". ResNet-18 and 34 have the four stages of table 1
+with the stem of section 4.2 (CIFAR-10): 11,173,962 parameters in ResNet-18 at 3 channels and 10 classes. ResNet-20 and
+32 are the networks of section 4.2 (three narrow stages, 0.27 million parameters in ResNet-20), but with 1x1
+convolutions if a shortcut changes shape.
 """
 
 from __future__ import annotations
@@ -79,31 +80,31 @@ class ResNet(nn.Module):
 
 @component
 class ResNet10:
-    """ResNet-10 for small images (one block a stage); any image size."""
+    """ResNet-10 for small images (one block per stage); any image size."""
 
     widths: ClassVar[tuple[int, ...]] = (64, 128, 256, 512)
     blocks: ClassVar[tuple[int, ...]] = (1, 1, 1, 1)
 
     activation: Activation = "relu"
-    """`sigmoid` as in the GRNN experiments, which need a twice differentiable network."""
+    """Activation after each convolution. `sigmoid` is twice differentiable, as in the GRNN experiments."""
     norm: Norm = "batch"
-    """Norm after each convolution; `group` keeps the samples of a batch apart."""
+    """Norm after each convolution. `group` normalises each sample separately."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for images (N, C, H, W), with logits (N, classes)."""
+        """Return the network for images (N, C, H, W), with logits (N, classes)."""
         return ResNet(image_shape[0], classes, self.widths, self.blocks, self.activation, self.norm)
 
 
 @component
 class ResNet18(ResNet10):
-    """ResNet-18 for small images (two blocks a stage); any image size."""
+    """ResNet-18 for small images (two blocks per stage); any image size."""
 
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
 
 
 @component
 class ResNet34(ResNet10):
-    """ResNet-34 for small images (3, 4, 6 and 3 blocks a stage); any image size."""
+    """ResNet-34 for small images (3, 4, 6 and 3 blocks per stage); any image size."""
 
     blocks: ClassVar[tuple[int, ...]] = (3, 4, 6, 3)
 

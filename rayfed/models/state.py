@@ -1,8 +1,8 @@
-"""Loading of weights from the user's files into a model.
+"""Load weights from the user's files into a model.
 
-A training script may have wrapped the model, and saved its weights with an epoch, an optimiser's state or averaged
-weights. So a set of tensors is sought whose names are the model's after one prefix, such as `net.module.`: keys of the
-file and prefixes of wrappers alike.
+A training script may have wrapped the model, or saved its weights together with an epoch, an optimiser's state or
+averaged weights. So `load_state` looks for a set of tensors whose names are the model's after one prefix, such as
+`net.module.`. A prefix consists of keys of the file and prefixes of wrappers.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rayfed.models.weight_files import Keys, Stored, WeightFile, read
 from rayfed.update import Named, list_nonfinite
 
 _WRAPPERS = ("module", "_orig_mod")
-"""Names under which nn.DataParallel and torch.compile keep the model that they wrap."""
+"""Names under which nn.DataParallel and torch.compile keep the wrapped model."""
 _KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "params", "weights", "state")
-"""Keys under which training scripts keep the weights; if several sets of weights fit, the first of these is taken."""
+"""Keys under which training scripts keep the weights. If several sets of weights fit, the first key is preferred."""
 _COUNTER = "num_batches_tracked"
-"""Buffer of a batch norm that older files lack, and that only a norm without a momentum reads."""
+"""Buffer of a batch norm that older files lack, and that only a norm without momentum reads."""
 _SHOWN = 4
 
 
 @dataclass(frozen=True)
 class _Model:
-    """The tensors of a model that a file has to fit."""
+    """The tensors of a model, for comparison with a file."""
 
     tensors: Named
     head: frozenset[str]
@@ -39,14 +39,14 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Set:
-    """Some of a file's tensors, under the model's names."""
+    """Some of a file's tensors, by the model's names."""
 
     model: _Model
     prefix: str
-    """Names in the file are the model's after this prefix and a point; or the place of tensors taken by their order."""
+    """Prefix, without its final dot, of the model's names in the file; for tensors taken by order, their place."""
     tensors: Named
     spare: Named
-    """Tensors in the same mappings that have no place in the model."""
+    """Tensors in the same mappings that are not in the model."""
     by_order: bool = False
 
     @property
@@ -56,7 +56,7 @@ class _Set:
 
     @property
     def missing(self) -> set[str]:
-        """Names of the model's tensors that the file lacks, and needs: not counters, nor tied weights."""
+        """Names of required tensors of the model that the file lacks, without counters and tied weights."""
         own = self.model.tensors
         given = {(own[name].data_ptr(), own[name].shape) for name in self.tensors if own[name].numel()}
         absent = (name for name in own.keys() - self.tensors.keys() if not name.endswith(_COUNTER))
@@ -64,19 +64,19 @@ class _Set:
 
     @property
     def taken(self) -> Named:
-        """The tensors that the model takes."""
+        """The tensors that are loaded into the model."""
         return {name: tensor for name, tensor in self.tensors.items() if name not in self.misshapen}
 
     @property
     def fits(self) -> bool:
-        """Whether the model takes all of its tensors from here, except those of its head."""
+        """Whether this set has all of the model's tensors, except those of its head."""
         return not (self.missing | self.misshapen) - self.model.head and any(
             not name.endswith(_COUNTER) for name in self.taken
         )
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """Place among sets that fit: the fewest keys first, then the order of `_KEYS`."""
+        """Rank among sets that fit: the fewest keys first, then the order of `_KEYS`."""
         keys = [key for key in self.prefix.split(".") if key and key not in _WRAPPERS]
         return tuple(_KEYS.index(key) if key in _KEYS else len(_KEYS) for key in keys)
 
@@ -84,10 +84,10 @@ class _Set:
 def load_state(model: nn.Module, path: str | Path) -> None:
     """Load a file's tensors into a model, in place.
 
-    They go by their names, after a prefix if there is one; if none of a file's names is the model's, they go by their
-    order, if last names and shapes agree one by one. A head of another size stays as it was initialised, with a note on
-    the model. So does a note say which tensors are left out, and which set of weights is taken, if several fit. Raises
-    `UserError` for a file that cannot be read, that lacks other tensors, or in which several sets fit alike.
+    Tensors are matched by name, after a prefix if there is one. If no name in the file is one of the model's, they are
+    matched by order, provided that all last names and shapes agree. A head of another size stays as initialised. Notes
+    on the model report this, tensors that are ignored, and which set of weights is used if several fit. Raises
+    `UserError` for a file that cannot be read, that lacks other tensors, or in which several sets have equal rank.
     """
     file = read(local_path(path), "model.state")
     own = _Model(_tensors_of(model), head_names(model))
@@ -107,11 +107,11 @@ def load_state(model: nn.Module, path: str | Path) -> None:
 
 
 def state_for(model: nn.Module, path: Path, field: str) -> tuple[Named, list[str]]:
-    """Return a file's tensors under a model's names, whether they fit or not, and remarks on other sets of weights.
+    """Return a file's tensors by a model's names, whether they fit or not, and remarks on other sets of weights.
 
-    They are the set of which the model takes most, with the other tensors of its mapping; all, under their own names,
-    if there is no such set. `field` is where the user named the file. Raises `UserError` as `load_state` does for a
-    file that cannot be read, or in which several sets fit alike.
+    The result is the set with most of the model's tensors, together with the other tensors of its mapping. If there is
+    no such set, it is all tensors by their own names. `field` is the option with which the user named the file. Raises
+    `UserError` as `load_state` does if the file cannot be read, or if several sets have equal rank.
     """
     file = read(path, field)
     own = _Model(_tensors_of(model), frozenset())
@@ -121,20 +121,20 @@ def state_for(model: nn.Module, path: Path, field: str) -> tuple[Named, list[str
         return {stored.path: stored.tensor for stored in file.tensors}, []
     found, remarks = _chosen(file, [one for one in sets if len(one.taken) == most])
     if found.prefix:
-        remarks.append(f"{path.name}: its tensors are those after '{found.prefix}.', which is taken off their names")
+        remarks.append(f"{path.name}: the prefix '{found.prefix}.' is removed from the tensors' names")
     return {**found.spare, **found.tensors}, remarks
 
 
 def check_finite(where: object, tensors: Named, own: Named | None = None) -> None:
-    """Raise `UserError` for tensors with NaN or infinite values, unless the model's `own` has the same ones.
+    """Raise `UserError` for tensors with NaN or infinite values, unless the model's `own` has the same values.
 
-    `where` names their origin, such as a file.
+    `where` is their origin, such as a file.
     """
     if bad := list_nonfinite(tensors, own):
-        others = f", and so have {len(bad) - 1} other tensors" if len(bad) > 1 else ""
+        others = f", as have {len(bad) - 1} other tensors" if len(bad) > 1 else ""
         raise UserError(
-            f"{where}: '{bad[0]}' has NaN or infinite values{others}. If a training wrote them, it has diverged: give "
-            f"weights from before that"
+            f"{where}: '{bad[0]}' has NaN or infinite values{others}. If they are from a training, it has diverged: "
+            f"give earlier weights"
         )
 
 
@@ -144,7 +144,7 @@ def _tensors_of(model: nn.Module) -> Named:
 
 
 def _by_name(file: WeightFile, own: _Model, without: Collection[str]) -> Iterator[_Set]:
-    """Yield a set for each prefix after which tensors have names of the model; both are compared `without` wrappers."""
+    """Yield a set per prefix after which tensors have names of the model; both are compared `without` wrappers."""
     names = {_inner(name, without): name for name in own.tensors}
     if len(names) < len(own.tensors):
         return  # two of the model's names differ in a wrapper only
@@ -162,12 +162,12 @@ def _by_name(file: WeightFile, own: _Model, without: Collection[str]) -> Iterato
 
 
 def _inner(path: str, wrappers: Collection[str]) -> str:
-    """Return a name without the wrappers in it."""
+    """Return a name without its wrappers."""
     return ".".join(part for part in path.split(".") if part not in wrappers)
 
 
 def _by_order(file: WeightFile, own: _Model) -> Iterator[_Set]:
-    """Yield a set for each mapping whose tensors are the model's in the order, by last names and shapes."""
+    """Yield a set per mapping whose tensors match the model's in order, by last names and shapes."""
     whole = list(own.tensors)
     short = [name for name in whole if not name.endswith(_COUNTER)]
     inner = {_inner(name, _WRAPPERS) for name in whole}
@@ -176,7 +176,7 @@ def _by_order(file: WeightFile, own: _Model) -> Iterator[_Set]:
         groups.setdefault(stored.place, []).append(stored)
     for place, given in groups.items():
         if inner & {_inner(one.name, _WRAPPERS) for one in given}:
-            continue  # names that differ from the model's in part are no other names for all of it
+            continue  # matching by order needs all names to differ
         if file.unnamed:
             names = next((names for names in (whole, short) if len(names) == len(given)), [])
         else:
@@ -191,7 +191,8 @@ def _by_order(file: WeightFile, own: _Model) -> Iterator[_Set]:
 def _renamed(model: nn.Module, file: WeightFile, own: _Model, closest: _Set | None) -> _Set | None:
     """Return a set whose names the model's own modules know from earlier versions; None if they do not.
 
-    Such are those of `torch.nn.utils.weight_norm`, and of some models of torchvision. It is in the model then.
+    Examples are the names of `torch.nn.utils.weight_norm`, and of some models of torchvision. The set is then already
+    loaded into the model.
     """
     prefix = f"{closest.prefix}." if closest and closest.prefix else ""
     given = {one.path.removeprefix(prefix): one.tensor for one in file.tensors if one.path.startswith(prefix)}
@@ -209,12 +210,12 @@ def _renamed(model: nn.Module, file: WeightFile, own: _Model, closest: _Set | No
 
 
 def _closest(sets: Sequence[_Set]) -> _Set | None:
-    """Return the set of which the model takes most tensors; None if there is none."""
+    """Return the set with most of the model's tensors; None if there is none."""
     return min(sets, key=lambda one: (-len(one.taken), one.rank), default=None)
 
 
 def _chosen(file: WeightFile, fitting: Sequence[_Set]) -> tuple[_Set, list[str]]:
-    """Return the set to load, and a remark if other ones fit too; raises `UserError` if none of them comes first."""
+    """Return the set to load, and a remark if other ones fit; raise `UserError` if several have equal rank."""
     whole = [one for one in fitting if not one.missing | one.misshapen] or fitting
     first = min(whole, key=lambda one: one.rank)
     others = [one for one in whole if one is not first and not _same(one, first)]
@@ -225,12 +226,12 @@ def _chosen(file: WeightFile, fitting: Sequence[_Set]) -> tuple[_Set, list[str]]
         how += f", such as `torch.save(torch.load('{file.file.name}')['{key}'], '{key}.pt')`"
     if any(one.rank == first.rank for one in others):
         raise UserError(
-            f"{file.file} has {len(others) + 1} sets of weights that fit the model: '{first.prefix}', {names}. rayfed "
-            f"does not choose among them: {how}"
+            f"{file.file} has {len(others) + 1} sets of weights that fit the model: '{first.prefix}', {names}. To "
+            f"choose one, {how}"
         )
     return first, [
-        f"{file.file.name} has {len(others) + 1} sets of weights that fit: '{first.prefix}', which is taken, and "
-        f"{names}. To take another one, {how}"
+        f"{file.file.name} has {len(others) + 1} sets of weights that fit: '{first.prefix}', which is used, and "
+        f"{names}. To use another one, {how}"
     ]
 
 
@@ -239,35 +240,35 @@ def _same(one: _Set, other: _Set) -> bool:
 
 
 def _differences(file: WeightFile, found: _Set) -> Iterator[str]:
-    """Yield remarks on tensors taken by their order, initialised anew or left out."""
+    """Yield remarks on tensors that were matched by order, initialised anew or ignored."""
     name, own = file.file.name, found.model.tensors
     if found.by_order:
-        yield f"{name} has other names than the model: its {len(found.tensors)} tensors were taken in their order"
+        yield f"{name} has other names than the model: its {len(found.tensors)} tensors were matched by order"
     if anew := (found.missing | found.misshapen) & found.model.head:
-        yield f"the head is initialised anew, {name} has another one: {_some(anew, own, found.tensors)}"
+        yield f"the head is initialised anew, because it differs in {name}: {_some(anew, own, found.tensors)}"
     if spare := found.spare:
-        yield f"of {name} {len(spare)} tensors have no place in the model: {_some(spare, {}, spare)}"
+        yield f"{len(spare)} tensors in {name} are not in the model and are ignored: {_some(spare, {}, spare)}"
 
 
 def _misfit(file: WeightFile, own: _Model, found: _Set | None) -> str:
-    """Return why a file does not fit a model: how the set that comes closest differs, and which keys the file has."""
+    """Return why a file does not fit a model: the differences of the closest set, and the file's keys."""
     if found is None:
         stored = {one.path: one.tensor for one in file.tensors}
         return (
             f"{file.file} does not fit the model: none of its {len(stored)} names ({_some(stored, {}, stored)}) is one "
-            f"of the model's {len(own.tensors)} ({_some(own.tensors, own.tensors, {})}), nor are they as many of the "
-            f"same shapes in the same order; is it of another architecture? The file has {file.listed}"
+            f"of the model's {len(own.tensors)} ({_some(own.tensors, own.tensors, {})}), and number or shapes in order "
+            f"differ, too. Check the architecture. The file has {file.listed}"
         )
     parts = [
         f"{len(names)} {what}: {_some(names, own.tensors, found.tensors)}"
-        for what, names in (("missing", found.missing - own.head), ("of another shape", found.misshapen - own.head))
+        for what, names in (("missing", found.missing - own.head), ("with another shape", found.misshapen - own.head))
         if names
     ]
-    if not parts:  # all is the head, of other shapes
+    if not parts:  # all tensors are of the head, with other shapes
         parts = [f"none fits: {_some(own.head, own.tensors, found.tensors)}"]
     if found.spare:
         parts.append(f"{len(found.spare)} unexpected: {_some(found.spare, {}, found.spare)}")
-    where = f". '{found.prefix}' comes closest" if found.prefix else ""
+    where = f". '{found.prefix}' is the closest set" if found.prefix else ""
     return (
         f"{file.file} does not fit the model{where}: of the model's {len(own.tensors)} tensors, {'; '.join(parts)}. "
         f"The file has {file.listed}"

@@ -1,9 +1,9 @@
-"""Choice of the trained part of a model: all, chosen layers, or adapters beside frozen ones.
+"""Select the trained part of a model: all, chosen layers, or adapters of frozen ones.
 
-A parameter is trained where `requires_grad` says so, and everything else here follows from that: what is frozen is the
-public checkpoint, which clients, server and attackers have, so nothing of it is sent. A module with an attribute
-`held` that is true keeps its buffers as they are: a batch norm whose scale and shift nobody trains stays in evaluation
-mode, with the checkpoint's statistics, and does not send them.
+A parameter is trained if its `requires_grad` is true. Frozen parameters are those of the public checkpoint, which
+clients, server and attackers have, so they are never sent. A module with a true attribute `held` keeps its buffers
+unchanged: a batch norm with frozen scale and shift stays in evaluation mode, with the checkpoint's statistics, and does
+not send them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from rayfed.errors import UserError, nearest
 
 Adapt = Callable[[nn.Module], frozenset[str]]
-"""Adds adapters or a prompt to a model, in place, and returns the names of their parameters."""
+"""Function that adds adapters or a prompt to a model, in place, and returns the names of their parameters."""
 WORDS = ("head", "last N blocks", "bias", "norms")
-"""What names parameters beside glob patterns of their names."""
+"""Keywords that select parameters, in addition to glob patterns of their names."""
 _LAST = re.compile(r"last (\d+ )?blocks?")
 _SHOWN = 12
 
@@ -30,8 +30,8 @@ _SHOWN = 12
 def head_names(model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters of a model's head.
 
-    Of a Hugging Face model they are those outside its base model, or the table of tokens where that is all that gives
-    the outputs (tied embeddings); elsewhere those of the last layer with a matrix.
+    For a Hugging Face model these are the parameters outside its base model, or the token table if only that computes
+    the outputs (tied embeddings). For other models they are those of the last layer with a matrix.
     """
     names = [name for name, _ in model.named_parameters()]
     base, outputs = getattr(model, "base_model_prefix", ""), getattr(model, "get_output_embeddings", None)
@@ -47,7 +47,7 @@ def head_names(model: nn.Module) -> frozenset[str]:
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """Return the paths of a model's blocks in order: the heaviest kind of module in its stacks."""
+    """Return the paths of a model's blocks in order: the kind of module with most parameters in its stacks."""
     stacks = nn.Sequential | nn.ModuleList | nn.ModuleDict
     found = [
         (f"{path}.{name}".lstrip("."), child)
@@ -65,19 +65,19 @@ def blocks_of(model: nn.Module) -> list[str]:
 
 
 def parameters_of(model: nn.Module, layers: Sequence[str]) -> frozenset[str]:
-    """Return the names of the parameters that patterns and keywords (`WORDS`) choose.
+    """Return the names of the parameters that patterns and keywords (`WORDS`) select.
 
-    A pattern is one of a parameter's name or of a module's, whose parameters it stands for. Raises `UserError` for one
-    that chooses nothing.
+    A pattern matches the name of a parameter, or of a module and thereby its parameters. Raises `UserError` for a
+    pattern that matches nothing.
     """
     found: frozenset[str] = frozenset().union(*(_chosen(model, written) for written in layers))
     return found
 
 
 def choose(model: nn.Module, layers: Sequence[str], adapting: Sequence[Adapt] = ()) -> None:
-    """Freeze all but chosen layers of a model (`parameters_of`), in place, with the buffers of frozen parts.
+    """Freeze all except the chosen layers of a model (`parameters_of`), in place, with the buffers of frozen parts.
 
-    What `adapting` puts beside layers, or in front of them, is trained, too.
+    Adapters and prompts that `adapting` adds are trained, too.
     """
     names = parameters_of(model, layers)
     chosen = [p for name, p in model.named_parameters() if name in names]
@@ -89,7 +89,7 @@ def choose(model: nn.Module, layers: Sequence[str], adapting: Sequence[Adapt] = 
 
 
 def hold_still(model: nn.Module) -> None:
-    """Put batch norms with frozen statistics into evaluation mode."""
+    """Set batch norms with frozen statistics to evaluation mode."""
     for module in model.modules():
         if isinstance(module, _NormBase) and getattr(module, "held", False):
             module.eval()
@@ -136,18 +136,18 @@ def _chosen(model: nn.Module, written: str) -> frozenset[str]:
         found = frozenset(name for name in names if any(fnmatchcase(part, written) for part in _parts(name)))
     if not found:
         raise UserError(
-            f"model.train.layers: '{written}' chooses nothing: name parameters by patterns, as 'encoder.*', or by "
-            f"{', '.join(WORDS)}; {nearest(written, _modules(names))}"
+            f"model.train.layers: '{written}' selects nothing: use patterns of parameters' names, such as 'encoder.*', "
+            f"or one of {', '.join(WORDS)}; {nearest(written, _modules(names))}"
         )
     return found
 
 
 def _last_blocks(model: nn.Module, count: int, names: Sequence[str]) -> frozenset[str]:
-    """Return the parameters from the first of the last blocks on, for this many blocks."""
+    """Return all parameters from the first of the last `count` blocks on."""
     blocks = blocks_of(model)
     if not 0 < count <= len(blocks):
-        has = len(blocks) or "no stack of blocks: name layers by patterns"
-        raise UserError(f"model.train.layers: 'last {count} blocks' cannot be chosen: the model has {has}")
+        has = len(blocks) or "no stack of blocks: select layers by patterns"
+        raise UserError(f"model.train.layers: 'last {count} blocks' cannot be selected: the model has {has}")
     first = next(place for place, name in enumerate(names) if name.startswith(f"{blocks[-count]}."))
     return frozenset(names[first:])
 

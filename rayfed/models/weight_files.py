@@ -1,4 +1,4 @@
-"""Reading of files with weights: safetensors, `torch.save`, `numpy.savez`; as data, without running code of theirs."""
+"""Read files with weights (safetensors, `torch.save`, `numpy.savez`) as data, without running their code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rayfed.errors import UserError, needing
 
 Keys = tuple[str, ...]
 _NUMBERED = re.compile(r"(arr_)?\d+")
-"""Names of tensors in a list, and those that `numpy.savez` gives to arrays without names."""
+"""Names of tensors in a list, and of unnamed arrays in a file of `numpy.savez`."""
 _SHOWN = 8
 
 
@@ -31,14 +31,14 @@ class Stored:
     """A tensor of a file."""
 
     place: Keys
-    """The keys that lead to the mapping that has the tensor."""
+    """Keys that lead to the mapping with the tensor."""
     name: str
     """Its key in that mapping."""
     tensor: Tensor
 
     @property
     def path(self) -> str:
-        """All keys, joined by points as the names of a state dict are."""
+        """All keys, joined by dots like the names of a state dict."""
         return ".".join((*self.place, self.name))
 
 
@@ -49,7 +49,7 @@ class WeightFile:
     file: Path
     tensors: list[Stored]
     entries: Mapping[str, str]
-    """The file's keys: for each the number of tensors in it, or its type."""
+    """The file's keys, each with the number of tensors in it, or its type."""
 
     @property
     def unnamed(self) -> bool:
@@ -64,7 +64,7 @@ class WeightFile:
 
 
 class Foreign:
-    """Stand-in for an object whose class is not imported; it keeps the object's attributes and does nothing."""
+    """Placeholder for an object whose class is not imported; it keeps the object's attributes and does nothing."""
 
     attributes: Mapping[str, Any] = MappingProxyType({})
 
@@ -81,27 +81,27 @@ class Foreign:
 
 
 def read(file: Path, field: str) -> WeightFile:
-    """Read a file's tensors; raises `UserError` for one that is missing, unreadable or without tensors.
+    """Read a file's tensors; raise `UserError` for a file that is missing, unreadable or without tensors.
 
-    `field` is where the user named the file.
+    `field` is the option with which the user named the file.
     """
     if file.is_dir():
-        raise UserError(f"{file} is a folder, and {field} takes a file: name the file in it that has the weights")
+        raise UserError(f"{file} is a folder, but {field} needs a file: give the file in it that has the weights")
     if not file.is_file():
         raise UserError(
-            f"there is no file {file} for {field}: rayfed downloads nothing, so give the path of a .safetensors "
-            f"file, or of one that torch.save wrote, on this machine"
+            f"file {file} for {field} not found: rayfed downloads nothing, so give the path of a local .safetensors "
+            f"file, or of a file written by torch.save"
         )
     try:
         contents = _contents(file)
         tensors = list(_tensors(contents, (), (id(contents),)))
     except UserError:
         raise
-    except Exception as error:  # whatever a foreign file leads these libraries to raise
+    except Exception as error:  # these libraries may raise any type
         said = f"{type(error).__name__}: " + str(error).partition("\n")[0]
         raise UserError(
             f"{file} cannot be read as weights: {said}; expected .safetensors, an .npz of numpy.savez, or a state "
-            f"dict that torch.save wrote (`torch.save(model.state_dict(), FILE)`)"
+            f"dict written by torch.save (`torch.save(model.state_dict(), FILE)`)"
         ) from error
     counts = Counter(stored.place[0] for stored in tensors if stored.place)
     plain = {stored.name for stored in tensors if not stored.place}
@@ -110,9 +110,7 @@ def read(file: Path, field: str) -> WeightFile:
     found = WeightFile(file, tensors, kinds)
     if not tensors:
         has = found.listed or type(contents).__name__
-        raise UserError(
-            f"{file} holds no weights: it has {has}; expected tensors by name, as model.state_dict() gives them"
-        )
+        raise UserError(f"{file} has no weights: it has {has}; expected tensors by name, as in model.state_dict()")
     return found
 
 
@@ -134,7 +132,7 @@ def _torch(file: Path) -> Any:
             f"{file} cannot be read as weights: it is a TorchScript archive, whose code is not run. Save its weights: "
             f"`torch.save(torch.jit.load('{file.name}').state_dict(), '{file.stem}-weights.pt')`"
         )
-    with safe_globals(_of_numpy()), warnings.catch_warnings(action="ignore"):  # of protocols, which it reads or not
+    with safe_globals(_of_numpy()), warnings.catch_warnings(action="ignore"):  # about pickle protocols
         try:
             return torch.load(file, "cpu", weights_only=True)
         except UnpicklingError as error:
@@ -144,7 +142,7 @@ def _torch(file: Path) -> Any:
             with safe_globals(stand_ins):
                 return torch.load(file, "cpu", weights_only=True)
         except UnpicklingError as error:
-            objects = f"it holds objects of {', '.join(names)}, whose code is not run"
+            objects = f"it has objects of {', '.join(names)}, whose code is not run"
             raise UserError(
                 f"{file} cannot be read as weights: {objects if names else 'torch.save did not write it'}. Load it "
                 f"where its code can be imported, and save the weights to a separate file: "
@@ -153,15 +151,15 @@ def _torch(file: Path) -> Any:
 
 
 def _classes(file: Path, message: str) -> list[str]:
-    """Return the names of classes and functions that `torch.load` does not import; of old files the first one."""
+    """Return the names of classes and functions that `torch.load` does not import; only the first one for old files."""
     try:
         return sorted(get_unsafe_globals_in_checkpoint(file))
-    except (ValueError, UnpicklingError):  # no archive, or no pickle that it can list
+    except (ValueError, UnpicklingError):  # not an archive, or not a pickle that it can list
         return re.findall(r"GLOBAL ([\w.]+)", message)[:1]
 
 
 def _of_numpy() -> list[Any]:
-    """Return the functions and classes of which NumPy's arrays and numbers are made, by the names of all versions."""
+    """Return the functions and classes that construct NumPy's arrays and numbers, by their names in all versions."""
     made: tuple[Any, ...] = np.empty(0), np.float64(0)
     rooms = "numpy.core.multiarray", "numpy._core.multiarray"
     functions = [value.__reduce__()[0] for value in made]
@@ -171,12 +169,12 @@ def _of_numpy() -> list[Any]:
 
 
 def _tensors(found: Any, place: Keys, around: tuple[int, ...]) -> Iterator[Stored]:
-    """Yield the tensors in a container and in those that it has; `around` are the ids of it and those around it."""
+    """Yield the tensors in a container and in nested ones; `around` has the ids of it and its enclosing containers."""
     for name, inner in _entries(found).items():
         tensor = _tensor(inner)
         if tensor is not None:
             yield Stored(place, name, tensor)
-        elif id(inner) not in around:  # an object may refer to one that it is in
+        elif id(inner) not in around:  # an object may refer to one that contains it
             yield from _tensors(inner, (*place, name), (*around, id(inner)))
 
 
@@ -190,7 +188,7 @@ def _entries(found: Any) -> dict[str, Any]:
 
 
 def _state(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters, buffers and modules in a module, from its attributes; other objects' as they are."""
+    """Return the parameters, buffers and modules of a module, given its attributes; other attributes unchanged."""
     parts = [attributes.get(part) for part in ("_parameters", "_buffers", "_modules")]
     if not all(isinstance(part, Mapping) for part in parts):
         return attributes
@@ -199,7 +197,7 @@ def _state(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tensor(value: Any) -> Tensor | None:
-    """Return a tensor, or an array of numbers as one; None for anything else."""
+    """Return a tensor, or an array of numbers as a tensor; None for any other value."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "?biufc":
         return torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
     return value.detach() if isinstance(value, Tensor) else None

@@ -1,4 +1,4 @@
-"""Removal of wrappers around modules: `nn.DataParallel`, `DistributedDataParallel` and `torch.compile`.
+"""Remove wrappers from modules: `nn.DataParallel`, `DistributedDataParallel` and `torch.compile`.
 
 rayfed copies models, replaces their tensors and differentiates twice. Compiled modules do not support that, and a
 wrapper adds a prefix to every name.
@@ -18,15 +18,15 @@ from rayfed import losses
 from rayfed.errors import UserError
 
 PREFIXES = {"module.": "nn.DataParallel", "_orig_mod.": "torch.compile"}
-"""Prefixes of tensors' names, with the wrappers that add them."""
+"""Prefix of tensors' names -> the wrapper that adds it."""
 _ORIGINAL = "_torchdynamo_orig_callable"
-"""Attribute of a compiled function: the function itself."""
+"""Attribute of a compiled function that holds the original function."""
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return a model without wrappers; wrapped or compiled submodules are replaced inside the model, in place.
 
-    Parameters and buffers stay the same objects. Raises `UserError` for a wrapper with hooks of its own.
+    Parameters and buffers stay the same objects. Raises `UserError` for a wrapper that has hooks.
 
     >>> from torch import nn
     >>> from rayfed.models.wrappers import unwrap
@@ -38,7 +38,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def unwrapped(model: nn.Module) -> Iterator[nn.Module]:
-    """Unwrap a model for the block (`unwrap`), and leave it as it was afterwards."""
+    """Unwrap a model for the block (`unwrap`), and restore it afterwards."""
     with ExitStack() as stack:
         yield _unwrap(model, stack.callback)
 
@@ -48,18 +48,18 @@ def bare_name(name: str, known: Collection[str]) -> str:
     bare = name
     while bare not in known and (prefix := next((p for p in PREFIXES if bare.startswith(p)), None)):
         bare = bare.removeprefix(prefix)
-    for prefix in PREFIXES:  # a part of the model may have been wrapped
+    for prefix in PREFIXES:  # a submodule may have been wrapped
         bare = bare if bare in known else bare.replace(f".{prefix}", ".")
     return bare if bare in known else name
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Return whether a model or a part of it is wrapped or compiled."""
+    """Return whether a model or one of its modules is wrapped or compiled."""
     return any(_inner(module) is not None or any(_compiled(module)) for module in model.modules())
 
 
 def _unwrap(model: nn.Module, to_undo: Callable[[Callable[[], Any]], Any]) -> nn.Module:
-    """Unwrap a model, and hand over functions that undo the changes."""
+    """Unwrap a model, and pass functions that undo the changes to `to_undo`."""
     top = _innermost(model)
     if top is not model and losses.of(model) is not losses.DEFAULT:
         losses.attach(top, losses.of(model))
@@ -80,7 +80,7 @@ def _innermost(module: nn.Module) -> nn.Module:
     while (inner := _inner(module)) is not None:
         if module._forward_hooks or module._forward_pre_hooks:
             raise UserError(
-                f"a {type(module).__name__} has forward hooks, which would be lost as rayfed works with the module "
+                f"a {type(module).__name__} has forward hooks, which would be lost because rayfed uses the module "
                 f"inside: register them on that {type(inner).__name__}"
             )
         module = inner
@@ -88,17 +88,17 @@ def _innermost(module: nn.Module) -> nn.Module:
 
 
 def _inner(module: nn.Module) -> nn.Module | None:
-    """Return the module in a wrapper; None if this is no wrapper."""
+    """Return the module in a wrapper; None if this is not a wrapper."""
     kinds = [kind.__name__ for kind in type(module).__mro__]  # by name: importing torch._dynamo takes seconds
     if "OptimizedModule" in kinds:
         return module._modules.get("_orig_mod")
-    if any(kind.endswith("DataParallel") for kind in kinds):  # PyTorch's two, and those of other libraries
+    if any(kind.endswith("DataParallel") for kind in kinds):  # PyTorch's two, and those of other packages
         return module._modules.get("module")
     return None
 
 
 def _compiled(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a module that `torch.compile` made, with their values without it."""
+    """Yield the attributes of a module that `torch.compile` created, with their original values."""
     if module._compiled_call_impl is not None:  # by `module.compile()`
         yield "_compiled_call_impl", None
     for name, value in vars(module).items():
@@ -112,7 +112,7 @@ def _compiled(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 @cache
 def _compiled_methods(kind: Any) -> list[tuple[str, Any]]:
-    """Return the methods of a class that `torch.compile` made, with the functions inside."""
+    """Return the methods of a class that `torch.compile` created, with their original functions."""
     methods = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
     compiled = {name: value for name, value in methods.items() if _ORIGINAL in getattr(value, "__dict__", {})}
     return [(name, getattr(value, _ORIGINAL)) for name, value in compiled.items()]

@@ -1384,14 +1384,14 @@ def test_the_description_is_of_what_the_model_does() -> None:
 
     mlp = said(build_model("mlp", {}, (1, 8, 8), 10, seed=0))
     assert "reads the input itself" in mlp
-    assert "depend on each other" not in mlp
+    assert "batch statistics" not in mlp
     norms = said(build_model("lenet", {"norm": "batch"}, (1, 8, 8), 10, seed=0))
-    assert "depend on each other" in norms
-    assert "no defence of the update changes them" in norms
-    assert "draws random numbers" not in norms
+    assert "batch statistics" in norms
+    assert "clients send batch statistics" in norms
+    assert "dropout" not in norms
     dropped = said(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(144, 10)))
-    assert "attackers do not know which, and search without" in dropped
-    assert "depend on each other" in dropped, "what is drawn does not hide the norms"
+    assert "dropout" in dropped
+    assert "batch statistics" in dropped, "what is drawn does not hide the norms"
     frozen = build_model("mlp", {}, (1, 8, 8), 10, seed=0)
     next(frozen.parameters()).requires_grad_(False)
     assert "frozen: 1 parameters" in said(frozen)

@@ -534,7 +534,7 @@ def test_public_samples_are_in_the_rehearsal_where_they_are_granted() -> None:
     defence: dict[str, Any] = {"name": f"{__name__}:PublicNoise"}
     seen, bare = observed(defence, knowledge=("code", "public"))
     assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-3 * bare.norm()
-    assert "works with samples that no client owns" in observed(defence)[0].extra["undone"]
+    assert "data.public" in observed(defence)[0].extra["undone"]
 
 
 def test_nothing_is_given_without_the_grant_or_without_a_defence() -> None:

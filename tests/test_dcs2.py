@@ -222,9 +222,9 @@ def test_a_vanished_gradient_hurts_nothing() -> None:
 @pytest.mark.parametrize(
     ("defence", "task", "said"),
     [
-        (Dcs2(), client(1), "one only"),
+        (Dcs2(), client(1), "only one"),
         (Dcs2(start="public"), client(2), "data.public"),
-        (Dcs2(), client(2).replace(data=Batch(*digits(2))), "anew"),
+        (Dcs2(), client(2).replace(data=Batch(*digits(2))), "replaces them"),
     ],
 )
 def test_what_cannot_be_concealed_is_said(defence: Dcs2, task: Task, said: str) -> None:

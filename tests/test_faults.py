@@ -216,7 +216,7 @@ def test_nobody_left_is_no_partial_result() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("federation.protection=secure_aggregation", "masks would stay in the sum"),
+        ("federation.protection=secure_aggregation", "masks would remain in the sum"),
         ("arms.odd=[{name: dp_fedavg, clip: 1, noise_multiplier: 1, delta: 1.0e-5, noise: clients}]", "its part of"),
         ("attacks=[{name: analytic, observes: shown, rounds: [0]}]", "other clients"),
     ],

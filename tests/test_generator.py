@@ -111,9 +111,9 @@ def test_what_is_wrong_with_a_file_is_said(kept: Path, tmp_path: Path) -> None:
         UserError, match=r"no generator .*absent\.pt.*rayfed train-generator SCENARIO --out .*absent\.pt"
     ):
         load_generator(tmp_path / "absent.pt", SHAPE, 10)
-    with pytest.raises(UserError, match="makes images of 1x8x8 in 10 classes, the data have 3x32x32 in 10 classes"):
+    with pytest.raises(UserError, match="1x8x8 in 10 classes, but the data have 3x32x32 in 10 classes"):
         load_generator(kept, (3, 32, 32), 10)
-    with pytest.raises(UserError, match="in 10 classes, the data have 1x8x8 in 40"):
+    with pytest.raises(UserError, match="in 10 classes, but the data have 1x8x8 in 40"):
         load_generator(kept, SHAPE, 40)
     shutil.copy(kept, tmp_path / "alone.pt")
     with pytest.raises(UserError, match=r"alone\.pt\.sha256 cannot be read"):

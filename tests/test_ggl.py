@@ -182,7 +182,7 @@ data: {{name: digits, size: 16}}
 federation: {{rounds: 1, clients: 2}}
 attacks: [{{name: ggl, generator: '{file}'}}]
 """
-    with pytest.raises(UserError, match="makes images of 1x8x8 in 10 classes, the data have 1x16x16"):
+    with pytest.raises(UserError, match="1x8x8 in 10 classes, but the data have 1x16x16"):
         prepare(parse(scenario))
 
 

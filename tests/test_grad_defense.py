@@ -124,12 +124,12 @@ def test_noise_follows_the_clients_generator() -> None:
 
 
 def test_it_says_that_it_needs_public_data() -> None:
-    with pytest.raises(UserError, match=r"aside with `data\.public`"):
+    with pytest.raises(UserError, match=r"`data\.public`"):
         sent(GradDefense(scale=0.1), task_of(built(), None))
 
 
 @pytest.mark.parametrize("defence", ["{name: grad_defense, scale: 0.1}", "{name: instahide, public: true}"])
 def test_a_scenario_without_public_data_is_refused_before_it_runs(defence: str) -> None:
     text = f"{{name: t, data: digits, model: lenet, federation: {{rounds: 1, clients: 2}}, defences: [{defence}]}}"
-    with pytest.raises(UserError, match=r"arm '.*': (grad_defense|instahide) works with samples that no client"):
+    with pytest.raises(UserError, match=r"arm '.*': (grad_defense|instahide) needs public samples"):
         prepare(parse(text))

@@ -121,12 +121,12 @@ def test_dropout_can_be_left_out(folders: dict[str, Path]) -> None:
 
 
 def test_what_is_not_there_is_never_downloaded(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="bert-base-uncased is no folder: rayfed downloads nothing, so give the path"):
+    with pytest.raises(UserError, match="bert-base-uncased is not a folder"):
         read(Path("bert-base-uncased"))
     with pytest.raises(UserError, match=r"has no config\.json"):
         read(tmp_path)
     (tmp_path / "config.json").write_text((folders["bert"] / "config.json").read_text())
-    with pytest.raises(UserError, match="holds no model for sequence classification"):
+    with pytest.raises(UserError, match="has no model for sequence classification"):
         read(tmp_path)
 
 
@@ -135,12 +135,12 @@ def test_a_folder_with_half_of_its_weights_is_refused(folders: dict[str, Path], 
     tensors = safetensors.load_file(folders["bert"] / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if "layer.1." not in name}
     safetensors.save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"does not fit its own config\.json: 16 tensors are missing"):
+    with pytest.raises(UserError, match=r"does not match its config\.json: 16 tensors are missing"):
         read(tmp_path)
 
 
 def test_texts_longer_than_the_positions_are_refused(folders: dict[str, Path]) -> None:
-    with pytest.raises(UserError, match="texts of 21 tokens, and the model has 20 positions"):
+    with pytest.raises(UserError, match="21 tokens, but the model has 20 positions"):
         build_model("hf", {"path": folders["bert"]}, Tokens(WORDS, 21), 2, seed=0)
 
 
@@ -178,10 +178,10 @@ def test_a_file_of_other_names_is_read_in_its_order(trained: dict[str, Tensor], 
     torch.save(other, tmp_path / "w.pth")
     model = build_model("timm", {"arch": "test_resnet"}, (3, 32, 32), 7, seed=0, state=tmp_path / "w.pth")
     assert all(torch.equal(t, trained[n]) for n, t in model.state_dict().items() if "num_batches" not in n)
-    assert "in their order" in notes_of(model)[0]
+    assert "by order" in notes_of(model)[0]
     swapped = dict(reversed(other.items()))
     torch.save(swapped, tmp_path / "w.pth")
-    with pytest.raises(UserError, match="is it of another architecture"):
+    with pytest.raises(UserError, match="Check the architecture"):
         build_model("timm", {"arch": "test_resnet"}, (3, 32, 32), 7, seed=0, state=tmp_path / "w.pth")
 
 
@@ -190,9 +190,9 @@ def test_only_a_head_may_differ_and_all_that_does_is_said(trained: dict[str, Ten
     torch.save({**trained, "extra.weight": torch.ones(2)}, path)
     model = build_model("timm", {"arch": "test_resnet"}, (3, 32, 32), 9, seed=0, state=path)
     anew, spare = notes_of(model)
-    assert "the head is initialised anew, w.pth has another one" in anew
+    assert "head" in anew and "w.pth" in anew
     assert "(9, 96) and not (7, 96)" in anew or "and not (7," in anew
-    assert "1 tensors have no place in the model: extra.weight (2,)" in spare
+    assert "extra.weight (2,)" in spare
     first = next(iter(trained))
     torch.save({n: t for n, t in trained.items() if n != first}, path)
     with pytest.raises(UserError, match=f"does not fit the model.*1 missing: {first} "):
@@ -213,10 +213,10 @@ def test_a_file_of_weights_runs_no_code(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match="cannot be read as weights"):
         load_state(nn.Linear(2, 2), "w.pth")
     assert not (tmp_path / "touched").exists()
-    with pytest.raises(UserError, match=r"there is no file none\.pth for model\.state: rayfed downloads nothing"):
+    with pytest.raises(UserError, match=r"none\.pth for model\.state not found"):
         load_state(nn.Linear(2, 2), "none.pth")
     torch.save({"epoch": 3}, "w.pth")
-    with pytest.raises(UserError, match="holds no weights"):
+    with pytest.raises(UserError, match="has no weights"):
         load_state(nn.Linear(2, 2), "w.pth")
     with pytest.raises(UserError, match="'no_such_package'"):
         load_state(nn.Linear(2, 2), "package:no_such_package/w.pth")

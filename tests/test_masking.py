@@ -79,7 +79,7 @@ def test_the_sum_is_exact_on_a_sparse_graph_with_drop_outs_in_every_phase(degree
 
 @pytest.mark.parametrize("phase", range(5))
 def test_under_the_threshold_nothing_is_opened(phase: int) -> None:
-    with pytest.raises(ProtectionError, match="needed"):
+    with pytest.raises(ProtectionError, match="need"):
         played(6, degree=6, threshold=4, gone={phase: {0, 1, 2}})
 
 
@@ -118,9 +118,9 @@ def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
     shares = shamir.split(secret, 3, range(5), Stream(derive(b"x")))
     for some in combinations(range(5), 3):
         assert shamir.join({h: shares[h] for h in some}, 3, 32) == secret
-    with pytest.raises(ProtectionError, match="2 shares of a secret are left, 3 are needed"):
+    with pytest.raises(ProtectionError, match="only 2 of 3 needed shares"):
         shamir.join({h: shares[h] for h in (0, 1)}, 3, 32)
-    with pytest.raises(ProtectionError, match="do not fit"):
+    with pytest.raises(ProtectionError, match="inconsistent"):
         shamir.join({0: shares[0], 1: shares[1], 2: shares[2] ^ 1 << 500}, 3, 32)
 
 

@@ -169,7 +169,7 @@ def test_a_box_opens_with_its_key_alone() -> None:
         (b"a" * 32, bytes([box[0] ^ 1]) + box[1:]),
         (b"a" * 32, b""),
     ):
-        with pytest.raises(ProtectionError, match="cannot be unlocked"):
+        with pytest.raises(ProtectionError, match="cannot be decrypted"):
             unlock(key, data)
 
 

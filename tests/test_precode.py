@@ -68,7 +68,7 @@ def test_the_bottleneck_stands_before_the_last_linear_layer() -> None:
 
 
 def test_a_model_without_a_linear_layer_is_refused() -> None:
-    with pytest.raises(UserError, match="the defence precode stands before the last linear layer"):
+    with pytest.raises(UserError, match="precode"):
         Precode().adapt_model(nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()))
 
 
@@ -199,7 +199,7 @@ def test_every_matching_attack_runs_on_a_model_that_draws(kind: str, attack: Att
 
 
 def test_a_model_that_draws_in_evaluation_mode_is_refused() -> None:
-    with pytest.raises(UserError, match="draws random numbers in evaluation mode"):
+    with pytest.raises(UserError, match="random numbers in evaluation mode"):
         build_model(f"{__name__}:Forgetful", {"always": True}, (1, 8, 8), 10, 0)
 
 

@@ -169,7 +169,7 @@ def test_a_step_without_samples_is_noise_alone(digits: Batch) -> None:
 
 def test_batch_norm_is_refused_with_its_replacement() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
-    with pytest.raises(UserError, match=r"`norm: group`.*`nn.GroupNorm`.*batch_norm: eval.*undefended one too"):
+    with pytest.raises(UserError, match=r"`norm: group`.*`nn.GroupNorm`.*batch_norm: eval"):
         DpSgd(noise_multiplier=1).check(model)
     DpSgd(noise_multiplier=1).check(model.eval())
 
@@ -248,7 +248,7 @@ def test_clients_who_add_the_noise_gain_nothing_from_the_draw_and_know_their_own
     [row] = claimed(text, federation__clients_per_round="4")
     rounds = inputs(text, federation__clients_per_round="4").accounts[0].setting(4).most_rounds
     assert row["epsilon"] == pytest.approx(guarantee([Release("gaussian", 2 * 0.75**0.5, rounds)], 1e-5).epsilon)
-    with pytest.raises(UserError, match="two or more of them"):
+    with pytest.raises(UserError, match="noise: server"):
         inputs(text, federation__clients_per_round="1")
 
 
@@ -275,10 +275,10 @@ def test_an_epsilon_is_turned_into_noise_before_the_run() -> None:
         ("defences: [{name: prune, ratio: 0.5}]\n", "empirical"),
         ("defences: [{name: dldp_b}]\n", "empirical"),
         ("defences: [{name: tests.test_privacy:Peeks}, {name: gaussian, sigma: 1, clip: 1}]\n", "guaranteed"),
-        ("defences: [{name: tests.test_privacy:Peeks}, {name: dp_sgd, noise_multiplier: 1}]\n", "looks at the data"),
+        ("defences: [{name: tests.test_privacy:Peeks}, {name: dp_sgd, noise_multiplier: 1}]\n", "reads the data"),
         ("defences: [{name: prune, ratio: 0.5}, {name: dp_sgd, noise_multiplier: 1}]\n", "guaranteed"),
         ("defences: [{name: gaussian, sigma: 1, clip: 1}, {name: prune, ratio: 0.5}]\n", "guaranteed"),
-        ("defences: [{name: gaussian, sigma: 1, clip: 1}, {name: tests.test_privacy:Peeks}]\n", "looks at the data"),
+        ("defences: [{name: gaussian, sigma: 1, clip: 1}, {name: tests.test_privacy:Peeks}]\n", "reads the data"),
         ("defences: [{name: tests.test_privacy:Mixes}, {name: dp_sgd, noise_multiplier: 1}]\n", "changes the samples"),
     ],
 )
@@ -302,7 +302,7 @@ def test_each_mechanism_of_a_stack_is_judged_for_itself() -> None:
     first, second = claimed(f"defences: [{noise}, {{name: tests.test_privacy:Peeks}}, {noise}]\n")
     assert (first["defence"], second["defence"]) == ("gaussian", "gaussian")
     assert "epsilon" in first
-    assert "looks at the data" in second["note"]
+    assert "reads the data" in second["note"]
 
 
 class Statistics(nn.Module):
@@ -378,9 +378,9 @@ def test_a_budget_ends_an_arm_before_it_is_exceeded() -> None:
 def test_combinations_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UserError, match="dp_fedavg cannot be combined with the later quantise"):
         inputs("defences: [{name: dp_fedavg, noise_multiplier: 1}, {name: quantise, bits: 4}]\n")
-    with pytest.raises(UserError, match="not to what Median makes"):
+    with pytest.raises(UserError, match="Median"):
         inputs("defences: [{name: dp_fedavg, noise_multiplier: 1}]\n", federation__aggregation="median")
-    with pytest.raises(UserError, match="can divide the noise only where"):
+    with pytest.raises(UserError, match="noise: server"):
         inputs("defences: [{name: dp_fedavg, epsilon: 8, noise: clients}]\n", federation__sampling="poisson")
 
 

@@ -161,11 +161,11 @@ def test_buffers_may_be_none() -> None:
 @pytest.mark.parametrize(
     ("aggregation", "federation", "message"),
     [
-        ("{name: krum, malicious: 2}", "clients: 6", "needs 7 clients a round or more, and a round has 6"),
-        ("{name: krum, malicious: 1, keep: 6}", "clients: 6", "takes more than the 5 of 6 clients"),
-        ("{name: trimmed_mean, malicious: 3}", "clients: 6", "leaves out 6 values, and a round has 6 clients"),
-        ("{name: trimmed_mean, malicious: 2}", "clients: 9, clients_per_round: 4", "leaves out 4 values"),
-        ("{name: trimmed_mean, malicious: 2}", "clients: 20, clients_per_round: 7, sampling: poisson", "leaves out 4"),
+        ("{name: krum, malicious: 2}", "clients: 6", "at least 7 clients per round, but a round has 6"),
+        ("{name: krum, malicious: 1, keep: 6}", "clients: 6", "5 of 6 with malicious: 1"),
+        ("{name: trimmed_mean, malicious: 3}", "clients: 6", "removes 6 values, but a round has only 6 clients"),
+        ("{name: trimmed_mean, malicious: 2}", "clients: 9, clients_per_round: 4", "removes 4 values"),
+        ("{name: trimmed_mean, malicious: 2}", "clients: 20, clients_per_round: 7, sampling: poisson", "removes 4"),
     ],
 )
 def test_more_malicious_clients_than_a_rule_can_bear_are_told_before_a_round(

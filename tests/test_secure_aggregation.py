@@ -158,15 +158,15 @@ def test_the_heaviest_sum_does_not_overflow_and_heavier_ones_are_refused() -> No
     server, total = played(top, bits=32, clip=1)
     step, _ = server.combine(total, torch.Generator())
     assert step["w"].tolist() == [1.0, -1.0, 1.0]
-    with pytest.raises(UserError, match="no room in 64 bits"):
+    with pytest.raises(UserError, match="exceed 64 bits"):
         SumOverChannel.of(FedAvg(), SecureAggregation(), 3, 2**33)
 
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"threshold": 2}, "2 is not more than half of 5.* take 3 or more"),
-        ({"threshold": 6}, "in a round of 5 clients they are 5"),
+        ({"threshold": 2}, "2 is not more than half of 5.* set 3 or more"),
+        ({"threshold": 6}, "in a round of 5 clients there are only 5"),
         ({"dropouts": Dropouts(mask=4, reveal=2)}, "more than the 5 clients"),
     ],
 )

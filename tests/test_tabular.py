@@ -241,7 +241,7 @@ def test_a_model_that_takes_rows_is_given_rows() -> None:
     torch.testing.assert_close(one(images), other(images))
     [found] = Analytic().reconstruct([observed(one, images[:1], labels[:1], classes=2)], one, generators(1))
     torch.testing.assert_close(found.images, images[:1], atol=1e-4, rtol=0)
-    with pytest.raises(UserError, match=r"image_shape, here \(1, 1, 11\), and classes are filled in"):
+    with pytest.raises(UserError, match=r"image_shape \(\(1, 1, 11\)\) and classes"):
         build_model("tests.test_tabular:plain", {}, data.sample, 2, seed=0)
 
 

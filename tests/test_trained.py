@@ -81,9 +81,9 @@ def test_words_and_patterns_choose_layers() -> None:
     assert parameters_of(model, ["bias"]) == {n for n in names if n.endswith("bias")}
     norms = {n for n in names if ".bn" in n or n.startswith("bn1") or "downsample.1" in n}
     assert parameters_of(model, ["norms", "head"]) == norms | {"fc.weight", "fc.bias"}
-    with pytest.raises(UserError, match=r"'layer9' chooses nothing.*did you mean"):
+    with pytest.raises(UserError, match=r"'layer9' selects nothing.*did you mean"):
         parameters_of(model, ["head", "layer9"])
-    with pytest.raises(UserError, match="'last 9 blocks' cannot be chosen: the model has 8"):
+    with pytest.raises(UserError, match="'last 9 blocks' cannot be selected: the model has 8"):
         parameters_of(model, ["last 9 blocks"])
     with pytest.raises(UserError, match="the model has no stack of blocks"):
         parameters_of(nn.Sequential(nn.Linear(2, 2)), ["last block"])
@@ -198,9 +198,9 @@ def test_a_prompt_answers_as_peft_s(folders: dict[str, Path], name: str, padded:
 
 
 def test_a_prompt_that_cannot_be_is_refused(folders: dict[str, Path]) -> None:
-    with pytest.raises(UserError, match="1 vectors and texts of 16 tokens are more than the model's 16 positions"):
+    with pytest.raises(UserError, match="1 vectors and texts of 16 tokens exceed the model's 16 positions"):
         reader(folders["bert"], {"prompt": {"tokens": 1}})
-    with pytest.raises(UserError, match="a prompt stands in front of tokens"):
+    with pytest.raises(UserError, match="model.train.prompt"):
         vision(None, prompt={"tokens": 2})
 
 
@@ -237,8 +237,11 @@ def test_gradients_of_single_samples_go_through_adapters(folders: dict[str, Path
 @pytest.mark.parametrize(
     ("train", "problem"),
     [
-        ({"lora": {"targets": ["nothing"]}}, r"model\.train\.lora\.targets: no layer is called nothing: take of bert"),
-        ({"lora": {"targets": ["bert.embeddings.LayerNorm"]}}, "peft puts no adapters beside"),
+        (
+            {"lora": {"targets": ["nothing"]}},
+            r"model\.train\.lora\.targets: no layer is called nothing: choose from bert",
+        ),
+        ({"lora": {"targets": ["bert.embeddings.LayerNorm"]}}, "peft cannot add adapters"),
     ],
 )
 def test_adapters_that_cannot_be_are_refused(folders: dict[str, Path], train: Any, problem: str) -> None:

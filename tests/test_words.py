@@ -216,7 +216,7 @@ def test_the_network_gives_a_class_for_every_fourth_column() -> None:
     model = build_model("crnn", {"width": 2, "hidden": 4}, (1, 32, 100), 37, seed=0)
     assert model(torch.rand(2, 1, 32, 100)).shape == (2, 26, 37)
     assert output_shape(model, Pixels(1, 32, 100))[0] == 26
-    with pytest.raises(UserError, match="32 pixels high"):
+    with pytest.raises(UserError, match="height 32"):
         build_model("crnn", {}, (1, 28, 28), 37, seed=0)
 
 

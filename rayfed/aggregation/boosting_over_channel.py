@@ -162,8 +162,8 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         pieces = factors(payload)
         if not set(pieces) <= set(self.channel.clients) or sum(pieces.values()) != self.pieces:
             raise ProtectionError(
-                f"the server asks for a sum of {sum(pieces.values())} of {self.pieces} pieces, or of others than the "
-                f"round's clients: it is not opened"
+                f"the server asks for a sum of {sum(pieces.values())} of {self.pieces} pieces, or of clients that are "
+                f"not in the round: it is not decrypted"
             )
 
     def _opened(self, models: Mapping[int, Encrypted], round: int) -> dict[int, Tensors]:

@@ -20,7 +20,7 @@ another."""
 
 def caution(epsilon: float) -> str:
     """Return a remark for a weak guarantee, to append to it; empty for smaller epsilons."""
-    return " (weak: epsilon of 10 or more)" if epsilon >= LARGE else ""
+    return f" (WEAK: epsilon above {LARGE:g})" if epsilon >= LARGE else ""
 
 
 def share_at_most(bound: float, digits: int = 3) -> str:

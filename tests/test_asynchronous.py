@@ -329,7 +329,7 @@ def test_fedasync_is_not_for_another_server_optimiser(server: str) -> None:
 def test_there_is_no_account(defence: str) -> None:
     text = TEXT + f"defences: [{{name: {defence}, clip: 1, noise_multiplier: 1, delta: 0.001}}]\n"
     if defence == "dp_fedavg":
-        with pytest.raises(UserError, match="dp_fedavg .* FedBuff"):
+        with pytest.raises(UserError, match=r"dp_fedavg .* FedBuff"):
             prepare(parsed(text=text))
         return
     [row] = prepare(parsed(text=text)).privacy

@@ -129,7 +129,7 @@ def test_sealed_mixtures_are_equation_4_5_rounded_down(clients: int, own: int, o
 def test_fusion_wants_somebody_to_fuse_with_and_pieces_enough_for_everybody() -> None:
     with pytest.raises(UserError, match="fusion"):
         FedBoosting(fusion=0.9).check(1)
-    with pytest.raises(UserError, match="11 other clients .* pieces_of_weight"):
+    with pytest.raises(UserError, match=r"11 other clients .* pieces_of_weight"):
         sealing("bfv", FedBoosting(fusion=0.9), 12)
     assert sealing("bfv", FedBoosting(fusion=0.9), 12, pieces_of_weight=110).pieces == 110
 

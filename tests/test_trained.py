@@ -200,7 +200,7 @@ def test_a_prompt_answers_as_peft_s(folders: dict[str, Path], name: str, padded:
 def test_a_prompt_that_cannot_be_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="1 vectors and texts of 16 tokens exceed the model's 16 positions"):
         reader(folders["bert"], {"prompt": {"tokens": 1}})
-    with pytest.raises(UserError, match="model.train.prompt"):
+    with pytest.raises(UserError, match=r"model\.train\.prompt"):
         vision(None, prompt={"tokens": 2})
 
 

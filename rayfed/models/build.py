@@ -53,7 +53,7 @@ _NUMBER = (
 
 
 def _as_column(module: nn.Module, inputs: tuple[Tensor], outputs: Tensor) -> Tensor:
-    """Forward hook that reshapes outputs (N,) of a one-output model to (N, 1)."""
+    """Reshape outputs (N,) of a one-output model to (N, 1), as a forward hook."""
     return outputs[:, None]
 
 
@@ -283,7 +283,7 @@ def _takes_rows(model: nn.Module, sample: SampleSpec) -> bool:
 
 
 def _as_rows(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Forward pre-hook that reshapes records (N, 1, 1, F) to (N, F)."""
+    """Reshape records (N, 1, 1, F) to (N, F), as a forward pre-hook."""
     return inputs[0].flatten(1), *inputs[1:]
 
 

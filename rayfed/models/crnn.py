@@ -61,7 +61,7 @@ class CRNN:
         channels, height, across = image_shape
         if height != 32 or across < 8:
             raise UserError(
-                f"crnn needs images of height 32 and width 8 or more, not {height}x{across}: set data.height and .width"
+                f"crnn needs height 32 and width 8 or more, not {height}x{across}: set data.height and data.width"
             )
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for i, (factor, kernel, normed, pool) in enumerate(_CONVOLUTIONS, start=1):

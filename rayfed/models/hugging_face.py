@@ -146,7 +146,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _logits(module: nn.Module, inputs: Any, output: Any) -> Tensor:
-    """Forward hook that returns only the logits of a Hugging Face model's output."""
+    """Return only the logits of a Hugging Face model's output, as a forward hook."""
     logits: Tensor = output.logits
     return logits
 

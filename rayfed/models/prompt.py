@@ -48,7 +48,7 @@ def add_prompt(model: nn.Module, tokens: int, shape: tuple[int, ...]) -> frozens
 
 
 def _prefix(model: Any, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Forward pre-hook that replaces token numbers by vectors, with the prompt's vectors first."""
+    """Replace token numbers by vectors, with the prompt's vectors first, as a forward pre-hook."""
     vectors = model.get_input_embeddings()(inputs[0])
     prompt = getattr(model, NAME).expand(len(vectors), -1, -1)
     return (), {**named, "inputs_embeds": torch.cat([prompt, vectors], 1)}

@@ -111,7 +111,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     save_generator(path, Generator((1, 8, 8), 10, latent=4, width=4), ORIGIN)
     with pytest.raises(NetworkUnavailable, match=r"is not an evaluation network of rayfed: .*train-evaluator --out"):
         load_evaluator(str(path), CPU)
-    with pytest.raises(UserError, match="there is no evaluation network"):
+    with pytest.raises(UserError, match=r"evaluation network .* not found"):
         load_evaluator(str(tmp_path / "absent.pt"), CPU)
 
 
@@ -134,7 +134,7 @@ def test_the_command_trains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for arguments, said in (
         ([str(file), "photos"], "wrote"),
         ([str(file), "photos"], "up to date"),
-        ([str(file), "photos", "--epochs", "20"], "another epochs"),
+        ([str(file), "photos", "--epochs", "20"], "different epochs"),
         ([str(file)], "another data, epochs, images"),
     ):
         result = CliRunner().invoke(app, ["train-evaluator", *arguments, "--out", out])
@@ -191,5 +191,5 @@ def test_without_a_network_the_column_is_empty_with_one_warning(tmp_path: Path) 
     assert [row["noise_ratio"] for row in rows] == [None, None]
     assert [row["mse"] for row in rows] == [0, 0]
     [message] = [str(warning.message) for warning in caught]
-    assert "the column noise_ratio stays empty: there is no evaluation network" in message
+    assert "the column noise_ratio stays empty: evaluation network" in message
     assert scorer.unavailable() == [message]

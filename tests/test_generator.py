@@ -107,9 +107,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_file_is_said(kept: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"no generator .*absent\.pt.*rayfed train-generator SCENARIO --out .*absent\.pt"
-    ):
+    with pytest.raises(UserError, match=r"generator .*absent\.pt.*rayfed train-generator SCENARIO --out .*absent\.pt"):
         load_generator(tmp_path / "absent.pt", SHAPE, 10)
     with pytest.raises(UserError, match="1x8x8 in 10 classes, but the data have 3x32x32 in 10 classes"):
         load_generator(kept, (3, 32, 32), 10)
@@ -137,9 +135,7 @@ def test_a_file_of_something_else_is_refused(kept: Path, tmp_path: Path) -> None
 def test_a_trained_file_is_known_again(kept: Path, tmp_path: Path) -> None:
     assert is_trained(kept, ORIGIN)
     assert not is_trained(tmp_path / "absent.pt", ORIGIN)
-    with pytest.raises(
-        UserError, match="holds a generator of another epochs, seed: choose another --out, or remove it"
-    ):
+    with pytest.raises(UserError, match="different epochs, seed"):
         is_trained(kept, replace(ORIGIN, epochs=2, seed=3))
 
 
@@ -157,7 +153,7 @@ def test_the_command_trains_once(tmp_path: Path) -> None:
     assert out.stat().st_mtime_ns == before
     code, said = command(file, "--out", str(out), "--seed", "7")
     assert code == 2
-    assert "another seed" in said
+    assert "different seed" in said
 
 
 def test_the_command_needs_public_data(tmp_path: Path) -> None:

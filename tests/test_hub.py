@@ -199,7 +199,7 @@ def test_only_a_head_may_differ_and_all_that_does_is_said(trained: dict[str, Ten
     with pytest.raises(UserError, match=f"does not fit the model.*1 missing: {first} "):
         build_model("timm", {"arch": "test_resnet"}, (3, 32, 32), 7, seed=0, state=path)
     torch.save({**trained, first: trained[first][:1]}, path)
-    with pytest.raises(UserError, match="1 of another shape"):
+    with pytest.raises(UserError, match="1 with another shape"):
         build_model("timm", {"arch": "test_resnet"}, (3, 32, 32), 7, seed=0, state=path)
 
 

@@ -169,7 +169,7 @@ def test_names_in_a_scenario_that_lead_nowhere(home: Path) -> None:
 @pytest.mark.parametrize("odd", ["x" * 5000, "~nobody-here/x", "$UNSET/x", "a/" * 3000, "."])
 def test_paths_that_no_file_can_have_end_in_words(home: Path, odd: str) -> None:
     load(home, f"metrics.evaluator={odd}", f"data.root={odd}")
-    with pytest.raises(UserError, match="not found"):
+    with pytest.raises(UserError, match="there is no file"):
         load(home, f"model={odd}.py:net")
 
 

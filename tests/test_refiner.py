@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_said_before_a_run(tmp_path: Path) -> None:
     def arm(*stack: DefenceSpec) -> None:
         build_arm(replace(lenet, defences=list(stack)), Pixels(3, 16, 16), 10, seed=0)
 
-    with pytest.raises(UserError, match=r"no evaluation network .*absent\.pt"):
+    with pytest.raises(UserError, match=r"evaluation network .*absent\.pt"):
         arm(DefenceSpec(name="refiner", evaluator=str(tmp_path / "absent.pt")))
     with pytest.raises(UserError, match="dp_sgd needs the gradient of each sample, which Refiner"):
         arm(DefenceSpec(name="refiner"), DefenceSpec(name="dp_sgd", clip=1, noise_multiplier=1))

@@ -176,7 +176,7 @@ def test_what_cannot_be_is_refused(parameters: dict[str, Any], message: str) -> 
 
 
 def test_other_mistakes_are_named() -> None:
-    with pytest.raises(ValidationError, match="with 8 neighbours take 6 or more"):
+    with pytest.raises(ValidationError, match="with 8 neighbours set 6 or more"):
         SecureAggregation(neighbours=8, threshold=5)
     with pytest.raises(UserError, match="not enough for Median"):
         SumOverChannel.of(Median(), SecureAggregation(), 5, 50)

@@ -233,7 +233,7 @@ attacks:
 
 
 def test_a_users_module_with_too_few_tokens_is_refused() -> None:
-    with pytest.raises(UserError, match=r"does not take texts of 16 tokens: .*; set its vocabulary to 1024 or more"):
+    with pytest.raises(UserError, match=r"fails on texts of 16 tokens: .*; set its vocabulary to 1024 or more"):
         build_model(f"{__name__}:Net", {"vocabulary": 1023}, authors().sample, 3, seed=0)
 
 
@@ -339,6 +339,6 @@ def test_metrics_follow_the_data() -> None:
 def test_a_table_too_small_for_the_data_is_refused() -> None:
     text = "{name: t, data: text, model: {name: text_rnn, vocabulary: 500}, federation: {rounds: 1, clients: 2}}"
     with pytest.raises(
-        UserError, match=r"does not take texts of 16 tokens: IndexError: .*; set its vocabulary to 1024 or more"
+        UserError, match=r"fails on texts of 16 tokens: IndexError: .*; set its vocabulary to 1024 or more"
     ):
         prepare(parse(text))

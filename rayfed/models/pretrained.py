@@ -89,7 +89,7 @@ def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int)
     if made != (image_shape, classes):
         raise UserError(
             f"the generator {path} is for images of {_words(*made)}, but the data have "
-            f"{_words(image_shape, classes)}: train one on these data, {_how(path, GENERATOR)}"
+            f"{_words(image_shape, classes)}: to train one on these data, {_how(path, GENERATOR)}"
         )
     return generator.eval().requires_grad_(False)
 
@@ -165,7 +165,7 @@ def _save(
 def _read(path: Path, kind: Kind) -> dict[str, Any]:
     """Read a file after checking its hash."""
     if not path.is_file():
-        raise NetworkUnavailable(f"{kind.name} {path} not found: {_how(path, kind)}")
+        raise NetworkUnavailable(f"{kind.name} {path} not found: run `{kind.command} --out {path}`")
     try:
         expected = _hash_file(path).read_text(encoding="utf-8").split()[0]
     except (OSError, UnicodeDecodeError, IndexError) as error:
@@ -183,7 +183,7 @@ def _read(path: Path, kind: Kind) -> dict[str, Any]:
         parts = {key: dict(content[key]) for key in ("shape", "origin", "weights")}
     if bad := list_nonfinite(parts["weights"]):
         raise NetworkUnavailable(
-            f"the {kind.name} {path} has NaN or infinite values in '{bad[0]}': its training has diverged, "
+            f"the {kind.name} {path} has NaN or infinite values in '{bad[0]}', because its training diverged: "
             f"{_how(path, kind)}"
         )
     return parts
@@ -199,7 +199,7 @@ def _foreign(path: Path, kind: Kind) -> Iterator[None]:
 
 
 def _how(path: Path, kind: Kind) -> str:
-    return f"remove the file if it exists, and run `{kind.command} --out {path}`"
+    return f"remove the file and run `{kind.command} --out {path}`"
 
 
 def _hash_file(path: Path) -> Path:

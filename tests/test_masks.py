@@ -314,7 +314,7 @@ def test_a_unet_has_the_parameters_of_its_layers() -> None:
 
     expected = block(3, 4) + block(4, 8) + (8 * 4 + 4) + block(8, 4) + (4 * 3 + 3)
     assert sum(p.numel() for p in unet((3, 16, 16), levels=2).parameters()) == expected
-    with pytest.raises(UserError, match="unet of 6 levels needs images of at least 32 pixels a side, not 16x16"):
+    with pytest.raises(UserError, match="unet with 6 levels needs images of at least 32 pixels per side, not 16x16"):
         unet((3, 16, 16), levels=6)
 
 

@@ -95,7 +95,7 @@ def test_a_cut_that_is_none_is_refused() -> None:
     with pytest.raises(UserError, match=r"no module '2': .*valid are 0, 1"):
         Front(model, "2")
     model[0].unused = nn.ReLU()
-    with pytest.raises(UserError, match=r"'0\.unused' is never called"):
+    with pytest.raises(UserError, match=r"never calls the module '0\.unused'"):
         Front(model, "0.unused").names(Pixels(1, 2, 2))
 
 

@@ -123,7 +123,7 @@ def load_recogniser(path: Path, people: tuple[str, ...], device: torch.device) -
     if known != people:
         raise NetworkUnavailable(
             f"the recogniser {found} is for {_people(known)}, but the data show {_people(people)}: "
-            f"train one on these data, {_how(found, RECOGNISER)}"
+            f"to train one on these data, {_how(found, RECOGNISER)}"
         )
     return recogniser.to(device).eval().requires_grad_(False)
 

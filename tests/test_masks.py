@@ -366,7 +366,7 @@ def test_a_model_of_pixels_needs_masks_and_scores_of_their_size() -> None:
         prepare(check(digits | {"model": {"name": "unet", "width": 2}}, "t"))
     with pytest.raises(UserError, match=r"'place_cross_entropy' needs a class per place.*image_masks"):
         prepare(check(digits | {"model": {"name": "lenet"}, "loss": {"name": "place_cross_entropy"}}, "t"))
-    with pytest.raises(UserError, match=r"gives \(2, 3, 4, 4\) for 2 images of 1x8x8.*\(2, 3, 8, 8\)"):
+    with pytest.raises(UserError, match=r"returns \(2, 3, 4, 4\) for 2 images of 1x8x8.*\(2, 3, 8, 8\)"):
         build_model(
             "torch.nn:Conv2d", {"in_channels": 1, "out_channels": 3, "kernel_size": 2, "stride": 2}, (1, 8, 8), 3, 0
         )

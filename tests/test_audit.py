@@ -1324,7 +1324,7 @@ def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
     bare = [row("none", 1, 30.0, "idlg batch 1, non-adaptive"), row("none", 1, 9.0, "analytic batch 1, non-adaptive")]
     here = row("x", 1, 7.0, "idlg batch 1, non-adaptive")
     late = row(
-        "x", 1, None, "analytic batch 1, non-adaptive", status="not played", message="for want of time (about 4.0 s)"
+        "x", 1, None, "analytic batch 1, non-adaptive", status="not played", message="not enough time (about 4.0 s)"
     )
     late |= {"true_label": None, "distortion": None}
     found = [f for f in audit.findings([*bare, here, late], IMAGES) if f.arm == "x"]

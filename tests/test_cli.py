@@ -182,7 +182,7 @@ def test_a_module_beside_the_scenario_is_found_from_another_folder(
 @pytest.mark.parametrize("command", ["resume", "report"])
 def test_a_folder_that_is_no_run(command: str, tmp_path: Path) -> None:
     code, output = run(command, str(tmp_path))
-    assert (code, "no run folder" in output) == (2, True)
+    assert (code, "not a run folder" in output) == (2, True)
 
 
 def test_a_defect_of_ours_ends_with_1(monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]

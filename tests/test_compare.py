@@ -152,7 +152,7 @@ def test_the_users_mistakes_end_with_2(tmp_path: Path) -> None:
     code, output = run("compare", folder.url)
     assert (code, "at least two" in output) == (2, True)
     code, output = run("compare", folder.url, folder.url + "x")
-    assert (code, "no run folder" in output) == (2, True)
+    assert (code, "not a run folder" in output) == (2, True)
 
 
 def test_attacks_of_one_name_that_are_set_otherwise_make_no_pairs() -> None:

@@ -185,7 +185,7 @@ def test_results_show_the_scenario_that_was_played(tmp_path: Path) -> None:
     assert not any("gaussian" in row["defences"] for row in rayfed.load(folder.url).outcomes().to_pylist())
     write_report(folder)
     page = folder.read_text("report.html")
-    assert "scenario.yaml was edited since: this is what was played" in page
+    assert "scenario.yaml was edited after the run" in page
     assert "lr: 9" not in page
     with sharing(rayfed.load(folder.url), str(tmp_path / "copy")) as copy:
         assert copy.scenario() == folder.scenario()

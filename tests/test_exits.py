@@ -54,7 +54,7 @@ federation: {rounds: 2, clients: 3}
 def test_every_end_is_one_word_with_what_to_do(error: BaseException, word: str) -> None:
     assert exits.exit_of(error) == word
     assert ("`rayfed resume here`" in exits.advice(word, "training", "here")) == (word != "fenced")
-    assert ("give the command again" in exits.advice(word, "attack", "here")) == (word != "fenced")
+    assert ("run the command again" in exits.advice(word, "attack", "here")) == (word != "fenced")
 
 
 @pytest.fixture

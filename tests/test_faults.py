@@ -401,7 +401,7 @@ def test_a_full_disk_ends_a_run_that_goes_on_when_there_is_room(
 ) -> None:
     with monkeypatch.context() as patched:
         Full(patched, after)
-        with pytest.raises(RunError, match="No space left on device; is the disk full"):
+        with pytest.raises(RunError, match="No space left on device; check whether the disk is full"):
             runs.launch(parsed(), str(tmp_path), local, Progress())
     [path] = tmp_path.iterdir()
     assert not list(path.rglob("*.tmp"))

@@ -781,7 +781,7 @@ def test_mistakes_are_named_before_anything_is_played(tmp_path: Path) -> None:
     for arguments, expected in {
         (*small, "--fail-above", "tpr=1"): "'tpr' is not measured here",
         (*small, "--baseline", str(tmp_path / "no.json")): "cannot be read",
-        ("gate", str(tmp_path), "--fail-above", "1"): "no run folder",
+        ("gate", str(tmp_path), "--fail-above", "1"): "not a run folder",
         ("gate", str(tmp_path)): "--fail-above",
     }.items():
         code, output = run(*arguments)

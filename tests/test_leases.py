@@ -89,7 +89,7 @@ def test_a_driver_whose_folder_is_changed_does_not_go_on(gone: str, tmp_path: Pa
         for name in gone.split():
             shutil.rmtree(only(tmp_path) / name)
 
-    with pytest.raises(RunError, match=r"was changed while it was played|this driver lost its lease"):
+    with pytest.raises(RunError, match=r"was changed during the run|this driver lost its lease"):
         runs.launch(parsed(), str(tmp_path), local, Meanwhile(change))
     if "lease" not in gone:
         assert json.loads((only(tmp_path) / "status.json").read_text())["state"] == "failed"
@@ -105,7 +105,7 @@ def test_an_older_copy_that_is_put_back_is_not_gone_on_from(tmp_path: Path) -> N
                 shutil.rmtree(run / "checkpoint")
                 shutil.copytree(tmp_path / "copy", run / "checkpoint")
 
-    with pytest.raises(RunError, match="was changed while it was played"):
+    with pytest.raises(RunError, match="was changed during the run"):
         runs.launch(parsed(), str(tmp_path / "runs"), local, Restored())
 
 
@@ -163,7 +163,7 @@ def test_a_live_run_is_not_resumed(alone: RunFolder, tmp_path: Path) -> None:
         assert contents(only(tmp_path)) == before
 
     runs.launch(parsed(), str(tmp_path), local, Meanwhile(resume))
-    assert "is being played by process" in said[0]
+    assert "is in use by process" in said[0]
     assert not differences(only(tmp_path), Path(alone.url))
 
 
@@ -179,7 +179,7 @@ def test_a_live_sweep_is_not_resumed(tmp_path: Path) -> None:
 
     swept = parsed("sweep={fields: {training.lr: [0.1, 0.2]}}", "federation.rounds=1")
     found = sweeps.sweep(swept, str(tmp_path), local_sweep, View())
-    assert "is being played by process" in refused[0]
+    assert "is in use by process" in refused[0]
     assert set(found.outcomes()["status"].to_pylist()) == {"finished"}
 
 
@@ -200,7 +200,7 @@ def test_who_is_taken_over_stops_and_writes_nothing(
     assert contents(only(tmp_path)) == left
     assert json.loads(left["status.json"])["state"] == "finished"
     [note] = other.notes
-    assert "has died or is silent" in note
+    assert "has died or does not respond" in note
     assert note in left["log.txt"].decode()
     assert not differences(only(tmp_path), Path(alone.url))
 
@@ -222,7 +222,7 @@ def test_the_lease_of_a_dead_process_is_taken_over_at_once(folder: RunFolder) ->
     with holding(folder, notes.append) as held:
         assert held.token == 2
         assert notes == [
-            f"process {process.pid} on {lease.Holder().host} has died or is silent: this driver goes on in its place"
+            f"process {process.pid} on {lease.Holder().host} has died or does not respond: this driver continues"
         ]
         with pytest.raises(LeaseError, match=f"played by process {lease.Holder().pid} "), holding(folder, print):
             pass

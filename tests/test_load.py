@@ -148,7 +148,7 @@ def test_a_run_without_attacks_or_status_can_be_looked_at(tmp_path: Path) -> Non
 
 
 def test_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run folder"):
+    with pytest.raises(RunError, match="not a run folder"):
         rayfed.load(tmp_path / "nothing")
 
 

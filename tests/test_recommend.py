@@ -357,4 +357,4 @@ def test_the_users_mistakes_end_with_2(options: list[str], expected: str, tmp_pa
 
 def test_no_such_run(tmp_path: Path) -> None:
     code, output = run("recommend", str(tmp_path / "nothing"), "--max-psnr", "12")
-    assert (code, "no run folder" in output) == (2, True)
+    assert (code, "not a run folder" in output) == (2, True)

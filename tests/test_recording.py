@@ -263,11 +263,11 @@ def test_a_replay_that_nothing_scores_ends_in_time(tmp_path: Path, net: Net, mon
     assert code == 0
     assert page is not None
     rows = pq.read_table(Path(page.root) / "reconstructions.parquet").to_pylist()
-    assert {(row["status"], row["message"], row["image"]) for row in rows} == {("failed", "for want of time", None)}
+    assert {(row["status"], row["message"], row["image"]) for row in rows} == {("failed", "not enough time", None)}
     whole = Recording(folder), 0, {"name": MODEL}, {"name": "cross_entropy"}, 1_000_000
     ends = monotonic() + 3
     searched = [found for _, name, found in replaying.Replay(*whole).unscored(ends) if name != "analytic"]
-    assert {found.message for found in searched} == {"for want of time"}, "a search is ended on its way"
+    assert {found.message for found in searched} == {"not enough time"}, "a search is ended on its way"
 
 
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])

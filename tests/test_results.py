@@ -83,7 +83,7 @@ def test_open_names_run_folders_nearby(folder: RunFolder, out: str) -> None:
 
 
 def test_open_of_nowhere_is_a_user_error(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run folder"):
+    with pytest.raises(RunError, match="not a run folder"):
         RunFolder.open(str(tmp_path / "no" / "such" / "place"))
 
 

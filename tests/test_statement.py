@@ -135,7 +135,7 @@ def test_rates_have_exact_intervals_and_are_of_what_was_measured_alone(tmp_path:
 def test_what_a_leak_is_compared_with_is_not_listed_as_missing(tmp_path: Path) -> None:
     """Nothing doubts a leak but the attacks that had no time; and that is called want of time."""
     folder = small_run(str(tmp_path), {"arms": {"none": [], "prune": ["prune"]}})
-    late = {"status": "not played", "message": "for want of time (about 2 s)", "label_accuracy": None}
+    late = {"status": "not played", "message": "not enough time (about 2 s)", "label_accuracy": None}
     rows = [attacked(arm, "idlg", psnr=None, **late) for arm in ("none", "prune")]
     leak, near = (attacked("none", "dlg", psnr=30.0, sample=i, told_apart=float(i == 0)) for i in (0, 1))
     folder.write_part("attacks", 0, [leak, near, *rows])

@@ -428,7 +428,7 @@ def test_membership_has_a_verdict_in_words(auc: Any, control: Any, said: str) ->
 
 
 @pytest.mark.parametrize(("kind", "said"), [
-    ("attack", "no attack had answered, so {page} has no result; give the command again, for it cannot be resumed"),
+    ("attack", "no attack had answered, so {page} has no result; run the command again, as it cannot be resumed"),
     ("training", "{page} shows what there is"),
 ])  # fmt: skip
 def test_an_interruption_before_any_answer_says_what_to_do(tmp_path: Path, kind: str, said: str) -> None:
@@ -440,11 +440,11 @@ def test_an_interruption_before_any_answer_says_what_to_do(tmp_path: Path, kind:
     printed = view._console.file.getvalue()  # type: ignore[attr-defined]
     assert said.format(page=f"{folder.url}/report.html") in printed
     page = Page(Path(write_report(folder)).read_text(encoding="utf-8")).text
-    assert "Next: give the command again" in page or kind == "training"
+    assert "Next: run the command again" in page or kind == "training"
 
 
 @pytest.mark.parametrize(("kind", "rounds", "next"), [
-    ("attack", 0, "give the command again, for it cannot be resumed"), ("training", 9, "rayfed resume"),
+    ("attack", 0, "run the command again, as it cannot be resumed"), ("training", 9, "rayfed resume"),
 ])  # fmt: skip
 def test_the_next_step_of_what_was_interrupted_is_to_go_on(tmp_path: Path, kind: str, rounds: int, next: str) -> None:
     folder = small_run(str(tmp_path), SCENARIO)

@@ -1,8 +1,8 @@
-"""Checkpoints, from which a run is resumed: the server's state and, separately, the clients' private states.
+"""Checkpoints for resuming a run: the server's state and, separately, the clients' private states.
 
-The server's file carries the round and a part of its own hash in its name and clients' files theirs
-(`rayfed.store.client_states`), so no save touches an older file; what counts is replaced last and atomically
-(`rayfed.store.history`). So a crash at any moment leaves one consistent whole: the old one or the new one.
+File names contain the round and a hash, so a save never changes an older file (see `rayfed.store.client_states`). The
+history, which lists the valid files, is replaced last and atomically (`rayfed.store.history`). A crash at any moment
+therefore leaves the old or the new checkpoint complete.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class Checkpoint:
     """State of a run after a round: tensors, numbers, strings, bytes, None and containers of them."""
 
     round: int
-    """The last round that is complete."""
+    """The last complete round."""
     server: dict[Any, Any]
     """Global weights, optimiser and aggregation state."""
     clients: Mapping[str, Mapping[int, State]] = field(default_factory=dict)
-    """Arm -> client -> private state, of the clients whose state the round has changed; empty in a loaded checkpoint.
+    """Arm -> client -> private state, for the clients whose state changed in the round; empty in a loaded checkpoint.
 
-    It never leaves the clients' side but for its file, from which `load_states` reads the states that are asked for."""
+    Only files hold these states on the driver's side, and `load_states` reads them for the clients."""
     scenario: Mapping[str, Any] = field(default_factory=dict)
-    """What determines the results, of the scenario that the rounds have followed; empty where that is not known."""
+    """Settings of the scenario that determine the results of the finished rounds; empty if unknown."""
     tables: Collection[str] | None = None
-    """Tables of which the round has written a part; None where nobody says, and in a loaded checkpoint."""
+    """Tables of which the round has written a part; None if unknown, and in a loaded checkpoint."""
 
 
 def begin(folder: RunFolder) -> None:
-    """Make this driver's files the only valid ones, and remove those of unfinished saves."""
+    """Make this driver's files the only valid ones, and remove the files of unfinished saves."""
     found = history.begin(folder)
     _tidy(folder, found)
     folder.tidy()
@@ -52,7 +52,7 @@ def begin(folder: RunFolder) -> None:
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     """Save the checkpoint of a run and remove the one that it replaces; other clients' states are unchanged.
 
-    Raises `TypeError` for a state that could not be loaded again, `RunError` where it cannot be written.
+    Raises `TypeError` for a state that cannot be serialised, `RunError` if the checkpoint cannot be written.
     """
     server = packed(checkpoint.server, "server")
     digest = sha256(server).hexdigest()
@@ -80,8 +80,8 @@ def _before(folder: RunFolder, round: int) -> History:
         folder.check()
         last = "no round" if found is None else f"round {found.round} as the last one"
         raise RunError(
-            f"{folder.url} was changed while it was played: round {round} is to be saved, and its checkpoint has "
-            f"{last}; restore it from a copy and `rayfed resume` it, or launch its scenario anew"
+            f"{folder.url} was changed during the run: cannot save round {round}, as its checkpoint has {last}; "
+            f"restore the folder from a copy and `rayfed resume` it, or launch the scenario again"
         )
     return found or History(parts={})
 
@@ -89,13 +89,13 @@ def _before(folder: RunFolder, round: int) -> History:
 def load(folder: RunFolder) -> Checkpoint | None:
     """Return the latest checkpoint, tensors on the CPU, or None without one; no code of the file is executed.
 
-    Raises `RunError` naming what is missing or damaged.
+    Raises `RunError` naming the file that is missing or damaged.
     """
     found = history.read(folder)
     if found is None and folder.parts("rounds"):
         raise RunError(
-            f"'{folder.url}/{FOLDER}/latest.json' is missing, and the run has rounds: restore it from a copy, or "
-            f"launch its scenario anew"
+            f"'{folder.url}/{FOLDER}/latest.json' is missing, but the run has finished rounds: restore it from a copy, "
+            f"or launch the scenario again"
         )
     if found is None or found.server is None:
         return None
@@ -109,8 +109,8 @@ def load(folder: RunFolder) -> Checkpoint | None:
 def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, State]:
     """Return the stored states of some clients of an arm, as of the start of a round.
 
-    Raises `RunError` naming what is missing or damaged, or where the run has gone on since: it keeps the latest states
-    alone.
+    Only the latest states are stored. Raises `RunError` naming a missing or damaged file, or if the run has continued
+    since that round.
     """
     found = history.read(folder) or History()
     try:
@@ -125,19 +125,19 @@ def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int
 def _check_still(folder: RunFolder, before: int) -> None:
     """Raise `RunError` unless a run's last complete round is the one before `before`.
 
-    It is a `LeaseError` for the run's own driver: another has taken over and gone on.
+    Raises `LeaseError` in the run's own driver if another driver has taken over and continued.
     """
     round = (history.read(folder) or History()).round
     if round + 1 != before:
         folder.check()
     if round + 1 > before:
-        raise RunError(f"the run {folder.url} has gone on meanwhile, and its clients' states with it: wait for its end")
+        raise RunError(f"the run {folder.url} has continued and changed its clients' states: wait until it has ended")
     if round + 1 < before:
         raise RunError(f"{folder.url} has no clients' states of round {before - 1}: restore {FOLDER} from a copy")
 
 
 def _tidy(folder: RunFolder, history: History) -> None:
-    """Remove the server's invalid states and pointers: of earlier rounds, and of killed saves."""
+    """Remove the server's invalid states and history files, left by earlier rounds and killed saves."""
     kept = {pointer(folder), history.server["file"] if history.server else None}
     for name in folder.files(FOLDER):
         if name not in kept:

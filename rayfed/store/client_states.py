@@ -1,9 +1,8 @@
-"""Clients' private states on disk: one file for each client and version, so that a round writes its own clients' only.
+"""Clients' private states on disk: one file per client and version, so a round only writes the states of its clients.
 
-A file's name tells whose state it is, after which round and by which driver, and its hash. What counts of a client is
-its latest version by the driver that finished that round (`rayfed.store.history`); others are of a broken save.
-For every folder of some clients a seal of the names that count is kept: a reader of a client's state sees whether one
-of them is lost, and a round changes the seals of its own clients' folders alone.
+A file's name contains the client, the round, the driver and the file's hash. The valid state of a client is its latest
+version by the driver that finished that round (`rayfed.store.history`); other versions are from unfinished saves.
+Clients are grouped into folders. A checksum (`Seal`) of the valid names of each folder detects lost files.
 """
 
 from __future__ import annotations
@@ -25,21 +24,23 @@ FOLDER = "checkpoint/clients"
 _WARNING = f"{FOLDER}/README.txt"
 _PRIVATE = """PRIVATE: do not share this folder.
 
-It holds in clear what the clients of this run keep to themselves, so that the run can be resumed: keys, locks,
-passports and layers trained on their own samples, and what their defences remember. A reader of it knows what the
-scenario's threat models hide from the server and from attackers. Only its owner may enter it on a local disk; a copy
-elsewhere may be open to others.
+It contains the unencrypted private states of the clients, which are needed to resume the run: keys, locks, passports,
+layers trained on their own samples, and the states of their defences. The threat models of the scenario hide these
+states from the server and from attackers. On a local disk only the owner can open this folder; check the permissions of
+every copy.
 
-`run.key`, which a secure run (privacy.secure) has until it ends, draws all noise of the run again.
+`run.key` exists until a secure run (privacy.secure) ends. It reproduces all noise of the run.
+
+To copy the run without this folder:
 
     rayfed export RUN --format folder --out COPY
 
-makes a copy of the run without it. A finished run does not need it: delete it.
+A finished run does not need this folder: delete it.
 """
 _BUCKET = 256
-"""Number of clients whose files share a folder: few enough to list it for one of them."""
+"""Number of clients per folder: small enough to list the folder for one client."""
 _THREADS = 16
-"""Number of files that are read or written at a time: each waits far longer for a disk or server than for us."""
+"""Number of files read or written in parallel; most of the time is waiting for a disk or server."""
 _NAME = re.compile(r"(\d+)\.(\d+)(?:-(\d+))?\.([0-9a-f]{64})\.pt", re.ASCII)
 
 _In = TypeVar("_In")
@@ -70,7 +71,7 @@ class Version:
 def read(folder: RunFolder, arm: str, clients: Iterable[int], history: History) -> dict[int, State]:
     """Return the stored states of some clients of an arm.
 
-    Raises `RunError` naming a file that is damaged, or the folder of one that is lost.
+    Raises `RunError` naming a damaged file, or the folder of a lost one.
     """
 
     def state(version: Version) -> State:
@@ -84,12 +85,12 @@ def read(folder: RunFolder, arm: str, clients: Iterable[int], history: History) 
 def write(
     folder: RunFolder, arm: str, round: int, states: Mapping[int, State], before: History
 ) -> tuple[dict[str, Seal], list[str]]:
-    """Write some clients' states after a round; return the new seals, and the files to remove.
+    """Write some clients' states after a round; return the new seals, and the files that they replace.
 
-    That is for when the new ones count. Raises `TypeError` for a state that could not be loaded again, `RunError` where
-    one of those before is lost.
+    Remove the replaced files after the history is saved. Raises `TypeError` for a state that cannot be serialised,
+    `RunError` if an earlier state is lost.
     """
-    from rayfed.store.states import packed  # with PyTorch, which `holds_any` does without
+    from rayfed.store.states import packed  # imports PyTorch, which `holds_any` does not need
 
     make_private(folder)
     counted = _counted(folder, arm, states, before)
@@ -111,7 +112,7 @@ def remove(folder: RunFolder, names: Iterable[str]) -> None:
 
 
 def make_private(folder: RunFolder) -> None:
-    """Make the folder of clients' private files, with a file that explains it."""
+    """Create the folder of clients' private files, with a file that explains it."""
     if not folder.exists(_WARNING):
         folder.make_private(FOLDER)
         folder.write_text(_WARNING, _PRIVATE)
@@ -149,7 +150,7 @@ def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
         raise damaged(folder, name)
     try:
         state = unpacked(data)
-    except Exception as error:  # whatever a foreign file makes torch's unpickler raise
+    except Exception as error:  # torch's unpickler can raise any exception for a foreign file
         raise damaged(folder, name) from error
     if not isinstance(state, dict):
         raise damaged(folder, name)
@@ -159,15 +160,15 @@ def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
 def damaged(folder: RunFolder, name: str) -> RunError:
     """Return the error for a checkpoint's file that has changed since it was written."""
     return RunError(
-        f"the checkpoint '{folder.url}/{name}' is damaged; restore it from a copy, or start the run again from "
-        f"{folder.url}/scenario.yaml"
+        f"the checkpoint '{folder.url}/{name}' is damaged; restore it from a copy, or launch "
+        f"{folder.url}/scenario.yaml again"
     )
 
 
 def _counted(folder: RunFolder, arm: str, clients: Iterable[int], history: History) -> dict[int, list[Version]]:
-    """Return the valid versions of the clients that share folders with these: the latest of each.
+    """Return the valid versions of all clients whose folder contains one of these clients.
 
-    Raises `RunError` where one that counts is lost.
+    Raises `RunError` if a valid file is lost.
     """
     seals = history.clients.get(arm, {})
     buckets = sorted({_bucket(arm, client) for client in clients} & seals.keys())
@@ -184,8 +185,8 @@ def _check(
     if any(seals[bucket] != seal for bucket, seal in found.items()):
         there, all_ = sum(seal.count for seal in found.values()), sum(seals[bucket].count for bucket in found)
         raise RunError(
-            f"'{folder.url}/{FOLDER}' has {there} of the {all_} states of clients of arm '{arm}', or "
-            f"others; restore it from a copy, or start the run again from {folder.url}/scenario.yaml"
+            f"'{folder.url}/{FOLDER}' does not contain the {all_} client states of arm '{arm}' that the checkpoint "
+            f"lists (found {there}); restore it from a copy, or launch {folder.url}/scenario.yaml again"
         )
 
 
@@ -205,7 +206,7 @@ def _bucket(arm: str, client: int) -> str:
 
 
 def _prefix(arm: str) -> str:
-    """Return the part of a folder's name for an arm, as a plain word."""
+    """Return the start of a folder's name for an arm: a hash, as an arm's name may not be a valid file name."""
     return f"{sha256(arm.encode()).hexdigest()[:16]}-"
 
 

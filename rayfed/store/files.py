@@ -1,9 +1,9 @@
 """Files of a folder, read and replaced as a whole, on a local disk or any fsspec file system.
 
-A local file is written beside its target, forced to the disk and renamed over it; on other file systems one put is
-one object. So a reader sees the old content or the new, never half of it, whenever a process dies.
+A local file is written to a temporary file in the same folder, flushed to disk and renamed. Other file systems store
+one object per write. A reader therefore sees the old or the new content, never a part, even if a process dies.
 
-Whatever writes or removes a file asks the folder's lease first, where it has one (`rayfed.store.lease`).
+Each write and removal first checks the folder's lease, if it has one (`rayfed.store.lease`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.ASCII)
 
 
 class Fence(Protocol):
-    """Protocol of a check that a folder makes before it changes a file."""
+    """Protocol of a check before each change of a file in a folder."""
 
     @property
     def token(self) -> int:
@@ -52,18 +52,18 @@ class Files:
     root: str
     """Path of the folder, as `fs` writes paths."""
     lease: Fence | None = field(default=None, compare=False)
-    """Held by a writer; readers, and one who makes a folder that nobody else knows, have none."""
+    """Lease of a writer; None for readers, and for the writer of a folder that no other process uses."""
 
     @property
     def token(self) -> int:
-        """The driver's number, 1 for the first."""
+        """Number of the driver, 1 for the first."""
         return self.lease.token if self.lease else 1
 
     @property
     def tag(self) -> str:
         """Suffix for the driver's files that may differ from another driver's: `-2`; empty for the first driver.
 
-        So no driver replaces or removes what a later one has written, however late its last request arrives.
+        With it, a delayed request of an earlier driver cannot replace or remove a file of a later driver.
         """
         return tag(self.token)
 
@@ -74,7 +74,7 @@ class Files:
 
     @property
     def url(self) -> str:
-        """Address of the folder: a plain path if it is local, else a URL."""
+        """Address of the folder: a path if it is local, else a URL."""
         return self.root if isinstance(self.fs, LocalFileSystem) else str(self.fs.unstrip_protocol(self.root))
 
     @property
@@ -84,23 +84,23 @@ class Files:
 
     def exists(self, name: str) -> bool:
         """Return whether a file exists."""
-        with explained("look into", self._url(name), "check the address and your rights there"):
+        with explained("look into", self._url(name), "check the address and your access rights"):
             self.fs.invalidate_cache()  # object stores remember listings; another process may have written since
             return bool(self.fs.exists(self._path(name)))
 
     def read_bytes(self, name: str) -> bytes:
         """Read a whole file; raises `RunError` if that fails."""
-        with explained("read", self._url(name), "is it a complete run folder, and may you read it?"):
+        with explained("read", self._url(name), "check that the run folder is complete and that you can read it"):
             return bytes(self.fs.cat_file(self._path(name)))
 
     def write_bytes(self, name: str, data: bytes, private: bool = False) -> None:
         """Write a whole file atomically, replacing an older one; raises `RunError` if that fails.
 
-        On a local disk a `private` file is never readable for anybody but its owner.
+        On a local disk only the owner can read a `private` file.
         """
         self.check()
         path = self._path(name)
-        with explained("write", self._url(name), "is the disk full or read-only?"):
+        with explained("write", self._url(name), "check whether the disk is full or read-only"):
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             if isinstance(self.fs, LocalFileSystem):
                 _replace(Path(path), data, 0o600 if private else 0o666)
@@ -117,32 +117,32 @@ class Files:
     def claim(self, name: str, data: bytes) -> bool:
         """Create a file atomically unless it exists; return whether its content is this one.
 
-        `data` is to be like no other's. Local disks, S3, Google's and Azure's stores know such a step; for others,
-        fsspec looks and then writes, and of two that do so at a time the later one has it. Raises `RunError` where it
-        cannot be written.
+        `data` must be unique to the caller. This step is atomic on local disks, S3, Google Cloud and Azure. On other
+        stores fsspec checks and then writes, so the last of several simultaneous writers wins. Raises `RunError` if the
+        file cannot be written.
         """
         self.check()
         path = self._path(name)
-        with explained("write", self._url(name), "is the disk full or read-only?"):
+        with explained("write", self._url(name), "check whether the disk is full or read-only"):
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             try:
                 if isinstance(self.fs, LocalFileSystem):
                     _new(path, data)
                 else:
                     self.fs.pipe_file(path, data, mode="create")
-            except Exception:  # each file system has its own for this; and a put that was tried again meets itself
+            except Exception:  # each file system raises its own error; a retried put may find its own first attempt
                 self.fs.invalidate_cache()
                 if not self.fs.exists(path):
                     raise
             return bool(self.fs.cat_file(path) == data)
 
     def make_private(self, folder: str) -> None:
-        """Make a subfolder with access for its owner only, if the file system is local.
+        """Create a subfolder that only its owner can open, if the file system is local.
 
-        Raises `RunError` where it cannot be made.
+        Raises `RunError` if it cannot be created.
         """
         self.check()
-        with explained("make the folder", self._url(folder), "is the disk full or read-only?"):
+        with explained("create the folder", self._url(folder), "check whether the disk is full or read-only"):
             self.fs.makedirs(self._path(folder), exist_ok=True)
             if isinstance(self.fs, LocalFileSystem):
                 Path(self._path(folder)).chmod(0o700)
@@ -165,7 +165,7 @@ class Files:
             raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
         if not isinstance(value, dict):
             kind = type(value).__name__
-            raise RunError(f"'{self._url(name)}' should hold `key: value` pairs, not {kind}; restore it from a copy")
+            raise RunError(f"'{self._url(name)}' should contain `key: value` pairs, not {kind}; restore it from a copy")
         return value
 
     def write_text(self, name: str, text: str) -> None:
@@ -175,7 +175,7 @@ class Files:
     def remove(self, name: str) -> None:
         """Delete a file if it exists; raises `RunError` if that fails."""
         self.check()
-        with explained("remove", self._url(name), "may you write there?"), suppress(FileNotFoundError):
+        with explained("remove", self._url(name), "check your access rights"), suppress(FileNotFoundError):
             self.fs.rm_file(self._path(name))
 
     def files(self, folder: str) -> list[str]:
@@ -187,7 +187,7 @@ class Files:
         return self._names(folder, "directory")
 
     def _names(self, folder: str, type: str) -> list[str]:
-        with explained("list", self._url(folder), "check the address and your rights there"):
+        with explained("list", self._url(folder), "check the address and your access rights"):
             self.fs.invalidate_cache()
             try:
                 entries = self.fs.ls(self._path(folder), detail=True)
@@ -224,7 +224,7 @@ def _new(path: str, data: bytes) -> None:
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
     """Write `data` to a local path atomically, safe against crashes and power cuts; umask applies to `mode`."""
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")  # as `_TEMPORARY`
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")  # matches `_TEMPORARY`
     try:
         with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(data)
@@ -234,7 +234,7 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
-    if hasattr(os, "O_DIRECTORY"):  # the rename itself is on the disk only once the directory is; not so on Windows
+    if hasattr(os, "O_DIRECTORY"):  # flush the rename, too; Windows has no such call
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)
@@ -244,9 +244,9 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
 
 @contextmanager
 def explained(action: str, path: str, advice: str) -> Iterator[None]:
-    """Turn errors of a file system into a `RunError`.
+    """Convert errors of a file system to `RunError`.
 
-    Any exception counts: those of object stores (missing credentials, unknown bucket) share no base class.
+    Catches every exception, as the errors of object stores (missing credentials, unknown bucket) share no base class.
     """
     try:
         yield

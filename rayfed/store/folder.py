@@ -1,4 +1,4 @@
-"""Folder of one run: its creation, and its tables with a part for each round."""
+"""Folder of one run: creation, reading of its scenario, and its tables with one file per round."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SCENARIO = "scenario.yaml"
 REPORT = "report.html"
 """The file that makes a folder a run folder."""
 BY_ROUND = frozenset(name for name, schema in TABLES.items() if "round" in schema.names)
-"""Tables with a part for each round that gave rows; the others have one, which every driver writes as it begins."""
+"""Tables with one part per round with rows; other tables have one part, which every driver writes when it starts."""
 _PART = re.compile(r"part-(\d{5,})(?:-(\d+))?\.parquet")
 
 
 def table_of(content: bytes) -> pa.Table:
     """Return the table of a Parquet file.
 
-    It is read in this thread. Threads of Arrow's pool that read from an object of Python's ask for the interpreter when
-    they are done, and abort the process where it is ending by then (apache/arrow issues 34314 and 50482).
+    The file is read in this thread. A thread of Arrow's pool that reads from a Python object aborts the process if the
+    interpreter is shutting down (apache/arrow issues 34314 and 50482).
     """
     return pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
 
@@ -49,15 +49,15 @@ class RunFolder(Files):
     def create(cls, out: str, name: str, time: datetime | None = None) -> RunFolder:
         """Create `<out>/<name>-<YYYYmmdd-HHMMSS>`, or `...-2`, `...-3` and so on if that exists.
 
-        `out` is a local path or an fsspec URL (`s3://bucket/runs`), `time` is now unless given. Of two that ask at a
-        time each has its own: an object store has no folders to make, so the first file in it decides. Raises
-        `RunError` where no folder can be made.
+        `out` is a local path or an fsspec URL (`s3://bucket/runs`), `time` is now unless given. Simultaneous calls get
+        different folders: object stores have no folders, so creation of the first file decides. Raises `RunError` if no
+        folder can be created.
         """
         fs, parent = located(out)
         stem = f"{parent.rstrip('/')}/{name}-{time or datetime.now():%Y%m%d-%H%M%S}"
         for number in count(1):
             folder = cls(fs, stem if number == 1 else f"{stem}-{number}")
-            with explained("make the run folder", folder.url, "choose another place with --out"):
+            with explained("create the run folder", folder.url, "choose another folder with --out"):
                 _check_bucket(fs, folder.root)
                 if fs.exists(folder.root) or not folder.claim(CLAIM, uuid4().hex.encode()):
                     continue
@@ -66,17 +66,17 @@ class RunFolder(Files):
 
     @classmethod
     def open(cls, path: str) -> RunFolder:
-        """Return the run folder at a local path or fsspec URL; raises `RunError`, with nearby names, without one."""
+        """Return the run folder at a local path or fsspec URL; raises `RunError`, with similar names, without one."""
         fs, root = located(path)
         folder = cls(fs, root.rstrip("/") or "/")
         if folder.exists(SCENARIO):
             return folder
         inside = _runs_in(fs, folder.root)
         if inside:
-            raise RunError(f"'{path}' has no {SCENARIO} but holds run folders: name one of {', '.join(inside)}")
+            raise RunError(f"'{path}' has no {SCENARIO} but contains run folders: name one of {', '.join(inside)}")
         parent, _, name = folder.root.rpartition("/")
         beside = nearest(name, _runs_in(fs, parent))
-        raise RunError(f"'{path}' is no run folder (no {SCENARIO} there); beside it, {beside}")
+        raise RunError(f"'{path}' is not a run folder, as it has no {SCENARIO}; in {parent}: {beside}")
 
     @classmethod
     def at(cls, path: str) -> RunFolder:
@@ -87,8 +87,8 @@ class RunFolder(Files):
     def scenario(self) -> dict[str, Any]:
         """Return the scenario of the run with every default written out.
 
-        It is that of the folder's file, but what determines results is as the finished rounds have followed it, which
-        the checkpoint keeps, whatever became of the file. Raises `RunError` where the file is damaged.
+        Settings that determine results come from the checkpoint, as the finished rounds used them; other settings come
+        from the file, which may have been edited. Raises `RunError` if the file is damaged.
         """
         written, finished = self.read_mapping(SCENARIO), history.read(self)
         followed = {} if finished is None else {k: v for k, v in finished.scenario.items() if k != "resources"}
@@ -98,17 +98,17 @@ class RunFolder(Files):
         return {**written, **followed, **partly}
 
     def scenario_text(self) -> str:
-        """Return `scenario` as text: the file's, if it was not edited since."""
+        """Return `scenario` as text: the text of the file, unless it was edited after the run."""
         played = self.scenario()
         if played == self.read_mapping(SCENARIO):
             return self.read_text(SCENARIO)
-        return f"# {SCENARIO} was edited since: this is what was played\n{dump_yaml(played)}"
+        return f"# {SCENARIO} was edited after the run; the run used this scenario\n{dump_yaml(played)}"
 
     def write_part(self, table: str, round: int, rows: Sequence[Mapping[str, Any]] | pa.Table) -> None:
         """Write a round's rows as `<table>/part-<round>.parquet`, replacing that part.
 
-        A column left out is null; many rows come as a table of the schema. Raises `ValueError` for a column that the
-        table does not have and for a null in one that every row must have.
+        A missing column is null. Pass many rows as a table with the schema. Raises `ValueError` for an unknown column
+        and for a null in a non-nullable column.
         """
         schema = TABLES[table]
         if not isinstance(rows, pa.Table):
@@ -125,9 +125,9 @@ class RunFolder(Files):
                     self.remove(name)
 
     def read_table(self, table: str) -> pa.Table:
-        """Read the valid parts of a table in the order of their rounds; no rows without parts.
+        """Read the valid parts of a table in the order of their rounds; empty if there are none.
 
-        Raises `RunError` for a part that is missing, damaged or of another schema.
+        Raises `RunError` for a part that is missing, damaged or has another schema.
         """
         schema = TABLES[table]
         parts = [self._read_part(name, schema) for name in self.parts(table)]
@@ -136,8 +136,8 @@ class RunFolder(Files):
     def parts(self, table: str) -> list[str]:
         """Return the names of a table's valid parts in the order of their rounds.
 
-        They are those of the checkpoint's rounds, by the driver that finished the round; the latest of each round
-        where no checkpoint says. Raises `RunError` naming one that is missing.
+        Valid are the parts of the checkpoint's rounds, by the driver that finished the round; without a checkpoint, the
+        latest part of each round. Raises `RunError` naming a missing part.
         """
         there = self._parts(table)
         finished = history.read(self) if table in BY_ROUND else None
@@ -146,13 +146,13 @@ class RunFolder(Files):
         names = [_part(table, round, finished.driver_of(round)) for round in finished.parts.get(table, [])]
         for lost in sorted(set(names) - {name for *_, name in there}):
             raise RunError(
-                f"'{self._url(lost)}' is missing: the checkpoint has that round, so the table '{table}' has a hole; "
-                f"restore it from a copy, or launch the scenario anew"
+                f"'{self._url(lost)}' is missing: the checkpoint lists that round, so table '{table}' is incomplete; "
+                f"restore it from a copy, or launch the scenario again"
             )
         return names
 
     def tidy(self) -> None:
-        """Remove invalid parts: of unfinished rounds, or of a driver that was taken over."""
+        """Remove invalid parts, left by unfinished rounds or by a driver that was taken over."""
         for table in TABLES:
             counted = set(self.parts(table))
             for *_, name in self._parts(table):
@@ -164,7 +164,7 @@ class RunFolder(Files):
             return checked(completed(table_of(self.read_bytes(name)), schema).cast(schema))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RunError(
-                f"cannot read '{self._url(name)}': {error}; it is damaged or of another version of rayfed: "
+                f"cannot read '{self._url(name)}': {error}; the file is damaged or from another version of rayfed: "
                 f"restore it from a copy"
             ) from error
 
@@ -179,7 +179,7 @@ def _part(table: str, round: int, driver: int) -> str:
 
 
 def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with the schema's columns in order, null for those added after it was written."""
+    """Return a table with the schema's columns in order; columns newer than the file are null."""
     for field in schema:
         if field.nullable and field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))
@@ -187,7 +187,7 @@ def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def checked(table: pa.Table) -> pa.Table:
-    """Return a table read from a file; raises `ValueError` for invalid text and forbidden nulls."""
+    """Return a table that was read from a file; raises `ValueError` for invalid text and forbidden nulls."""
     table.validate(full=True)
     for field in table.schema:
         if not field.nullable and table[field.name].null_count:
@@ -196,10 +196,10 @@ def checked(table: pa.Table) -> pa.Table:
 
 
 def _check_bucket(fs: AbstractFileSystem, root: str) -> None:
-    """Raise any error of listing a bucket, since s3fs would create a missing one."""
-    bucket = root.partition("/")[0]  # empty where paths begin at a root
+    """Raise any error of listing a bucket, as s3fs would otherwise create a missing bucket."""
+    bucket = root.partition("/")[0]  # empty if paths start with a slash
     if bucket and not isinstance(fs, LocalFileSystem):
-        with suppress(PermissionError):  # rights may end at a part of it
+        with suppress(PermissionError):  # access may be limited to a part of the bucket
             fs.ls(bucket, detail=False)
 
 

@@ -1,8 +1,8 @@
 """History of a run folder: finished rounds, the driver of each, and their files.
 
-It stands in `checkpoint/latest.json`, replaced last and atomically by each save. A driver that takes a run over copies
-it to a file of its own (`latest-2.json`) before it does anything else, and the file of the latest driver is the one
-that counts: what a driver that has been taken over still had on its way changes nothing.
+The history is in `checkpoint/latest.json`, which each save replaces last and atomically. A driver that takes over a run
+first copies it to its own file (`latest-2.json`). Only the file of the latest driver is valid, so delayed writes of an
+earlier driver have no effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Seal:
 
     count: int = 0
     names: int = 0
-    """Exclusive or of the names' hashes, so that one can be taken out or put in."""
+    """Exclusive or of the names' hashes, so that names can be added and removed."""
 
     def with_(self, *changed: str) -> Seal:
         """Return the seal with these names added."""
@@ -57,7 +57,7 @@ class History:
     """The finished rounds of a run."""
 
     round: int = -1
-    """The last one; -1 before the first has ended."""
+    """The last finished round; -1 if none is finished."""
     drivers: tuple[tuple[int, int], ...] = ((1, 0),)
     """(number, first round that it finished) of every driver, in order."""
     server: Mapping[str, str] | None = None
@@ -65,9 +65,9 @@ class History:
     clients: Mapping[str, Mapping[str, Seal]] = field(default_factory=dict)
     """Arm -> folder of some clients -> the seal of their states' files."""
     parts: Mapping[str, list[int]] | None = None
-    """Table -> rounds of which it has a part; None where nobody has said."""
+    """Table -> rounds of which it has a part; None if unknown."""
     scenario: Mapping[str, Any] = field(default_factory=dict)
-    """What determines the results, of the scenario that the rounds have followed; empty where that is not known."""
+    """Settings of the scenario that determine the results of the finished rounds; empty if unknown."""
 
     def driver_of(self, round: int) -> int:
         """Return the number of the driver that finished a round."""
@@ -75,7 +75,7 @@ class History:
 
 
 def read(files: Files) -> History | None:
-    """Return a folder's history, None without one; raises `RunError` for a damaged file."""
+    """Return a folder's history, or None if it has none; raises `RunError` for a damaged file."""
     name = _newest(files)
     if name is None:
         return None
@@ -86,12 +86,12 @@ def read(files: Files) -> History | None:
 
 
 def pointer(files: Files) -> str:
-    """Return the name of the file in which a driver writes the history."""
+    """Return the name of the file to which a driver writes the history."""
     return f"latest{files.tag}.json"
 
 
 def write(files: Files, history: History) -> None:
-    """Make this the valid history."""
+    """Write the history to the driver's file, which makes it the valid one."""
     document = vars(history) | {
         "clients": {arm: {k: str(v) for k, v in of.items()} for arm, of in history.clients.items()}
     }
@@ -99,7 +99,7 @@ def write(files: Files, history: History) -> None:
 
 
 def begin(files: Files) -> History:
-    """Return a folder's history with this driver as the only one to continue it."""
+    """Register this driver as the one that continues a folder's history, and return the history."""
     found = read(files) or History(parts={})
     before = [driver for driver in found.drivers if driver[1] <= found.round and driver[0] != files.token]
     mine = replace(found, drivers=(*before, (files.token, found.round + 1)))
@@ -108,7 +108,7 @@ def begin(files: Files) -> History:
 
 
 def newest_driver(files: Files) -> int:
-    """Return the number of the latest driver with a history, 0 without one."""
+    """Return the number of the latest driver with a history, or 0 if there is none."""
     return max(_pointers(files), default=0)
 
 

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 def encode_png(image: Tensor) -> bytes:
-    """Encode an image as PNG, rounded to 8 bits a channel.
+    """Encode an image as PNG, rounded to 8 bits per channel.
 
-    `image` is (1, H, W) grey or (3, H, W) RGB, in [0, 1]; any other number of channels is shown side by side, as one
-    grey picture. What a diverged attack leaves outside that range is clamped, NaN becomes 0. Raises `ValueError` for
+    `image` is (1, H, W) grey or (3, H, W) RGB, in [0, 1]. Images with another number of channels become one grey
+    picture with the channels side by side. Values outside [0, 1] are clamped, NaN becomes 0. Raises `ValueError` for
     any other shape.
     """
-    import torch  # whoever only reads tables does without it
+    import torch  # imported here because readers of tables do not need it
 
     if image.ndim != 3 or not image.shape[0]:
-        raise ValueError(f"an image is (C, H, W), not {tuple(image.shape)}")
+        raise ValueError(f"an image has shape (C, H, W), not {tuple(image.shape)}")
     if image.shape[0] != 3:
         image = torch.cat(tuple(image), dim=-1)[None]
     levels = (image.detach().float().nan_to_num(nan=0.0).clamp(0, 1) * 255).round().to("cpu", torch.uint8)
@@ -33,6 +33,6 @@ def encode_png(image: Tensor) -> bytes:
 
 
 def decode_png(data: bytes) -> np.ndarray:
-    """Decode a PNG of `encode_png` to (H, W, C) uint8."""
+    """Decode a PNG from `encode_png` to (H, W, C) uint8."""
     pixels = np.array(Image.open(BytesIO(data)))
     return pixels[..., None] if pixels.ndim == 2 else pixels

@@ -1,19 +1,19 @@
-"""Lease of a folder: only one driver at a time writes, and one that was taken over no longer does.
+"""Lease of a folder, so that only one driver at a time writes to it.
 
-Drivers have numbers. The n-th makes the file `lease/<n>.json`, which no other can make (`Files.claim`), and holds
-the folder until there is an n+1-th. Before each write and removal it looks for that (`Lease.check`): the number is a
-fencing token [1]. A store of files cannot look and write in one step, so a request of a driver that is taken over may
-still arrive later. It spoils no result, for it goes to a name that has the driver's number in it (`Files.tag`) and
-counts for nobody else (`rayfed.store.history`).
+Drivers are numbered. Driver n creates the file `lease/<n>.json` atomically (`Files.claim`) and holds the folder until
+`lease/<n+1>.json` exists, which it checks before each write and removal (`Lease.check`). The number is a fencing token
+[1]. File stores cannot check and write in one step, so a late write of a replaced driver may still arrive. It changes
+no result, because its file name contains the driver's number (`Files.tag`) and the history does not list it
+(`rayfed.store.history`).
 
-A driver that is alive is not taken over. On the same machine the system says whether its process is (by its number and
-time of start, since the last boot). For one elsewhere the lease is renewed by a thread, whatever the run is busy with,
-and who wants the folder watches whether the file changes [2]: two clocks are never compared, and a wrong guess stops
-the other driver, but spoils nothing.
+A driver that is alive is not taken over. On the same machine, the operating system reports whether the process exists,
+by its id and start time since the last boot. For a driver on another machine, a thread renews the lease, and the
+process that wants the folder watches the file for changes [2]. No clocks are compared. If the driver is wrongly assumed
+dead, it stops without damage to the results.
 
 [1] M. Kleppmann, "How to do distributed locking", 2016.
 [2] C. Gray, D. Cheriton, "Leases: an efficient fault-tolerant mechanism for distributed file cache consistency", SOSP
-1989; watched rather than timed, as in Amazon's DynamoDB lock client.
+1989; changes are watched instead of comparing times, as in Amazon's DynamoDB lock client.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from rayfed.store.history import newest_driver
 
 _FOLDER = "lease"
 CLAIM = f"{_FOLDER}/0"
-"""The file whose maker made the folder."""
+"""File whose creator has created the folder."""
 RENEWAL = 10.0
 """Seconds between renewals."""
 PATIENCE = 60.0
-"""Seconds without a renewal after which a driver on another machine is taken for dead."""
+"""Seconds without a renewal after which a driver on another machine is assumed dead."""
 _NAME = re.compile(r"(\d+)\.json", re.ASCII)
 _HELD = set[str]()
 """Leases that this process holds."""
@@ -60,13 +60,13 @@ class Holder:
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
     process: str | None = field(default_factory=lambda: _process(os.getpid()))
-    """The process, told from all others of its machine since the boot; None where the system does not say."""
+    """Unique identifier of the process on its machine since the last boot; None if the system provides none."""
     since: str = field(default_factory=lambda: f"{datetime.now():%Y-%m-%d %H:%M:%S}")
     id: str = field(default_factory=lambda: uuid4().hex)
     renewed: int = 0
-    """How many times the lease was."""
+    """Number of renewals of the lease."""
     ended: bool = False
-    """Whether the driver has said that it is done."""
+    """Whether the driver has ended normally."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -77,8 +77,8 @@ class Holder:
 
 
 _HOLDERS = TypeAdapter(Holder)
-_UNKNOWN = Holder(host="a machine that it does not name", pid=0, process=None, since="", id="")
-"""Holder of a lease whose file cannot be read: its driver may have died as it made it."""
+_UNKNOWN = Holder(host="an unknown machine", pid=0, process=None, since="", id="")
+"""Holder of a lease whose file cannot be read, as the driver may have died while writing it."""
 
 
 @dataclass(frozen=True)
@@ -86,23 +86,22 @@ class Lease:
     """Right of the `token`-th driver to write in a folder (`rayfed.store.files.Fence`)."""
 
     files: Files
-    """The folder, with the lease of the folder around it where that has one."""
+    """The folder, with the lease of its parent folder if that has one."""
     token: int
     holder: Holder
     taken_from: str = ""
-    """The driver before, in words, where it had not ended; otherwise empty."""
+    """Description of the previous driver if it had not ended, else empty."""
     process: int | None = field(default_factory=os.getpid)
-    """The process that may write; None where the driver has sent the lease to another, as to a sweep's trials."""
+    """Process that may write; None after the driver has sent the lease to another process, such as a sweep's trial."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process; a copy in a forked process is not valid."""
+        """Return the state for another process; in contrast, a copy made by a fork is not valid."""
         return vars(self) | {"process": None}
 
     def check(self) -> None:
-        """Raise `LeaseError` if another driver has taken over the folder, or the folder around it.
+        """Raise `LeaseError` if another driver has taken over the folder or its parent folder.
 
-        So it is where the lease is gone, or another's of the same number (somebody has removed or restored files), and
-        in a process that is a copy of the driver's.
+        Also raises if the lease file was removed or replaced, and in a forked copy of the driver's process.
         """
         self.files.check()
         newest = _newest(self.files)
@@ -112,11 +111,11 @@ class Lease:
         if by is None or by.id == self.holder.id:
             raise LeaseError(
                 f"{self.files.url}: this driver lost its lease, or is a forked copy: it stops and writes nothing more. "
-                f"Run `rayfed resume` when no other driver has the run or sweep"
+                f"Run `rayfed resume` when no other driver uses the run or sweep"
             )
         raise LeaseError(
-            f"{self.files.url} was taken over by {by} at {by.since}: this driver stops, and has written nothing since; "
-            f"the run, or sweep, is the other's"
+            f"{self.files.url} was taken over by {by} at {by.since}: this driver stops and has written nothing since "
+            f"then; let the other driver finish the run or sweep"
         )
 
 
@@ -124,13 +123,13 @@ class Lease:
 def holding(folder: _F, note: Callable[[str], None], told: bool = False) -> Iterator[_F]:
     """Hold the lease of a folder during the block; writes through the yielded folder check it.
 
-    Where another driver holds it and has died, it is taken over, and `note` told; where that is alive, `LeaseError` is
-    raised. Who is `told` to play the folder by the holder of the folder around it takes it over without asking.
+    If the previous driver has died, take the lease over and call `note`. If it is alive, raise `LeaseError`. With
+    `told`, the holder of the parent folder has requested the run, and the lease is taken over without a check.
     """
     mine = Holder()
     token, before = _acquire(folder, mine, note, told)
     left = before is not None and not before.ended and not told
-    taken_from = f"{before} has died or is silent: this driver goes on in its place" if left else ""
+    taken_from = f"{before} has died or does not respond: this driver continues" if left else ""
     if taken_from:
         note(taken_from)
     lease = Lease(folder, token, mine, taken_from)
@@ -148,10 +147,10 @@ def _acquire(folder: Files, mine: Holder, note: Callable[[str], None], told: boo
         before = _holder(folder, newest) if newest else None
         if before and not before.ended and not told and _lives(folder, newest, before, note):
             raise LeaseError(
-                f"{folder.url} is being played by {before}, since {before.since}: wait for its end, or end that "
-                f"process and try again"
+                f"{folder.url} is in use by {before} since {before.since}: wait until it ends, or end that process "
+                f"and try again"
             )
-        number = max(newest, newest_driver(folder)) + 1  # leases may have been lost, as where a folder was copied
+        number = max(newest, newest_driver(folder)) + 1  # leases may be missing, for example in a copied folder
         if folder.claim(_file(number), mine.document()):
             return number, before
 
@@ -164,7 +163,7 @@ def has_died(folder: Files) -> bool:
 
 
 def _runs_here(holder: Holder) -> bool | None:
-    """Return whether a driver is alive on this machine; None if it is unknown or on another machine."""
+    """Return whether a driver is alive on this machine; None if unknown or if it is on another machine."""
     own = _process(os.getpid())
     if not (own and holder.process and _machine(own) == _machine(holder.process)):
         return None
@@ -177,7 +176,7 @@ def _lives(folder: Files, number: int, holder: Holder, note: Callable[[str], Non
     """Return whether the driver that holds a lease seems to be alive."""
     if (here := _runs_here(holder)) is not None:
         return here
-    note(f"{folder.url} is held by {holder}; watching for {PATIENCE:.0f} s whether it still renews its lease")
+    note(f"{folder.url} is in use by {holder}; waiting {PATIENCE:.0f} s to check whether that driver is alive")
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         time.sleep(min(1.0, PATIENCE))
@@ -192,7 +191,7 @@ def _renewed(lease: Lease, mine: Holder) -> Iterator[None]:
     over = Event()
 
     def say(holder: Holder) -> None:
-        with suppress(RunError):  # it is lost, or cannot be written: the driver's next save says so
+        with suppress(RunError):  # the lease is lost or cannot be written: the driver's next save reports it
             lease.check()
             lease.files.write_bytes(_file(lease.token), holder.document())
 
@@ -215,7 +214,7 @@ def _renewed(lease: Lease, mine: Holder) -> Iterator[None]:
 
 
 def _newest(files: Files) -> int:
-    """Return the number of the latest lease, 0 without one."""
+    """Return the number of the latest lease, or 0 if there is none."""
     return max((int(match[1]) for name in files.files(_FOLDER) if (match := _NAME.fullmatch(name))), default=0)
 
 
@@ -234,7 +233,7 @@ def _process(pid: int) -> str | None:
     """Return a globally unique identifier of a process; None if it has ended or cannot be identified."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        numbered = os.readlink("/proc/self/ns/pid")  # a container counts its own processes
+        numbered = os.readlink("/proc/self/ns/pid")  # a container has its own process numbers
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None

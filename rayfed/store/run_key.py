@@ -1,6 +1,6 @@
 """Key of a secure run (`privacy.secure`), stored while the run can be resumed.
 
-It lies with the clients' states, whose side alone may know it; on a local disk nobody but the user can read the file.
+The key is stored with the clients' private states. On a local disk only the user can read the file.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _BYTES = 32
 
 
 def save(folder: RunFolder, key: bytes) -> None:
-    """Write the key of a run into a folder that only its owner can read."""
+    """Write the key of a run to a folder that only its owner can read."""
     client_states.make_private(folder)
     folder.write_bytes(FILE, key, private=True)
 
 
 def load(folder: RunFolder) -> bytes | None:
-    """Read the key of a run, None without one; raises `RunError` if it is damaged."""
+    """Return the key of a run, or None if it has none; raises `RunError` if the key is damaged."""
     if not folder.exists(FILE):
         return None
     key = folder.read_bytes(FILE)
@@ -30,6 +30,6 @@ def load(folder: RunFolder) -> bytes | None:
 
 
 def remove(folder: RunFolder) -> None:
-    """Remove the key of a run, so that its noise cannot be drawn again."""
+    """Remove the key of a run, so that its noise cannot be reproduced."""
     if folder.exists(FILE):
         folder.remove(FILE)

@@ -1,4 +1,4 @@
-"""Validation of a run folder's documents, which may be foreign or of another version."""
+"""Validation of a run folder's documents, which may come from another program or version."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Statements from a run's tables: summaries, Pareto fronts, recommendations, comparisons."""
+"""Analysis of a run's tables: verdicts, summaries, Pareto fronts, recommendations and comparisons."""

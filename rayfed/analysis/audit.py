@@ -1,4 +1,4 @@
-"""Audit of one gradient of a model: the scenario that it runs, and the findings that its rows support.
+"""Audit of one gradient of a model: the scenario that it runs, and the findings from its results.
 
 Every attack of `METHODS` that takes the data's samples is run against every arm by three attackers: non-adaptive,
 adaptive, and adaptive with the labels.
@@ -215,7 +215,7 @@ def called(pipeline: Sequence[Mapping[str, Any]]) -> str:
 
 
 def title(method: Method, batch: int) -> str:
-    """Return the name of a method on a batch size, which all its twins share."""
+    """Return the name of a method on a batch size, shared by all attackers that use it."""
     return f"{method.name} batch {batch}"
 
 
@@ -275,7 +275,7 @@ class Finding:
     part: Part | None = None
     """Parts of the samples that an attack recovers by more than chance; None if there are none."""
     behind: str = ""
-    """For an undefended arm without a leak: the attack that succeeded against a defence, and its result here."""
+    """For an undefended arm without a leak: an attack that succeeded against a defence, and its result on this arm."""
 
 
 @dataclass(frozen=True)
@@ -619,7 +619,7 @@ def _answers(row: Row, criterion: Criterion, closed: Collection[str]) -> bool:
 
 
 def _targets_found(rows: Sequence[Row]) -> float | None:
-    """Return the smallest mean absolute error of numbers that an attack found; None if none was sought."""
+    """Return the smallest mean absolute error of targets recovered by an attack; None if no attack recovers targets."""
     errors: dict[str, list[float]] = {}
     for row in rows:
         if row.get("target_error") is not None and not labels_given(row):
@@ -646,7 +646,7 @@ def _twin(row: Row) -> str:
 
 
 def played_by(row: Row) -> str:
-    """Return the name of a row's attack and of its attacker."""
+    """Return the name of a row's attack with its attacker."""
     return f"{short_title(row)}, {_twin(row)}"
 
 
@@ -689,7 +689,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
     figure = f", {_with_baseline(best, criterion)}" if best else ""
     near = "".join(f"; {said}" for said in dict.fromkeys(f.lacking for f in group) if said.startswith(NEAR))
     if short := _no_time(group):
-        return f"NOT MEASURED {WANT_OF_TIME}: {short}{figure}{rest}{near}"
+        return f"NOT MEASURED ({WANT_OF_TIME}): {short}{figure}{rest}{near}"
     if best is None:
         return f"NOT MEASURED at {sizes}: no attack returned a result{rest}"
     if state == "not measured":
@@ -703,7 +703,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion, earlie
 
 
 def _leak_clause(finding: Finding, criterion: Criterion) -> str:
-    """Return how much leaks at one batch size, by which attack, with what limits the claim."""
+    """Return a sentence part on the leak at one batch size: its size, the attack and its limits."""
     noun = criterion.noun
     parts = [f"{_whole(finding, noun)} at batch size {finding.batch}, {_with_baseline(finding, criterion)}"]
     parts[0] += f", attack: {finding.by}{_slight(finding, criterion)}"
@@ -724,7 +724,7 @@ def _budget(group: Sequence[Finding]) -> str:
 
 
 def _shown(group: Sequence[Finding], criterion: Criterion) -> str:
-    """Return on how many samples the attacks are known to work, if not on all, and limits of the analysis."""
+    """Return the number of samples on which the attacks are known to work, if not all, and limits of the analysis."""
     few = [
         f"{f.shown} of {f.samples} {criterion.noun}s at batch size {f.batch}"
         for f in group
@@ -735,14 +735,14 @@ def _shown(group: Sequence[Finding], criterion: Criterion) -> str:
 
 
 def _whole(finding: Finding, noun: str) -> str:
-    """Return how many samples were reconstructed."""
+    """Return the number of reconstructed samples as text."""
     if finding.leaked:
         return f"{finding.leaked} of {finding.samples} {noun}s reconstructed"
     return f"{noun}s reconstructed in part"
 
 
 def in_part(finding: Finding, criterion: Criterion) -> str:
-    """Return the share of the samples' parts that is recovered, and the columns; empty if chance may explain it."""
+    """Return the recovered share of the samples' parts, with the columns; empty if it may be due to chance."""
     part = finding.part
     if part is None:
         return ""
@@ -840,7 +840,7 @@ def by_luck(found: Sequence[Finding]) -> bool:
 
 
 def _beyond(labels: Named) -> bool:
-    """Return whether more labels were recovered than the best guess gets."""
+    """Return whether more labels were recovered than by the best guess."""
     return labels.guesses.commonest > 0 and (labels.guesses.best < labels.share or labels.whole > 0)
 
 
@@ -849,7 +849,7 @@ def _lucky(labels: Named) -> bool:
 
 
 def _nearer(finding: Finding) -> bool:
-    """Return whether targets were recovered with a smaller error than that of the median."""
+    """Return whether targets were recovered with a smaller error than by guessing the median."""
     return finding.targets is not None and finding.guessed is not None and finding.targets < finding.guessed
 
 
@@ -873,7 +873,7 @@ def _targets_of(finding: Finding) -> str:
 
 
 def _baseline_of_labels(labels: Named) -> str:
-    """Return the best guess of labels with its share."""
+    """Return the baseline of labels as text: the best guess with its share."""
     guesses = labels.guesses
     if guesses.in_proportion > max(guesses.evenly, guesses.commonest):
         return f"labels in the proportions of other clients: {100 * guesses.in_proportion:.0f} %"

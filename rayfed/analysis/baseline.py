@@ -233,7 +233,7 @@ def _change(of: Change, mine: Mapping[Key, float], theirs: Mapping[Key, float], 
 def _paired(differences: np.ndarray, side: str) -> float:
     if not np.ptp(differences):  # all equal, so t is undefined
         return 0.0 if (differences[0] > 0) == (side == "greater") and differences[0] else 1.0
-    from scipy import stats  # an import of a second
+    from scipy import stats  # slow import (about 1 s)
 
     return float(stats.ttest_1samp(differences, 0, alternative=side).pvalue)
 
@@ -241,7 +241,7 @@ def _paired(differences: np.ndarray, side: str) -> float:
 def _unpaired(mine: Sequence[float], theirs: Sequence[float], side: str) -> float:
     if not np.ptp(mine) and not np.ptp(theirs):
         return 0.0 if (mine[0] > theirs[0]) == (side == "greater") and mine[0] != theirs[0] else 1.0
-    from scipy import stats  # an import of a second
+    from scipy import stats  # slow import (about 1 s)
 
     return float(stats.ttest_ind(mine, theirs, equal_var=False, alternative=side).pvalue)
 

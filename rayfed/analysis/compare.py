@@ -14,23 +14,23 @@ from rayfed.errors import UserError
 from rayfed.store import exits
 
 _NO_MATTER = ("name", "output")
-"""Sections that change no figure."""
+"""Sections that do not affect results."""
 _BASIS = {
-    "data": "the data differ: neither accuracy nor leakage can be compared",
-    "seed": "the seeds differ: victims, batches and first weights are others, so single runs differ by chance, too",
-    "partition": "the partition differs: clients hold other samples",
-    "model": "the models differ: an update of another model gives other things away",
-    "attacks": "the attacks differ: what leaks is what these attacks get",
-    "metrics": "what is measured differs",
-    "resources": "the resources differ: so may times",
+    "data": "the data differ: accuracy and leakage cannot be compared",
+    "seed": "the seeds differ: victims, batches and initial weights differ, so single runs also differ by chance",
+    "partition": "the partition differs: clients have different samples",
+    "model": "the models differ: updates of different models leak differently",
+    "attacks": "the attacks differ: leakage depends on the attacks that were run",
+    "metrics": "the metrics differ",
+    "resources": "the resources differ: times may not be comparable",
 }
-"""Meaning for the figures when a section differs, by section."""
+"""Effect on the results if a section differs, by section."""
 _PAIRED = ("data", "seed", "partition", "federation")
-"""Sections in which runs have to be alike for their victims to be the same."""
+"""Sections that must be equal for runs to have the same victims."""
 _SAME_VICTIMS = ("federation.rounds",)
-"""Fields of these sections that leave the victims as they are: of rounds that only one has played there is no pair."""
+"""Fields of these sections that do not change the victims; rounds of only one run form no pairs."""
 _WIDEST = 60
-"""Most characters of a value."""
+"""Maximum number of characters of a value."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Difference:
 
     path: str
     values: list[str]
-    """Value in each of what is compared; empty where it has none."""
+    """Value in each scenario; empty if it has none."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +50,22 @@ class Comparison:
     settings: list[Setting]
     differences: list[Difference]
     warnings: list[str]
-    """Reasons why figures are not comparable, or only with care."""
+    """Reasons why results are not fully comparable."""
     paired: list[Paired]
-    """Differences of arms on the same victims or seeds, to the first arm or the one that was asked for."""
+    """Differences of arms on the same victims or seeds, to the first arm or the requested one."""
     unpaired: str
-    """Reason why there are none, in words; empty where there may be."""
+    """Reason why there are no paired differences; empty if there may be some."""
 
 
 def compare(results: Sequence[Results], against: str | None = None) -> Comparison:
     """Compare several runs and sweeps in the order given, by differences from the arm `against`.
 
-    Raises `UserError` for fewer than two, and for an arm that there is not.
+    Raises `UserError` for fewer than two runs or sweeps, and for an unknown arm.
     """
     if len({each.url for each in results}) < 2:
         raise UserError(
-            "give at least two runs or sweeps to compare; the arms of one are compared by `rayfed export RUN --table "
-            "paired --against ARM`"
+            "give at least two runs or sweeps to compare; to compare the arms of one run, use `rayfed export RUN "
+            "--table paired --against ARM`"
         )
     names = _names(results)
     found = [each for name, one in zip(names, results, strict=True) for each in one.settings(name)]
@@ -75,16 +75,16 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
     warnings = [said for section, said in _BASIS.items() if section in touched]
     for name, one in zip(names, results, strict=True):
         if not exits.over(one.status):
-            warnings.append(f"{name} is not finished ({one.status.get('state') or 'never began'})")
+            warnings.append(f"{name} is not finished ({one.status.get('state') or 'not started'})")
     groups = [group for name, each in zip(names, results, strict=True) for group in each.groups(name)]
     reasons = []
     told = [each.path for each in found_different if each.path not in _SAME_VICTIMS]
     if unlike := [path for path in told if path.partition(".")[0] in _PAIRED]:
-        reasons.append(f"the victims are others ({', '.join(unlike)} {'differ' if unlike[1:] else 'differs'})")
+        reasons.append(f"the victims are not the same ({', '.join(unlike)} {'differ' if unlike[1:] else 'differs'})")
     if changed := attacks_changed(scenarios):
-        reasons.append(f"attacks of one name are not set alike ({', '.join(changed)})")
+        reasons.append(f"attacks with the same name have different settings ({', '.join(changed)})")
     if reasons:
-        reason = f"not compared as pairs, for {' and '.join(reasons)}"
+        reason = f"not compared as pairs, because {' and '.join(reasons)}"
         return Comparison(names, found, found_different, warnings, [], reason)
     pairs = paired(groups, against)
     reason = "" if any(one.pairs > 1 for one in pairs) else NO_PAIRS
@@ -92,7 +92,7 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
 
 
 def attacks_changed(scenarios: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of attacks that all scenarios have with different settings."""
+    """Return the names of attacks that are in all scenarios, but with different settings."""
     own = [
         {str(attack.get("label") or attack["name"]): attack for attack in one.get("attacks") or []} for one in scenarios
     ]
@@ -100,13 +100,13 @@ def attacks_changed(scenarios: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _names(results: Sequence[Results]) -> list[str]:
-    """Return the folders' names, or their addresses where two have the same."""
+    """Return the names of the folders, or the addresses of folders with equal names."""
     names = [each.name for each in results]
     return [name if names.count(name) == 1 else each.url for name, each in zip(names, results, strict=True)]
 
 
 def differences(values: Sequence[Any], path: str = "") -> Iterator[Difference]:
-    """Return the fields in which documents differ, as deep as their sections and named entries correspond."""
+    """Return the fields in which documents differ, at the deepest level at which their sections correspond."""
     if all(value == values[0] for value in values):
         return
     parts = [_parts(value) for value in values]
@@ -119,7 +119,7 @@ def differences(values: Sequence[Any], path: str = "") -> Iterator[Difference]:
 
 
 def _parts(value: Any) -> Mapping[str, Any] | None:
-    """Return the parts of a value: of a section, or of a list of components with distinct names."""
+    """Return the parts of a section or of a list of components with distinct names; None for other values."""
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) and "name" in entry for entry in value):
         named = {str(entry.get("label") or entry["name"]): entry for entry in value}
         return named if len(named) == len(value) else None
@@ -134,7 +134,7 @@ def _short(value: Any) -> str:
 
 
 def _bare(value: Any) -> Any:
-    """Return a value without fields that are at their default."""
+    """Return a value without empty fields."""
     if isinstance(value, Mapping):
         return {key: _bare(inner) for key, inner in value.items() if inner not in (None, [], {})}
     return [_bare(inner) for inner in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Criteria by which a paper on Bayesian privacy marks arms as private, accurate and cheap at once.
+"""Criteria of a paper on Bayesian privacy, which marks arms that are private, accurate and cheap.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.2 and table 1.
 """
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from rayfed.analysis.summary import ArmSummary, Leak
 
 MOST_LOST_ACCURACY = 0.015
-"""Largest loss of accuracy against the best arm."""
+"""Maximum loss of accuracy compared with the best arm."""
 LEAST_BP_MSE = 0.05
-"""Smallest mean squared error of reconstructions."""
+"""Minimum mean squared error of reconstructions."""
 MOST_BP_KI = 0.3
-"""Largest BP_KI."""
+"""Maximum BP_KI."""
 MOST_SECONDS = 100.0
-"""Longest time of one round; the paper's is that of an epoch."""
+"""Maximum seconds of one round; the paper uses those of one epoch."""
 
 
 @dataclass(frozen=True)
 class CriteriaMet:
-    """Results of one arm against one attack under four bounds; None if the bounded quantity was not measured."""
+    """Whether one arm under one attack satisfies four bounds; None if the bounded quantity was not measured."""
 
     arm: str
     attack: str
@@ -33,12 +33,12 @@ class CriteriaMet:
 
     @property
     def satisfies(self) -> bool:
-        """Return whether the arm meets all bounds."""
+        """Whether the arm satisfies all bounds."""
         return all((self.accuracy, self.bp_mse, self.bp_ki, self.seconds))
 
 
 def criteria(arms: Sequence[ArmSummary], leaks: Sequence[Leak]) -> list[CriteriaMet]:
-    """Return whether each attack on each arm meets the bounds on accuracy, `bp_mse`, `bp_ki` and seconds."""
+    """Return, for each attack on each arm, whether the bounds on accuracy, `bp_mse`, `bp_ki` and seconds hold."""
     best = max((arm.accuracy for arm in arms if arm.accuracy is not None), default=None)
     by_name = {arm.name: arm for arm in arms}
     return [_judge(by_name[leak.arm], leak, best) for leak in leaks if leak.scores["bp_ki"]]

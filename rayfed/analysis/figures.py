@@ -32,19 +32,19 @@ SHOWN = (
     "simulated_seconds",
     "bytes_up",
 )
-"""Measures that tables of settings show, where they are known."""
-OF_TWO = "Of two {} both values stand in brackets behind the mean: they are too few for an interval."
-SINGLE = "Every setting was played once: nothing is known of the spread over seeds."
-CUT = "Intervals are cut at what is possible: shares at 0 and 1, times and sizes at 0."
-TIME = "Training time is of all rounds; the first, in which processes warm up, counts as the mean of the others."
-UNLIKE = "Settings that were not played on the same seeds are not compared: none of theirs is the best value."
+"""Measures in tables of settings, if they are known."""
+OF_TWO = "For two {}, both values follow the mean in brackets, as they are too few for an interval."
+SINGLE = "Every setting was run once, so the spread over seeds is unknown."
+CUT = "Intervals are clipped to possible values: shares to 0 and 1, times and sizes to 0."
+TIME = "Training time is that of all rounds; rounds with a warm-up of processes count as the mean of the others."
+UNLIKE = "Settings that were run with different seeds are not compared, and no best value is marked among them."
 USELESS = "§"
-"""Mark of an arm whose model nobody would use, in some repeats or all."""
+"""Mark of an arm whose model is useless, in some or all repeats."""
 UNPROVEN, PARTLY, OUTDONE = "†", "¶", "‖"
-"""Marks of a figure of leakage that is no evidence of protection: for the arm's verdict; for its verdict in some of the
-repeats; as an attacker that knew less got more."""
+"""Marks of a leakage value that is no evidence of protection: because of the arm's verdict, because of its verdict in
+some repeats, or because an attacker that knew less reconstructed more."""
 _SCALES = {"bytes": ("MB", 1e-6)}
-"""Unit in tables, and how many of it one is, by unit."""
+"""Unit in tables and conversion factor, by unit."""
 
 
 def heading(measure: str) -> str:
@@ -58,13 +58,13 @@ def heading(measure: str) -> str:
 def cell(measure: str, estimate: Estimate | None) -> str:
     """Format an estimate as a table cell: `12.3`, or `12.34 ± 0.56` with half its 95 % interval.
 
-    Both are told to the interval's second digit; one that is not symmetric is told by its ends. Two values have none,
-    and stand behind their mean, to the first digit in which they are apart from it: `12.3 (11.8, 12.9)`. Nor have a
-    single value, and values that are all alike.
+    Numbers are rounded to the second significant digit of the interval. An asymmetric interval is given by its ends.
+    Two values have no interval and follow their mean, as in `12.3 (11.8, 12.9)`. A single value and equal values have
+    only a mean.
     """
     if estimate is None:
         return NONE
-    if MEASURES[measure].proved:  # the weakest of the repeats, and no mean
+    if MEASURES[measure].proved:  # the weakest bound of the repeats, not a mean
         return at_most(estimate.mean)
     factor = _factor(measure)
     if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
@@ -83,7 +83,7 @@ def cell(measure: str, estimate: Estimate | None) -> str:
 
 
 def _factor(measure: str) -> float:
-    """Return how many of a table's unit one of a measure's is."""
+    """Return the factor from a measure's unit to the unit in tables."""
     return _SCALES.get(MEASURES[measure].unit, ("", 1.0))[1]
 
 
@@ -104,7 +104,7 @@ def said(measure: str, value: float) -> str:
 def said_with_interval(measure: str, estimate: Estimate) -> str:
     """Return a mean with its unit and 95 % interval, `12.3 dB (11.8 dB to 12.9 dB)`, or with both of two values.
 
-    The value stands alone where there is no spread.
+    Without an interval, return only the mean.
     """
     if estimate.spread is None:
         return said(measure, estimate.mean)
@@ -118,20 +118,20 @@ class Grid:
 
     headings: list[str]
     words: int
-    """Number of columns, from the left, that are words; the others are figures."""
+    """Number of leading columns with text; the others have numbers."""
     rows: list[list[str]]
     note: str
-    """Note on what stands behind the figures."""
+    """Explanation of the intervals and marks."""
     best: frozenset[tuple[int, int]] = frozenset()
-    """Places, (row, column), of the best figures of a column; ties among them."""
+    """Positions (row, column) of the best values of each column, including ties."""
 
 
 def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None = None) -> Grid:
     """Return a table with a row for each setting.
 
-    `columns` are their headings by name, in their order; None for the usual heading. Names are `run`, `arm`, `attack`,
-    those of swept fields and of measures. By default all are told in which something is known. Raises `UserError` for a
-    name that is none. Attacks that do not apply have no row where another one does, and are named in the note.
+    `columns` maps names to headings, in order; None for the default heading. Names are `run`, `arm`, `attack`, swept
+    fields and measures. By default all columns with a known value are included. If an attack does not apply to an arm
+    and another attack does, it has no row and is listed in the note. Raises `UserError` for an unknown column.
     """
     met = {each.identity for each in settings if each.applies}
     silent = [f"{each.attack} on {each.title}" for each in settings if not each.applies and each.identity in met]
@@ -159,17 +159,17 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
     leading = next((place for place, name in enumerate(columns) if name in measures), len(columns))
     note = _note(settings, shown)
     if silent:
-        note = f"{note} Left out, as the attack does not apply: {'; '.join(silent)}.".strip()
+        note = f"{note} Omitted, because the attack does not apply: {'; '.join(silent)}.".strip()
     return Grid(headings, leading, rows, note, frozenset(best))
 
 
 def mark(one: Setting) -> str:
-    """Return the mark of a setting's name, if nobody would use its model."""
+    """Return the mark of a setting's name if its model is useless, otherwise an empty string."""
     return USELESS * bool(one.useless or one.collapsed)
 
 
 def marked(name: str, one: Setting) -> str:
-    """Return a formatted figure, with a mark if it is no evidence of protection."""
+    """Return a formatted value, with a mark if it is no evidence of protection."""
     text = cell(name, one.measures.get(name))
     if text == NONE or not of_attacks(name):
         return text
@@ -182,10 +182,10 @@ def _doubted_in_part(name: str, one: Setting) -> bool:
 
 
 def _best(name: str, settings: Sequence[Setting]) -> set[int]:
-    """Return the rows with the best mean for the data's owner: for leakage by attack, else over all rows.
+    """Return the rows with the best mean for the data's owner: for leakage per attack, else over all rows.
 
-    Settings that nobody would use, and figures that prove nothing, are not compared; none is best where all are alike,
-    or where they are of unlike seeds.
+    Useless models and values that are no evidence are not compared. No row is best if all values are equal, or if the
+    settings were run with different seeds.
     """
     best: set[int] = set()
     for means in _compared(name, settings):
@@ -199,7 +199,7 @@ def _best(name: str, settings: Sequence[Setting]) -> set[int]:
 
 
 def _compared(name: str, settings: Sequence[Setting]) -> list[dict[int, float]]:
-    """Return the means that are compared with one another, by row: of leakage those of each attack."""
+    """Return groups of means that are compared, by row; for leakage, one group per attack."""
     if mixed(settings, name):
         return []
     by_attack: dict[str | None, dict[int, float]] = {}
@@ -216,7 +216,7 @@ def _unlike(seeds: Iterable[frozenset[int]]) -> bool:
 
 
 def _printed(measure: str, found: Estimate) -> tuple[float, int]:
-    """Return the mean as it is before it is rounded for its cell, and the cell's number of decimals."""
+    """Return the mean before rounding, and the number of decimals in its cell."""
     text = cell(measure, found).split()[0]
     exponent = Decimal(text.removeprefix("≥")).as_tuple().exponent
     decimals = -exponent if isinstance(exponent, int) else 0
@@ -226,18 +226,18 @@ def _printed(measure: str, found: Estimate) -> tuple[float, int]:
 
 
 def _alike(one: tuple[float, int], other: tuple[float, int]) -> bool:
-    """Return whether two means are equal in the digits that both cells have."""
+    """Return whether two means are equal to the number of decimals that both cells have."""
     decimals = min(one[1], other[1])
     return round(one[0], decimals) == round(other[0], decimals)
 
 
 def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
-    """Return the note under a table: what its intervals are over, and caveats."""
+    """Return the note under a table: the meaning of its intervals and marks, and caveats."""
     known = [(name, found) for each in settings for name in shown if (found := each.measures.get(name))]
     notes = []
     for over, what, how in (
         ("repeats", "repeats", "(Student's t)"),
-        ("victims", "attacked clients of one training", "(Student's t; of hits the exact one)"),
+        ("victims", "attacked clients of one training run", "(Student's t, or exact for hits)"),
     ):
         counts = sorted({e.n for _, e in known if e.over == over and not e.pair})
         if counts[-1:] > [1]:
@@ -248,7 +248,7 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
     if any(e.over == "rounds" for _, e in known):
         notes.append("The interval of the training time is over rounds.")
     if any(e.n > 1 and e.spread is None and not MEASURES[name].proved for name, e in known):
-        notes.append("A figure alone is of a single value, or of values that are all alike.")
+        notes.append("A mean without an interval is that of a single value or of equal values.")
     if any(e.cut and e.interval for _, e in known):
         notes.append(CUT)
     if "train_seconds" in shown and any("train_seconds" in each.measures for each in settings):
@@ -267,22 +267,26 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
 
 
 def notes_on_marks(settings: Sequence[Setting], shown: Sequence[str]) -> list[str]:
-    """Return what the marks on names of settings and on figures of these measures say."""
+    """Return the meanings of the marks on names of settings and on values of these measures."""
     notes = []
     if any(each.useless for each in settings):
-        notes.append(f"{USELESS}: its accuracy is that of guessing, so it is compared with nothing.")
+        notes.append(f"{USELESS}: its accuracy does not beat the majority class, so it is not compared.")
     if some := dict.fromkeys(f"{o.title} in {o.collapsed} of {len(o.rows)}" for o in settings if o.collapsed):
-        notes.append(f"{USELESS}: its accuracy is that of guessing in some repeats: {'; '.join(some)}.")
+        notes.append(f"{USELESS}: in some repeats its accuracy does not beat the majority class: {'; '.join(some)}.")
     doubted = [(each, name) for each in settings for name in shown if name in each.measures and each.doubted(name)]
     if any(name not in each.outdone for each, name in doubted):
-        notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
+        notes.append(
+            f"{UNPROVEN}: no evidence of protection, because the arm's verdict is inconclusive or not measured."
+        )
     partly = [o for o in settings if any(name in o.measures and _doubted_in_part(name, o) for name in shown)]
     if some := dict.fromkeys(f"{o.title} in {o.inconclusive} of {len(o.rows)}" for o in partly):
-        notes.append(f"{PARTLY}: the verdict is inconclusive in some of the repeats behind it: {'; '.join(some)}.")
+        notes.append(f"{PARTLY}: the verdict is inconclusive in some repeats: {'; '.join(some)}.")
     if less := dict.fromkeys(
         f"{o.attack} than {o.outdone[name]} on {o.title}" for o, name in doubted if name in o.outdone
     ):
-        notes.append(f"{OUTDONE}: an attacker that knew more got less, a failure of that attack: {'; '.join(less)}.")
+        notes.append(
+            f"{OUTDONE}: an attacker with more knowledge reconstructed less, so that attack failed: {'; '.join(less)}."
+        )
     if any(of_attacks(name) for name in shown):
         broken = {f"{each.title} under {each.attack} on {of_so_many(*each.unanswered)}": each for each in settings}
         if named := [words for words, each in broken.items() if each.unanswered[0]]:
@@ -291,7 +295,7 @@ def notes_on_marks(settings: Sequence[Setting], shown: Sequence[str]) -> list[st
 
 
 def short_names(fields: Sequence[str]) -> list[str]:
-    """Return paths shortened to their last key where that is unambiguous."""
+    """Return paths, shortened to their last key if that is unambiguous."""
     last = [path.rpartition(".")[2] for path in fields]
     return [name if last.count(name) == 1 else path for name, path in zip(last, fields, strict=True)]
 

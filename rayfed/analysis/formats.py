@@ -1,4 +1,4 @@
-"""Formatting of numbers for readers; the report uses these functions as Jinja filters."""
+"""Formatting of numbers as text; the report uses these functions as Jinja filters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     pass
 
 NONE = "–"
-"""Text for what was not measured."""
+"""Text for a value that was not measured."""
 _FOUND = {leading(form): noun for form, noun in NOUNS.items() if form != "pixels"}
-"""Name of samples that are no images, by the metric that leads for them."""
+"""Noun for samples other than images, by their leading metric."""
 
 
 def share(value: float | None) -> str:
-    """Format a share as per cent: 0.9123 -> '91.2 %'."""
+    """Format a share as a percentage: 0.9123 -> '91.2 %'."""
     return f"{100 * value:.1f} %" if value is not None and measured(value) else NONE
 
 
@@ -44,12 +44,12 @@ def decibel(value: float | None) -> str:
 
 
 def called(row: Mapping[str, Any]) -> str:
-    """Return the name for the sample in a row of `attacks`: an image, a text or a record."""
+    """Return the noun for the sample in a row of `attacks`: image, text or record."""
     return next((noun for metric, noun in _FOUND.items() if measured(row.get(metric.name))), NOUNS["pixels"])
 
 
 def near(row: Mapping[str, Any]) -> str:
-    """Return how near the truth a row of `attacks` comes: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
+    """Format the similarity of a reconstruction: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
     for metric in _FOUND:
         if measured(row.get(metric.name)):
             return f"{share(row[metric.name])} of its {metric.title}"
@@ -58,17 +58,17 @@ def near(row: Mapping[str, Any]) -> str:
 
 
 def decibel_mean(value: float) -> str:
-    """Format a mean PSNR of values cut at the ceiling: the ceiling itself means that or more."""
+    """Format a mean PSNR of clipped values; a mean at the ceiling is written as '≥'."""
     return f"≥{PSNR_CEILING:.0f}" if value >= PSNR_CEILING else f"{value:.1f}".replace("-", "−")
 
 
 def plain(value: float | None, digits: int = 3) -> str:
-    """Format a number with this many significant digits: 0.01234 -> '0.0123', 1.2e-9 in scientific notation."""
+    """Format a number with this many significant digits: 0.01234 -> '0.0123'; small numbers as '1.2e-09'."""
     return f"{value:.{digits}g}".replace("-", "−") if value is not None and measured(value) else NONE
 
 
 def error(value: float | None) -> str:
-    """Format a mean squared error with three significant digits, zeros kept: '0.0600', '1.20e-09'."""
+    """Format a mean squared error with three significant digits and trailing zeros: '0.0600', '1.20e-09'."""
     return f"{value:#.3g}" if value is not None and measured(value) else NONE
 
 

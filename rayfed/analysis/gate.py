@@ -367,7 +367,7 @@ class Played:
         return run_findings(self.scenario, self.attacks, self.finished)
 
     def doubt(self, arm: str) -> str:
-        """Return a doubt about the settings of a replay; empty if there is none, and for other runs."""
+        """Return a sentence if the settings of a replay may be wrong; empty otherwise and for other runs."""
         if not recorded(self.scenario, arm):
             return ""
         far = max((row["distortion"] or 0.0 for row in self.attacks if row["arm"] == arm), default=0.0)
@@ -452,7 +452,7 @@ class Played:
         return next((stated(curve, RATES[-1]) for curve in curves if curve), "no membership attack has a result")
 
     def _identified(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
-        """Return the share of samples whose person each attack reveals in any repeat; no result reveals nobody."""
+        """Return the share of samples whose person each attack reveals in any repeat; rows without a result count."""
         return {
             title: share(len({_place(row) for row in rows if row.get(TOP_1.name)}), len({_place(row) for row in rows}))
             for title, rows in self._asked(bound, arm).items()

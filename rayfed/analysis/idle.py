@@ -1,4 +1,4 @@
-"""Attacks that infer nothing where there is no defence: that they infer nothing behind one is no merit of it."""
+"""Attacks that infer nothing without a defence, so their failure against a defence is no evidence for it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from rayfed.analysis.summary import arm_and_opponent, arm_spec, measured, undefe
 
 
 def with_idle(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[Setting]:
-    """Return the settings, with `Setting.idle` where no undefended arm, alike in all else, shows that an attack works.
+    """Return the settings, marked `idle` if no otherwise equal undefended arm shows that the attack works.
 
-    It works where it infers more than chance: by its whole 95 % interval, or each of two values. The interval of one
-    value is that over its run's candidates or victims; where there is none, as in outcomes of earlier versions, the
-    value itself counts.
+    An attack works if its whole 95 % interval, or both of two values, exceed chance. The interval of a single value is
+    over its run's candidates or victims. If a run has no such interval, its value is used.
     """
     working = [one for one in settings if undefended(scenario, one.arm) and _beats_chance(one)]
 
@@ -34,7 +33,7 @@ def _beats_chance(one: Setting) -> bool:
 
 
 def _shows(bare: Setting, one: Setting, scenario: Mapping[str, Any]) -> bool:
-    """Return whether what an undefended arm shows of an attack is about another arm's attack, too."""
+    """Return whether an undefended arm shows that the attack of another setting works."""
     shared = all(one.fields[path] == value for path, value in bare.fields.items() if path in one.fields)
     return shared and _all_else(bare, scenario) == _all_else(one, scenario)
 

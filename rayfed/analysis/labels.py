@@ -1,4 +1,4 @@
-"""Label inference in a sweep: the share of labels found, by batch size.
+"""Label inference in a sweep: the share of labels recovered, by batch size.
 
 Source: Ren 2022 (thesis), table 3.13.
 """
@@ -17,10 +17,10 @@ _MEASURE = "label_accuracy"
 
 
 def by_batch_size(settings: Sequence[Setting]) -> Grid | None:
-    """Return a table of the share of labels found, with a column for every batch size.
+    """Return a table of the share of labels recovered, with a column for every batch size.
 
-    There is a row for every attack on an arm (and set of other swept values) that met batches of two sizes or more.
-    None where there is no such row, or where no label was asked for.
+    There is a row for every attack on an arm (and set of other swept values) with at least two batch sizes. Returns
+    None if there is no such row.
     """
     found: dict[tuple[str, str], list[Row]] = {}
     for one in settings:

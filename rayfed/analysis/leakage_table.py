@@ -1,4 +1,4 @@
-"""Figures of the table of leakage: one row for each arm and batch size, for the terminal and the report alike."""
+"""Values of the table of leakage, one row per arm and batch size, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class LeakageRow:
     labels: float | None
     """Share of labels recovered; None if no attack recovered labels, or all were given them."""
     majority: float | None
-    """Share of labels that the best guess without the update gets; None without labels."""
+    """Share of labels recovered by the best guess without the update; None without labels."""
     finding: Finding | None
-    """The finding that the figures are of; None for an arm that no attack was run against."""
+    """Finding from which the values are taken; None for an arm that no attack was run against."""
 
 
 def leakage_rows(scenario: Mapping[str, Any], attacks: Sequence[Row], finished: bool = True) -> list[LeakageRow]:

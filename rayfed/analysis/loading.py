@@ -1,6 +1,6 @@
 """Runs and sweeps as objects, for notebooks and for the commands on results: `rayfed.load("runs/...")`.
 
-Read are Parquet, YAML, JSON and PNG; nothing is unpickled.
+Only Parquet, YAML, JSON and PNG files are read; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 OUTCOMES = "outcomes"
-"""Name of the table of outcomes, which runs and sweeps both have."""
+"""Name of the table of outcomes, which runs and sweeps have."""
 VERDICTS = "verdicts"
-"""Name of the table of a run with the verdict on each arm and batch size."""
+"""Name of the table with the verdict on each arm and batch size of a run."""
 SUCCESS = "success_rates"
-"""Name of the table of `Results.success_rates` for all metrics that were measured."""
+"""Name of the table of `Results.success_rates` for all measured metrics."""
 PAIRED = "paired"
 """Name of the table of `Results.paired` against the first arm."""
 
@@ -55,7 +55,7 @@ class Results(ABC):
 
     @property
     def scenario(self) -> dict[str, Any]:
-        """Scenario that was played, every default written out; raises `RunError` where the file is damaged."""
+        """Scenario of the run with every default written out; raises `RunError` if the file is damaged."""
         return self.folder.scenario()
 
     @property
@@ -77,7 +77,7 @@ class Results(ABC):
         return self.table(name).to_pandas()
 
     def outcomes(self) -> pa.Table:
-        """Return the outcomes: one row for every arm and attack, and in a sweep for every trial."""
+        """Return the outcomes: one row for every arm and attack, in a sweep also for every trial."""
         return self.table(OUTCOMES)
 
     def settings(self, source: str = "") -> list[settings.Setting]:
@@ -91,7 +91,7 @@ class Results(ABC):
 
     @abstractmethod
     def groups(self, source: str = "") -> list[paired.Group]:
-        """Return the units by which arms are paired: the victims of a run, the seeds of a sweep."""
+        """Return the values that are paired between arms, by victim for a run and by seed for a sweep."""
 
     def paired(self, against: str | None = None) -> list[paired.Paired]:
         """Return paired differences of arms to one arm, by default the first; see `rayfed.analysis.paired`."""
@@ -104,11 +104,11 @@ class Results(ABC):
         return pareto.front(self.settings(), leakage, utility, cost, attack)
 
     def success_rates(self, *metrics: str, thresholds: Sequence[float] | None = None) -> pa.Table:
-        """Return the share of attacked images that pass a threshold, by setting, attack, metric and threshold.
+        """Return the share of attacked images that reach a threshold, by setting, attack, metric and threshold.
 
-        Metrics are `psnr`, `ssim`, `mse`, `lpips_alex`, `lpips_vgg`; all that were measured where none is named.
-        Columns: see `rayfed.analysis.success.success_table`. Without `thresholds`, at every value that was measured.
-        Raises `UserError` for another metric.
+        Metrics are `psnr`, `ssim`, `mse`, `lpips_alex` and `lpips_vgg`. Default: all that were measured. `thresholds`
+        default to all measured values. For the columns see `rayfed.analysis.success.success_table`. Raises `UserError`
+        for another metric.
         """
         found = (success.success_curve(g, m, thresholds) for g in self._groups() for m in metrics or success.MEASURED)
         return success.success_table(one for one in found if one)
@@ -127,7 +127,7 @@ class Results(ABC):
     @property
     @abstractmethod
     def unfinished(self) -> str:
-        """What of the run or sweep has not ended, or has failed, as a sentence without its stop; empty for nothing."""
+        """Sentence (without full stop) on unfinished or failed parts of the run or sweep; empty if there are none."""
 
     @property
     def status(self) -> dict[str, Any]:
@@ -156,13 +156,13 @@ class Run(Results):
 
     @property
     def tables(self) -> list[str]:
-        """Names of the tables: `outcomes`, `verdicts`, `success_rates`, `paired`, those of `rayfed.store.schemas`."""
+        """Names of the tables: `outcomes`, `verdicts`, `success_rates`, `paired`, and all of `rayfed.store.schemas`."""
         return [OUTCOMES, VERDICTS, SUCCESS, PAIRED, *TABLES]
 
     def table(self, name: str) -> pa.Table:
-        """Return a table as Arrow; without rows if the run did not write it.
+        """Return a table as Arrow, without rows if the run did not write it.
 
-        Raises `RunError`, see `Results.table`.
+        Raises `RunError` if the name is unknown or the table cannot be read.
         """
         self._check(name)
         if name == SUCCESS:
@@ -182,7 +182,7 @@ class Run(Results):
 
     @property
     def unfinished(self) -> str:
-        """Sentence on a run that did not come to its end; empty for one that did."""
+        """Sentence on a run that did not finish; empty for a finished run."""
         return "" if exits.over(self.status) or not self.status else settings.UNFINISHED
 
     def verdicts(self) -> list[Verdict]:
@@ -198,7 +198,7 @@ class Run(Results):
         return victims.over_victims(self.settings(), self._victims())
 
     def groups(self, source: str = "") -> list[paired.Group]:
-        """Return the victims, by which arms are paired."""
+        """Return the values that are paired between arms, by victim."""
         return paired.of_victims(self._victims(), self.settings(), source)
 
     def _victims(self) -> dict[tuple[str, str], dict[int, victims.Victim]]:
@@ -210,7 +210,7 @@ class Run(Results):
         return success.attack_groups(self.attacks.to_pylist())
 
     def images(self, arm: str | None = None, attack: str | None = None) -> Iterator[Picture]:
-        """Return true images and their reconstructions in the order of rounds, optionally of one arm or attack."""
+        """Return true images and their reconstructions, ordered by round, optionally of one arm or attack only."""
         for row in self._pictures():
             if arm in (None, row["arm"]) and attack in (None, row["attack"]):
                 yield Picture.of(row)
@@ -228,10 +228,10 @@ class Run(Results):
 
 
 class Sweep(Results):
-    """Many runs of one scenario with varied fields."""
+    """Runs of one scenario with varied fields."""
 
     def __repr__(self) -> str:
-        ended = ", ".join(f"{count} {state}" for state, count in self._ended().items()) or "none is over"
+        ended = ", ".join(f"{count} {state}" for state, count in self._ended().items()) or "none has ended"
         return f"Sweep {self.url} over {', '.join(self.fields) or 'seeds'}; trials: {ended}"
 
     def _ended(self) -> dict[str, int]:
@@ -242,18 +242,18 @@ class Sweep(Results):
 
     @property
     def unfinished(self) -> str:
-        """How many trials have ended of a sweep that has not, or how many of one that has are not in its figures."""
+        """Number of ended trials of an unfinished sweep, or number of trials that its means exclude; else empty."""
         status, ended = self.status, self._ended()
         total = sum(ended.values())
         if status.get("state", "finished") != "finished":
             of = f"{total} of {status['trials']}" if status.get("trials") else f"{total}"
             return f"{of} trials ended: unfinished"
         lost = [f"{count} {state}" for state, count in ended.items() if state != "finished"]
-        return f"Of {total} trials, {' and '.join(lost)}: no mean counts them" if lost else ""
+        return f"{' and '.join(lost)} of {total} trials: means exclude them" if lost else ""
 
     @property
     def tables(self) -> list[str]:
-        """Names of the tables: `outcomes`, `success_rates` and `paired`; the trials have the others."""
+        """Names of the tables: `outcomes`, `success_rates` and `paired`. The runs of the trials have the others."""
         return [OUTCOMES, SUCCESS, PAIRED]
 
     def table(self, name: str) -> pa.Table:
@@ -268,7 +268,7 @@ class Sweep(Results):
         return self.settings()
 
     def groups(self, source: str = "") -> list[paired.Group]:
-        """Return the seeds, by which arms are paired."""
+        """Return the values that are paired between arms, by seed."""
         return paired.of_seeds(self.settings(source))
 
     def _groups(self) -> list[success.AttackGroup]:
@@ -285,12 +285,12 @@ class Sweep(Results):
 
     @property
     def trials(self) -> list[Run]:
-        """Return the runs behind the outcomes, in their order; each is read when first used."""
+        """Return the runs of the outcomes, in their order; files are read on first use."""
         runs = dict.fromkeys(run for run in self.outcomes()["run"].to_pylist() if run is not None)
         return [self.trial_of(run) for run in runs]
 
     def trial_of(self, run: str) -> Run:
-        """Return the run of a row of the outcomes; raises `RunError` for an invalid name."""
+        """Return the run named in the column `run` of the outcomes; raises `RunError` for an invalid name."""
         return Run(SweepFolder(self.folder).trial(run))
 
 

@@ -1,7 +1,7 @@
 """Statistics of membership attacks: ROC curves over all victims and rounds of an arm.
 
-Scores of different victims are compared after each victim's have been brought to mean 0 and deviation 1, which an
-attacker can do. Where a victim's candidates are the same in several rounds, the scores of each are added up.
+The scores of each victim are standardised to mean 0 and standard deviation 1 before they are pooled; an attacker can do
+the same. If a victim has the same candidates in several rounds, the scores of each candidate are averaged.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any
 from rayfed.metrics.roc import Estimate, auc, needed, true_positives
 
 RATES = (0.01, 0.001)
-"""False positive rates at which the share of members that are found is stated."""
+"""False positive rates at which the true positive rate is reported."""
 
 
 @dataclass(frozen=True)
 class Roc:
-    """Figures of a ROC curve: area, and true positive rates at low false positive rates."""
+    """Statistics of a ROC curve: area, and true positive rates at low false positive rates."""
 
     auc: Estimate
     control: Estimate | None
-    """AUC of the same candidates on updates behind which none of them is; None where some were not scored so.
+    """AUC of the same candidates on updates without any of them; None if some candidates have no such score.
 
-    Where it is not 0.5 but for chance, members differ from non-members without the update.
+    If it differs from 0.5 significantly, members differ from non-members even without the update.
     """
     true_positives: dict[float, Estimate | None]
-    """Share of members found at each of `RATES`; None where there are too few non-members to tell."""
+    """Share of members identified at each of `RATES`; None if there are too few non-members."""
     members: int
     non_members: int
 
 
 def roc(inferences: Sequence[Mapping[str, Any]]) -> Roc | None:
-    """Return the figures of one attack's rows of `inferences`; None if no row has scores."""
+    """Return the statistics of one attack's rows of `inferences`; None if no row has scores."""
     rows = [row for row in inferences if row.get("scores")]
     members, others = pooled(rows, "score")
     if not members:
@@ -52,27 +52,28 @@ def area(found: Estimate) -> str:
 
 
 def in_words(found: Roc) -> str:
-    """Return whether members are told from non-members, by the AUC's interval and that of its control."""
+    """Return whether members are identified, by the intervals of the AUC and of its control, as text."""
     if found.auc.low <= 0.5 <= found.auc.high:
-        return "members are not told from non-members within this budget (the interval of the AUC has 0.5 in it)"
+        return "members not identified within this budget (the interval of the AUC contains 0.5)"
     lower = ", by lower scores" if found.auc.high < 0.5 else ""
     without = found.control and not found.control.low <= 0.5 <= found.control.high
-    alike = ", which the control does without the update, too" if without else ""
-    return f"MEMBERS ARE TOLD from non-members{lower}{alike}"
+    alike = ", but the control identifies them without the update as well" if without else ""
+    return f"MEMBERS IDENTIFIED{lower}{alike}"
 
 
 def untold(found: Roc) -> list[str]:
-    """Return of each of `RATES` that too few non-members tell nothing of that they do not."""
+    """Return a sentence for each of `RATES` for which there are too few non-members."""
     return [stated(found, rate) for rate, share in found.true_positives.items() if share is None]
 
 
 def stated(found: Roc, rate: float) -> str:
-    """Format the share of members found at a false positive rate."""
+    """Format the true positive rate at a false positive rate."""
     share = found.true_positives[rate]
     if share is None:
-        few = f"it needs at least {needed(rate):,} non-members, these are {found.non_members:,}"
+        few = f"it needs at least {needed(rate):,} non-members, but there are {found.non_members:,}"
         return f"TPR at {100 * rate:g} % FPR not measurable: {few}"
-    return f"TPR at {100 * rate:g} % FPR {share.value:.1%} ({share.low:.1%} to {share.high:.1%})"
+    low, value, high = (f"{100 * one:.1f} %" for one in (share.low, share.value, share.high))
+    return f"TPR at {100 * rate:g} % FPR {value} ({low} to {high})"
 
 
 def pooled(rows: Sequence[Mapping[str, Any]], of: str) -> tuple[list[float], list[float]]:
@@ -85,7 +86,7 @@ def pooled(rows: Sequence[Mapping[str, Any]], of: str) -> tuple[list[float], lis
 
 
 def _of_victims(rows: Sequence[Mapping[str, Any]], of: str) -> list[dict[tuple[str, int], list[float]]]:
-    """Return each candidate's scores by victim, and by round if candidates change between rounds."""
+    """Return the standardised scores of each candidate, by victim, and by round if its candidates change."""
     asked: dict[tuple[int, frozenset[tuple[str, int]]], dict[tuple[str, int], list[float]]] = {}
     for row in rows:
         scores = [one[of] for one in row["scores"]]

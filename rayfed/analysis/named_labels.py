@@ -1,7 +1,7 @@
-"""Labels that attacks name right, beside what guesses name.
+"""Labels recovered by attacks, compared with the labels recovered by guessing.
 
-An attack is judged by all labels that it names of a batch size, and by the updates of which it names most. Of many
-attackers who guess, one is right about any given sample, and the best of them is above the mean of a guess.
+An attack is assessed by all labels of a batch size, and by the updates with the most recovered labels. The best of many
+guessing attackers exceeds the mean of a guess, so the number of attackers is corrected for.
 """
 
 from __future__ import annotations
@@ -17,57 +17,57 @@ from rayfed.analysis.summary import Row, labels_given, measured
 from rayfed.metrics.chance import evidence
 
 LUCK = 0.05
-"""Probability up to which what is found is told from luck."""
+"""Maximum probability of a result by chance at which it is significant."""
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """Mean shares of the labels that are found by three guesses, which know how often labels are."""
+    """Mean shares of the labels recovered by three guesses, which know the label frequencies."""
 
     commonest: float
-    """By naming the commonest label for every sample; 0 if no label is known."""
+    """By guessing the most common label for every sample; 0 if no label is known."""
     evenly: float
-    """By naming every label equally often; 0 if it is not known."""
+    """By guessing all labels equally often; 0 if unknown."""
     in_proportion: float
-    """By naming of each update the labels as often as all other clients have them; 0 without others."""
+    """By guessing, for each update, labels in the proportions of all other clients; 0 without other clients."""
     by_update: tuple[Mapping[tuple[Any, ...], float], ...]
-    """The shares of each update that these find."""
+    """Shares recovered by each guess, by update."""
 
     @property
     def best(self) -> float:
-        """The largest of these."""
+        """Share recovered by the best of the three guesses."""
         return max(self.commonest, self.evenly, self.in_proportion)
 
 
 @dataclass(frozen=True)
 class Named:
-    """Labels that an attack names right, and what guesses find of the same samples."""
+    """Labels recovered by an attack, with the guesses on the same samples."""
 
     attack: str
     updates: Mapping[tuple[Any, ...], float]
-    """Share of each update's labels, as a multiset."""
+    """Share of each update's labels that is recovered, as a multiset."""
     labels: Mapping[tuple[Any, ...], Sequence[int]]
     """Labels of each update; the first entry of its key is the client."""
     guesses: Guesses
     attempts: int
-    """Answers of which this may be the best: attackers, and their repeats."""
+    """Number of attackers times repeats, among which this result may be the best."""
 
     @property
     def share(self) -> float:
-        """Mean share of the labels."""
+        """Mean share of the labels that is recovered."""
         return fmean(self.updates.values())
 
     @property
     def luck(self) -> float:
-        """Bound on the probability of one guess naming as large a share (Hoeffding); 1 where nothing is known of it.
+        """Bound on the probability that one guess recovers as large a share (Hoeffding); 1 if unknown.
 
-        A label that a client has several times counts once: who guesses that has guessed them all.
+        A label that a client has several times counts once, because one correct guess covers all its occurrences.
         """
         return self._probability(self.share, self.guesses.best, sum(map(len, self._distinct().values())))
 
     @property
     def lucky(self) -> bool:
-        """Whether the best of as many guesses may name as large a share, corrected for their number (Bonferroni)."""
+        """Whether the share may be due to chance, corrected for the number of attempts (Bonferroni)."""
         return self.attempts * self.luck > LUCK
 
     def reaching(self, least: float) -> int:
@@ -75,16 +75,16 @@ class Named:
         return sum(share >= least and len(self.labels[update]) > 1 for update, share in self.updates.items())
 
     def luck_of(self, least: float) -> float:
-        """Return a bound on the probability of one guess reaching this share of as many updates."""
+        """Return a bound on the probability that one guess reaches this share in as many updates."""
         by_chance = fmean(self._chance(labels, least) for labels in self.labels.values())
         return self._probability(self.reaching(least) / len(self.updates), by_chance, len(self._distinct()))
 
     def may_reach(self, least: float) -> bool:
-        """Whether single updates may be read although all of it may be luck: then nothing passes a bound.
+        """Return whether labels of single updates may be recovered, although the total may be due to chance.
 
-        That is so where one guess would do as well in less than one case of twenty: name as large a share in all, if
-        updates are taken by themselves; or reach this one, or all labels, on more updates than guesses do. It does not
-        depend on how many other attackers there are.
+        This is the case if one guess has a probability below 5 % of doing as well: of recovering as large a share of
+        all updates, taken separately, or of reaching `least` or all labels on as many updates. The number of other
+        attackers does not matter.
         """
         if not self.reaching(least):
             return False
@@ -98,7 +98,7 @@ class Named:
 
     @property
     def whole(self) -> int:
-        """Number of updates of several samples of which all labels are named, beyond luck; 0 if that may be luck."""
+        """Number of updates of several samples with all labels recovered; 0 if this may be due to chance."""
         return self.reaching(1.0) if self.attempts * self.luck_of(1.0) <= LUCK else 0
 
     def _probability(self, share: float, by_chance: float, independent: int) -> float:
@@ -106,7 +106,7 @@ class Named:
         return exp(-evidence(share, by_chance, independent)) if known else 1.0
 
     def _chance(self, labels: Sequence[int], least: float) -> float:
-        """Return the most that is the probability of a guess reaching a share of these labels."""
+        """Return a bound on the probability that a guess reaches a share of these labels."""
         needed = ceil(least * len(labels)) / max(len(labels), 1)
         guessed = self.guesses.best
         return exp(-evidence(needed, guessed, len(set(labels)))) if needed > guessed else 1.0
@@ -120,12 +120,12 @@ class Named:
 
 
 def named(rows: Sequence[Row]) -> list[Named]:
-    """Return what each attack that was not given the labels names, in each repeat, in one arm and batch size."""
+    """Return the labels recovered by each attack that was not given them, by repeat, on one arm and batch size."""
     sought: dict[tuple[str, Any], dict[tuple[Any, ...], float]] = {}
     for row in rows:
         if measured(row.get("label_accuracy")) and not labels_given(row):
             found = sought.setdefault((row["attack"], row.get("repeat")), {})
-            found[_update(row)] = row["label_accuracy"]  # one value for each batch
+            found[_update(row)] = row["label_accuracy"]  # one value per batch
     labels, guesses = _labels(rows), _guesses(rows)
     return [
         Named(attack, updates, {update: labels.get(update, ()) for update in updates}, guesses, len(sought))
@@ -134,12 +134,12 @@ def named(rows: Sequence[Row]) -> list[Named]:
 
 
 def foremost(found: Iterable[Named]) -> Named | None:
-    """Return what is said of some: the one furthest beyond luck, or else with the largest share; None without any."""
+    """Return the most significant result, or else the one with the largest share; None without results."""
     return max(found, key=lambda one: (not one.lucky or one.whole > 0, -one.luck, one.share), default=None)
 
 
 def _labels(rows: Sequence[Row]) -> dict[tuple[Any, ...], Sequence[int]]:
-    """Return the labels of each update, as far as they are known."""
+    """Return the known labels of each update."""
     samples = {(_update(row), row["sample"]): row["true_label"] for row in rows if row.get("true_label") is not None}
     found: dict[tuple[Any, ...], list[int]] = {}
     for (update, _), label in samples.items():
@@ -167,7 +167,7 @@ def _guesses(rows: Sequence[Row]) -> Guesses:
 
 
 def _in_proportion(counts: Counter[int], size: int) -> Counter[int]:
-    """Return `size` labels in the proportion of some counts: rounded down, and the largest remainders up."""
+    """Return `size` labels in the proportion of some counts (largest remainder method)."""
     shares = {label: size * count / counts.total() for label, count in counts.items()}
     found = Counter({label: int(share) for label, share in shares.items()})
     for label in sorted(shares, key=lambda each: int(shares[each]) - shares[each])[: size - found.total()]:

@@ -1,4 +1,4 @@
-"""HTML of runs and sweeps for notebooks: a table of settings and, for a run, its worst reconstructions."""
+"""HTML of runs and sweeps for notebooks: a table of settings and, for a run, reconstructions with the highest PSNR."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rayfed.analysis.settings import Setting
 from rayfed.analysis.summary import Row
 
 MOST = 20
-"""Most settings to show."""
+"""Maximum number of settings to show."""
 _PIXELS = 84
 """Height and width of an image on the page."""
 
 
 def html(title: str, settings: Sequence[Setting], worst: Sequence[tuple[Picture, Row]] = ()) -> str:
-    """Return static HTML without scripts or external resources.
+    """Return static HTML of settings and pictures, without scripts or external resources.
 
-    `worst` has pictures with their rows of `attacks`.
+    `worst` contains pictures with their rows of `attacks`.
     """
     parts = [f"<p><b>{escape(title)}</b></p>", _table(grid(settings[:MOST]))]
     if len(settings) > MOST:
         parts.append(f"<p>{len(settings) - MOST} more in <code>.settings()</code></p>")
     if worst:
-        parts.append("<p>Nearest to the truth (above: true, below: reconstructed)</p>")
+        parts.append("<p>Reconstructions with the highest PSNR (top: original, bottom: reconstruction)</p>")
         parts += [_pair(picture, row["psnr"]) for picture, row in worst]
     return f"<div>{''.join(parts)}</div>"
 

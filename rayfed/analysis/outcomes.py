@@ -1,7 +1,7 @@
 """Outcomes of a run, one row for every arm and attack: leakage, accuracy and cost.
 
-The rows are what sweeps, fronts, comparisons, recommendations and exports are made of. A sweep puts what it knows of a
-trial before them: which trial, which values its fields had.
+Sweeps, fronts, comparisons, recommendations and exports are computed from these rows. A sweep adds columns with the
+trial and the values of its fields.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, WANT_OF_TIME
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     """Return one row for every arm and attack of a run; `attack` is null for an arm that was not attacked.
 
-    Of a run that did not come to its end leaks alone are known: other answers are "not measured".
+    For a run that did not finish, only leaks are known, and other results are "not measured".
     """
     scenario, status = folder.scenario(), exits.status(folder)
     over = exits.over(status)
@@ -85,9 +85,9 @@ def with_verdicts(
 ) -> list[dict[str, Any]]:
     """Return the rows with `verdict`, derived from each attack's result (`answer`).
 
-    Attacks show that they work on arms without a defence of the same model, of which `alike` is the same: on batches of
-    the same size, and as many images. Of an arm with defences nothing is said unless at each batch size such an attack
-    has their code, and explains each of as many samples as any attack met (`rayfed.analysis.audit.UNREAD`).
+    An attack works if it leaks on an undefended arm with the same model and the same `alike`, with equal batch size and
+    number of images. An arm with defences is inconclusive unless, at each batch size, a working attack has the
+    defences' code and explains as many samples as any attack (`rayfed.analysis.audit.UNREAD`).
     """
 
     def key(row: Row) -> Any:
@@ -134,7 +134,7 @@ def with_verdicts(
 
 
 def _reads(row: Row, cell: Sequence[Row]) -> bool:
-    """Return whether an attacker had the code and explains as many samples as any met of this arm and batch size."""
+    """Return whether an attacker had the code and explains as many samples as any attack on this arm and batch size."""
     return (
         code_given(row) and bool(row.get("explains")) and row.get("images") == max(r.get("images") or 0 for r in cell)
     )
@@ -154,9 +154,9 @@ def _verdict(answers: Mapping[Any, str], working: Collection[Any]) -> State:
 
 
 def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
-    """Return the training seconds and half their 95 % interval; None for the latter after too few rounds.
+    """Return the training seconds and half their 95 % interval, which is None after too few rounds.
 
-    A round in which a process warms up counts as much as the others in the mean.
+    A round in which a process warms up counts as the mean of the others.
     """
     found = estimate([row["actor_seconds"] or 0.0 for row in warmed_up(rounds)])
     if found is None:
@@ -166,21 +166,20 @@ def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
 
 
 def _guessing(rounds: Sequence[Row]) -> float | None:
-    """Return the accuracy of guessing on the test set, as of the last evaluated round."""
+    """Return the majority-class accuracy on the test set, from the last evaluated round."""
     return next((row["guessing_accuracy"] for row in reversed(rounds) if row["test_accuracy"] is not None), None)
 
 
 def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
-    """Return the value of a measure with the most leakage; None for no values."""
+    """Return the value of a measure with the most leakage; None without values."""
     known = [v for v in values if v is not None]
     return (min if MEASURES[measure].higher_is_better else max)(known, default=None)
 
 
 def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]) -> list[dict[str, Any]]:
-    """Return the rows with `pmm`, which compares with an arm without defences.
+    """Return the rows with `pmm`, the accuracy relative to that of an arm without defences.
 
-    The reference is an arm of which `alike` is the same, and what the two set besides, and whom they are played
-    against.
+    The reference is an arm with the same `alike`, the same other settings and the same opponent.
     """
 
     def key(row: Row) -> Any:
@@ -199,7 +198,7 @@ def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[
 
 
 def outcomes_table(rows: Sequence[Row], fields: Sequence[str] = (), trials: bool = False) -> pa.Table:
-    """Return outcomes as an Arrow table; with `trials`, columns of the trial and the swept fields come first."""
+    """Return outcomes as an Arrow table; with `trials`, the first columns are the trial and the swept fields."""
     swept = [pa.field(path, _type(row[path] for row in rows if row.get(path) is not None)) for path in fields]
     schema = pa.schema([*(TRIAL_FIELDS if trials else []), *swept, *OUTCOME_FIELDS])
     plain = [{**row, **{p: _as(row.get(p), schema.field(p).type) for p in fields}} for row in rows]
@@ -236,7 +235,7 @@ def _met(row: Row) -> tuple[str, str]:
 
 
 def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) -> dict[str, Any]:
-    """Return `answer` and `why` of one attack on one arm, from its own rows: a `State`, or that it does not apply."""
+    """Return `answer` and `why` of one attack on one arm, from its own rows: a `State`, or "not applicable"."""
     if all(row["status"] == INAPPLICABLE and not (row["message"] or "").startswith(CHANNELS) for row in rows):
         return {"answer": INAPPLICABLE}
     closed = closed_forms(scenario)
@@ -272,9 +271,9 @@ def _beyond(claim: summary.Claim) -> float | None:
 
 
 def _least(claim: summary.Claim) -> float | None:
-    """Return the lower end of the 95 % interval of `_beyond`; None where there is no interval.
+    """Return the lower end of the 95 % interval of `_beyond`; None if there is no interval.
 
-    It is over the candidates of all victims, or of answers that are right or wrong over the victims.
+    The interval is over the candidates of all victims; for answers that are right or wrong, over the victims.
     """
     if not claim.value or not claim.chance:
         return None
@@ -298,7 +297,7 @@ def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
 
 
 def _all_else(scenario: Mapping[str, Any], arm: str) -> str:
-    """Return an arm's settings other than its defences, and its opponent."""
+    """Return an arm's opponent and its settings except defences."""
     own = {
         key: value for key, value in arm_spec(scenario, arm).items() if key not in ("defences", "protection") and value
     }

@@ -1,8 +1,8 @@
-"""Paired differences between arms: results on the same victims, or under the same seeds, in two arms.
+"""Paired differences between two arms, on the same victims or with the same seeds.
 
-A run is paired by its victims: attacked clients whose rounds, batches and labels are the same in both arms. A sweep is
-paired by its seeds: victims of one seed share weights, so all of them stand in one pair. What is not the same is left
-out of the pairs, and said to be.
+A run is paired by victim: an attacked client with the same rounds, batches and labels in both arms. A sweep is paired
+by seed: victims of one seed share weights, so they form one pair. Values without a counterpart are excluded and
+reported.
 
 The paired t test (Student 1908) and the signed-rank test (Wilcoxon 1945) are two-sided; their p values are corrected
 over the arms of one attack and measure (Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure").
@@ -24,13 +24,13 @@ from rayfed.analysis.victims import Victim
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.measures import MEASURES
 
-NO_PAIRS = "not compared as pairs: no two arms have two victims or seeds in common that the same attack met"
+NO_PAIRS = "not compared as pairs: no attack was run on two common victims or seeds of two arms"
 _ROUNDING = 1e-9
-"""Share of an interval's end up to which a difference is that of rounding."""
+"""Maximum difference that counts as rounding error, relative to the larger end of its interval."""
 _MEASURES = tuple(
     name for name in SHOWN if MEASURES[name].kind != "cost" and name != "pmm" and not MEASURES[name].proved
 )
-"""Measures that are paired: a proved bound is a promise, and PMM the accuracy over a reference's."""
+"""Paired measures: all except costs, proved bounds and PMM, which is already relative to a reference."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Group:
     title: str
     attack: str | None
     unit: str
-    """What a value is of: 'victim' or 'seed'."""
+    """Unit of pairing: 'victim' or 'seed'."""
     values: Mapping[str, Mapping[Hashable, float]]
-    """Values by measure and pair; the same key is the same victim or seed."""
+    """Values by measure and by victim or seed."""
     unanswered: Collection[Hashable] = ()
-    """Pairs of which the attack diverged or failed here: what it got of them is no measure of the arm."""
+    """Victims or seeds for which the attack diverged or failed; their values are excluded."""
     shared: str = ""
-    """Values of swept fields that arms share: only settings that are alike in them are paired."""
+    """Values of swept fields that arms share; only settings with equal values are paired."""
     doubted: Collection[str] = ()
-    """Measures of which what attacks got is no evidence of protection (`Setting.doubted`)."""
+    """Measures whose values are no evidence of protection (`Setting.doubted`)."""
 
 
 @dataclass(frozen=True)
@@ -59,34 +59,33 @@ class Paired:
     attack: str | None
     measure: str
     arm: str
-    """Setting in words; of a run, its arm."""
+    """Title of the setting; for a run, its arm."""
     reference: str
     unit: str
     pairs: int
     excluded: int
-    """Number of pairs left out, for the attack diverged or failed in one of the two arms."""
+    """Number of excluded pairs, because the attack diverged or failed in one of the two arms."""
     difference: float | None
-    """Mean over the pairs of the arm's value less the reference's; None where nothing could be paired."""
+    """Mean over the pairs of the arm's value minus the reference's value; None without pairs."""
     low: float | None
-    """Lower end of its 95 % interval (Student's t), of this difference alone; None for a single pair, and where all are
-    alike."""
+    """Lower end of the uncorrected 95 % interval (Student's t); None for a single pair or equal differences."""
     high: float | None
     t: float | None = None
-    """The p value of the paired t test; None as above."""
+    """The p value of the paired t test; None for a single pair or equal differences."""
     t_holm: float | None = None
-    """The same, corrected over the arms."""
+    """The p value of the paired t test, corrected over the arms."""
     wilcoxon: float | None = None
-    """The p value of Wilcoxon's signed-rank test, without pairs that do not differ; None where none does."""
+    """The p value of Wilcoxon's signed-rank test over pairs that differ; None if no pair differs."""
     wilcoxon_holm: float | None = None
     unproven: bool = False
-    """Whether what attacks got in one of the two arms is no evidence of protection: of a verdict that is inconclusive
-    or not measured, say."""
+    """Whether the values of one of the two arms are no evidence of protection, for example because its verdict is
+    inconclusive or not measured."""
 
 
 def of_victims(
     found: Mapping[tuple[str, str], Mapping[int, Victim]], settings: Sequence[Setting], source: str = ""
 ) -> list[Group]:
-    """Return the groups of a run with these settings by victim; `source` is the run's name among several."""
+    """Return the groups of a run with these settings, by victim; `source` is the run's name if there are several."""
     doubted = {(one.arm, one.attack): _doubted(one) for one in settings}
 
     def values(victims: Mapping[int, Victim]) -> dict[str, dict[Hashable, float]]:
@@ -113,7 +112,7 @@ def of_victims(
 
 
 def of_seeds(settings: Sequence[Setting]) -> list[Group]:
-    """Return the groups of a sweep's settings by seed."""
+    """Return the groups of a sweep's settings, by seed."""
 
     def values(one: Setting) -> dict[str, dict[Hashable, float]]:
         return {
@@ -135,15 +134,15 @@ def of_seeds(settings: Sequence[Setting]) -> list[Group]:
 
 
 def _doubted(one: Setting) -> list[str]:
-    """Return the measures of a setting whose figures are no evidence of protection, if in some repeats alone."""
+    """Return the measures of a setting whose values are no evidence of protection, in all or some repeats."""
     return [name for name in _MEASURES if one.doubted(name) or (of_rebuilt(name) and one.inconclusive)]
 
 
 def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
     """Return the differences of every setting from the same attack on arm `against`, by default the first.
 
-    A setting that has no pair with it is told with none. Raises `UserError` for an arm that there is not, and where it
-    has several settings, so that there are several references.
+    A setting without pairs is included with `pairs` 0. Raises `UserError` for an unknown arm, and for an arm with
+    several settings, as the reference is then ambiguous.
     """
     if not groups:
         return []
@@ -159,7 +158,7 @@ def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
         theirs = [group for group in mine if group in references]
         if against is not None and len(theirs) > 1:
             titles = ", ".join(f"'{group.title}'" for group in theirs)
-            raise UserError(f"'{base}' has several settings, {titles}: say which one the others are set against")
+            raise UserError(f"'{base}' has several settings, {titles}: choose one of them as the reference")
         for name in _MEASURES if theirs else ():
             one = theirs[0]
             met = [group for group in mine if group.values.get(name) or (group.unanswered and of_attacks(name))]
@@ -170,7 +169,7 @@ def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
 
 
 def _of_training(groups: Sequence[Group]) -> list[Group]:
-    """Return a group for each setting, of the measures that are the same whatever attacks it."""
+    """Return a group for each setting with the measures that do not depend on the attack."""
     found: dict[tuple[str, str], Group] = {}
     for group in groups:
         values = {name: known for name, known in group.values.items() if not of_attacks(name)}
@@ -189,7 +188,7 @@ def _difference(group: Group, reference: Group, measure: str) -> Paired:
     broken = {*group.unanswered, *reference.unanswered} if of_attacks(measure) else set()
     differences = np.array([own[key] - other[key] for key in own if key in other and key not in broken])
     lost = [key for key in broken if all(key in one.unanswered or key in one.values.get(measure, {}) for one in both)]
-    from scipy import stats  # an import of a second
+    from scipy import stats  # slow import (about 1 s)
 
     mean = estimate(differences.tolist())
     counts = len(differences), len(lost)
@@ -213,7 +212,7 @@ def _corrected(family: Sequence[Paired]) -> list[Paired]:
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
-    """Return p values after Holm's correction (1979); None stays None and is not counted."""
+    """Return p values after Holm's correction (1979); None values are ignored and stay None."""
     known = sorted((value, place) for place, value in enumerate(values) if value is not None)
     corrected: list[float | None] = [None] * len(values)
     least = 0.0
@@ -236,10 +235,10 @@ def paired_table(found: Sequence[Paired]) -> pa.Table:
 
 
 def paired_grid(found: Sequence[Paired], measures: Mapping[str, str | None] | None = None) -> Grid | None:
-    """Return the differences as a text table with its notes; None if no difference has two pairs.
+    """Return the differences as a text table with notes; None if no difference has two pairs.
 
-    `measures` are what they are called by name, None for the usual heading; by default all are told. Raises `UserError`
-    for one that is not among them.
+    `measures` maps names to headings, None for the default heading. Default: all measures. Raises `UserError` for an
+    unknown measure.
     """
     if not any(one.pairs + one.excluded > 1 for one in found):
         return None
@@ -265,12 +264,12 @@ def _told(one: Paired, called: str | None) -> list[str]:
 
 
 def out_of_reach(pairs: int, arms: int) -> str | None:
-    """Return that Wilcoxon's test, corrected over so many arms, cannot be under 5 %; None where it can."""
+    """Return a sentence if Wilcoxon's p value, corrected over the arms, cannot be below 5 %; None if it can."""
     if (least := arms * 2 / 2**pairs) < 0.05:
         return None
     return (
-        f"Wilcoxon's p value cannot be under 5 % with {pairs} pair{'s' * (pairs != 1)} and {arms} "
-        f"arm{'s' * (arms != 1)}: at the least {min(1, least):.2g}"
+        f"Wilcoxon's p value cannot be below 5 % with {pairs} pair{'s' * (pairs != 1)} and {arms} "
+        f"arm{'s' * (arms != 1)}: its minimum is {min(1, least):.2g}"
     )
 
 
@@ -278,21 +277,22 @@ def _notes(found: Sequence[Paired]) -> list[str]:
     """Return the notes on the differences: measure, unit of pairing, and tests that cannot reach significance."""
     references = " or ".join(dict.fromkeys(f"'{one.reference}'" for one in found))
     units = dict.fromkeys(one.unit for one in found)
-    notes = [f"Mean over pairs of the arm less {references}, on the same {' or '.join(f'{unit}s' for unit in units)}."]
+    notes = [f"Mean over pairs of the arm minus {references}, on the same {' or '.join(f'{unit}s' for unit in units)}."]
     if "victim" in units:
         notes.append(
-            "Victims of one run share its weights and seed: the interval is about other clients of this training."
+            "Victims of one run share its weights and seed, so the interval covers other clients of this training run "
+            "only."
         )
     if any(one.excluded for one in found):
-        notes.append(f"{BROKEN}: pairs are left out in which the attack diverged or failed under one of the two arms.")
+        notes.append(f"{BROKEN}: pairs are excluded if the attack diverged or failed in one of the two arms.")
     if any(one.unproven for one in found):
         notes.append(
-            f"{UNPROVEN}: no evidence of protection, for the verdict on one of the two arms is inconclusive or not "
-            "measured, if in one repeat, or an attacker that knew more got less."
+            f"{UNPROVEN}: no evidence of protection, because the verdict on one of the two arms is inconclusive or not "
+            "measured in some repeat, or an attacker with more knowledge reconstructed less."
         )
     notes.append(
-        "Both p values are two-sided and corrected over the arms of an attack and measure (Holm); "
-        "each interval is of one difference alone, and is not."
+        "Both p values are two-sided and corrected over the arms of an attack and measure (Holm); the intervals are "
+        "not corrected."
     )
     families: dict[tuple[str | None, str], list[int]] = {}
     for one in found:
@@ -302,5 +302,5 @@ def _notes(found: Sequence[Paired]) -> list[str]:
         if said := out_of_reach(pairs, arms):
             notes.append(f"{said}.")
     if apart := list(dict.fromkeys(f"'{one.arm}'" for one in found if not one.pairs and not one.excluded)):
-        notes.append(f"Not compared as pairs, for nothing in them is the same as in the reference: {', '.join(apart)}.")
+        notes.append(f"Not compared as pairs, because they have no pair with the reference: {', '.join(apart)}.")
     return notes

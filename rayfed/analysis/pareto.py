@@ -1,4 +1,4 @@
-"""Pareto fronts of defences: the settings that no other dominates, and the hypervolume that they cover.
+"""Pareto fronts of defences: the settings that no other setting dominates, and the hypervolume that they cover.
 
 Non-dominance and hypervolume are computed by moocore. Settings are compared by the means over their repeats.
 """
@@ -19,7 +19,7 @@ from rayfed.metrics.measures import measure_of
 __all__ = ["ParetoFront", "front", "strongest"]
 
 _BEYOND = 0.1
-"""How far behind the worst values the reference lies, in ranges: at the worst itself front's ends cover nothing.
+"""Distance of the reference point beyond the worst values, in ranges, so that the ends of the front cover some volume.
 A tenth is customary (Ishibuchi et al. 2018, "How to Specify a Reference Point in Hypervolume Calculation")."""
 
 
@@ -30,25 +30,24 @@ class ParetoFront:
     measures: tuple[str, ...]
     """Columns of `outcomes.MEASURES`."""
     settings: list[Setting]
-    """All that were compared: every arm and set of values once."""
+    """All compared settings: each arm and set of values once."""
     best: list[Setting]
-    """Those that no other beats in one measure and equals in the others; ordered by the first measure, best first."""
+    """Settings that no other setting dominates, ordered by the first measure, best first."""
     unknown: list[Setting]
-    """Those left out, because a measure is not known of them; one for each arm and set of values."""
+    """Settings without a value of some measure, one for each arm and set of values; they are not compared."""
 
     def hypervolume(
         self, reference: Mapping[str, float] | None = None, ideal: Mapping[str, float] | None = None
     ) -> float:
         """Return the share, 0 to 1, of the box between `reference` and `ideal` that the front dominates.
 
-        Both are measure -> value; give both or neither. By default the ideal has the best value that a setting reached
-        in each measure, and the reference lies a tenth of the range behind the worst; a measure in which all settings
-        are alike has no range and is left out. Fronts of several sweeps can only be compared between the same two
-        corners: hand them in. What is better than the ideal counts as the ideal, what is worse than the reference
-        not at all. Raises `UserError` where the corners make no box, or one of them lacks a measure.
+        Both map measures to values; give both or neither. By default the ideal has the best value of each measure, and
+        the reference is a tenth of the range beyond the worst; measures with equal values are ignored. To compare
+        fronts of several sweeps, pass the same two corners. Values better than the ideal are clipped, values worse than
+        the reference do not count. Raises `UserError` if the corners form no box, or if one of them lacks a measure.
         """
         if (reference is None) != (ideal is None):
-            raise UserError("hypervolume: give both corners of the box, the reference and the ideal, or neither")
+            raise UserError("hypervolume: give both corners of the box, the reference and the ideal, or none")
         if not self.settings:
             return 0.0
         points = _points(self.settings, self.measures)
@@ -59,7 +58,7 @@ class ParetoFront:
             worst, best = self._corner(reference, "reference"), self._corner(ideal, "ideal")
             for name, span in zip(self.measures, best - worst, strict=True):
                 if span <= 0:
-                    raise UserError(f"hypervolume: the ideal {name} has to be better than that of the reference")
+                    raise UserError(f"hypervolume: the ideal {name} must be better than the {name} of the reference")
         spread = best > worst
         if not spread.any():
             return 1.0
@@ -79,16 +78,16 @@ def front(
 ) -> ParetoFront:
     """Return the Pareto front by a measure of leakage, one of utility and, optionally, one of cost.
 
-    Settings at the accuracy of guessing are left out, and those whose attacks prove nothing or broke off. Measures
-    are columns of `outcomes.MEASURES`, whose direction is the defender's. A setting's leakage is that of the attack
-    that gets most from it, or of `attack`. Raises `UserError` for an unknown measure or attack,
-    and where proved bounds of different guarantees would be compared.
+    Excluded are settings at majority-class accuracy, and settings whose attacks failed or are no evidence. Measures are
+    columns of `outcomes.MEASURES`; better means better for the defender. A setting's leakage is that of its strongest
+    attack, or of `attack`. Raises `UserError` for an unknown measure or attack, and if proved bounds of different
+    guarantees would be compared.
     """
     measures = (leakage, utility) if cost is None else (leakage, utility, cost)
     for name in measures:
         measure_of(name)
     if found := next(filter(None, (mixed(settings, name) for name in measures)), None):
-        raise UserError(f"{found}: take another measure, or give the arms guarantees of one kind")
+        raise UserError(f"{found}: use another measure, or use one kind of guarantee in all arms")
     met = [each for each in settings if attack in (None, each.attack) and not each.useless]
     if attack is not None and not met:
         raise UserError(f"no attack is called '{attack}': {nearest(attack, {s.attack for s in settings if s.attack})}")
@@ -105,7 +104,7 @@ def front(
 
 
 def _points(settings: Sequence[Setting], measures: Sequence[str]) -> np.ndarray:
-    """Return the values (settings, measures), with signs such that larger is better."""
+    """Return the values (settings, measures), with signs chosen so that larger is better."""
     means = [[each.measures[name].mean for name in measures] for each in settings]
     points: np.ndarray = np.array(means, dtype=float) * _signs(measures)
     return points

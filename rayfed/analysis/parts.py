@@ -1,4 +1,4 @@
-"""Samples that attacks find in part, by more than chance: columns of records, tokens of texts, pixels of images."""
+"""Partly recovered samples, beyond chance: columns of records, tokens of texts, pixels of images."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from rayfed.analysis.summary import Row, measured
 from rayfed.metrics.chance import evidence
 
 LEVEL = 1e-3
-"""Probability of as many hits by chance below which an attack has found them, were the parts independent."""
+"""Significance level: maximum probability of as many hits by chance, for independent parts."""
 _FIGURES = ("parts_found", "parts_guessed", "parts_evidence")
 
 
 @dataclass(frozen=True)
 class Part:
-    """What the reconstructions of one attack find of samples."""
+    """Parts of samples recovered by one attack."""
 
     attack: str
     found: float
-    """Share of the parts that are found, mean over the samples that are read."""
+    """Share of the parts recovered, mean over the partly recovered samples."""
     guessed: float
-    """Mean share of theirs that is found without the update (`rayfed.metrics.parts.parts`)."""
+    """Mean share of these samples' parts recovered without the update (`rayfed.metrics.parts.parts`)."""
     samples: int
-    """Number of samples that are read."""
+    """Number of partly recovered samples."""
     rows: tuple[Row, ...] = ()
-    """Their rows."""
+    """Rows of these samples."""
     columns: tuple[tuple[str, float, float | None], ...] = ()
-    """Columns of records that are found more often than by the best constant, the most so first: name, share, that of
-    the constant, which a redacted copy does not say."""
+    """Columns recovered more often than by the best constant: (name, share, share by the constant). Sorted by
+    difference, largest first. The share by the constant is None in a redacted copy."""
 
 
 def beyond_chance(rows: Sequence[Row]) -> Part | None:
-    """Return what the attack that finds most parts finds, of those that find more than by chance; None without any.
+    """Return the parts recovered by the attack with the most, among attacks beyond chance; None without such attacks.
 
-    `rows` are of one arm and batch size. Tables of earlier versions say nothing of parts.
+    `rows` are of one arm and batch size. Tables of earlier versions have no columns on parts.
     """
     attacks: dict[str, list[Row]] = {}
     for row in rows:
@@ -57,10 +57,10 @@ def beyond_chance(rows: Sequence[Row]) -> Part | None:
 
 
 def _of_samples(attack: str, rows: Sequence[Row]) -> Part | None:
-    """Return what one attack finds of the samples that it reads; None where chance may find as much.
+    """Return the parts recovered by one attack in the samples that it identifies; None if it may be due to chance.
 
-    Read are those that are told apart from all others, and of which more is found than guesses find: an answer that
-    fits many samples alike, as one for a client or a class, reads none of them. Repeats count as their mean.
+    Only identified samples count, with more parts recovered than by guesses. A reconstruction that fits many samples of
+    a client or class equally well identifies none of them. Repeats are averaged.
     """
     read, told = [], 0.0
     for same in _by_sample(rows).values():
@@ -71,20 +71,20 @@ def _of_samples(attack: str, rows: Sequence[Row]) -> Part | None:
 
 
 def _of_images(attack: str, rows: Sequence[Row], tests: int) -> Part | None:
-    """Return what one attack finds of the images that it reads; None if there are none.
+    """Return the parts recovered by one attack in images that it recovers significantly; None if there are none.
 
-    Each has to be beyond chance by itself, of so many `tests`: images of a class or of a client are alike, and among
-    many answers some fit better than they do others. They need not be told apart as a whole, for of an image of which a
-    part is read the rest says nothing.
+    Each image must be significant by itself, corrected for the number of `tests`, because images of a class or client
+    resemble each other. The image need not be identified as a whole, because the parts that are not recovered carry no
+    information.
     """
     read = [row for row in rows if row["parts_evidence"] >= log(tests / LEVEL)]
     return _part(attack, [same[0] for same in _by_sample(read).values()]) if read else None
 
 
 def _of_columns(attack: str, rows: Sequence[Row]) -> Part | None:
-    """Return what one attack finds of columns that it reads in all records; None where chance may find as much.
+    """Return the columns recovered by one attack over all records; None if they may be due to chance.
 
-    Clients' records are alike, so that each counts as one.
+    Records of one client resemble each other, so each client counts once.
     """
     victims: dict[Any, list[Row]] = {}
     for row in rows:
@@ -115,7 +115,7 @@ def _by_sample(rows: Sequence[Row]) -> dict[Any, list[Row]]:
 
 
 def _columns(rows: Sequence[Row]) -> tuple[tuple[str, float, float | None], ...]:
-    """Return the columns of some rows that are found more often than by the best constant, the most so first."""
+    """Return the columns recovered more often than by the best constant, sorted by difference, largest first."""
     hits: dict[str, list[bool]] = {}
     guesses: dict[str, float | None] = {}
     for column in (column for row in rows for column in row.get("columns") or ()):

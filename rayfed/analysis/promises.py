@@ -1,4 +1,4 @@
-"""Comparability of proved bounds: same unit, neighbouring relation, adversary and, for epsilons, delta."""
+"""Comparability of proved bounds: equal unit, adjacency, adversary and, for epsilons, delta."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _CALLED = {"epsilon": "epsilons", "rero": "bounds on reconstruction"}
 
 
 def mixed(settings: Sequence[Setting], measure: str) -> str | None:
-    """Return the kinds of guarantee behind a measure's values, in words; None if they are of one kind or not proved.
+    """Return a text on a measure's different kinds of guarantee; None for a single kind or a measure without proof.
 
-    A smaller epsilon with another delta, for samples instead of clients, for neighbours that differ in another way or
-    against who sees less is no better promise.
+    Epsilons with another delta, unit, adjacency or adversary cannot be compared.
     """
     kinds: dict[str, list[str]] = {}
     for each in settings:
@@ -26,7 +25,7 @@ def mixed(settings: Sequence[Setting], measure: str) -> str | None:
     if len(kinds) < 2:
         return None
     named = "; ".join(f"{', '.join(dict.fromkeys(titles))}: {kind}" for kind, titles in kinds.items())
-    return f"the {_CALLED[measure]} are not of one kind and cannot be compared ({named})"
+    return f"the {_CALLED[measure]} are of different kinds and cannot be compared ({named})"
 
 
 def _kind(row: Row, measure: str) -> str:

@@ -1,12 +1,12 @@
-"""Comparison of measurements with proved bounds, for attacks that an account covers, with exact intervals.
+"""Comparison of measurements with proved bounds, for attacks covered by a privacy account, with exact intervals.
 
-A membership attack is compared at some false positive rates, each by the upper end of its interval; a reconstruction by
-whether it is nearer to its sample than to all other ones, beside how often the same answer is so to another sample of
-the victim's, which is what the attack guesses without the update. A measurement whose whole interval is above its bound
-is an error of ours: in the noise, the account, or what attackers are given.
+A membership attack is compared at several false positive rates, each at the upper end of its interval. A reconstruction
+attack is compared by the share of identified samples. Its control is how often the same reconstructions identify a
+decoy: another sample of the victim that is not in the update. A measurement whose whole interval is above its bound
+shows a defect of rayfed: in the noise, the account, or the knowledge of the attackers.
 
-Intervals are of independent trials (Clopper and Pearson 1934). Samples behind one update share its noise, so a large
-share of them may be lucky together; where the bound says something, that is little beside these intervals.
+Intervals assume independent trials (Clopper and Pearson 1934). Samples of one update share its noise, so their results
+are correlated. For non-trivial bounds this effect is small compared with the intervals.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rayfed.store.folder import RunFolder
 RATES = (0.1, 0.01, 0.001)
 """False positive rates at which membership attacks are compared."""
 _TAIL = 1e-4
-"""Probability of a measurement beyond each end of its interval: a run has many measurements, and must not fail by
-chance."""
+"""Probability of a measurement beyond each end of its interval; small, because a run has many measurements and must not
+fail by chance."""
 
 _TELLING = 0.99
-"""A bound from which on nothing is said of measurements beside it: they could not pass it."""
+"""Bound from which on it is trivial, as no measurement could exceed it significantly."""
 
 
 class BoundPassed(Exception):
@@ -45,9 +45,9 @@ class Comparison:
     of: int
     share: Estimate
     chance: Estimate
-    """Share of the same hits where the unit is hidden, or is another one: the bound is of its upper end."""
+    """Share of hits if the unit is absent or replaced by another one. The bound is computed at its upper end."""
     bound: float
-    """Most that the share may be in truth."""
+    """Proved maximum of the true share."""
 
     @property
     def passed(self) -> bool:
@@ -56,9 +56,9 @@ class Comparison:
 
     def __str__(self) -> str:
         return (
-            f"{self.attack} on {self.arm}: {self.what} {self.hits:,} of {self.of:,}, {self.share.value:.2%} "
-            f"(its interval begins at {self.share.low:.2%}); proved: at most {share_at_most(self.bound)}; without what "
-            f"is hidden {self.chance.value:.2%} (its interval ends at {self.chance.high:.2%})"
+            f"{self.attack} on {self.arm}: {self.what} {self.hits:,} of {self.of:,}, {100 * self.share.value:.2f} % "
+            f"(interval from {100 * self.share.low:.2f} %); proved bound {share_at_most(self.bound)}; control "
+            f"{100 * self.chance.value:.2f} % (interval to {100 * self.chance.high:.2f} %)"
         )
 
 
@@ -78,12 +78,12 @@ def comparisons(proved: Sequence[Row], attacks: Sequence[Row], inferences: Seque
 
 
 def telling(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return the measurements whose bound could be passed, and those that passed theirs."""
+    """Return the measurements with a non-trivial bound, and those that exceed their bound."""
     return [one for one in found if one.bound < _TELLING or one.passed]
 
 
 def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return the measurement nearest to its bound for every arm and attack, unless the bound is trivial."""
+    """Return, for every arm and attack, the measurement closest to its bound; trivial bounds are ignored."""
     nearest: dict[tuple[str, str], Comparison] = {}
     for one in telling(found):
         other = nearest.get((one.arm, one.attack))
@@ -97,7 +97,7 @@ def uncovered(
 ) -> list[tuple[str, str]]:
     """Return the arms and attacks without a proved bound although the arm has an epsilon.
 
-    They see or are told more of a client than an account counts, or so much that its bounds say nothing.
+    The account does not cover what these attackers observe or know of a client, or its bounds for them are trivial.
     """
     guaranteed = {row["arm"] for row in privacy if row["epsilon"] is not None}
     played = dict.fromkeys((row["arm"], row["attack"]) for row in (*attacks, *inferences) if row["arm"] in guaranteed)
@@ -107,17 +107,17 @@ def uncovered(
 
 
 def check_bounds(folder: RunFolder) -> None:
-    """Raise `BoundPassed` if a run has measured more than is proved to be possible."""
+    """Raise `BoundPassed` if a measurement of a run exceeds its proved bound."""
     tables = (folder.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences"))
     if above := [str(one) for one in comparisons(*tables) if one.passed]:
         raise BoundPassed(
-            f"measured above what is proved, in {folder.url}: {'; '.join(above)}. The noise, the account, or what the "
-            "attacker was given is wrong: trust none of this run's guarantees"
+            f"measurements in {folder.url} exceed a proved bound: {'; '.join(above)}. The noise, the account or the "
+            "attacker's knowledge is wrong: do not trust the guarantees of this run"
         )
 
 
 def _of_members(curve: Sequence[Row], inferences: Sequence[Row]) -> list[Comparison]:
-    """Compare a membership attack with its bound, unless its control tells members apart without the update."""
+    """Compare a membership attack with its bound, unless its control identifies members without the update."""
     told = roc([row for row in inferences if row["metric"] == "auc" and row["status"] == "ok"])
     if told is None or told.control is None or not _by_chance(told.control):
         return []
@@ -129,14 +129,14 @@ def _of_members(curve: Sequence[Row], inferences: Sequence[Row]) -> list[Compari
         alarms, threshold = false_positives(others, rate)
         hits = sum(score > threshold for score in members)
         chance = share(alarms, len(others), _TAIL)
-        what = f"members told at a false positive rate of {rate:.1%}:"
+        what = f"members identified at {100 * rate:g} % false positive rate:"
         found.append(_compared(curve, "present", what, hits, len(members), chance))
     return found
 
 
 def _by_chance(control: Estimate) -> bool:
     """Return whether a control's AUC is consistent with 0.5."""
-    from scipy.stats import norm  # an import of a second
+    from scipy.stats import norm  # slow import (about 1 s)
 
     width = (control.high - control.value) * float(norm.isf(_TAIL) / norm.isf(0.025))
     return abs(control.value - 0.5) <= width
@@ -148,7 +148,7 @@ def _of_samples(curve: Sequence[Row], attacks: Sequence[Row]) -> list[Comparison
     if not asked:
         return []
     hits, decoys = (sum(row[name] == 1 for row in asked) for name in ("told_apart", "decoy_told_apart"))
-    return [_compared(curve, "another", "samples told apart:", hits, len(asked), share(decoys, len(asked), _TAIL))]
+    return [_compared(curve, "another", "samples identified:", hits, len(asked), share(decoys, len(asked), _TAIL))]
 
 
 def _compared(curve: Sequence[Row], of: str, what: str, hits: int, count: int, chance: Estimate) -> Comparison:

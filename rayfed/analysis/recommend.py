@@ -51,7 +51,7 @@ class Bound:
         return MEASURES[self.measure].kind == "leakage" and not MEASURES[self.measure].proved
 
     def excess(self, value: float) -> float:
-        """Return by how much a value exceeds the bound; 0 or less if it does not."""
+        """Return the amount by which a value exceeds the bound; 0 or less if it does not."""
         return value - self.limit if self.at_most else self.limit - value
 
     def holds_for(self, estimate: Estimate) -> bool:
@@ -242,14 +242,14 @@ def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
 
 
 def _without_merit(known: Sequence[Setting], measure: str) -> bool:
-    """Return whether leakage may be low because attacks failed, in some repeats or without a defence."""
+    """Return whether low leakage may be due to attacks that failed, in some repeats or without a defence."""
     if of_rebuilt(measure):
         return any(each.inconclusive for each in known)
     return measure == "inferred" and all(each.idle for each in known)
 
 
 def rerun(results: Results, chosen: Candidate) -> dict[str, str]:
-    """Return the commands that rerun a candidate, by what they run."""
+    """Return the commands that rerun a candidate; keys describe what each command runs."""
     row, scenario = chosen.settings[0].rows[0], f"{results.url}/{SCENARIO}"
     arms = results.scenario.get("arms") or {}
     if row.get("run"):

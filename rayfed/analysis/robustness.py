@@ -11,21 +11,21 @@ from rayfed.store.schemas import VERSUS
 
 @dataclass(frozen=True)
 class Outcome:
-    """Test accuracy and backdoor rate of one arm against one opponent, at the last evaluated round, in shares."""
+    """Test accuracy and backdoor success rate (shares) of one arm against one opponent, at the last evaluated round."""
 
     accuracy: float
     backdoor: float | None
-    """How often the opponent's backdoor works; None for one without."""
+    """Success rate of the opponent's backdoor; None for an opponent without a backdoor."""
 
 
 @dataclass
 class Matrix:
-    """Outcomes of a run with opponents, arms by opponents."""
+    """Outcomes of a run with opponents: a matrix of arms by opponents."""
 
     arms: list[str] = field(default_factory=list)
     opponents: list[str] = field(default_factory=list)
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
-    """By arm and opponent, where there is one."""
+    """Outcome by (arm, opponent); pairs without a result are missing."""
 
 
 def matrix(rounds: Iterable[Row]) -> Matrix:

@@ -1,4 +1,4 @@
-"""Settings with their figures: outcomes grouped over repeats, each figure with its uncertainty."""
+"""Settings: outcomes grouped over repeats, with the uncertainty of each value."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rayfed.store.schemas import VERSUS
 
 CONFIDENCE = 0.95
 INAPPLICABLE = "not applicable"
-"""Answer of an attack that could be played on no update of an arm."""
-UNFINISHED = "A run did not come to its end: attacks may be missing"
+"""Result of an attack that applies to no update of an arm."""
+UNFINISHED = "A run did not finish, so attacks may be missing"
 _ACCURACIES = "test_accuracy", "guessing_accuracy"
 
 
 def of_rebuilt(measure: str) -> bool:
-    """Return whether a measure is about reconstructed samples, not about inferences or guarantees."""
+    """Return whether a measure is on reconstructed samples, not on inferences or guarantees."""
     return of_attacks(measure) and measure != "inferred"
 
 
@@ -31,7 +31,7 @@ def of_attacks(measure: str) -> bool:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of one figure: its mean over repeats, with an interval."""
+    """Estimate of one value: its mean with an interval."""
 
     mean: float
     low: float | None
@@ -39,11 +39,11 @@ class Estimate:
     high: float | None
     n: int
     over: Literal["repeats", "victims", "rounds"] = "repeats"
-    """What the interval is over; repeats are seeds."""
+    """Unit that the interval is over; each repeat has its own seed."""
     cut: bool = False
-    """Whether an end of the interval was beyond what is possible, and stands there."""
+    """Whether an end of the interval was clipped to the possible values."""
     pair: tuple[float, float] | None = None
-    """Both values, in order, where there are two: decisions take their interval, tables show them in its place."""
+    """Both values, sorted, if there are two. Decisions use their interval; tables show the two values instead."""
 
     def within(self, measure: str) -> Estimate:
         """Return the estimate with its interval clipped to the measure's possible values."""
@@ -55,14 +55,14 @@ class Estimate:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Return the ends of the interval; None for a single value or equal values."""
+        """Ends of the interval; None for a single value or equal values."""
         if self.low is None or self.high is None or self.high - self.low <= 2e-12 * max(1, abs(self.mean)):
             return None
         return self.low, self.high
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the `spread` where it is worth showing: of two values it is 12.7 standard errors wide to each side."""
+        """The `spread`, or None for two values, whose interval is too wide to be useful (±12.7 standard errors)."""
         return None if self.pair else self.spread
 
 
@@ -71,19 +71,19 @@ class Setting:
     """One arm with one set of values of the swept fields, under one attack or none."""
 
     source: str
-    """Run that the setting is of where several are looked at; empty otherwise."""
+    """Name of the run of this setting if several runs are compared, else empty."""
     arm: str
     attack: str | None
     fields: dict[str, Any]
-    """Values of swept fields, null for null; without those that are another arm's."""
+    """Values of swept fields, without fields of other arms."""
     measures: dict[str, Estimate]
-    """Estimates by column of `outcomes.MEASURES`, where it was measured."""
+    """Estimates by column of `outcomes.MEASURES`; measures without a value are missing."""
     rows: list[Row]
     """Outcomes of the repeats."""
     outdone: Mapping[str, str] = field(default_factory=dict)
-    """By measure, an attack that knew less and got more: this one failed (`rayfed.analysis.twins`)."""
+    """By measure, an attack with less knowledge and a better result: this attack failed (`rayfed.analysis.twins`)."""
     idle: bool = False
-    """Whether its attack infers no more than chance without a defence, or met no such arm (`rayfed.analysis.idle`)."""
+    """Whether no undefended arm shows that the attack infers more than chance (`rayfed.analysis.idle`)."""
 
     @property
     def title(self) -> str:
@@ -93,7 +93,7 @@ class Setting:
 
     @property
     def applies(self) -> bool:
-        """Whether the attack could be played on some update, or there is none."""
+        """Whether the attack applies to at least one update; also true without an attack."""
         return self.attack is None or any(row.get("answer") != INAPPLICABLE for row in self.rows)
 
     @property
@@ -105,28 +105,28 @@ class Setting:
     def unproven(self) -> str:
         """Reason why poor reconstructions are no evidence of protection; empty if they are evidence."""
         if self.unfinished:
-            return "its run did not come to its end"
+            return "its run did not finish"
         told = [row.get("verdict") for row in self.rows if row.get("attack")]
         if "not measured" in told:
-            return f"an attack that would tell did not answer{self._why('not measured')}"
+            return f"a decisive attack returned no result{self._why('not measured')}"
         if told and all(verdict == "inconclusive" for verdict in told):
-            why = self._why("inconclusive") or ": the attacks have not shown that they would find something"
+            why = self._why("inconclusive") or ": no attack is shown to work without a defence"
             return f"its verdict is inconclusive{why}"
         return ""
 
     def _why(self, answer: str) -> str:
-        """Return the reasons of attacks without an answer, after a colon; empty if they have none."""
+        """Return the reasons of attacks with this result or verdict, after a colon; empty without reasons."""
         told = [row for row in self.rows if answer in (row.get("answer"), row.get("verdict"))]
         reasons = dict.fromkeys(row["why"] for row in told if row.get("why"))
         return f": {'; '.join(reasons)}" if reasons else ""
 
     @property
     def unfinished(self) -> bool:
-        """Whether a run behind it did not come to its end, so that attacks may be missing."""
+        """Whether one of its runs did not finish, so that attacks may be missing."""
         return any(row.get("state") not in (None, "finished") for row in self.rows)
 
     def doubted(self, measure: str) -> bool:
-        """Return whether a low figure of leakage is no evidence of protection."""
+        """Return whether a low value of a leakage measure is no evidence of protection."""
         unknown = (of_rebuilt(measure) and bool(self.unproven)) or (of_attacks(measure) and self.unfinished)
         return unknown or measure in self.outdone
 
@@ -140,51 +140,52 @@ class Setting:
     def useless(self) -> str:
         """Reason why the trained model is useless; empty if there is none."""
         accuracy, guessing = (estimate([row.get(name) for row in self.rows]) for name in _ACCURACIES)
-        return "its accuracy is that of guessing" if accuracy and guessing and accuracy.mean <= guessing.mean else ""
+        useless = accuracy and guessing and accuracy.mean <= guessing.mean
+        return "its accuracy does not beat the majority class" if useless else ""
 
     @property
     def collapsed(self) -> int:
-        """Number of repeats at the accuracy of guessing, where their mean is above it."""
+        """Number of repeats that do not beat the majority class, if their mean does; else 0."""
         known = [row for row in self.rows if None not in map(row.get, _ACCURACIES)]
         return 0 if self.useless else sum(row["test_accuracy"] <= row["guessing_accuracy"] for row in known)
 
     @property
     def inconclusive(self) -> int:
-        """Number of repeats whose verdict is inconclusive, where the others have another."""
+        """Number of repeats with an inconclusive verdict; 0 if all repeats have one."""
         count = sum(row.get("verdict") == "inconclusive" for row in self.rows if row.get("attack"))
         return count if count < len(self.rows) else 0
 
     @property
     def unproven_in_part(self) -> str:
-        """How many repeats are inconclusive, and why, where the others are not; empty for none."""
+        """Sentence on the inconclusive repeats with their reasons; empty if none or all are inconclusive."""
         count = self.inconclusive
         said = f"{count} of {len(self.rows)} repeats {'is' if count == 1 else 'are'} inconclusive"
         return f"{said}{self._why('inconclusive')}" if count else ""
 
     def evidence(self, measure: str) -> Estimate | None:
-        """Return the figure for a measure; None if it is unknown or no evidence."""
+        """Return the estimate of a measure; None if it is unknown or no evidence."""
         return None if self.doubted(measure) else self.measures.get(measure)
 
     def seeds(self, measure: str) -> frozenset[int]:
-        """Return the seeds under which the measure is known; none of a run, whose outcomes have no seed."""
+        """Return the seeds for which the measure is known; empty for a run, whose outcomes have no seed."""
         known = (row for row in self.rows if row.get(measure) is not None)
         return frozenset(row["seed"] for row in known if row.get("seed") is not None)
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """Key that all attacks on the same arm and values share."""
+        """Key that is equal for all attacks on the same arm and values."""
         return self.source, self.arm, repr(self.fields)
 
 
 def settings(rows: Sequence[Row], fields: Sequence[str] = (), source: str = "") -> list[Setting]:
-    """Return outcomes grouped by arm, attack and swept values; failed and stopped trials are left out."""
+    """Return outcomes grouped by arm, attack and swept values; failed and stopped trials are excluded."""
     groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
         if row.get("status", "finished") == "finished":
             key = row["arm"], row["attack"], *(repr(row.get(f)) for f in fields)
             mine = groups.setdefault(key, {})
             seed = row.get("seed")
-            mine.setdefault(len(mine) if seed is None else ("seed", seed), row)  # the same seed again is the same run
+            mine.setdefault(len(mine) if seed is None else ("seed", seed), row)  # equal seeds give equal runs
     return [_setting(list(group.values()), fields, source) for group in groups.values()]
 
 
@@ -197,9 +198,9 @@ def _setting(group: list[Row], fields: Sequence[str], source: str) -> Setting:
 
 
 def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
-    """Return an estimate over repeats; for a proved bound, the weakest of them.
+    """Return an estimate over repeats; for a proved bound, the weakest bound.
 
-    That of one training time has the interval of its rounds.
+    A single training time has the interval over its rounds.
     """
     values = [row.get(name) for row in group]
     found = estimate(values)
@@ -214,32 +215,29 @@ def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Return the mean of the measured values with its interval; None without any.
-
-    Values that are not finite are left out: an infinite epsilon guarantees nothing, and outcomes cap a PSNR.
-    """
+    """Return the mean of the finite values with its interval; None without finite values."""
     known = [float(v) for v in values if v is not None and isfinite(v)]
     if not known:
         return None
     mean = fmean(known)
     if len(known) == 1:
         return Estimate(mean, None, None, 1)
-    from scipy.stats import t  # an import of a second
+    from scipy.stats import t  # slow import (about 1 s)
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(known) - 1)) * stdev(known) / sqrt(len(known))
     return Estimate(mean, mean - half, mean + half, len(known), pair=pair_of(known))
 
 
 def pair_of(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return two values in order; None for another number of them."""
+    """Return two values, sorted; None for any other number of values."""
     return (min(values), max(values)) if len(values) == 2 else None
 
 
 def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
-    """Return each arm and set of values once, under the attack with the most leakage by a measure.
+    """Return each arm and set of values once, with the attack that leaks most by a measure.
 
-    Where attacks get the same, as of a cost, it is the first. Settings in which the measure is not known are left out;
-    an arm that no attack has met has no leakage. Raises `UserError` for an unknown measure.
+    Ties go to the first attack. Settings without a value of the measure are excluded, so an arm that was not attacked
+    has no leakage. Raises `UserError` for an unknown measure.
     """
     sign = -1 if measure_of(measure).higher_is_better else 1
     known = [each for each in settings if measure in each.measures]

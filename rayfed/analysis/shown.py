@@ -1,12 +1,11 @@
 """Empirical lower bounds on epsilon from a canary test: the largest noise consistent with its hit rates.
 
-The scores of canaries that were there and of others that were not are cut in halves. The first chooses a threshold, the
-second is judged by it, with exact intervals for both rates (Clopper and Pearson 1934). Under the claimed mechanism the
-true positive rate is at most the trade-off curve of the false one. So where the rates are beyond the curve of the same
-mechanism with s times its noise, for some s, less noise than that was drawn, and its epsilon is more than that of s. Of
-Gaussian noise on all of a unit's answers this is the conversion through Gaussian differential privacy; drawn samples
-and Laplace noise, whose curves are others, have their own: through a normal one they would be accused of what they
-never claimed.
+The scores of present and absent canaries are split in halves. The first half chooses a threshold, and the second half
+gives the true and false positive rates, with exact intervals (Clopper and Pearson 1934). Under the claimed mechanism
+the true positive rate is at most the trade-off curve at the false positive rate. If the rates exceed the curve of the
+mechanism with s times its noise, the actual noise is smaller, so the actual epsilon exceeds that of s. For Gaussian
+noise on all updates of a unit, this is the conversion through Gaussian differential privacy. Subsampling and Laplace
+noise have other trade-off curves, which are used instead, because a normal curve would give false bounds.
 
 Sources: Nasr et al. 2023, "Tight Auditing of Differentially Private Machine Learning", section 4 (conversion through
 Gaussian DP); Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run" (many canaries in one run);
@@ -29,25 +28,25 @@ from rayfed.privacy.spending import Spending
 from rayfed.privacy.tradeoff import TradeOff
 
 _TAIL = 0.025
-"""Probability beyond the end that counts of each interval: both hold with 95 %."""
+"""Probability beyond one end of each interval, so that both rates hold with 95 % confidence."""
 _THRESHOLDS = 60
 _NOISES = [2 ** (exponent / 4) for exponent in range(-16, 33)]
-"""Noises that are tried first, in units of what is claimed."""
+"""Noise factors tried first, relative to the claimed noise."""
 _HALVINGS = 7
-"""Halvings between two of them: to a thousandth."""
+"""Number of bisections between two noise factors, to a precision of about 0.1 %."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Empirical lower bound on a mechanism's epsilon, beside the claimed one."""
+    """Empirical lower bound on a mechanism's epsilon, with the claimed epsilon."""
 
     claimed: float
     epsilon: float
-    """Lower bound, with 95 % confidence: 0 where nothing is told apart."""
+    """Lower bound with 95 % confidence; 0 if canaries are not distinguished."""
     noise: float
-    """The most noise that the hits leave room for, in units of what is claimed; infinite where they show nothing."""
+    """Maximum noise consistent with the rates, relative to the claimed noise; infinite if they give no bound."""
     true_positives: Estimate
-    """Share of canaries that were there above the threshold, of those that it was not chosen by."""
+    """Share of present canaries above the threshold, among those that did not choose it."""
     false_positives: Estimate
 
     @property
@@ -61,7 +60,7 @@ def shown(
 ) -> Shown:
     """Return the lower bound on a mechanism's epsilon from the scores of present and absent canaries.
 
-    Scores are in no order; both have four at least.
+    The scores must not be sorted; each sequence needs at least four.
     """
     family = _Family(spent, accountant)
     threshold = _best_threshold(np.asarray(present[::2]), np.asarray(absent[::2]), family)
@@ -84,8 +83,8 @@ class _Family:
         return guarantee(self.with_noise(times), self.spent.delta, self.accountant).epsilon
 
     def excess(self, hits: Estimate, alarms: Estimate, times: float) -> float:
-        """Return how far the rates, with their intervals, lie above the trade-off curve at a noise factor."""
-        from scipy.stats import norm  # an import of a second
+        """Return the excess of the true positive rate over the trade-off curve at a noise factor, by the intervals."""
+        from scipy.stats import norm  # slow import (about 1 s)
 
         if self.moved is not None:
             return hits.low - float(norm.cdf(norm.ppf(alarms.high) + self.moved / times))
@@ -93,20 +92,20 @@ class _Family:
 
     @cached_property
     def moved(self) -> float | None:
-        """The mu of Gaussian DP of the worst-off unit; None for other noise or sampling."""
+        """The mu of Gaussian DP of the least protected unit; None for other noise or sampling."""
         releases = self.spent.releases
         if any(release.noise != "gaussian" or release.rate < 1 or release.drawn for release in releases):
             return None
         return max(sqrt(release.count) / release.multiplier for release in releases)
 
     def place(self, hits: Estimate, alarms: Estimate) -> int:
-        """Return the index of the first of `_NOISES` whose curve the rates exceed; their number for none."""
-        if hits.low <= alarms.high:  # no noise is so large
+        """Return the index of the first of `_NOISES` whose curve the rates exceed, or `len(_NOISES)` if none."""
+        if hits.low <= alarms.high:  # consistent with any noise
             return len(_NOISES)
         return bisect_left(_NOISES, True, key=lambda times: self.excess(hits, alarms, times) > 0)
 
     def least(self, hits: Estimate, alarms: Estimate) -> float:
-        """Return a noise factor, never too small, at which the rates exceed the curve; infinite for none."""
+        """Return the smallest noise factor at which the rates exceed the curve, rounded up; infinite without one."""
         place = self.place(hits, alarms)
         if place == len(_NOISES):
             return inf

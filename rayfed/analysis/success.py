@@ -1,7 +1,7 @@
-"""Success rates: the share of attacked images that pass a threshold, as a function of the threshold.
+"""Success rates: the share of attacked images that reach a threshold, as a function of the threshold.
 
-Source: Ren 2022 (thesis), section 3.3.2.2 and figure 3.5. PoRS is a point of such a curve: at the thresholds of
-`metrics.success` the two agree.
+The probability of reconstruction success (PoRS) is the value at the threshold of `metrics.success`. Source: Ren 2022
+(thesis), section 3.3.2.2 and figure 3.5.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIRST = ("psnr", "ssim")
 MEASURED = tuple(
     sorted((name for name, m in METRICS.items() if m.success == "curve"), key=lambda name: name not in _FIRST)
 )
-"""The metrics that have curves."""
+"""Metrics with success curves."""
 _COLUMNS = pa.schema(
     [
         pa.field("setting", pa.string()),
@@ -37,7 +37,7 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class AttackGroup:
-    """Rows of `attacks` behind one curve: one attack on one arm and, in a sweep, under one setting."""
+    """Rows of `attacks` of one curve: one attack on one arm and, in a sweep, in one setting."""
 
     setting: str
     arm: str
@@ -52,9 +52,9 @@ class SuccessCurve:
     group: AttackGroup
     metric: str
     thresholds: list[float]
-    """From the easiest to the hardest."""
+    """Thresholds from the easiest to the hardest."""
     shares: list[float]
-    """Of all attacked images, 0..1; an image that has no value is a failure."""
+    """Shares of all attacked images, 0..1; an image without a value counts as a failure."""
 
 
 def attack_groups(attacks: Iterable[Row]) -> list[AttackGroup]:
@@ -66,13 +66,13 @@ def attack_groups(attacks: Iterable[Row]) -> list[AttackGroup]:
 
 
 def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] | None = None) -> SuccessCurve | None:
-    """Return the curve of one metric; None if no image has a value. PSNR is cut at its ceiling.
+    """Return the success curve of one metric; None if no image has a value. PSNR is clipped at its ceiling.
 
-    Without `thresholds` at every value that was measured, between which nothing changes: up to each of them, from the
-    one before, the share is the same. Raises `UserError` for a metric that has no curves.
+    `thresholds` default to all measured values, which describe the curve completely. Raises `UserError` for a metric
+    without curves.
     """
     if metric not in MEASURED:
-        raise UserError(f"there are no success rates by '{metric}': {nearest(metric, MEASURED)}")
+        raise UserError(f"'{metric}' has no success rates: {nearest(metric, MEASURED)}")
     sign = 1 if METRICS[metric].higher_is_closer else -1
     values = np.array([row[metric] for row in group.rows if measured(row.get(metric))], np.float64)
     if not len(values):
@@ -86,8 +86,8 @@ def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] |
 def success_table(curves: Iterable[SuccessCurve]) -> pa.Table:
     """Return a table with one row for every point of every curve.
 
-    Columns: `setting` (a run's arm), `arm`, `attack`, `batch_size` (null where it varies), `metric`, `threshold`,
-    `images` (attacked ones) and `share`.
+    Columns: `setting` (for a run, the arm), `arm`, `attack`, `batch_size` (null if it varies), `metric`, `threshold`,
+    `images` (number attacked) and `share`.
     """
     return pa.Table.from_pylist(
         [

@@ -1,7 +1,7 @@
 """Summary of a run from its tables: each arm's training, and each attack's results.
 
-A metric enters means at no more than its ceiling, because an exact copy has an infinite PSNR. Values that were not
-measured (null or NaN) are left out, and every figure says how many values are behind it.
+Metrics are clipped at their ceiling before averaging, because an exact copy has an infinite PSNR. Missing values (null
+or NaN) are excluded, and every mean has its number of values.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Row = Mapping[str, Any]
 
 _OF_SAMPLES = tuple(metric.name for metric in METRICS.values() if metric.compares != "labels")
 _LEADING = tuple(metric.name for metric in METRICS.values() if metric.leads)[::-1]
-"""Metrics that samples are ranked by, the first that was measured; records have a PSNR, too."""
+"""Metrics that rank samples; the first measured one is used, as records also have a PSNR."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, deviation and range of some values."""
+    """Mean, standard deviation and range of some values."""
 
     mean: float
     sd: float | None
@@ -42,51 +42,51 @@ class Spread:
 
 @dataclass(frozen=True)
 class Leak:
-    """Leakage of one arm to one attack, over all images that it reconstructed; None if not measured.
+    """Leakage of one arm under one attack, over all reconstructed images; None if not measured.
 
-    Diverged reconstructions count like any other: they are what the attacker holds.
+    Diverged reconstructions are included, because the attacker has them.
     """
 
     arm: str
     attack: str
     images: int
-    """Number of reconstructions of images; of every image as many as the attack has repeats."""
+    """Number of reconstructed images, counting each repeat."""
     setting: str
-    """Input of the attack, in words."""
+    """Description of the attack's input."""
     scores: dict[str, Spread | None]
-    """Spread by metric of `METRICS`, over images; of one value a batch, over attacks on a batch."""
+    """Spread by metric of `METRICS`, over images; for metrics with one value per batch, over batches."""
     labels_given: bool
-    """Whether the attacker was given the labels, so that it found none."""
+    """Whether the attacker was given the labels, so that it recovered none."""
     people: int | None
-    """Classes that the recogniser behind `top1` to `top5` tells apart."""
+    """Number of classes of the face recogniser of `top1` to `top5`."""
     iterations: Spread | None
-    """Iterations, over attacks on a batch."""
+    """Iterations per batch."""
     seconds: Spread | None
-    """Seconds, over attacks on a batch."""
+    """Seconds per batch."""
     success: dict[str, float | None]
     """Probability of reconstruction success by metric, over all attacked images."""
     failures: dict[tuple[str, str], int]
-    """Number of attacks on a batch by (status, message), where the status is not ok."""
+    """Number of attacks on a batch by (status, message), except status ok."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Inferences of one attack in one arm, over all victims and rounds, other than reconstructions."""
+    """Inferences (not reconstructions) of one attack on one arm, over all victims and rounds."""
 
     arm: str
     attack: str
     metric: str
     value: Spread | None
     chance: Spread | None
-    """Value that an attacker gets who has seen nothing."""
+    """Value for an attacker without the update."""
     control: Spread | None
-    """Value of the same candidates on an update behind which none of them is; None without a control."""
+    """Value of the same candidates on an update without them; None without a control."""
     roc: Roc | None
-    """What the candidates of all victims come to; None of what has no candidates."""
+    """ROC statistics over the candidates of all victims; None for attacks without candidates."""
     candidates: int
-    """Number of statements behind the value: candidates, questions or images."""
+    """Number of candidates, questions or images from which the value is computed."""
     failures: dict[tuple[str, str], int]
-    """Number of victims by (status, message), where the status is not ok."""
+    """Number of victims by (status, message), except status ok."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class Simulated:
     """Virtual time of an arm's training on its clients' devices."""
 
     seconds: float
-    """Seconds of all rounds."""
+    """Total seconds of all rounds."""
     rounds: Spread
-    """Seconds of a round."""
+    """Seconds per round."""
     idle: Spread | None
-    """Seconds that a round's clients waited for its end, on average; None where none was ever in one."""
+    """Mean seconds that clients waited for the end of a round; None if no client took part in any round."""
     dropped: float
-    """Share of the drawn clients that were left out."""
+    """Share of the sampled clients that were excluded."""
 
 
 @dataclass(frozen=True)
@@ -109,33 +109,34 @@ class ArmSummary:
 
     name: str
     defences: list[str]
-    """Defence pipeline as the scenario writes it, behind what the arm sets otherwise."""
+    """The arm's other settings, then its defence pipeline, as written in the scenario."""
     rounds: int
     accuracy: float | None
     """Accuracy on the test set after the last evaluated round, 0..1."""
     own_accuracy: float | None
-    """Accuracy on all clients' own samples then; None where the scenario does not ask."""
+    """Accuracy on all clients' own samples after that round; None if not requested in the scenario."""
     strangers: tuple[float, float] | None
-    """Test accuracy of a non-member then: private part all random, and only its keys; None where there is none."""
+    """Test accuracy of a non-member after that round: with a random private part, and with random keys only; None if
+    clients have no private part."""
     accuracy_round: int | None
     accuracy_change: float | None
     """Difference in accuracy to the first arm; None for the first arm itself."""
     loss: float | None
     """Loss on the test set after the last evaluated round."""
     error: float | None
-    """Mean absolute error there, where targets are quantities."""
+    """Mean absolute error on the test set; regression only."""
     perplexity: float | None
-    """Perplexity of its tokens, of language models."""
+    """Perplexity of the test set's tokens; language models only."""
     iou: float | None
-    """Mean intersection over union of its pixels' classes, of masks."""
+    """Mean intersection over union of the classes on the test set; masks only."""
     actor_seconds: Spread | None
-    """Cost of a round's training: its cohorts' wall times, summed; without rounds of warming up (`warmed_up`)."""
+    """Training seconds per round: sum of its cohorts' wall times, without warm-up rounds (`warmed_up`)."""
     simulated: Simulated | None
-    """Virtual time; None where the scenario has no devices."""
+    """Virtual time; None for a scenario without devices."""
     bytes_up: int
     bytes_down: int
     update_bytes: Spread | None
-    """Bytes of one client's update."""
+    """Bytes per client update."""
 
 
 @dataclass(frozen=True)
@@ -148,15 +149,15 @@ class LabelMix:
     counts: np.ndarray
     """Number of samples, (classes, clients) int64."""
     samples: tuple[int, float, int]
-    """Smallest, median and largest client, in samples."""
+    """Minimum, median and maximum number of samples per client."""
     classes_held: tuple[int, float, int]
-    """Fewest, median and most classes at one client."""
+    """Minimum, median and maximum number of classes per client."""
 
 
 def spread(values: Iterable[float | None], ceiling: float = inf) -> Spread | None:
-    """Return mean, deviation and range of the measured values, each at most `ceiling`; None without any.
+    """Return mean, standard deviation and range of the measured values, clipped at `ceiling`; None without values.
 
-    Infinite values have no deviation.
+    The standard deviation is None if a value is infinite.
     """
     known = [min(float(v), ceiling) for v in values if v is not None and not isnan(v)]
     if not known:
@@ -167,14 +168,14 @@ def spread(values: Iterable[float | None], ceiling: float = inf) -> Spread | Non
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of some values; NaN if there are infinite ones of both signs."""
+    """Return the mean of some values; NaN for infinite values of both signs."""
     return fmean(values) if all(map(isfinite, values)) else sum(values) / len(values)
 
 
 def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
     """Return the arms in the order of the scenario, then any others in the order of the tables.
 
-    With opponents, an arm is listed once for each of them.
+    With opponents, an arm is listed once per opponent.
     """
     arms, opponents = scenario.get("arms") or {}, scenario.get("opponents") or {}
     named = [f"{arm}{VERSUS}{opponent}" for arm in arms for opponent in opponents] if opponents else arms
@@ -182,12 +183,12 @@ def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
 
 
 def arm_and_opponent(scenario: Row, arm: str) -> tuple[str, str]:
-    """Return the arm as the scenario writes it and the name of its opponent, empty without one."""
+    """Return the arm's name in the scenario and the name of its opponent, empty without one."""
     arms, opponents = scenario.get("arms") or {}, scenario.get("opponents") or {}
     for opponent in opponents:
         if arm.endswith(f"{VERSUS}{opponent}"):
             return arm.removesuffix(f"{VERSUS}{opponent}"), str(opponent)
-    if arms and not opponents and all(VERSUS in name for name in arms):  # as earlier versions stored them
+    if arms and not opponents and all(VERSUS in name for name in arms):  # format of earlier versions
         base, _, opponent = arm.partition(VERSUS)
         return base, opponent
     return arm, ""
@@ -201,7 +202,7 @@ def arm_spec(scenario: Row, arm: str) -> Row:
 
 
 def labels_given(row: Row) -> bool:
-    """Return whether the attacker of a row of `attacks` was given the labels: then it has found none."""
+    """Return whether the attacker of a row of `attacks` was given the labels, so that it recovered none."""
     return "labels" in (row["knowledge"] or "").split(",")
 
 
@@ -211,26 +212,26 @@ def code_given(row: Row) -> bool:
 
 
 def knowledge_of(scenario: Row, attack: str) -> set[str]:
-    """Return what the threat model grants an attack, by its title; inferences' tables do not say it."""
+    """Return the grants of an attack, given by its title, from the scenario; tables of inferences lack them."""
     specs = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
     own = (one for one in specs if attack == str(one.get("label") or one["name"]))
     return set(next(own, {}).get("knowledge") or ())
 
 
 def undefended(scenario: Row, arm: str) -> bool:
-    """Return whether an arm has neither defences nor a protection, its own or the federation's."""
+    """Return whether an arm has no defences and no protection, including that of the federation."""
     spec, federation = arm_spec(scenario, arm), scenario.get("federation") or {}
     return not spec.get("defences") and not spec.get("protection") and not federation.get("protection")
 
 
 def recorded(scenario: Row, arm: str) -> bool:
-    """Return whether an arm replays what a federation sent, whose defences nobody tells the attackers."""
+    """Return whether an arm replays recorded updates of a federation, whose defences the attackers do not know."""
     specs = arm_spec(scenario, arm).get("defences") or []
     return any(isinstance(spec, Mapping) and spec["name"] == "rayfed.engine.replaying:Recorded" for spec in specs)
 
 
 def leaks(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> list[Leak]:
-    """Return the leak for every attacked arm and attack, in the order of the arms, by thresholds of success."""
+    """Return the leak for every arm and attack, in the order of the arms; `thresholds` define success by metric."""
     groups = _grouped(attacks, "arm", "attack")
     return [_leak(groups[key], thresholds) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
 
@@ -261,7 +262,7 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
 def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
     """Return the probability of reconstruction success (PoRS): the share of images that reach the threshold.
 
-    It is of all attacked images. An image that has no value is a failure; None where no image has one.
+    The share is of all attacked images, and an image without a value counts as a failure. None if no image has a value.
     """
     values = [row[metric] for row in rows if measured(row.get(metric))]
     passed = sum(METRICS[metric].passes(value, threshold) for value in values)
@@ -274,12 +275,12 @@ def passing(metric: str, threshold: float) -> str:
 
 
 def people(rows: Iterable[Row]) -> int | None:
-    """Return the number of people that the face recogniser tells apart; None if it was not used."""
+    """Return the number of people known to the face recogniser; None if it was not used."""
     return next((row["people"] for row in rows if row.get("people") is not None), None)
 
 
 def claims(inferences: Sequence[Row], arms: Sequence[str]) -> list[Claim]:
-    """Return the claim for every arm and attack that inferred something, in the order of the arms."""
+    """Return the claim for every arm and inference attack, in the order of the arms."""
     groups = _grouped(inferences, "arm", "attack")
     return [_claim(groups[key]) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
 
@@ -300,7 +301,7 @@ def _claim(rows: Sequence[Row]) -> Claim:
 
 
 def setting(rows: Sequence[Row]) -> str:
-    """Return an attack's inputs in words: `the gradient of 4 samples and the labels`, `only the update`."""
+    """Return a description of an attack's input: `the gradient of 4 samples and the labels`, `only the update`."""
     sizes = sorted({row["batch_size"] for row in rows if row["batch_size"] is not None})
     count = "–".join(str(size) for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
     samples = f" of {count} sample{'' if sizes[-1] == 1 else 's'}" if sizes else ""
@@ -310,7 +311,7 @@ def setting(rows: Sequence[Row]) -> str:
 
 
 def _described(kind: str, name: str) -> str:
-    """Return a component's description, or its name if it is not registered, so that no code is imported."""
+    """Return a component's description, or its name if it is not registered (user code is not imported)."""
     return str(registry.find(kind, name).describe) if name in registry.table(kind) else name
 
 
@@ -350,10 +351,7 @@ def arms(names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Se
 
 
 def warmed_up(rounds: Sequence[Row]) -> Sequence[Row]:
-    """Return an arm's rounds whose times count: those in which no process warms up.
-
-    If there are none, as in tables of earlier versions: all but the first.
-    """
+    """Return an arm's rounds without warm-up; if there are none, as in old tables, all except the first."""
     return [row for row in rounds if row.get("warming") is False] or rounds[1:] or rounds
 
 
@@ -368,7 +366,7 @@ def _simulated(rounds: Sequence[Row]) -> Simulated | None:
 
 
 def on_the_clock(rounds: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rounds of virtual time, with `simulated_minutes` from the start of the run."""
+    """Return the rounds with virtual time, with `simulated_minutes` since the start of the run."""
     clock: dict[str, float] = {}
     found = []
     for row in sorted(rounds, key=lambda row: (row["arm"], row["round"])):
@@ -414,7 +412,7 @@ def measured(value: float | None) -> bool:
 
 
 def _defences(scenario: Row, arm: str) -> list[str]:
-    """Return an arm's pipeline as `name (parameter value, ...)`, with its other settings."""
+    """Return an arm's other settings and its pipeline, each as `name (parameter value, ...)`."""
     own = (scenario.get("arms") or {}).get(arm, scenario.get("defences")) or []
     changed = []
     if isinstance(own, Mapping):

@@ -20,12 +20,12 @@ TRIALS = "trials"
 _RUN = re.compile(rf"{TRIALS}/\d{{4,}}-\d+", re.ASCII)
 _TRIAL = re.compile(r"\d+(-\d+)?", re.ASCII)
 _ALWAYS = ("trial", "repeat", "status", "arm")
-"""Columns of every row."""
+"""Columns without nulls."""
 
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Folder of one sweep; it reads and writes files as `RunFolder` does."""
+    """Folder of one sweep, with files read and written by a `RunFolder`."""
 
     files: RunFolder
 
@@ -39,7 +39,7 @@ class SweepFolder:
 
     @property
     def url(self) -> str:
-        """Address of the folder, as a user would write it."""
+        """Address of the folder: a path, or a URL."""
         return self.files.url
 
     @property
@@ -53,13 +53,14 @@ class SweepFolder:
         return list(self.scenario["sweep"]["fields"])
 
     def trial(self, run: str) -> RunFolder:
-        """Return the run folder of a trial; `run` is its value in that column of the outcomes.
+        """Return the run folder of a trial, named in the column `run` of the outcomes.
 
-        Raises `RunError` for a name that no sweep gives: it might lead out of the folder.
+        Raises `RunError` for an invalid name, which might be a path outside the folder.
         """
         if not _RUN.fullmatch(run):
             raise RunError(
-                f"'{run}' in {self.url}/{OUTCOMES_FILE} is no trial of a sweep: the file is damaged, or not ours"
+                f"'{run}' in {self.url}/{OUTCOMES_FILE} is not a trial of a sweep: the file is damaged or not from "
+                "rayfed; restore it from a copy"
             )
         return replace(self.files, root=f"{self.files.root}/{run}")
 
@@ -68,9 +69,9 @@ class SweepFolder:
         return self.files.folders(TRIALS)
 
     def outcomes(self) -> pa.Table:
-        """Return one row for every finished trial, arm and attack, in the order of the trials.
+        """Return one row for every ended trial, arm and attack, in the order of the trials.
 
-        There is none before the first trial is over.
+        The table is empty until the first trial has ended.
         """
         if not self.files.exists(OUTCOMES_FILE):
             return outcomes_table([], self.fields, trials=True)
@@ -80,8 +81,8 @@ class SweepFolder:
             raise RunError(f"cannot read '{self.url}/{OUTCOMES_FILE}': {error}; restore it from a copy") from error
 
     def _as_written(self, found: pa.Table) -> pa.Table:
-        """Return the columns of `write_outcomes`, swept fields typed by their values."""
-        columns, swept = [], self.fields  # a list that is read from the scenario's file
+        """Return the columns of `write_outcomes`, with the types of swept fields from the file."""
+        columns, swept = [], self.fields  # reads the scenario's file once
         expected = outcomes_table([], swept, trials=True).schema
         found = completed(found, pa.schema([field for field in expected if field.name not in swept]))
         for field in expected:
@@ -92,7 +93,7 @@ class SweepFolder:
         known = checked(found.select([field.name for field in columns]).cast(pa.schema(columns)))
         for trial in known["trial"].unique().to_pylist():
             if not _TRIAL.fullmatch(trial):
-                raise ValueError(f"'{trial}' is no trial of a sweep")
+                raise ValueError(f"'{trial}' is not a trial of a sweep")
         return known
 
     def write_outcomes(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -103,7 +104,10 @@ class SweepFolder:
 
 
 def _doubted(known: pa.Table) -> pa.Table:
-    """Return outcomes without verdicts of earlier versions that no attacker with the defences' code bears out."""
+    """Return outcomes with "not reconstructed" replaced by "inconclusive" for defended arms without adaptive attacks.
+
+    Outcomes of earlier versions may have such verdicts.
+    """
     rows = known.select(["trial", "arm", "defences", "verdict", "explains"]).to_pylist()
     borne = {(row["trial"], row["arm"]) for row in rows if row["explains"]}
 
@@ -116,5 +120,5 @@ def _doubted(known: pa.Table) -> pa.Table:
 
 
 def is_sweep(folder: RunFolder) -> bool:
-    """Return whether a folder holds a sweep and not a run."""
+    """Return whether a folder contains a sweep, not a run."""
     return bool(folder.read_mapping(SCENARIO).get("sweep"))

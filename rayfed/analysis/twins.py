@@ -1,7 +1,7 @@
-"""Twins of an attack: the same search by attackers of whom one knows more than the other.
+"""Comparison of two attackers with the same attack, one of which has more knowledge than the other (twins).
 
-Who knows more cannot do worse, for it may leave aside what it knows. Where it did nevertheless, its search failed: the
-low figure is no merit of a defence.
+An attacker with more knowledge can ignore it, so it should not reconstruct less. If it does, its search failed, and its
+result is no evidence for a defence.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from rayfed.analysis.summary import undefended
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 
 _OF_DEFENCES = {"defence", "code"}
-"""Grants that tell nothing where there is no defence."""
-_MASK = "; if the defence shows a mask (`exposed`), look at that first"
+"""Grants that add no knowledge if there is no defence."""
+_MASK = "; if the defence exposes a mask (`exposed`), check that first"
 _WORST = {worst_of(metric.name) for metric in JUDGED}
 _NEARLY = 0.01
-"""Relative difference of two figures that is no failure."""
+"""Maximum relative difference that does not count as a failure."""
 _OF_ATTACKERS = ("label", "knowledge", "averages")
-"""Fields in which twins differ."""
+"""Fields that may differ between twins."""
 
 
 def with_twins(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[Setting]:
-    """Return the settings, each with the measures in which a twin that knows less got more (`Setting.outdone`)."""
+    """Return the settings, each with the measures in which a twin with less knowledge did better (`outdone`)."""
     attacks = {str(one.get("label") or one["name"]): one for one in scenario.get("attacks") or []}
     by_attack = {(one.identity, one.attack): one for one in settings}
 
@@ -39,7 +39,7 @@ def with_twins(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list
 
 
 def failures(settings: Sequence[Setting]) -> list[str]:
-    """Return a sentence for every two twins of which the one that knows more got less, with the arms and measures."""
+    """Return a sentence for every attack that did worse than a twin with less knowledge, with the arms and measures."""
     known = {one.attack: set((one.rows[0].get("knowledge") or "").split(",")) for one in settings}
     arms: dict[tuple[str, str], dict[str, list[str]]] = {}
     for one in settings:
@@ -48,8 +48,8 @@ def failures(settings: Sequence[Setting]) -> list[str]:
                 met = arms.setdefault((str(one.attack), twin), {})
                 met.setdefault(one.title, []).append(MEASURES[measure].title)
     return [
-        f"{attack} got less than {twin} on {_named(met)}: an attacker that knows more cannot do worse, so it is a "
-        f"failure of that attack{_MASK * ('defence' in known[attack] - known[twin])}."
+        f"{attack} did worse than {twin} on {_named(met)}, although it has more knowledge, so this attack failed"
+        f"{_MASK * ('defence' in known[attack] - known[twin])}."
         for (attack, twin), met in arms.items()
     ]
 
@@ -59,7 +59,7 @@ def _named(met: Mapping[str, Collection[str]]) -> str:
 
 
 def _knows_more(one: Setting, other: Setting, attacks: Mapping[str, Any], scenario: Mapping[str, Any]) -> bool:
-    """Return whether two settings' attacks are twins, and the first was given all that the other was, and more."""
+    """Return whether two settings' attacks are twins and the first has all knowledge of the second, and more."""
     mine, theirs = attacks[str(one.attack)], attacks[str(other.attack)]
     known, less = set(mine.get("knowledge") or []), set(theirs.get("knowledge") or [])
     more = known - less - (_OF_DEFENCES if undefended(scenario, one.arm) else set())
@@ -68,7 +68,7 @@ def _knows_more(one: Setting, other: Setting, attacks: Mapping[str, Any], scenar
 
 
 def _got_less(measure: str, one: Setting, other: Setting) -> bool:
-    """Return whether an attack got less than another under every seed that both have, and by more than rounding."""
+    """Return whether an attack did worse than another for every common seed, by more than `_NEARLY`."""
     if not of_attacks(measure):
         return False
     mine, theirs = (

@@ -1,7 +1,7 @@
 """Attacks that diverged or failed, whose poor results are no evidence for a defence.
 
-Its reconstructions are what the attacker holds, so they may show a leak. That they are far from the truth shows that
-the attack did not work, and not that the defence does: they are marked in tables, and stand in no pair.
+Their reconstructions may still show a leak. A poor reconstruction, however, shows only that the attack failed, so such
+results are marked in tables and excluded from paired comparisons.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from rayfed.analysis.audit import CLOSED_FORMS
 from rayfed.analysis.summary import Row
 
 BROKEN = "‡"
-"""Mark of a figure behind which some attacks diverged or failed."""
-MEANING = f"{BROKEN}: the attack diverged or failed on some updates, so the figure is no measure of the defence"
-"""What the mark says, before which and how many."""
+"""Mark of a value that includes attacks that diverged or failed."""
+MEANING = f"{BROKEN}: the attack diverged or failed on some updates, so the value is no evidence for the defence"
+"""Explanation of the mark; the settings and counts follow it."""
 
 
 def closed_forms(scenario: Mapping[str, Any]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Verdicts on a run: what the attacks show of each arm, computed from the scenario and the tables of results."""
+"""Verdicts on the arms of a run, computed from the scenario and the tables of results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Verdict:
 
     arm: str
     state: State
-    """The state among those of its batch sizes that comes first in `WEIGHT`."""
+    """Worst state over its batch sizes (`WEIGHT`)."""
     sentence: str
     closest: Row | None = None
     """Row of the best reconstruction among leaks, or among all if nothing leaks."""
@@ -133,7 +133,7 @@ def run_findings(
 
 
 def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
-    """Return whether an arm has defences that rayfed does not come with."""
+    """Return whether an arm has defences that are not part of rayfed."""
     specs = arm_spec(scenario, arm).get("defences") or []
     names = [str(spec["name"] if isinstance(spec, Mapping) else spec) for spec in specs]
     known = registry.table("defences")
@@ -166,7 +166,7 @@ def verdicts(
         elif others and finished:
             words = [f"{arm}: {NOTHING_REBUILT}"]
         else:
-            words = [f"{arm}: NOT MEASURED, for {NOTHING_REBUILT if finished else UNFINISHED}"]
+            words = [f"{arm}: NOT MEASURED: {NOTHING_REBUILT if finished else UNFINISHED}"]
         words += others
         parts = {one.part.attack for one in own if one.part and not any(each.leaked for each in own)}
         rows = [row for row in attacks if row["arm"] == arm]
@@ -181,20 +181,20 @@ def verdicts(
 COLUMNS = pa.schema(
     [
         ("arm", pa.string()),
-        ("batch_size", pa.int64()),  # null where no attack rebuilt samples
+        ("batch_size", pa.int64()),  # null if no reconstruction attack was run
         ("verdict", pa.string()),  # one of `State`
         ("metric", pa.string()),
-        ("closest", pa.float64()),  # of the leaks if there are any
-        ("above_guessing", pa.float64()),  # as in the table `attacks`, of that reconstruction
-        ("attack", pa.string()),  # that made it, without batch size, and who played it
+        ("closest", pa.float64()),  # maximum of the metric, among leaks if there are any
+        ("above_guessing", pa.float64()),  # of that reconstruction, as in the table `attacks`
+        ("attack", pa.string()),  # attack of that reconstruction with its attacker, without batch size
         ("leaked", pa.int64()),
         ("samples", pa.int64()),
-        ("parts_found", pa.float64()),  # share of their columns or tokens; null where chance may find as much
+        ("parts_found", pa.float64()),  # share of columns or tokens recovered; null if it may be due to chance
         ("parts_guessed", pa.float64()),
-        ("labels", pa.float64()),  # share found by the best attack that was not given them
-        ("labels_guessed", pa.float64()),  # by the best of three guesses
-        ("labels_lucky", pa.bool_()),  # whether the best of as many guesses may find that share by luck
-        ("reason", pa.string()),  # why it says no more
+        ("labels", pa.float64()),  # share recovered by the best attack that was not given the labels
+        ("labels_guessed", pa.float64()),  # share recovered by the best of three guesses
+        ("labels_lucky", pa.bool_()),  # whether the share may be due to chance, as the best of many attempts
+        ("reason", pa.string()),  # reason of an inconclusive or unmeasured verdict
     ]
 )
 """Columns of the table of verdicts, a row for each arm and batch size."""
@@ -240,7 +240,7 @@ def verdicts_table(
 
 
 def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
-    """Return a summary: how many arms leak, which ones, how many are not known, and which leak only labels."""
+    """Return a summary: the arms in each state, with their number, and the arms that leak labels only."""
     lines = []
     for states, one, many in _ANSWERS:
         arms = [
@@ -306,7 +306,7 @@ _ADVICE: tuple[tuple[str, str], ...] = (
     ),
     (UNREHEARSED, "read why the defences of {arms} could not be run by an attacker. More time does not help."),
 )
-"""What to do about inconclusive arms, by the reason that their findings have, the first that applies."""
+"""Pairs (reason of an inconclusive finding, advice). The first reason that applies counts."""
 
 
 def next_step(
@@ -317,17 +317,17 @@ def next_step(
     fewer: str | None = None,
     run: str | None = None,
 ) -> str:
-    """Return what to do to learn more, with a command if there is one; empty if every arm has a result.
+    """Return the next step for the user, with a command if possible; empty if every arm has a result.
 
-    `enough` says which options leave no attack of an audit out, `fewer` that an audit attacked fewer samples than it
-    was asked for. `run` is the folder of a run whose scenario can be launched again.
+    `enough` are the options with which an audit runs all attacks. `fewer` is a sentence if an audit attacked fewer
+    samples than requested. `run` is the folder of a run whose scenario can be launched again.
     """
     if told and all(verdict.inferred for verdict in told) and rates(told):
         return f"Next: check the figures against a bound:\n  rayfed gate {run or 'RUN'} --fail-above membership.auc=0.6"
     if not attacks:
         return ""
     states = {verdict.state for verdict in told}
-    if states == {"leaks"}:  # which more time does not change
+    if states == {"leaks"}:  # more time does not change this
         return "Next: every arm leaks. Try a stronger or another defence (rayfed list defences)."
     if step := _step_of_time(attacks, told, enough, fewer):
         return step
@@ -336,7 +336,7 @@ def next_step(
         return step
     bare = any(undefended(scenario, v.arm) and v.state == "not reconstructed" for v in told)
     if inconclusive or (bare and "leaks" not in states):
-        first = "" if "leaks" in states else "an attack that fails without a defence shows nothing of a defence: "
+        first = "" if "leaks" in states else "an attack that fails without a defence is no evidence for a defence: "
         return f"Next: {first}give the searches more iterations{_command(scenario, run)}"
     if "not measured" in states:
         return "Next: see above why attacks returned no result."
@@ -347,7 +347,7 @@ def next_step(
 
 
 def _step_of_time(attacks: Sequence[Row], told: Sequence[Verdict], enough: str | None, fewer: str | None) -> str:
-    """Return what to do about attacks or samples that were left out for lack of time; empty if there are none."""
+    """Return the next step if attacks or samples were left out for lack of time; empty if none were."""
     unplayed = any(row["status"] == UNPLAYED for row in attacks)
     if enough and fewer and not unplayed:
         return f"Next: {fewer}, for lack of time. To attack all of them, give {enough}."
@@ -357,7 +357,7 @@ def _step_of_time(attacks: Sequence[Row], told: Sequence[Verdict], enough: str |
 
 
 def _step_of_reasons(scenario: Mapping[str, Any], inconclusive: Sequence[Verdict], leaks: bool) -> str:
-    """Return what to do about the first reason of `_ADVICE` that inconclusive arms have; empty if they have others."""
+    """Return the advice on the first reason of `_ADVICE` that an inconclusive arm has; empty if there is none."""
 
     def arms_with(reason: str) -> list[str]:
         return [verdict.arm for verdict in inconclusive if any(reason in one for one in verdict.lacking)]
@@ -413,13 +413,13 @@ def rates(told: Sequence[Verdict]) -> str:
     few = "".join(f" {said}." for said in dict.fromkeys(said for verdict in told for said in verdict.untold))
     return (
         "AUC: probability that a member scores above a non-member, 0.5 by chance; pooled over clients, whose scores "
-        "are standardised. TPR at 1 % FPR: share of members found if one non-member in a hundred is taken for a "
-        "member, 1 % by chance. Control: AUC of the same candidates with an update that none of them is in." + few
+        "are standardised. TPR at 1 % FPR: share of members identified if 1 % of non-members are taken for members; "
+        "1 % by chance. Control: AUC of the same candidates with an update that contains none of them." + few
     )
 
 
 def claimed(claim: Claim) -> str:
-    """Return the result of an attack without reconstructions in words, with chance."""
+    """Return a sentence on the result of an attack without reconstructions, compared with chance."""
     failures = "".join(f"; {status}: {message}" for status, message in claim.failures)
     if claim.roc:
         control = f"control without the update {area(claim.roc.control)}" if claim.roc.control else "no control"
@@ -433,7 +433,7 @@ def claimed(claim: Claim) -> str:
 
 
 def _most(mine: Sequence[Claim]) -> str:
-    """Return the maximum result of each kind of inference on an arm, in short."""
+    """Return the maximum result of each kind of inference on an arm, such as `AUC 0.648`."""
     found: dict[str, str] = {}
     for claim in sorted(mine, key=_shown):
         if claim.roc:

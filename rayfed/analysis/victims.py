@@ -1,7 +1,7 @@
-"""Results of attacks by attacked client of one run, for intervals and paired comparisons of a single run.
+"""Results of a run by attacked client (victim), for intervals and paired comparisons within one run.
 
-Clients of one run share its weights and its seed. An interval over them is about other clients of the same training: it
-says nothing of other seeds.
+Clients of one run share its weights and its seed, so an interval over them holds for other clients of the same training
+run, not for other seeds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Victim:
     """One attacked client under one arm and attack, over all rounds and repeats."""
 
     samples: frozenset[Any]
-    """What was attacked: rounds, batches and labels. Two arms have the same victim where these are alike."""
+    """Attacked samples: rounds, batches and labels. Two arms have the same victim if these are equal."""
     values: dict[str, float]
-    """Mean over its samples by measure, where it was measured."""
+    """Mean over its samples by measure; measures without a value are missing."""
     counts: dict[str, int]
-    """Number of values behind each mean."""
+    """Number of values in each mean."""
     unanswered: bool
-    """Whether the attack diverged or failed on one of its updates: what it left is no measure of the arm."""
+    """Whether the attack diverged or failed on one of its updates."""
 
 
 def victims(
@@ -72,7 +72,7 @@ def _told_apart(rows: Sequence[Row], met: tuple[str, str], columns: Sequence[str
 
 
 def over_victims(settings: Sequence[Setting], found: Mapping[tuple[str, str], Mapping[int, Victim]]) -> list[Setting]:
-    """Return a run's settings with intervals over its victims; means are unchanged."""
+    """Return the settings of a run with intervals over its victims; means are unchanged."""
 
     def estimate(one: Setting, name: str, known: Estimate) -> Estimate:
         mine = found.get((one.arm, one.attack or ""), {}).values()
@@ -88,9 +88,9 @@ def over_victims(settings: Sequence[Setting], found: Mapping[tuple[str, str], Ma
 def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> Estimate:
     """Return a mean with its 95 % interval over victims, given (mean, number of values) of each.
 
-    Of hits and misses it is exact (Clopper-Pearson); else Student's t of the ratio estimator, since victims may have
-    batches of several sizes (Cochran 1977, "Sampling Techniques", section 6.3). Of equal sizes it is the usual one.
-    It is cut where the measure ends.
+    The interval is exact for hits and misses (Clopper-Pearson). Otherwise it is Student's t of the ratio estimator, as
+    batch sizes may vary between victims (Cochran 1977, "Sampling Techniques", section 6.3); for equal sizes it is the
+    usual interval. It is clipped to the possible values.
     """
     n, one_each = len(victims), all(count == 1 for _, count in victims)
     if MEASURES[name].share and name in METRICS and one_each and all(value in (0, 1) for value, _ in victims):
@@ -98,7 +98,7 @@ def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> E
         return Estimate(mean, exact.low, exact.high, n, "victims")
     size = sum(count for _, count in victims) / n
     squares = sum((count / size * (value - mean)) ** 2 for value, count in victims)
-    from scipy.stats import t  # an import of a second
+    from scipy.stats import t  # slow import (about 1 s)
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sqrt(squares / (n - 1) / n)
     pair = pair_of([value for value, _ in victims])

@@ -170,7 +170,7 @@ def test_a_setting_is_recommended_by_its_proved_bound() -> None:
     ]
     found = recommend(settings(rows), [bound("rero<=0.05")])
     assert (found.chosen.title, found.meeting) == ("less", 1)  # whatever the deltas, of which it knows nothing
-    with pytest.raises(UserError, match="epsilons are not of one kind"):
+    with pytest.raises(UserError, match="epsilons are of different kinds"):
         recommend(settings(rows), [bound("epsilon<=5")])
     with pytest.raises(UserError, match="bound on rero"):
         recommend(settings([row | {"rero": None} for row in rows]), [bound("rero<=0.05")])
@@ -179,7 +179,7 @@ def test_a_setting_is_recommended_by_its_proved_bound() -> None:
 def test_a_bound_that_nothing_could_pass_is_compared_with_nothing() -> None:
     """Of few samples all is possible: a row beside a bound of 100 % would read as if something were proved."""
     few, chance = share(0, 4, 1e-4), share(0, 4, 1e-4)
-    vacuous = Comparison("x", "a", "samples told apart:", 0, 4, few, chance, 1.0)
+    vacuous = Comparison("x", "a", "samples identified:", 0, 4, few, chance, 1.0)
     telling_one, passed = replace(vacuous, bound=0.4), replace(vacuous, share=share(4000, 4000, 1e-4), bound=0.995)
     assert telling([vacuous, telling_one, passed]) == [telling_one, passed]
     assert nearest_to_bounds([vacuous]) == []
@@ -230,7 +230,7 @@ def test_a_measurement_above_its_bound_is_an_error_of_ours(tmp_path: Path) -> No
     assert one.of == 40
     planted = scenarios.parse(PLANTED.format(defence="tests.test_bounds:Forgets"))
     with pytest.raises(
-        BoundPassed, match=r"samples told apart: 40 of 40, 100.00% \(its interval begins at .*proved: at most 3\d"
+        BoundPassed, match=r"samples identified: 40 of 40, 100.00 % \(interval from .*proved bound 3\d"
     ):
         runs.attack(planted, None, str(tmp_path / "planted"), local, Progress())
     [left] = (tmp_path / "planted").iterdir()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from matplotlib.figure import Figure
 
-from rayfed.analysis.figures import SHOWN, cell, grid
+from rayfed.analysis.figures import OF_TWO, SHOWN, SINGLE, UNLIKE, USELESS, cell, grid
 from rayfed.analysis.loading import load
 from rayfed.analysis.settings import Estimate, settings
 from rayfed.errors import UserError
@@ -59,7 +59,7 @@ def test_markdown_has_a_row_a_setting_with_its_interval(tmp_path: Path) -> None:
     ]  # fmt: skip
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:10]]
     assert rows[0] == ["none", "–", "dlg", "**0.9810 ± 0.0025**", "40.10 ± 0.25", "**10**", "0.001"]
-    assert lines[-1].startswith("Mean and half the 95 % interval (Student's t) over 3 repeats. A figure alone")
+    assert lines[-1].startswith("Mean and half the 95 % interval (Student's t) over 3 repeats.")
 
 
 def test_one_value_has_no_interval_but_one_over_its_rounds() -> None:
@@ -76,7 +76,7 @@ def test_two_values_stand_in_place_of_an_interval_of_one_degree_of_freedom() -> 
     told = grid([two])
     assert cell("psnr", two.measures["psnr"]) == "48 (33, 62)"
     assert interval("psnr", two.measures["psnr"]) == "47.8 dB (33.4 dB, 62.2 dB)"
-    assert told.note.startswith("Of two repeats both values stand in brackets behind the mean")
+    assert told.note.startswith(OF_TWO.format("repeats"))
     assert "95 %" not in told.note
     page = explore([two], preferred=["psnr", "test_accuracy"])
     assert page.data(["none"])["entries"][0]["values"]["psnr"][1:3] == [None, None], "no bar"
@@ -103,7 +103,7 @@ def test_latex_is_booktabs_and_escaped(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert r"a\_b \& 50\%" in text
     assert r"my\_dlg" in text
-    assert "played once" in text
+    assert SINGLE in text
     assert r"$\ge$100" in text
     swept = export(load(small_sweep(tmp_path).url), "latex")
     assert r"40.10 $\pm$ 0.25" in swept
@@ -159,7 +159,7 @@ def test_attacks_that_do_not_apply_are_named_and_have_no_row(tmp_path: Path) -> 
     text = export(load(folder.url), "markdown")
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("|")][2:]
     assert [[word.strip() for word in row] for row in rows] == [["none", "dlg"], ["masks", "tag"]]
-    assert "Left out, as the attack does not apply: tag on none." in text
+    assert "tag on none." in text
 
 
 def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
@@ -232,8 +232,8 @@ def test_repeats_that_prove_nothing_or_collapsed_are_marked_and_not_compared() -
     found = grid(settings(rows), dict.fromkeys(("arm", "psnr")))
     assert found.rows == [["none", "30"], ["noise", "10¶"], ["clip§", "12"]]
     assert found.best == frozenset(), "one alone is compared"
-    assert "¶: the verdict is inconclusive in some of the repeats behind it: noise in 2 of 3." in found.note
-    assert "§: its accuracy is that of guessing in some repeats: clip in 1 of 3." in found.note
+    assert "noise in 2 of 3." in found.note
+    assert "clip in 1 of 3." in found.note
     [entry] = [entry for entry in explore(settings(rows)).entries if entry.setting.arm == "noise"]
     assert "Its verdict is inconclusive in 2 of 3 repeats." in entry.note
 
@@ -250,7 +250,7 @@ def test_means_that_are_printed_alike_are_a_tie_and_guessing_is_marked() -> None
     assert [row[-1] for row in found.rows[:2]] == ["0.15 ± 0.14", "0.15 ± 0.14"]
     assert found.best == frozenset(), "all that are compared are alike"
     assert [row[0] for row in found.rows] == ["none", "weak", "low§"]
-    assert "§: its accuracy is that of guessing" in found.note
+    assert USELESS in found.note
 
 
 def test_means_are_compared_at_one_rounding_and_not_at_two() -> None:
@@ -275,8 +275,8 @@ def test_an_unfinished_sweep_is_told_and_unlike_seeds_are_not_compared(table: st
     [caption] = re.findall(r"caption{.*}", output)
     assert "11 of 12 trials ended: unfinished." in caption
     assert r"\textbf" not in output
-    assert ("not played on the same seeds" in caption) == (table == "outcomes")
-    assert "not played on the same seeds" not in export(load(small_sweep(tmp_path / "whole").url), "latex", table)
+    assert (UNLIKE in caption) == (table == "outcomes")
+    assert UNLIKE not in export(load(small_sweep(tmp_path / "whole").url), "latex", table)
     assert run("export", sweep.url)[1].startswith("note: 11 of 12"), "the rows, too"
 
 
@@ -337,7 +337,7 @@ def test_an_arm_of_which_nothing_is_drawn_is_named_and_not_in_the_legend() -> No
 
 def test_trials_that_failed_are_told_of_a_finished_sweep(tmp_path: Path) -> None:
     assert load(make_sweep(str(tmp_path), failed=1, stopped=1).url).unfinished == (
-        "Of 15 trials, 1 failed and 1 stopped: no mean counts them"
+        "1 failed and 1 stopped of 15 trials: means exclude them"
     )
 
 

@@ -94,7 +94,7 @@ def test_a_sweep_that_has_just_begun_is_empty(tmp_path: Path) -> None:
     sweep = rayfed.load(small_sweep(tmp_path, []).url)
     assert isinstance(sweep, Sweep)
     assert (sweep.trials, sweep.settings(), sweep.front("psnr", "pmm").best) == ([], [], [])
-    assert "none is over" in sweep._repr_html_()
+    assert "none has ended" in sweep._repr_html_()
 
 
 class Page(HTMLParser):

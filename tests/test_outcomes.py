@@ -11,7 +11,7 @@ from scipy import stats
 
 from rayfed.analysis.figures import grid
 from rayfed.analysis.outcomes import outcomes, outcomes_table, with_pmm, yaml_line
-from rayfed.analysis.settings import estimate, settings
+from rayfed.analysis.settings import UNFINISHED, estimate, settings
 from rayfed.analysis.summary import arms, warmed_up
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.verdicts import run_findings
@@ -132,7 +132,7 @@ def test_of_a_run_that_broke_off_leaks_alone_are_known(tmp_path: Path) -> None:
     assert [row["verdict"] for row in outcomes(folder)] == ["leaks", "not measured", "not measured"]
     assert [row["state"] for row in outcomes(folder)] == ["killed"] * 3
     assert not any(one.evidence(name) for one in settings(outcomes(folder)) for name in ("psnr", "inferred"))
-    assert "A run did not come to its end" in grid(settings(outcomes(folder))).note
+    assert UNFINISHED in grid(settings(outcomes(folder))).note
     folder.write_text("status.json", json.dumps({"state": "interrupted", "rounds_done": 1, "rounds": 1}))
     assert [row["state"] for row in outcomes(folder)] == ["finished"] * 3, "stopped as its last round was over"
 

@@ -95,7 +95,7 @@ def test_what_does_not_differ_has_no_test_and_few_pairs_are_warned_of() -> None:
     assert (alike[1].difference, alike[1].t, alike[1].low) == (1, None, None)
     grid = paired_grid(alike)
     assert grid is not None
-    assert "cannot be under 5 % with 3 pairs and 1 arm: at the least 0.25" in grid.note
+    assert "cannot be below 5 % with 3 pairs and 1 arm: its minimum is 0.25" in grid.note
     rounded = paired_grid([replace(alike[0], difference=9.3e-18, low=-0.05, high=0.05)])
     assert rounded is not None
     assert "0" in rounded.rows[0], "and no 9.252e-18, which is of rounding"
@@ -125,7 +125,7 @@ def test_what_the_rank_test_cannot_reach_is_told_and_true(pairs: int, arms: int,
     assert (said is not None) == (most is not None)
     if most:
         assert said is not None
-        assert said.endswith(f"at the least {most:.2g}")
+        assert said.endswith(f"its minimum is {most:.2g}")
     least = float(stats.wilcoxon(np.arange(1.0, pairs + 1)).pvalue) * arms
     assert min(1.0, least) == pytest.approx(min(1.0, arms * 2 / 2**pairs))
     assert (least < 0.05) == (most is None)
@@ -143,7 +143,7 @@ def test_a_run_is_paired_by_its_victims_and_others_are_said_to_be_none(tmp_path:
     grid = paired_grid(psnr)
     assert grid is not None
     assert "share its weights and seed" in grid.note
-    assert "nothing in them is the same as in the reference: 'other'" in grid.note
+    assert "no pair with the reference: 'other'" in grid.note
     assert {one.reference for one in results.paired("noise")} == {"noise"}
 
 
@@ -181,7 +181,7 @@ def test_what_diverged_or_failed_is_in_no_pair_and_counted(tmp_path: Path) -> No
     grid = paired_grid([one for one in results.paired() if one.measure == "psnr"])
     assert grid is not None
     assert [cells[3] for cells in grid.rows] == ["2‡ of 4", "4"]
-    assert "pairs are left out in which the attack diverged or failed" in grid.note
+    assert "pairs are excluded if the attack diverged or failed" in grid.note
     rows[4] |= {"status": "diverged"}
     rows[6] |= {"status": "diverged"}
     folder.write_part("attacks", 0, rows)
@@ -214,7 +214,7 @@ def test_runs_beside_each_other_are_paired_where_their_victims_are_the_same(tmp_
     found: list[Paired] = compare([first, second]).paired
     assert {one.difference for one in found if one.arm.endswith(", none")} == {0}
     other = compare([first, third])
-    assert (other.paired, "the victims are others (seed differs)" in other.unpaired) == ([], True)
+    assert (other.paired, "(seed differs)" in other.unpaired) == ([], True)
     code, output = run("compare", first.url, second.url, "--against", f"{first.name}, noise")
     assert (code, "paired differences" in output, "+6.5" in output) == (0, True, True), output
     code, output = run("compare", first.url, second.url, "--against", "noise")

@@ -257,7 +257,7 @@ def test_nobody_uses_a_model_that_guesses() -> None:
     noise = judged("noise", "not reconstructed", psnr=6.0, test_accuracy=0.12, guessing_accuracy=0.13)
     rows = [judged("none", "leaks", psnr=30.0, test_accuracy=0.9, guessing_accuracy=0.13), noise]
     assert recommend(rows, [LEAK]).meeting == 0
-    assert recommend(rows, [LEAK]).refused == {"noise": "its accuracy is that of guessing"}
+    assert recommend(rows, [LEAK]).refused == {"noise": "its accuracy does not beat the majority class"}
     assert [each.arm for each in front(rows, "psnr", "test_accuracy").best] == ["none"]
     with pytest.raises(UserError, match="chance level"):
         recommend([noise], [LEAK])

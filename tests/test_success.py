@@ -47,7 +47,7 @@ def test_a_curve_has_the_shares_counted_by_hand() -> None:
     asked = success_curve(group, "psnr", [30, 5, 20])
     assert asked is not None
     assert list(zip(asked.thresholds, asked.shares, strict=True)) == [(5, 0.8), (20, 0.6), (30, 0.2)]
-    with pytest.raises(UserError, match="no success rates by 'psrn': did you mean 'psnr'"):
+    with pytest.raises(UserError, match="'psrn' has no success rates: did you mean 'psnr'"):
         success_curve(group, "psrn")
 
 

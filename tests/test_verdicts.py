@@ -417,10 +417,10 @@ def test_what_leaked_before_an_interruption_is_said_in_the_terminal(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("auc", "control", "said"), [
-    ((0.7, 0.6, 0.8), (0.5, 0.4, 0.6), "MEMBERS ARE TOLD from non-members"),
-    ((0.55, 0.5, 0.6), None, "members are not told from non-members within this budget (the interval of the AUC"),
-    ((0.3, 0.2, 0.4), None, "MEMBERS ARE TOLD from non-members, by lower scores"),
-    ((0.9, 0.8, 1.0), (0.9, 0.8, 1.0), "MEMBERS ARE TOLD from non-members, which the control does without the update"),
+    ((0.7, 0.6, 0.8), (0.5, 0.4, 0.6), "MEMBERS IDENTIFIED"),
+    ((0.55, 0.5, 0.6), None, "members not identified"),
+    ((0.3, 0.2, 0.4), None, "MEMBERS IDENTIFIED, by lower scores"),
+    ((0.9, 0.8, 1.0), (0.9, 0.8, 1.0), "MEMBERS IDENTIFIED, but the control"),
 ])  # fmt: skip
 def test_membership_has_a_verdict_in_words(auc: Any, control: Any, said: str) -> None:
     found = Roc(Estimate(*auc), control and Estimate(*control), {}, 9, 9)
@@ -495,7 +495,7 @@ def test_what_was_inferred_stands_beside_what_was_rebuilt(tmp_path: Path) -> Non
     folder.write_part("inferences", 0, [inferred])
     page = Path(write_report(folder)).read_text(encoding="utf-8")
     assert "no attack has run" not in page
-    assert "loss on 4 members: MEMBERS ARE TOLD from non-members: pooled AUC" in page
+    assert "loss on 4 members: MEMBERS IDENTIFIED: pooled AUC" in page
     badge = re.search(r'badge not-measured">(.*?)<', page)
     assert badge is not None
     assert badge[1].startswith("AUC "), "what was measured, and not that nothing was"

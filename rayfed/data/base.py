@@ -1,6 +1,6 @@
-"""Loaded data sets, and the contract of a component that loads one.
+"""Loaded data sets, and the base class of components that load one.
 
-Samples stay as they are stored, images as uint8 or uint16; the trainer of a batch makes its inputs
+Samples keep their stored form, such as uint8 images. They are converted to model inputs batch by batch
 (`SampleSpec.tensor`).
 """
 
@@ -20,7 +20,7 @@ from rayfed.registry import component
 from rayfed.samples import Pixels, SampleSpec, Tokens
 
 _NAMED = 10
-"""Most classes that a line names."""
+"""Maximum number of classes named in one line."""
 
 
 class Images(Protocol):
@@ -39,12 +39,12 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
-        """Return the samples at these indices, in memory."""
+        """Return the samples at these indices as an array in memory."""
         ...
 
 
 def in_memory(images: Images) -> np.ndarray:
-    """Return all samples in memory, in their stored form."""
+    """Return all samples as an array in memory, in their stored form."""
     return images[np.arange(len(images))]
 
 
@@ -53,32 +53,32 @@ class Dataset:
     """Data set with a train and a test split; raises `DataError` if its parts are inconsistent."""
 
     train_images: Images
-    """Training samples (N, C, H, W) uint8, or uint16 of images with more than 8 bits; texts as (N, L) int64."""
+    """Training samples (N, C, H, W) uint8, or uint16 for images with more than 8 bits; (N, L) int64 for texts."""
     train_labels: np.ndarray
-    """Training labels (N,) int64, indices into `classes`; or words (N, L) int64, letter by letter, filled up with 0; or
-    numbers (N, k) float32, one for each output of a model; or a class for each place (`has_places`)."""
+    """Training labels. Classes: (N,) int64, indices into `classes`. Words: (N, L) int64, one letter per entry, padded
+    with 0. Numbers: (N, k) float32, one per output of the model. One class per place: see `has_places`."""
     test_images: Images
-    """Test samples, M of the same shape."""
+    """Test samples (M, ...) of the same shape."""
     test_labels: np.ndarray
     """Test labels (M,) or (M, L') int64, or (M, k) float32."""
     classes: tuple[str, ...]
-    """Names of the classes, in the order of their labels; the first letter of words is the blank, no letter at all. Of
-    numbers: the names of the outputs."""
+    """Names of the classes, in the order of their labels. For words: the letters, after the blank. For numbers: the
+    names of the outputs."""
     public_images: Images | None = None
-    """Public samples, P that no client owns and everybody knows, see `with_public`."""
+    """Public samples (P, ...), which no client owns and everybody knows (see `with_public`)."""
     public_labels: np.ndarray | None = None
     """Public labels (P,) or (P, L) int64, or (P, k) float32."""
     sources: tuple[str, ...] = ()
-    """Names of the sources that the training samples come from, where that is known."""
+    """Names of the sources of the training samples; empty if unknown."""
     train_sources: np.ndarray | None = None
     """Source of each training sample, (N,) int64, indices into `sources`."""
     sample: SampleSpec = None  # type: ignore[assignment]  # only until `__post_init__`
-    """Description of a sample; by default an image of the samples' shape."""
+    """Description of a sample. Default: an image of the samples' shape."""
     remarks: tuple[str, ...] = ()
-    """Remarks for users on changes to the samples while they were read."""
+    """Notes for users on changes to the samples while they were read."""
     has_places: bool = False
-    """Whether labels are a class for each place of a sample, (N, L) int64 of texts or (N, H, W) of images;
-    `NO_TARGET` where none counts."""
+    """Whether there is one label per place of a sample: (N, L) int64 for texts, (N, H, W) int64 for images. Places with
+    `NO_TARGET` are ignored."""
 
     def __post_init__(self) -> None:
         stored = Pixels if self.sample is None else type(self.sample)
@@ -100,18 +100,18 @@ class Dataset:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether labels are numbers, one for each output of a model, instead of classes or words."""
+        """Whether labels are numbers (one per output of a model) instead of classes or words."""
         return self.train_labels.dtype.kind == "f"
 
     def as_numbers(self) -> Dataset:
-        """Return a copy with numbers for classes: 0 or 1 for two classes, else a one-hot vector.
+        """Return a copy with numbers instead of classes: 0 or 1 for two classes, else a one-hot vector.
 
-        Partitions go by the classes still. Raises `DataError` for words, and for classes of places.
+        Partitions still use the classes. Raises `DataError` for words, and for labels with one class per place.
         """
         if self.has_words:
-            raise DataError("its labels are words, and the loss takes numbers or classes: leave `loss` out")
+            raise DataError("its labels are words, but the loss takes numbers or classes: remove `loss`")
         if self.has_places:
-            raise DataError("its labels are a class for each place: set `loss: place_cross_entropy`")
+            raise DataError("its labels have one class per place: set `loss: place_cross_entropy`")
         two = len(self.classes) == 2
         hot = np.eye(len(self.classes), dtype=np.float32)[:, 1:] if two else np.eye(len(self.classes), dtype=np.float32)
         return replace(
@@ -125,7 +125,7 @@ class Dataset:
     def as_tokens(self) -> Dataset:
         """Return a copy with the texts' own tokens (N, L) as labels and their vocabulary as classes.
 
-        What fills texts up is no target. Partitions go by the classes still.
+        Padding is not a target. Partitions still use the classes.
         """
         assert isinstance(self.sample, Tokens)
         pad = self.sample.pad
@@ -144,15 +144,15 @@ class Dataset:
         )
 
     def _grouped(self) -> Dataset:
-        """Return a copy whose groups do not change with its labels."""
+        """Return a copy that keeps its current groups if its labels change."""
         groups, names = self.groups
         return replace(self, sources=names, train_sources=groups)
 
     @property
     def groups(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Group of each training sample (N,), and the groups' names, for partitions: sources, else classes.
+        """Group of each training sample (N,), and names of the groups, for partitions: sources, else classes.
 
-        Numbers and classes of places without sources are one group.
+        Numbers, and labels with one class per place, form one group if there are no sources.
         """
         if self.train_sources is None and (self.has_numbers or self.has_places):
             return np.zeros(len(self.train_labels), np.int64), ("all",)
@@ -162,7 +162,7 @@ class Dataset:
 
     @property
     def described(self) -> str:
-        """The number of samples, what they are and their labels, in words."""
+        """Description of the samples, with their number and labels."""
         told, names = self.sample.describe(len(self.train_labels), len(self.test_labels)), self.classes
         listed = ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
         if self.has_numbers:
@@ -170,10 +170,10 @@ class Dataset:
         return f"{told}, {len(names)} class{'es' * (len(names) != 1)} ({listed})"
 
     def with_public(self, share: float) -> Dataset:
-        """Return a copy with a share of the training samples made public and no longer in `train`.
+        """Return a copy in which a share of the training samples is public and not in the training split.
 
-        They are always the same ones, and each group gives its share. Raises `DataError` when no sample would be left
-        on one of the sides.
+        The choice is deterministic and stratified by group. Raises `DataError` if the public or the training samples
+        would be empty.
         """
         count = round(share * len(self.train_labels))
         if not 0 < count < len(self.train_labels):
@@ -213,9 +213,9 @@ def _check_split(
 
 
 def _check_places(where: str, labels: np.ndarray, images: tuple[int, ...], classes: int) -> None:
-    expected = (images[0], *images[1:][-2:])  # (L,) of texts, (H, W) of images
+    expected = (images[0], *images[1:][-2:])  # (L,) for texts, (H, W) for images
     if labels.dtype != np.int64 or labels.shape != expected:
-        raise DataError(f"{where} is {labels.dtype} {labels.shape}, expected int64 {expected}, a class for each place")
+        raise DataError(f"{where} is {labels.dtype} {labels.shape}, expected int64 {expected}, one class per place")
     check_labels(where, np.where(labels == NO_TARGET, 0, labels), classes)
 
 
@@ -240,10 +240,7 @@ def check_numbers(where: str, labels: np.ndarray) -> None:
 
 
 def scaled_numbers(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels (N, k) and (M, k) float32, scaled so that each training column spans [0, 1].
-
-    Labels that are 0 and 1 stay as they are.
-    """
+    """Return labels (N, k) and (M, k) float32, scaled so that each training column spans [0, 1]."""
     low, high = train.min(0), train.max(0)
     width = np.where(high > low, high - low, 1)
     scaled: list[np.ndarray] = [((part - low) / width).astype(np.float32) for part in (train, test)]
@@ -254,7 +251,7 @@ class Split(NamedTuple):
     """One split as stored: images not yet resized or, if in files, decoded."""
 
     images: np.ndarray | Sequence[Encoded]
-    """Samples as `Dataset` has them, or N encoded images."""
+    """Samples in the form of `Dataset`, or N encoded images."""
     labels: np.ndarray
     """Labels (N,) int64, or numbers (N, k)."""
 
@@ -267,21 +264,21 @@ class Split(NamedTuple):
 
 @component
 class Source:
-    """Base of every data set component, which selects and resizes the samples that a subclass reads."""
+    """Base of all data set components, which selects and resizes the samples that a subclass reads."""
 
     is_public: ClassVar[bool] = False
-    """Whether everybody has these samples, so that a page may show them (`rayfed.data.sets.is_public`)."""
+    """Whether these samples are public, so that reports may show them (`rayfed.data.sets.is_public`)."""
 
     size: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Height and width of the images in pixels: images of another size are resized (bilinear with antialias,
-    proportions not kept). None keeps the size that the source has."""
+    """Height and width of the images in pixels. Images of another size are resized (bilinear with antialias, without
+    keeping proportions). Default: original size."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many training samples: always the same ones, each class in its share. None uses all."""
+    """Number of training samples to use, a deterministic stratified subset. Default: all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many test samples, chosen as those for training. None uses all."""
+    """Number of test samples to use, a deterministic stratified subset. Default: all."""
 
     def load(self) -> Dataset:
-        """Load the data set into memory. Raises `DataError` for missing, truncated or mislabelled files."""
+        """Load the data set into memory; raises `DataError` for missing, truncated or mislabelled files."""
         train, test, classes = self.chosen()
         train_images, test_images = _pixels(train.images, test.images, self.size)
         return Dataset(train_images, train.labels, test_images, test.labels, classes, remarks=tuple(self.notes()))
@@ -291,26 +288,26 @@ class Source:
         return ()
 
     def chosen(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Return the splits of `read`, reduced to the requested samples, and the names of the classes."""
+        """Return both splits, reduced to the requested number of samples, and the names of the classes."""
         train, test, classes = self.read()
         train = at_most(self.train_samples, train, "train_samples")
         return train, at_most(self.test_samples, test, "test_samples"), classes
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Return the train split, the test split and the names of the classes, as stored."""
+        """Return the training split, the test split and the names of the classes, as stored."""
         raise NotImplementedError
 
 
 def at_most(samples: int | None, split: Split, field: str) -> Split:
-    """Return a stratified part of a split with this many samples; all for None.
+    """Return a stratified subset of a split with this many samples, or the whole split for None.
 
-    Raises `DataError` where there are fewer.
+    Raises `DataError`, naming `field`, if the split has fewer samples.
     """
     if samples is None:
         return split
     if samples > len(split.labels):
         raise DataError(
-            f"{field} is {samples}, but its split has only {len(split.labels)} samples; lower it or leave it out"
+            f"{field} is {samples}, but the split has only {len(split.labels)} samples; lower it or remove it"
         )
     return split.take(stratified(split.labels, samples))
 
@@ -320,7 +317,7 @@ def _pixels(
 ) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(train, np.ndarray) and isinstance(test, np.ndarray):
         return resize(train, size), resize(test, size)
-    # Together, because one colour image in either split makes both splits RGB.
+    # Both splits are decoded together, because one colour image in either makes both RGB.
     images = decode([*train, *test], size)
     return images[: len(train)], images[len(train) :]
 
@@ -328,8 +325,7 @@ def _pixels(
 def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
     """Return sorted indices (samples,) of a subset with each class in proportion.
 
-    Systematic sampling: evenly spaced positions in the samples sorted by class, or by numbers (N, k); nothing is drawn
-    at random.
+    The subset is deterministic: evenly spaced positions after sorting by class, or by numbers (N, k).
     """
     by_class = np.argsort(labels, kind="stable") if labels.ndim == 1 else np.lexsort(labels.T[::-1])
     positions = (2 * np.arange(samples) + 1) * len(labels) // (2 * samples)
@@ -337,13 +333,13 @@ def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
 
 
 def hold_out_fifth(split: Split, where: str) -> tuple[Split, Split]:
-    """Split samples into train and test; the test split is a stratified fifth, always the same one.
+    """Split samples into training and test split; the test split is a deterministic stratified fifth.
 
     Raises `DataError`, naming `where`, for fewer than 5 samples.
     """
     count = len(split.labels)
     if count < 5:
-        raise DataError(f"{where} has {count} images, at least 5 are needed to hold out a fifth as the test split")
+        raise DataError(f"{where} has {count} samples; at least 5 are needed to hold out a fifth as the test split")
     test = stratified(split.labels, count // 5)
     train = np.setdiff1d(np.arange(count), test, assume_unique=True)
     return split.take(train), split.take(test)

@@ -1,4 +1,4 @@
-"""Encodings of text files: Unicode by its marks and rules, or else Windows-1252."""
+"""Detection of the encoding of text files: Unicode, or else Windows-1252."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _MARKS = (
 )
 """Byte order marks, longer ones first, with codecs that remove them."""
 _SEEN = 4096
-"""Bytes in which UTF-16 without a mark is recognised."""
+"""Number of bytes checked for UTF-16 without a byte order mark."""
 _OTHER_ALPHABET = re.compile(rb"[\x80-\xff]{4}")
-"""Bytes that are no Windows-1252 in practice: its languages write most letters as ASCII."""
+"""Bytes that do not occur in practice in Windows-1252, as its languages write most letters in ASCII."""
 _FIX = "save it as UTF-8"
 
 
 def is_wide(content: bytes) -> bool:
-    """Return whether bytes are UTF-16 or UTF-32, in which text has zeros as binary files have."""
+    """Return whether bytes are UTF-16 or UTF-32, which contain zeros like binary files."""
     marked = any(content.startswith(mark) for mark, _, name in _MARKS if name != UTF_8)
     return marked or _wide(content) is not None
 
 
 def decoded(where: str, content: bytes) -> tuple[str, str]:
-    """Return a file's text and the name of its encoding; raises `DataError`, naming the file `where`, for others."""
+    """Return a file's text and the name of its encoding; raises `DataError`, naming `where`, for other encodings."""
     for mark, codec, name in _MARKS:
         if content.startswith(mark):
             return _strictly(where, content, codec, name), name
@@ -54,11 +54,11 @@ def _strictly(where: str, content: bytes, codec: str, name: str) -> str:
     try:
         return content.decode(codec)
     except UnicodeDecodeError as error:
-        raise DataError(f"{where} begins as {name}, but byte {error.start} is not: {_FIX}") from error
+        raise DataError(f"{where} starts as {name}, but byte {error.start} is not {name}: {_FIX}") from error
 
 
 def _wide(content: bytes) -> str | None:
-    """Return the codec of UTF-16 without a mark: every other byte of mostly ASCII text is zero."""
+    """Return the codec of UTF-16 without a byte order mark, recognised by zeros in every other byte; else None."""
     for first, codec in ((0, "utf-16-be"), (1, "utf-16-le")):
         zeros, letters = content[first:_SEEN:2], content[1 - first : _SEEN : 2]
         if zeros.count(0) > 0.7 * len(zeros) and not letters.count(0):
@@ -67,10 +67,10 @@ def _wide(content: bytes) -> str | None:
 
 
 def _check_damage(where: str, content: bytes, error: UnicodeDecodeError) -> None:
-    """Raise `DataError` if bytes are UTF-8 except for a few."""
+    """Raise `DataError` if most non-ASCII characters are valid UTF-8, so the file is damaged UTF-8."""
     replaced = content.decode(errors="replace")
     wrong = replaced.count("\ufffd")
     right = sum(character > "\x7f" for character in replaced) - wrong
     if right > wrong:
         line = content[: error.start].count(b"\n") + 1
-        raise DataError(f"{where}, line {line}: {wrong} characters are not UTF-8, and {right} others are: {_FIX}")
+        raise DataError(f"{where}, line {line}: {wrong} characters are not UTF-8, but {right} others are: {_FIX}")

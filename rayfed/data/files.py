@@ -1,4 +1,4 @@
-"""Files in users' folders: images, and files that are none."""
+"""Recognition of images and other files in users' folders."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ ENDINGS = frozenset(
     }
 )
 LABEL_COLUMNS = ("label", "labels", "class", "target", "diagnosis", "category", "dx")
-"""Names, in small letters, by which the column of the classes is found."""
+"""Names (lower case) that identify the column of classes."""
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Pillow's names of the formats by which an image without an ending is recognised."""
+"""Pillow's names of the formats that are recognised without a file extension."""
 _LABEL_ENDINGS = frozenset({".csv", ".json", ".jsonl", ".ods", ".tsv", ".txt", ".xls", ".xlsx"})
-"""Endings of files next to class folders that may have labels."""
+"""Extensions of files next to class folders that may contain labels."""
 _ANIMATED = frozenset({".apng", ".gif", ".webp"})
 _LEFT_BY_TOOLS = frozenset({"__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information"})
-"""Folders, in small letters, that systems and tools leave; so are those whose names begin with a dot."""
+"""Folders (lower case) made by systems and tools, in addition to names that start with a dot."""
 _SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"})
-"""Files of systems, in small letters; so are those whose names begin with a dot and that are no images."""
+"""Files (lower case) made by systems, in addition to files without an image whose names start with a dot."""
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file is an image, by its ending or, without one, by its content.
+    """Return whether a file is an image, by its extension or, without one, by its content.
 
-    Empty files and those that macOS adds to images (`._1.png`) are none.
+    Empty files and files that macOS adds to images (`._1.png`) do not count.
     """
     if path.name.startswith("._") or is_empty(path):
         return False
@@ -50,12 +50,12 @@ def is_empty(path: Path) -> bool:
 
 
 def is_left_by_tools(folder: Path) -> bool:
-    """Return whether a folder is hidden or of a system or tool, such as `__MACOSX`, by its name."""
+    """Return whether a folder is hidden or made by a system or tool, such as `__MACOSX`, by its name."""
     return folder.name.startswith(".") or folder.name.lower() in _LEFT_BY_TOOLS
 
 
 def is_sample(path: Path, root: Path) -> bool:
-    """Return whether a file below `root` is none that systems and tools leave, by its names."""
+    """Return whether a file below `root` may be a sample: not made by systems or tools, by its path."""
     folders = path.relative_to(root).parents
     return not path.name.startswith("._") and not any(map(is_left_by_tools, list(folders)[:-1]))
 
@@ -63,8 +63,8 @@ def is_sample(path: Path, root: Path) -> bool:
 def notes_on_files(root: Path, used: Collection[Path], others: Collection[Path] = ()) -> Iterator[str]:
     """Yield notes on the files below `root` that look like samples but are not used, and on animations.
 
-    Files of other kinds count in the folders of used ones, except `others`, and at the root if they may have labels.
-    Files of systems do not count.
+    Other files are included if they are in a folder with used files, or at the root and may contain labels. `others`
+    and files made by systems are never included.
     """
     known, folders = {*used, *others}, {path.parent for path in used}
     kinds = Counter[str]()
@@ -81,7 +81,7 @@ def notes_on_files(root: Path, used: Collection[Path], others: Collection[Path] 
 
 
 def _unused(path: Path, root: Path, is_among_samples: bool) -> str:
-    """Return in words the kind of a file that is not used; empty if it does not look like a sample."""
+    """Return the kind of an unused file as text; empty if it does not look like a sample."""
     looks_like_image = path.suffix.lower() in ENDINGS
     if not is_sample(path, root):
         return "left by systems or tools" if looks_like_image else ""
@@ -90,9 +90,9 @@ def _unused(path: Path, root: Path, is_among_samples: bool) -> str:
     if is_empty(path):
         return "empty" if looks_like_image or is_among_samples else ""
     if is_image(path):
-        return "images that are no samples"
+        return "images that are not samples"
     if is_among_samples or (path.parent == root and path.suffix.lower() in _LABEL_ENDINGS):
-        return f"ending in {path.suffix}" if path.suffix else "without an ending"
+        return f"with the extension {path.suffix}" if path.suffix else "without an extension"
     return ""
 
 
@@ -103,7 +103,7 @@ def _has_image(path: Path) -> bool:
                 return True
         with Image.open(path, formats=_FORMATS):
             return True
-    except Image.DecompressionBombError:  # which is an error as soon as the image is read
+    except Image.DecompressionBombError:  # reading the image raises an error later
         return True
     except (OSError, ValueError, SyntaxError):
         return False
@@ -113,7 +113,7 @@ def _is_animated(path: Path) -> bool:
     try:
         with Image.open(path) as picture:
             return bool(getattr(picture, "is_animated", False))
-    except (Image.DecompressionBombError, OSError, ValueError, SyntaxError):  # an error as soon as it is read
+    except (Image.DecompressionBombError, OSError, ValueError, SyntaxError):  # reading the image raises an error later
         return False
 
 

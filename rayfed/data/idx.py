@@ -19,10 +19,9 @@ _GZIP = 31
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Read a uint8 array of this number of dimensions from an idx file, possibly compressed (`.gz`).
+    """Read a uint8 array with this number of dimensions from an idx file, possibly compressed (`.gz`).
 
-    Raises `DataError` for another format, another number of dimensions, and another length than the header
-    announces.
+    Raises `DataError` for another format or number of dimensions, and for a length that differs from the header.
     """
     content = _unpacked(path)
     magic = bytes([0, 0, 8, dimensions])
@@ -38,9 +37,9 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     expected = start + prod(shape)
     if len(content) != expected:
         raise DataError(
-            f"{path} is {'truncated' if len(content) < expected else 'too long'}: its header announces "
+            f"{path} is {'truncated' if len(content) < expected else 'too long'}: its header specifies "
             f"{' x '.join(map(str, shape))}, so expected {expected} bytes (unpacked), found {len(content)}; "
-            f"fetch the file again"
+            f"download the file again"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
@@ -51,4 +50,4 @@ def _unpacked(path: Path) -> bytearray:
         content = path.read_bytes()
         return bytearray(zlib.decompressobj(_GZIP).decompress(content) if path.suffix == ".gz" else content)
     except (OSError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}; expected an idx file; fetch it again") from error
+        raise DataError(f"{path} cannot be read: {error}; expected an idx file; download it again") from error

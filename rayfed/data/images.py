@@ -1,4 +1,4 @@
-"""Decoding and resizing of images into one array of 8 or 16 bits a channel."""
+"""Decoding and resizing of images into one array with 8 or 16 bits per channel."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rayfed.errors import DataError
 
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
-"""Pillow's modes of more than 8 bits a channel, which a conversion to 8 would clip."""
+"""Pillow's modes with more than 8 bits per channel, which a conversion to 8 bits would clip."""
 _TURNED, _SIDEWAYS = range(2, 9), range(5, 9)
-"""EXIF orientations that turn or mirror an image, and those that exchange height and width."""
+"""EXIF orientations that rotate or mirror an image, and orientations that exchange height and width."""
 _PNG, _DEPTH = b"\x89PNG\r\n\x1a\n", 24
-"""First bytes of a PNG, and where the bits of a channel stand in it; 16 bits in colour are 8 to Pillow."""
+"""First bytes of a PNG, and offset of the bits per channel; Pillow reduces 16-bit colours to 8 bits."""
 
 
 class Encoded(NamedTuple):
@@ -32,7 +32,7 @@ class Encoded(NamedTuple):
     where: str
     """Name of the file, and the row within it, for errors."""
     data: bytes | Path
-    """The encoded bytes, or the file that is nothing but them."""
+    """Encoded bytes, or the path of the image file."""
 
 
 class Kind(NamedTuple):
@@ -44,12 +44,12 @@ class Kind(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Size of an image in pixels, as it is read."""
+    """Size of an image in pixels, after its EXIF orientation is applied."""
 
     height: int
     width: int
     turned: bool
-    """Whether its EXIF orientation turns or mirrors what the file stores."""
+    """Whether its EXIF orientation rotates or mirrors the stored image."""
 
 
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:
@@ -64,13 +64,12 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
 
 
 def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
-    """Decode images into one (N, C, H, W) array, at height = width = `size` if that is given.
+    """Decode images into one (N, C, H, W) array, resized to height = width = `size` if given.
 
-    It is uint16 if one of them has more than 8 bits a channel, and white is 65535; otherwise uint8. All are grey
-    (C = 1) if every one of them is; grey ones among RGB are RGB (C = 3), and any other number of channels is that of
-    all. They are turned as their EXIF orientation says, transparency is dropped, and of an animation the first picture
-    is taken. Raises `DataError` for bytes that are no image, for sizes that differ without `size`, and for channels
-    that differ.
+    The type is uint16 (white is 65535) if an image has more than 8 bits per channel, else uint8. The result is grey
+    (C = 1) if all images are grey. Grey images among RGB images become RGB (C = 3). Otherwise all images need the same
+    number of channels. The EXIF orientation is applied, transparency is dropped, and the first frame of an animation is
+    used. Raises `DataError` for invalid images, for different sizes without `size`, and for different channels.
     """
     arrays = [resize(_decode(image), size) for image in images]
     channels = max(array.shape[1] for array in arrays)
@@ -85,12 +84,12 @@ def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
     depth = max(array.dtype for array in arrays)
     together = np.empty((len(arrays), channels, *arrays[0].shape[2:]), depth)
     for target, array in zip(together, arrays, strict=True):
-        target[:] = deepened(array[0], depth)  # grey is repeated over the three channels
+        target[:] = deepened(array[0], depth)  # broadcasts grey over three channels
     return together
 
 
 def deepened(images: np.ndarray, depth: np.dtype) -> np.ndarray:
-    """Return 8-bit images at another depth with the same white; others unchanged."""
+    """Return 8-bit images at another depth, scaled so that white stays white; others unchanged."""
     return images if images.dtype == depth else images.astype(depth) * 257
 
 
@@ -141,29 +140,29 @@ def _other(content: bytes) -> np.ndarray | None:
 
 
 def _png_of_16_bits(content: bytes) -> np.ndarray:
-    """Decode a PNG of 16 bits a channel into (1 or 3, H, W), which Pillow reduces to 8 for colours."""
+    """Decode a PNG with 16 bits per channel into (1 or 3, H, W), as Pillow reduces colours to 8 bits."""
     with Image.open(BytesIO(content)) as picture:
         if picture.mode in _DEEP:
             return np.array(ImageOps.exif_transpose(picture)).astype(np.uint16)[None]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is to move to another package
+        warnings.simplefilter("ignore")  # torchvision warns that it will move to another package
         from torchvision.io import ImageReadMode, decode_png
 
         stored = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         pixels: np.ndarray = decode_png(stored, ImageReadMode.UNCHANGED, apply_exif_orientation=True).numpy()
-    return pixels[: len(pixels) - (len(pixels) % 2 == 0)]  # two and four channels have one of transparency
+    return pixels[: len(pixels) - (len(pixels) % 2 == 0)]  # with two or four channels, the last is transparency
 
 
 def _pillow(content: bytes) -> np.ndarray:
-    """Decode an image of 8 bits into (1 or 3, H, W)."""
+    """Decode an 8-bit image into (1 or 3, H, W)."""
     with Image.open(BytesIO(content)) as picture:
         if picture.mode in _DEEP:
-            raise ValueError(f"it has more than 8 bits a channel (mode {picture.mode}): save it as PNG or TIFF")
+            raise ValueError(f"it has more than 8 bits per channel (mode {picture.mode}): save it as PNG or TIFF")
         pixels = np.array(ImageOps.exif_transpose(picture).convert("L" if picture.mode in _GREY else "RGB"))
         if picture.has_transparency_data and _has_one_colour(pixels) and not _has_one_opacity(picture):
             raise DataError(
-                "all its pixels have one colour, and its shape is in its transparency, which is not read: save it on "
-                "a background"
+                "all its pixels have one colour, and its content is in the transparency, which is ignored: save it "
+                "with a background"
             )
     return np.atleast_3d(pixels).transpose(2, 0, 1)
 
@@ -179,16 +178,18 @@ def _has_one_opacity(picture: Image.Image) -> bool:
 
 @contextmanager
 def named(image: Encoded) -> Iterator[None]:
-    """Raise `DataError` with the image's name for any error of its decoder."""
+    """Convert any error of an image's decoder to `DataError` with the image's name."""
     try:
         yield
     except DataError as error:
         raise DataError(f"{image.where}: {error}") from error
-    except UnidentifiedImageError as error:  # its own words name an object in memory
-        raise DataError(f"{image.where} is no image: expected a whole PNG, JPEG, TIFF, DICOM or similar one") from error
-    except Exception as error:  # decoders raise whatever broken bytes lead them to
+    except UnidentifiedImageError as error:  # Pillow's own message does not name the file
         raise DataError(
-            f"{image.where} cannot be decoded: {error}; expected a whole PNG, JPEG, TIFF, DICOM or similar image"
+            f"{image.where} is not an image: expected a complete PNG, JPEG, TIFF, DICOM or similar image"
+        ) from error
+    except Exception as error:  # decoders can raise any exception for broken bytes
+        raise DataError(
+            f"{image.where} cannot be decoded: {error}; expected a complete PNG, JPEG, TIFF, DICOM or similar image"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Kinds of files by their content: binary formats by their first bytes, structured texts by their first line."""
+"""Detection of file kinds by content: binary formats by their first bytes, structured texts by their start."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from zipfile import BadZipFile, ZipFile
 
 
 class Kind(NamedTuple):
-    """Kind of a file that is no table."""
+    """Kind of a file that is not a table."""
 
     name: str
     """Name of the kind, with its article."""
     advice: str
-    """How to make a table of it."""
+    """Advice on how to convert it to a table."""
 
 
 PARQUET = b"PAR1"
@@ -24,7 +24,7 @@ PARQUET = b"PAR1"
 _AS_TABLE = "save it as CSV (UTF-8) or Parquet"
 _FROM_PYTHON = "load it in Python and save it as CSV or Parquet, for example by `DataFrame.to_parquet`"
 _UNPACK = "unpack it and give the table or the folder in it"
-_IMAGES = "give the folder of the images, with a folder for each class or a table of names and classes"
+_IMAGES = "give the folder of the images, with one folder per class or a table of file names and classes"
 
 _BINARY: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x89PNG\r\n\x1a\n", "a PNG image", _IMAGES),
@@ -35,12 +35,12 @@ _BINARY: tuple[tuple[int, bytes, str, str], ...] = (
     (8, b"WEBP", "a WebP image", _IMAGES),
     (0, b"BM", "a BMP image", _IMAGES),
     (128, b"DICM", "a DICOM image", _IMAGES),
-    (0, PARQUET, "a Parquet file", "give it the ending .parquet"),
+    (0, PARQUET, "a Parquet file", "give it the extension .parquet"),
     (0, b"ARROW1", "an Arrow or Feather file", "save it as Parquet"),
     (0, b"FEA1", "a Feather file", "save it as Parquet"),
     (0, b"ORC", "an ORC file", "save it as Parquet"),
     (0, b"Obj\x01", "an Avro file", "save it as Parquet"),
-    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an Excel workbook (.xls) or another file of old Office", _AS_TABLE),
+    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an Excel workbook (.xls) or another old Office file", _AS_TABLE),
     (0, b"SQLite format 3\0", "an SQLite database", "export the table as CSV or Parquet"),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file", _FROM_PYTHON),
     (0, b"\x93NUMPY", "a NumPy array (.npy)", _FROM_PYTHON),
@@ -55,25 +55,25 @@ _BINARY: tuple[tuple[int, bytes, str, str], ...] = (
     (257, b"ustar", "a tar archive", _UNPACK),
     (0, b"\x7fELF", "a program", _AS_TABLE),
 )
-"""Offset and bytes of binary formats. Letters and digits may begin a text, so they count only if the file is binary."""
+"""Offset and bytes of binary formats. A text may start with letters and digits, so these count only in binary files."""
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _MEMBERS = (
     ("xl/", Kind("an Excel workbook (.xlsx)", _AS_TABLE)),
     ("word/", Kind("a Word document", _AS_TABLE)),
     ("content.xml", Kind("an OpenDocument file, such as a spreadsheet (.ods)", _AS_TABLE)),
-    ("data.pkl", Kind("a file of torch.save", _FROM_PYTHON)),
+    ("data.pkl", Kind("a file from torch.save", _FROM_PYTHON)),
     (".npy", Kind("an archive of NumPy arrays (.npz)", _FROM_PYTHON)),
 )
-"""Parts of names of members by which the kind of a ZIP archive is found."""
+"""Parts of member names that identify the kind of a ZIP archive."""
 _STRUCTURED = (
     (r"\s*<(!doctype|html|\?xml|stata_dta|svg)", "an HTML or XML page", f"download the table itself, or {_AS_TABLE}"),
     (r"\s*(\{\s*[\"}]|\[\s*[\[{\"\d\]-])", "a JSON file", f"{_AS_TABLE}, for example by `pandas.read_json`"),
-    (r"version https://git-lfs\.", "a pointer of Git LFS", "fetch the file itself by `git lfs pull`"),
+    (r"version https://git-lfs\.", "a Git LFS pointer", "get the file itself with `git lfs pull`"),
     (r"\s*(%[^\n]*\n\s*)*@relation\b", "an ARFF file", f"{_AS_TABLE}, for example by `scipy.io.arff`"),
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _LOOKED_AT = 65_536
-"""Bytes of a file in which control characters are counted."""
+"""Number of bytes in which control characters are counted."""
 _MOST_CONTROL = 0.02
 
 
@@ -97,7 +97,7 @@ def has_control_characters(content: bytes) -> bool:
 
 
 def structured_kind(text: str) -> Kind | None:
-    """Return the kind of a text that is no table, such as JSON; None for others."""
+    """Return the kind of a text that is not a table, such as JSON; None for other texts."""
     for pattern, name, advice in _STRUCTURED:
         if re.match(pattern, text[:_LOOKED_AT], re.IGNORECASE):
             return Kind(name, advice)
@@ -105,7 +105,7 @@ def structured_kind(text: str) -> Kind | None:
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether a file is Parquet, by its first bytes; False if there is none."""
+    """Return whether a file is Parquet, by its first bytes; False if it cannot be read."""
     try:
         with path.open("rb") as file:
             begin = file.read(_LOOKED_AT)
@@ -119,7 +119,7 @@ def _zipped(content: bytes) -> Kind:
         with ZipFile(BytesIO(content)) as archive:
             names = archive.namelist()
     except (BadZipFile, OSError, ValueError):
-        return Kind("a damaged ZIP archive", "fetch it again")
+        return Kind("a damaged ZIP archive", "download it again")
     for part, kind in _MEMBERS:
         if any(part in name for name in names):
             return kind

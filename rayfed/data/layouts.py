@@ -1,4 +1,4 @@
-"""Layout of a text table: the lines before it, the separator of its fields, and whether its first row is a header."""
+"""Detection of a text table's layout: the lines before it, the field separator, and whether it has a header row."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rayfed.data.numbers import COMMA, is_number, number
 from rayfed.errors import DataError
 
 DELIMITERS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
-"""Separators of fields, with their names."""
+"""Field separators, with their names."""
 _TRIED = 1000
-"""Number of rows by which a layout is found."""
+"""Number of rows from which the layout is detected."""
 DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([T ]\d.*)?")
 _DECLARED = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 _MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "NULL", "?", "-"})
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 def layout_of(where: str, text: str, usual: str) -> Layout:
     """Return the layout of a text; raises `DataError`, naming the file `where`, if it is ambiguous or irregular.
 
-    `usual` is the separator that the file's name promises.
+    `usual` is the separator that the file's extension implies.
     """
     start, comments, declared = _before(text)
     table = text[start:]
@@ -58,9 +58,10 @@ def layout_of(where: str, text: str, usual: str) -> Layout:
 
 
 def _marked_header(text: str, comments: Sequence[int], delimiter: str, width: int, is_named: bool) -> int | None:
-    """Return which of the comment lines is a header such as `#id,age`; None if there is none.
+    """Return the index of the comment line that is a header, such as `#id,age`; None if there is none.
 
-    It has as many fields as the table. A line with a space after the mark counts if the table has no other header.
+    A header has as many fields as the table. A line with a space after `#` counts only if the table has no other
+    header.
     """
     fitting = [place for place, start in enumerate(comments) if len(_rows(text[start:], delimiter, 1)[0][1]) == width]
     names = [place for place in fitting if not text[comments[place] :].lstrip()[1:2].isspace()]
@@ -70,7 +71,7 @@ def _marked_header(text: str, comments: Sequence[int], delimiter: str, width: in
 
 
 def irregular(where: str, text: str, start: int, delimiter: str) -> DataError:
-    """Return the error for the first row that has another number of fields than the first one."""
+    """Return the error for the first row whose number of fields differs from the first row."""
     rows, before = _rows(text[start:], delimiter), text.count("\n", 0, start)
     expected, name = len(rows[0][1]), DELIMITERS[delimiter]
     wrong = next(((line, row) for line, row in rows if len(row) != expected), None)
@@ -83,7 +84,7 @@ def irregular(where: str, text: str, start: int, delimiter: str) -> DataError:
 
 
 def _rows(text: str, delimiter: str, most: int | None = None) -> list[tuple[int, Row]]:
-    """Return the rows that are not empty, each with the number of its last line from 1."""
+    """Return the non-empty rows, each with the number of its last line, from 1."""
     usual = csv.field_size_limit(len(text) + 1)
     try:
         reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter)
@@ -93,7 +94,7 @@ def _rows(text: str, delimiter: str, most: int | None = None) -> list[tuple[int,
 
 
 def _before(text: str) -> tuple[int, list[int], str | None]:
-    """Return the start of a table, the starts of the comment lines before it, and the separator declared by `sep=`."""
+    """Return the start of a table, the starts of the comment lines before it, and a separator declared with `sep=`."""
     start, comments, declared = 0, list[int](), None
     for line in StringIO(text, newline=""):
         if found := _DECLARED.fullmatch(line):
@@ -107,9 +108,9 @@ def _before(text: str) -> tuple[int, list[int], str | None]:
 
 
 def _delimiter(where: str, text: str, start: int, usual: str) -> str:
-    """Return the separator with which all rows have the same number of fields, two or more.
+    """Return the separator with which all rows have the same number of fields, at least two.
 
-    A table of one column has the usual one. Raises `DataError` if there is none, or several.
+    A table with one column has the usual separator. Raises `DataError` if no separator fits, or several do.
     """
     rows = {mark: [row for _, row in _rows(text[start:], mark, _TRIED)] for mark in DELIMITERS}
     widths = {mark: Counter(map(len, found)) for mark, found in rows.items()}
@@ -130,27 +131,27 @@ def _delimiter(where: str, text: str, start: int, usual: str) -> str:
 
 
 def _agreeing(rows: Sequence[Row]) -> int:
-    """Return how many rows have as many fields as the first row; 0 if this is one field or if at most half do."""
+    """Return the number of rows with as many fields as the first row; 0 for one field, or for at most half the rows."""
     width = len(rows[0])
     same = sum(len(row) == width for row in rows)
     return same if width > 1 and 2 * same > len(rows) else 0
 
 
 def _is_decimal(rows: Sequence[Row]) -> bool:
-    """Return whether rows have commas in numbers, and no others."""
+    """Return whether rows have commas, all of them in numbers."""
     cells = [cell.strip() for row in rows for cell in row if "," in cell]
     return bool(cells) and all(map(COMMA.fits, cells))
 
 
 def _has_spaces(rows: Sequence[Row]) -> bool:
-    """Return whether all rows have as many words, two or more, of which at least half are numbers."""
+    """Return whether all rows have the same number of words, at least two, and half of the words are numbers."""
     words = [word for row in rows for word in row]
     same = len({len(row) for row in rows}) == 1 and len(rows[0]) > 1
     return same and 2 * sum(map(is_number, words)) >= len(words)
 
 
 def has_header(rows: Sequence[Row]) -> bool:
-    """Return whether the first row has names, and not values of the same kinds as the rows below it."""
+    """Return whether the first row has names instead of values like those in the rows below."""
     first, *others = ([cell.strip() for cell in row] for row in rows)
     below = [row for row in others if len(row) == len(first) and row != first]
     if not below or len(first) == 1 or _are_numbered(first):
@@ -165,43 +166,43 @@ def has_header(rows: Sequence[Row]) -> bool:
         return not all(_is_like_texts(cell, column) for cell, column in texts)
     if any(_is_like_texts(cell, column) for cell, column in texts):
         return False
-    if any(_repeats(column) for _, column in texts):  # which has the first row's text nowhere
+    if any(_repeats(column) for _, column in texts):  # the first row's text is not among the repeated values
         return True
     return _are_even([number(cell) for cell, _ in numeric]) or not _are_within(numeric)
 
 
 def _is_like_numbers(cell: str, column: Row) -> bool:
-    """Return whether a text is a number, and none of the whole ones if all of the column have decimals."""
+    """Return whether a text is a number like the column's, so not a whole number if all others have decimals."""
     whole = [one.isdecimal() for one in (cell, *column)]
     return is_number(cell) and not (whole[0] and not any(whole[1:]))
 
 
 def _is_like_texts(cell: str, column: Row) -> bool:
-    """Return whether a text is one of the column, or a date or a file's name as all of them are."""
+    """Return whether a text is in the column, or a date or file name like all values of the column."""
     ending = PurePath(cell).suffix
     is_file = bool(ending) and not is_number(ending) and all(PurePath(one).suffix == ending for one in column)
     return cell in column or (bool(column) and (is_file or all(map(DATE.fullmatch, [cell, *column]))))
 
 
 def _repeats(column: Row) -> bool:
-    """Return whether a column has few values, or dates, so that the first row would have one of the kind."""
+    """Return whether a column repeats few values, or has dates, so a first row of data would look alike."""
     return bool(column) and (2 * len(set(column)) <= len(column) or all(map(DATE.fullmatch, column)))
 
 
 def _are_numbered(first: Row) -> bool:
-    """Return whether names are consecutive numbers, as of a DataFrame without names."""
+    """Return whether names are consecutive numbers, as written for a DataFrame without column names."""
     cells = [cell for cell in first if cell]
     whole = [int(cell) for cell in cells if cell.isdecimal()]
     return len(cells) > 1 and len(whole) == len(cells) and all(b == a + 1 for a, b in pairwise(whole))
 
 
 def _are_even(values: Sequence[float]) -> bool:
-    """Return whether numbers have one distance, as of years or wavelengths."""
+    """Return whether numbers are evenly spaced, such as years or wavelengths."""
     steps = [b - a for a, b in pairwise(values)]
     return len(steps) > 1 and steps[0] != 0 and all(abs(step - steps[0]) <= 1e-6 * abs(steps[0]) for step in steps)
 
 
 def _are_within(numeric: Sequence[tuple[str, Row]]) -> bool:
-    """Return whether at least half of the first numbers are within the range of the numbers below them."""
+    """Return whether at least half of the first row's numbers are within the range of the numbers below them."""
     within = [min(map(number, below)) <= number(cell) <= max(map(number, below)) for cell, below in numeric]
     return 2 * sum(within) >= len(within)

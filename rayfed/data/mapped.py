@@ -1,8 +1,8 @@
 """Memory-mapped data sets: an Arrow file whose pixels are read page by page on access.
 
-The file is in Arrow's IPC file format, uncompressed: a column `image` of C * H * W values a row, 8 or 16 bits each,
-and a column `label` (int64), training samples first; the schema's metadata say the rest (`Layout`). A data set from it
-is sent to another process as the file's path, so every node has to have the file there.
+The file is in Arrow's IPC file format, uncompressed. It has a column `image` with C * H * W values per row (8 or 16
+bits each) and a column `label` (int64), training samples first. The schema's metadata contain the `Layout`. Other
+processes receive the file's path, so every node needs the file at the same path.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Layout:
     shape: tuple[int, int, int]
     """Shape of an image, (C, H, W)."""
     train: int
-    """Number of rows that are training samples; the others are the test split."""
+    """Number of training samples; the other rows are the test split."""
     classes: tuple[str, ...]
     identity: str
-    """Identity, drawn anew whenever a file is packed; two processes that share a data set compare it."""
+    """Random identifier of the packed file; processes that share a data set compare it."""
 
     bits: int = 8
-    """Bits of a value, 8 or 16."""
+    """Bits per value, 8 or 16."""
 
     @property
     def depth(self) -> np.dtype:
@@ -58,17 +58,17 @@ class Layout:
     def of(cls, schema: pa.Schema) -> Layout:
         """Return the layout stored in a schema.
 
-        Raises `ValueError`, `KeyError`, `TypeError` or `OverflowError` where the schema is none of a packed file.
+        Raises `ValueError`, `KeyError`, `TypeError` or `OverflowError` if the schema is not from a packed file.
         """
         if _METADATA not in (schema.metadata or {}):
-            raise ValueError("its schema has no metadata of rayfed")
+            raise ValueError("its schema has no metadata from rayfed")
         said: dict[str, Any] = read_json(schema.metadata[_METADATA].decode())
         channels, height, width = map(int, said["shape"])
         if min(channels, height, width) < 1:
             raise ValueError(f"its images have the shape {channels}x{height}x{width}")
         classes = tuple(map(str, said["classes"]))
         if (bits := int(said.get("bits", 8))) not in (8, 16):
-            raise ValueError(f"its images have {bits} bits a value")
+            raise ValueError(f"its images have {bits} bits per value")
         layout = cls((channels, height, width), int(said["train"]), classes, str(said["identity"]), bits)
         if not schema.equals(layout.schema()):
             raise ValueError("its columns are not those of a packed file")
@@ -79,10 +79,10 @@ class Layout:
         for batch in batches:
             batch.validate()
             if any(column.null_count for column in batch.columns):
-                raise ValueError("there are nulls in it")
+                raise ValueError("it contains nulls")
         rows = sum(len(batch) for batch in batches)
         if not 0 < self.train < rows:
-            raise ValueError(f"of its {rows} rows {self.train} are for training, which leaves one split empty")
+            raise ValueError(f"{self.train} of its {rows} rows are for training, so one split is empty")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,17 +128,17 @@ class MappedDataset(Dataset):
     """Data set with its labels in memory and its images in a file."""
 
     origin: tuple[Any, ...] = ()
-    """Arguments with which `mapped` opens it again."""
+    """Arguments of `mapped` that open the data set again."""
 
     def with_public(self, share: float) -> Dataset:
-        """Return a copy with public samples, see `Dataset.with_public`; the images stay where they are."""
+        """Return a copy with public samples (see `Dataset.with_public`); the images stay in the file."""
         found = super().with_public(share)
         assert isinstance(found, MappedDataset)
         return replace(found, origin=(*self.origin[:-1], share))
 
     def as_numbers(self) -> Dataset:
-        """Raise `DataError`: another process that opens the file would find classes."""
-        raise DataError("a packed file holds classes, and the loss takes numbers: use the data set as it is")
+        """Raise `DataError`, because other processes would read classes from the file."""
+        raise DataError("a packed file contains classes, but the loss takes numbers: use the original data set")
 
     def _images(self, rows: np.ndarray) -> Mapped:
         assert isinstance(self.train_images, Mapped)
@@ -149,7 +149,7 @@ class MappedDataset(Dataset):
 
 
 class _Missing:
-    """Placeholder for a data set that is not on this machine; it raises an error when it is used."""
+    """Placeholder for a data set that is not on this machine; every access raises an error."""
 
     def __init__(self, error: DataError) -> None:
         self._error = error
@@ -172,9 +172,9 @@ def mapped(
     identity: str | None = None,
     public: float = 0.0,
 ) -> Dataset:
-    """Open the data set of a file that `rayfed.data.packing` wrote, or the open one of this identity.
+    """Open a data set in a file written by `rayfed.data.packing`.
 
-    Raises `DataError`, naming the path, for a file that is missing, damaged, or another one.
+    Raises `DataError`, naming the path, if the file is missing, damaged, or has another identity than `identity`.
     """
     try:
         with pa.memory_map(path) as file, pa.ipc.open_file(file) as reader:
@@ -182,12 +182,12 @@ def mapped(
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             layout.check(batches)
     except FileNotFoundError as error:
-        advice = "copy it there, or put it on a file system that all nodes share"
+        advice = "copy it there, or use a file system that all nodes share"
         raise DataError(f"{path} is not on the machine {gethostname()}: {advice}") from error
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(f"{path} cannot be mapped: {error}; make it with `rayfed pack`") from error
     if identity not in (None, layout.identity):
-        raise DataError(f"{path} on the machine {gethostname()} is another file than the run's: copy that one there")
+        raise DataError(f"{path} on the machine {gethostname()} is not the file of the run: copy the run's file there")
     pixels = [_pixels(batch.column("image"), layout) for batch in batches]
     labels = np.concatenate([batch.column("label").to_numpy() for batch in batches])
     train = _some("train_samples", labels[: layout.train], train_samples)
@@ -215,5 +215,5 @@ def _some(field: str, labels: np.ndarray, samples: int | None) -> np.ndarray:
     if samples is None:
         return np.arange(len(labels))
     if samples > len(labels):
-        raise DataError(f"{field} is {samples}, but its split has only {len(labels)} samples; lower it or leave it out")
+        raise DataError(f"{field} is {samples}, but the split has only {len(labels)} samples; lower it or remove it")
     return stratified(labels, samples)

@@ -1,7 +1,7 @@
-"""Numbers with a decimal comma or thousands separators in the columns of a table.
+"""Parsing of numbers with a decimal comma or thousands separators in the columns of a table.
 
-A column has the decimal mark that its numbers need. A number such as 1,234 is possible with either mark: then the mark
-of the other columns counts, or else the usual one of the separator. If there is neither, it is refused.
+The decimal mark of a column is inferred from its numbers. For ambiguous numbers such as 1,234, the mark of the other
+columns is used, or else the usual mark for the field separator. If both are unknown, the column is rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from rayfed.errors import DataError
 
 _GROUPS = "'’\u00a0\u202f "
-"""Thousands separators that are no decimal marks."""
+"""Thousands separators that cannot be decimal marks."""
 _MISSING = ("?", "-")
 
 
@@ -40,7 +40,7 @@ class _Reading(NamedTuple):
         return re.match(self.pattern, text.strip(), re.ASCII) is not None
 
     def plain(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return texts with numbers as Python writes them, and others unchanged."""
+        """Return texts with numbers in Python's notation, and other texts unchanged."""
         trimmed = pc.utf8_trim_whitespace(texts)
         ungrouped = pc.replace_substring_regex(trimmed, f"[{self.group}{_GROUPS}]", "")
         plain = pc.replace_substring(ungrouped, self.decimal, ".")
@@ -62,17 +62,17 @@ def number(text: str) -> float:
 
 
 class Found(NamedTuple):
-    """A table with numbers for columns that were written with other marks, and the names of these columns."""
+    """A table with its converted columns, and the names of these columns."""
 
     table: pa.Table
     decimal_comma: list[str]
     thousands: list[str]
     left: list[str]
-    """Columns that stay text because the table has decimal points, too."""
+    """Columns that stay text because the table also has decimal points."""
 
 
 class _Column:
-    """A column as it is written, with its different texts by the readings that they fit."""
+    """A column as written, with its distinct texts grouped by the decimal marks that they fit."""
 
     def __init__(self, name: str, written: pa.ChunkedArray) -> None:
         self.name, self.written = name, written
@@ -96,12 +96,12 @@ class _Column:
         return any(pc.any(pc.match_substring_regex(texts, pattern)).as_py() for texts in every)
 
     def first(self, texts: pa.Array) -> str:
-        """Return the first of these texts in the column, and its row, in words."""
+        """Return the first of these texts in the column with its row, for messages."""
         row = pc.index(pc.utf8_trim_whitespace(self.written), texts[0]).as_py()
         return f"'{texts[0]}' (row {row}, from 0)"
 
     def read(self, reading: _Reading) -> pa.ChunkedArray:
-        """Return the column as numbers, or as texts with plain numbers if it has other texts, too."""
+        """Return the column as numbers, or as text with plain numbers if it also has other texts."""
         plain = reading.plain(self.written)
         for kind in (pa.int64(), pa.float64()):
             try:
@@ -114,10 +114,11 @@ class _Column:
 def with_numbers(
     where: str, table: pa.Table, delimiter: str, is_usual: bool, written: Callable[[Sequence[str]], pa.Table]
 ) -> Found:
-    """Replace columns of numbers that have a decimal comma or thousands separators.
+    """Convert columns of numbers that have a decimal comma or thousands separators.
 
-    A separator that `is_usual` for the file's name promises decimal points, so a column with other texts stays as it
-    is. `written` returns columns as text. Raises `DataError`, naming column and row, for numbers with two meanings.
+    If the field separator `is_usual` for the file's extension, decimal points are expected, so a column with other
+    texts is unchanged. `written` returns columns as text. Raises `DataError`, naming column and row, for ambiguous
+    numbers.
     """
     columns = _columns(table, delimiter, is_usual, written)
     marks = [reading for reading in (POINT, COMMA) if any(c.is_number and len(c.only[reading]) for c in columns)]
@@ -136,7 +137,7 @@ def with_numbers(
 def _columns(
     table: pa.Table, delimiter: str, is_usual: bool, written: Callable[[Sequence[str]], pa.Table]
 ) -> list[_Column]:
-    """Return the columns of numbers that may have other marks; none of a plain file, to save its time."""
+    """Return the columns of numbers that may have other marks; empty for a plain file, which saves time."""
     texts = [name for name in table.column_names if pa.types.is_string(table[name].type)]
     if is_usual:
         texts = [name for name in texts if pc.any(pc.match_substring(table[name], ",")).as_py()]
@@ -150,7 +151,7 @@ def _columns(
 
 
 def _reading(where: str, column: _Column, marks: Sequence[_Reading], delimiter: str, is_usual: bool) -> _Reading | None:
-    """Return how a column is read; None if it stays text, and `DataError` if it has two meanings."""
+    """Return the marks of a column; None if it stays text. Raises `DataError` if it is ambiguous."""
     comma, point = column.only[COMMA], column.only[POINT]
     if len(comma) and is_usual and (len(point) or (POINT in marks and delimiter == ",")):
         return None
@@ -165,13 +166,13 @@ def _reading(where: str, column: _Column, marks: Sequence[_Reading], delimiter: 
     if delimiter == "," or (delimiter != ";" and not marks and not column.has(",")):
         return POINT
     raise DataError(
-        f"{where}: column '{column.name}' has {column.first(column.either)}, which has a decimal mark or a thousands "
-        f"separator: write numbers without thousands separators, and with a decimal point"
+        f"{where}: column '{column.name}' has {column.first(column.either)}, which is ambiguous (decimal mark or "
+        f"thousands separator): write numbers without thousands separators, and with a decimal point"
     )
 
 
 def _note(found: Found, column: _Column, reading: _Reading) -> None:
-    """Add a column to the lists of the marks that it has."""
+    """Add a column's name to the lists of columns with a decimal comma and with thousands separators."""
     if reading is COMMA and column.has(","):
         found.decimal_comma.append(column.name)
     if column.has(reading.group + _GROUPS) or not column.has(".,"):

@@ -1,4 +1,4 @@
-"""Writer of the files that `rayfed.data.mapped` opens, a few images at a time."""
+"""Writer of the files that `rayfed.data.mapped` opens, which processes a few images at a time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rayfed.errors import DataError
 from rayfed.samples import held
 
 _BATCH = 8 << 20
-"""Bytes of pixels in memory at a time, about."""
+"""Approximate number of bytes of pixels in memory at a time."""
 
 
 def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> Layout:
-    """Write a data set's file; `progress` receives the numbers of written and of all samples.
+    """Write a data set to a file; `progress` receives the number of written samples and the total.
 
-    Images in files of their own are decoded as they are written, those of other data sets are read as these read them.
-    Raises `DataError` for what the source raises it, for words, and where the file cannot be written.
+    Image files are decoded in batches; other data sets are loaded into memory first. Raises `DataError` if the source
+    cannot be read, if its labels are not classes of whole images, or if the file cannot be written.
     """
     train, test, classes = _splits(source)
     if train.labels.dtype.kind == "f":
-        raise DataError("a packed file holds classes, not numbers: use the data set as it is")
+        raise DataError("a packed file contains classes, not numbers: use the original data set")
     count = len(train.labels) + len(test.labels)
     check_labels("train", train.labels, len(classes))
     check_labels("test", test.labels, len(classes))
@@ -51,7 +51,7 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
                     progress(done, count)
         temporary.replace(path)
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error}; is the disk full or read-only?") from error
+        raise DataError(f"cannot write {path}: {error}; check whether the disk is full or read-only") from error
     finally:
         temporary.unlink(missing_ok=True)
     return layout
@@ -59,14 +59,14 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
 
 def _splits(source: Source) -> tuple[Split, Split, tuple[str, ...]]:
     if held(source) != "pixels":
-        raise DataError(f"a packed file holds images, and these are {held(source)}: use the data set as it is")
+        raise DataError(f"a packed file contains images, but these are {held(source)}: use the original data set")
     if type(source).load is Source.load:
         return source.chosen()
     data: Dataset = source.load()
     if data.has_words:
-        raise DataError("a packed file holds classes, not words: use the data set as it is")
+        raise DataError("a packed file contains classes, not words: use the original data set")
     if data.has_places:
-        raise DataError("a packed file holds a class for each image, not masks: use the data set as it is")
+        raise DataError("a packed file contains one class per image, not masks: use the original data set")
     train, test = in_memory(data.train_images), in_memory(data.test_images)
     return Split(train, data.train_labels), Split(test, data.test_labels), data.classes
 
@@ -84,7 +84,7 @@ def _rows(layout: Layout) -> int:
 
 
 def _batches(split: Split, size: int | None, common: Kind, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield images (n, C, H, W) of one kind with labels (n,), this many at a time."""
+    """Yield batches of images (n, C, H, W) of one kind with labels (n,), with at most `rows` images."""
     for low in range(0, len(split.labels), rows):
         some = split.images[low : low + rows]
         images = resize(some, size) if isinstance(some, np.ndarray) else decode(some, size)

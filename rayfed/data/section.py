@@ -1,4 +1,4 @@
-"""A scenario's section `data` for what a user names in one argument."""
+"""Translation of the command line option `--data` to a scenario's section `data`."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def data_section(
 ) -> dict[str, Any]:
     """Return a scenario's section `data` for a file, a folder of images or texts, or the name of a data set.
 
-    Images lie in one folder per class, in `images` beside their `masks`, beside a table that names files and classes,
-    or in the files of a Hugging Face data set. In a table, `label` names the column of the classes, or `targets`
-    columns of numbers, and `text` the column of texts, by default the one named `text`. `size` is the height and width
-    to which images are resized; None: they keep theirs. Raises `UserError` for a table without a label, and for
+    Images may be in one folder per class, in `images` with their `masks` in a second folder, next to a table of file
+    names and classes, or in a Hugging Face data set. In a table, `label` names the column of classes, `targets` columns
+    of numbers, and `text` the column of texts (default: a column named `text` or similar). `size` is the height and
+    width to which images are resized (default: original size). Raises `UserError` for a table without a label, and for
     anything that is not data.
     """
     path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
     if targets and path.is_dir():
         raise UserError(
-            f"--target names columns of a table, and {data} is a folder: images whose labels are numbers lie in a "
-            f"Parquet file, with numbers, or lists of them, in its column `label`"
+            f"--target names columns of a table, but {data} is a folder: save images with numeric labels as a Parquet "
+            f"file, with numbers or lists of numbers in its column `label`"
         )
     if targets:
         return {"name": "table", "path": data, "targets": list(targets)}
@@ -56,15 +56,15 @@ def data_section(
         return {"name": "table", "path": data, "label": label}
     if columns:
         raise UserError(
-            f"--data {data} is a table: name the column of its classes by --label, or columns of numbers that are "
-            f"predicted by --target, and where a model takes texts their column by --text, of {', '.join(columns)}"
+            f"--data {data} is a table: name the column of classes with --label, or columns of numbers to predict with "
+            f"--target; for a text model, name the column of texts with --text. Columns: {', '.join(columns)}"
         )
-    if path.suffix != ".parquet":  # which says itself what it lacks
+    if path.suffix != ".parquet":  # its reader reports errors itself
         check_given(data)
     if path.suffix == ".parquet":
         return {"name": "parquet", "train": data} | resized
     if files := sorted(file for file in path.glob("*.parquet") if is_sample(file, path)):
-        if any(map(_split_of, files)):  # as one, images that are tested on would be trained on
+        if any(map(_split_of, files)):  # reading them as one split would train on test images
             return {"name": "parquet", **_splits(data, files, "train")} | resized
         return {"name": "parquet", "train": data} | resized
     if path.is_dir() and _holds_texts(path):
@@ -75,19 +75,19 @@ def data_section(
 
 
 def _is_table(data: str, path: Path) -> bool:
-    """Return whether a file is to be read as a table: no packed images, and no data set of this name."""
+    """Return whether to read a file as a table: it has no packed images, and its path is not a data set's name."""
     return path.is_file() and path.suffix != ".arrow" and data not in registry.table("datasets")
 
 
 def _holds_texts(root: Path) -> bool:
-    """Return whether the class folders of a folder have more texts than images."""
+    """Return whether the class folders of a folder contain more texts than images."""
     files = [path for path in root.glob("*/*") if is_sample(path, root)]
     texts = [path for path in files if path.suffix == ".txt"]
     return bool(texts) and len(texts) > sum(is_image(path) for path in files)
 
 
 def _splits(data: str, tables: Sequence[Path], first: str = "table") -> dict[str, str]:
-    """Return the `first` table of images and, if there is one, that of the test split; raises `UserError` otherwise."""
+    """Return the training table, under the key `first`, and the test table, if any; raises `UserError` for others."""
     by_split = {_split_of(table): table for table in tables}
     test = next((split for split in hugging_face.TESTS if split in by_split), None)
     if len(tables) == 1:
@@ -99,7 +99,7 @@ def _splits(data: str, tables: Sequence[Path], first: str = "table") -> dict[str
 
 
 def _split_of(table: Path) -> str:
-    """Return the split that a file's name says; empty if it says none."""
+    """Return the split in a file's name, such as `train`; empty if there is none."""
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", table.stem)]
     begins = next((split for split in ("train", "test") if any(word.startswith(split) for word in words)), "")
     return begins or next((split for split in hugging_face.TESTS if split in words), "")

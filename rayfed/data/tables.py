@@ -1,4 +1,4 @@
-"""Tables in users' files: separated texts and Parquet."""
+"""Reading of tables in users' files: separated text and Parquet."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ from rayfed.data.numbers import Found, with_numbers
 from rayfed.errors import DataError, nearest
 
 TABLES = frozenset({".csv", ".data", ".parquet", ".psv", ".tab", ".tsv", ".txt"})
-"""Endings of tables, which one of `PACKED` may follow."""
+"""Extensions of tables, which an extension in `PACKED` may follow."""
 PACKED: dict[str, tuple[bytes, Callable[[bytes], bytes]]] = {
     ".gz": (b"\x1f\x8b", gzip.decompress),
     ".bz2": (b"BZh", bz2.decompress),
     ".xz": (b"\xfd7zXZ\0", lzma.decompress),
 }
-"""Endings of compressed files, with their first bytes and how to unpack them."""
+"""Extensions of compressed files, with their first bytes and a function that unpacks them."""
 _TABS = frozenset({".tab", ".tsv"})
 _NAMED = 4
-"""Number of columns that a note names."""
+"""Maximum number of columns that a note names."""
 
 
 class Read(NamedTuple):
-    """A table as it was read."""
+    """Table with notes on its layout."""
 
     table: pa.Table
     notes: tuple[str, ...] = ()
     """Differences from a comma-separated file in UTF-8 with a header row."""
     has_header: bool = True
-    """Whether the names of the columns are the file's own."""
+    """Whether the file has names of columns."""
 
     def missing(self, name: str) -> str:
-        """Return in words that there is no column of a name, and which there are."""
+        """Return the part of an error on an unknown column, with similar names."""
         names = self.table.column_names
         return f"no column '{name}': {nearest(name, names)}" + "; it has no header row" * (not self.has_header)
 
 
 def read_table(path: Path) -> Read:
-    """Read a table in any layout that can be recognised.
+    """Read a table, with automatic detection of its layout.
 
-    Names of columns lose surrounding spaces. In a text, whole numbers of which some begin with 0 are codes, such as
-    postcodes, and stay text. Raises `DataError`, naming the file, for another kind of file, an ambiguous layout, and
-    a column's name that is there twice.
+    Spaces around names of columns are removed. Columns with whole numbers that start with 0, such as postcodes, stay
+    text. Raises `DataError`, naming the file, for another kind of file, an ambiguous layout, and duplicate names of
+    columns.
     """
     found = _read(path)
     names = found.table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path}: two columns are called '{twice[0]}': rename one")
+        raise DataError(f"{path}: two columns are named '{twice[0]}': rename one")
     stripped = [name.strip() for name in names]
     return found._replace(table=found.table.rename_columns(stripped)) if len(set(stripped)) == len(names) else found
 
 
 def name_ending(path: Path) -> str:
-    """Return the ending of a table's name in small letters, without that of a compressed file."""
+    """Return the extension of a table in lower case, without the extension of a compressed file."""
     inner = Path(path.stem) if path.suffix.lower() in PACKED else path
     return inner.suffix.lower()
 
 
 def _read(path: Path) -> Read:
-    if path.is_dir() and path.suffix == ".parquet":  # as Spark writes it
+    if path.is_dir() and path.suffix == ".parquet":  # Spark writes such folders
         return _parquet(path, path)
     try:
         content = _unpacked(path, path.read_bytes())
@@ -91,32 +91,32 @@ def _unpacked(path: Path, content: bytes) -> bytes:
             try:
                 return unpack(content)
             except (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error) as error:
-                raise DataError(f"{path} cannot be unpacked: {error}; fetch it again") from error
+                raise DataError(f"{path} cannot be unpacked: {error}; download it again") from error
     return content
 
 
 def _in_arrow(content: bytes) -> pa.Buffer:
-    """Return a copy in memory of Arrow: its threads abort if they release Python's as the interpreter exits."""
+    """Return a copy in Arrow's memory, as Arrow's threads abort if they release Python memory at exit."""
     stream = pa.BufferOutputStream()
     stream.write(content)
     return stream.getvalue()
 
 
 def _parquet(path: Path, source: Path | pa.BufferReader) -> Read:
-    """Read Parquet, whatever the file's name; a name of a column that is no text is found here, too."""
+    """Read Parquet, for any file name; raises `DataError` for damaged files and for invalid names of columns."""
     try:
         table = pq.read_table(source)
         is_called = bool(table.column_names) and name_ending(path) == ".parquet"
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read: {error}; expected a whole Parquet file") from error
-    return Read(table, () if is_called else (f"data: {path.name} is a Parquet file and is read as one",))
+        raise DataError(f"{path} cannot be read: {error}; expected a complete Parquet file") from error
+    return Read(table, () if is_called else (f"data: {path.name} is read as a Parquet file",))
 
 
 def _separated(path: Path, content: bytes) -> Read:
-    """Read a text with a separator between its fields."""
+    """Read a text table with a separator between its fields."""
     if name_ending(path) == ".parquet":
-        raise DataError(f"{path} is text, expected a whole Parquet file: give it the ending .csv if it is a table")
-    content = content.removesuffix(b"\x1a")  # the end of a file in DOS
+        raise DataError(f"{path} is text, expected a complete Parquet file: rename it to .csv if it is a table")
+    content = content.removesuffix(b"\x1a")  # end-of-file mark of DOS
     text, encoding = decoded(str(path), content)
     if kind := structured_kind(text):
         raise DataError(f"{path} is {kind.name}, expected a table: {kind.advice}")
@@ -139,7 +139,7 @@ def _separated(path: Path, content: bytes) -> Read:
     try:
         table = read()
         if len(set(table.column_names)) < table.num_columns:
-            return Read(table)  # which is refused
+            return Read(table)  # `read_table` raises the error
         table = _with_codes(table, written)
         found = with_numbers(str(path), table, layout.delimiter, layout.delimiter == usual, written)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
@@ -149,7 +149,7 @@ def _separated(path: Path, content: bytes) -> Read:
 
 
 def _with_codes(table: pa.Table, written: Callable[[Sequence[str]], pa.Table]) -> pa.Table:
-    """Return a table in which whole numbers stay text if some of their column begin with 0."""
+    """Return a table in which columns of whole numbers stay text if some numbers start with 0."""
     whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
     as_text = written(whole) if whole else table
     for name in whole:
@@ -159,7 +159,7 @@ def _with_codes(table: pa.Table, written: Callable[[Sequence[str]], pa.Table]) -
 
 
 def _notes(path: Path, layout: Layout, usual: str, encoding: str, found: Found) -> Iterator[str]:
-    """Yield notes on all that was detected and is unusual."""
+    """Yield notes on unusual features of the layout."""
     detected = [f"fields are separated by {DELIMITERS[layout.delimiter]}"] if layout.delimiter != usual else []
     if encoding != UTF_8:
         detected.append(f"the encoding is {encoding}")
@@ -171,11 +171,11 @@ def _notes(path: Path, layout: Layout, usual: str, encoding: str, found: Found) 
     if detected:
         yield f"data: detected in {path.name}: {'; '.join(detected)}"
     if layout.columns is not None:
-        yield (f"data: {path.name} has no header row: its columns are called column_1 to column_{len(layout.columns)}")
+        yield (f"data: {path.name} has no header row: its columns are named column_1 to column_{len(layout.columns)}")
     for name in found.left:
         yield (
-            f"column '{name}' has numbers with a decimal comma, but the table has decimal points, too: the column is "
-            f"text; write all numbers with decimal points"
+            f"column '{name}' has numbers with a decimal comma, but the table also has decimal points: the column is "
+            f"read as text; write all numbers with decimal points"
         )
 
 

@@ -1,8 +1,8 @@
-"""TIFF images of any number of channels, 8 or 16 bits each, by Pillow or tifffile.
+"""Decoding of TIFF images with any number of channels, 8 or 16 bits each, by Pillow or tifffile.
 
-Source: Adobe, "TIFF Revision 6.0" (1992): PhotometricInterpretation, ExtraSamples, Orientation. Pillow drops a fourth
-channel that is no transparency, the lower byte of colours of 16 bits, all pages but the first, and takes no notice of
-a white that is zero in grey of 16 bits.
+Source: Adobe, "TIFF Revision 6.0" (1992): PhotometricInterpretation, ExtraSamples, Orientation. tifffile is used if
+Pillow would lose information: a fourth channel other than transparency, the lower byte of 16-bit colours, or pages
+after the first. Pillow also ignores WhiteIsZero for 16-bit grey.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from rayfed.errors import DataError, needing
 
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-"""First bytes of a file; the last two of one larger than 4 GiB."""
+"""First bytes of a TIFF file; the last two are for BigTIFF (files above 4 GiB)."""
 _BITS, _PHOTOMETRIC, _ORIENTATION, _EXTRA_SAMPLES = 258, 262, 274, 338
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
 _TRANSPARENCY = (1, 2)
 
 
 def decode(content: bytes) -> np.ndarray:
-    """Decode an image into (C, H, W), uint8 or, above 8 bits a channel, uint16, with white as the largest value.
+    """Decode an image into (C, H, W), uint8 or (above 8 bits per channel) uint16, with white as the maximum.
 
-    Pages of one size, grey each, are channels of one image. Raises `DataError` for what is neither, and where tifffile
-    is needed and missing.
+    Grey pages of one size become the channels of one image. Raises `DataError` for other kinds of files, and if
+    tifffile is needed but missing.
     """
     found = _simple(content)
     return _general(content) if found is None else found
@@ -52,19 +52,19 @@ def _simple(content: bytes) -> np.ndarray | None:
 
 
 def _general(content: bytes) -> np.ndarray:
-    with needing("tifffile", "medical", "a TIFF of several pages or channels, or of colours of 16 bits"):
+    with needing("tifffile", "medical", "a TIFF with several pages or channels, or with 16-bit colours"):
         from tifffile import TiffFile
     with TiffFile(BytesIO(content)) as file:
         if len(file.series) > 1:
-            raise DataError("its pages differ in size or kind: save one page, or pages of one size")
+            raise DataError("its pages differ in size or kind: save one page, or pages of equal size")
         series, page = file.series[0], file.series[0].keyframe
         axes, pixels = series.axes, series.asarray()
     if page.photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB) or pixels.dtype not in (np.uint8, np.uint16):
         named = getattr(page.photometric, "name", page.photometric)
-        raise DataError(f"its values are {pixels.dtype}, {named}: expected 8 or 16 bits without sign, grey or RGB")
+        raise DataError(f"its values are {pixels.dtype}, {named}: expected unsigned 8 or 16 bits, grey or RGB")
     channels = [place for place, axis in enumerate(axes) if axis not in "YX"]
     if len(channels) > 1:
-        raise DataError(f"it has the axes {axes}: expected height, width and one of channels or pages")
+        raise DataError(f"it has the axes {axes}: expected height, width and at most one axis of channels or pages")
     pixels = np.moveaxis(pixels, channels[0], 0) if channels else pixels[None]
     if page.extrasamples and page.extrasamples[-1] in _TRANSPARENCY and "S" in axes:
         pixels = pixels[:-1]
@@ -73,7 +73,7 @@ def _general(content: bytes) -> np.ndarray:
 
 
 def _levels(pixels: np.ndarray, bits: int, photometric: int) -> np.ndarray:
-    """Return values of this many bits scaled to 8 or 16 bits."""
+    """Return values with this number of bits, scaled to 8 or 16 bits."""
     depth, white, largest = (np.uint8, 255, 2**bits - 1) if bits <= 8 else (np.uint16, 65535, 2**bits - 1)
     values: np.ndarray = largest - pixels if photometric == _WHITE_IS_ZERO else pixels
     scaled: np.ndarray = values if largest == white else np.rint(values / largest * white)
@@ -81,7 +81,7 @@ def _levels(pixels: np.ndarray, bits: int, photometric: int) -> np.ndarray:
 
 
 def _turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    """Return an image (C, H, W) in its orientation for display."""
+    """Return an image (C, H, W) with its orientation tag applied."""
     if orientation >= 5:
         pixels = pixels.swapaxes(1, 2)
     if orientation in (3, 4, 7, 8):

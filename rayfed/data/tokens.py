@@ -1,7 +1,7 @@
-"""Tokenisation of texts by the user's tokeniser, or by byte pairs learnt from the texts.
+"""Tokenisation of texts by the user's tokeniser, or by byte-pair encoding learnt from the texts.
 
-Source of what is learnt: byte-level byte-pair encoding, Sennrich et al. 2016, "Neural Machine Translation of Rare Words
-with Subword Units".
+Source: Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units" (byte-level byte-pair
+encoding).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from rayfed.objective import NO_TARGET
 from rayfed.samples import MOST_TOKENS, Tokens
 
 BYTES = 256
-"""Smallest vocabulary of what is learnt."""
+"""Minimum size of a learnt vocabulary."""
 _FILE = "tokenizer.json"
 _SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
-"""Files of a folder from which transformers makes a tokenizer."""
+"""Files of a folder from which transformers builds a tokeniser."""
 _SETTINGS = "tokenizer_config.json"
 _MASKS = ("[MASK]", "<mask>")
-"""Names of the token that stands for one which a model is not shown, where nothing says which does."""
+"""Names of the mask token to try if the settings name none."""
 _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
-"""Names of the tokens that fill up texts, where nothing says which does: a padding token, or the end of a text."""
+"""Names of the padding token to try if the settings name none; the last two are end-of-text tokens."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A tokeniser with the numbers of its padding token and its mask, None if it has none."""
+    """Tokeniser with the ids of its padding and mask tokens, None if it has none."""
 
     tokenizer: Tokenizer
     pad: int | None
     mask: int | None = None
 
     def sample(self, length: int, padded: bool = True) -> Tokens:
-        """Return the description of texts of so many tokens, which are filled up or never shorter."""
+        """Return the description of texts with `length` tokens, padded or never shorter."""
         return Tokens(self.pieces(), length, self.pad if padded else None, self.mask, self._special())
 
     def _special(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class Reader:
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
 
     def filled(self, texts: Sequence[str], length: int) -> tuple[np.ndarray, int]:
-        """Return texts as (N, length) int64 with special tokens, truncated or padded, and how many were truncated."""
+        """Return texts as (N, length) int64 with special tokens, truncated or padded, and the number truncated."""
         assert self.pad is not None
         found = self._encoded(texts, length)
         return _rows([one.ids for one in found], length, self.pad), _truncated(found)
@@ -62,9 +62,10 @@ class Reader:
     def labelled(
         self, texts: Sequence[Sequence[str]], labels: Sequence[Sequence[int]], length: int
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return texts in words, the label of each word at its first token, and how many texts were truncated.
+        """Return tokens of texts given in words, labels per token, and the number of truncated texts.
 
-        Texts and labels are (N, length) int64, as of `filled`. All other places have `NO_TARGET`, as is usual.
+        Tokens and labels are (N, length) int64. The label of a word is at its first token; other places have
+        `NO_TARGET`.
         """
         assert self.pad is not None
         found = self._encoded(texts, length, is_pretokenized=True)
@@ -84,7 +85,7 @@ class Reader:
             self.tokenizer.no_truncation()
 
     def pieces(self) -> tuple[str, ...]:
-        """Return each token's text as it follows another, since most decoders drop a leading space."""
+        """Return each token's text when it follows another token, as most decoders drop a leading space."""
         before = self.tokenizer.decode([0], skip_special_tokens=False)
         pieces = []
         for number in range(max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1):
@@ -95,12 +96,12 @@ class Reader:
 
 
 def _truncated(found: Sequence[tokenizers.Encoding]) -> int:
-    # a text of just so many tokens has as many as one that was cut: what was cut off tells them apart
+    # the number of tokens does not show truncation, as a text may have exactly the maximum length
     return sum(bool(one.overflowing) for one in found)
 
 
 def _rows(found: Sequence[Sequence[int]], length: int, fill: int) -> np.ndarray:
-    """Return lists of numbers as (N, length) int64, filled up where they are shorter."""
+    """Return lists of numbers as (N, length) int64, padded with `fill`."""
     rows = np.full((len(found), length), fill, np.int64)
     for row, ids in zip(rows, found, strict=True):
         row[: len(ids)] = ids
@@ -113,7 +114,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(path: str | Path) -> Reader:
-    """Load a `tokenizer.json`, or a folder's; raises `DataError` if it cannot be read."""
+    """Load a tokeniser from a `tokenizer.json` or a folder; raises `DataError` if it cannot be read."""
     found = local_path(path)
     if found.is_dir() and not (found / _FILE).is_file():
         tokenizer = _made(found)
@@ -121,13 +122,15 @@ def load_tokenizer(path: str | Path) -> Reader:
         file = found / _FILE if found.is_dir() else found
         try:
             tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises plain `Exception`
             raise DataError(
                 f"data.tokenizer: {file} cannot be read: {error}; expected a tokenizer.json of `tokenizers`, or a "
                 f"folder with one"
             ) from error
     if tokenizer.get_vocab_size() > MOST_TOKENS:
-        raise DataError(f"data.tokenizer: {found} has {tokenizer.get_vocab_size()} tokens, at most {MOST_TOKENS} fit")
+        raise DataError(
+            f"data.tokenizer: {found} has {tokenizer.get_vocab_size()} tokens; use one with at most {MOST_TOKENS}"
+        )
     folder = found if found.is_dir() else None
     pad, mask = _pad(tokenizer, folder), _known(tokenizer, [_told(folder, _SETTINGS, "mask_token"), *_MASKS])
     tokenizer.no_truncation()
@@ -136,7 +139,7 @@ def load_tokenizer(path: str | Path) -> Reader:
 
 
 def learnt(texts: Sequence[str], size: int, pad: bool = False) -> Reader:
-    """Learn byte pairs from texts, with at most this many tokens including the 256 bytes; deterministic.
+    """Learn a byte-pair encoding from texts, with at most `size` tokens including the 256 bytes; deterministic.
 
     With `pad` the first token is one that fills up texts.
     """
@@ -161,14 +164,14 @@ def _made(folder: Path) -> Tokenizer:
         from transformers import AutoTokenizer
     try:
         found: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
-    except Exception as error:  # transformers raises whatever its tokenizers do
+    except Exception as error:  # transformers passes on any exception of its tokenisers
         said = " ".join(str(error).split())[:300]
-        raise DataError(f"data.tokenizer: transformers cannot make the tokenizer of {folder}: {said}") from error
+        raise DataError(f"data.tokenizer: transformers cannot build the tokenizer of {folder}: {said}") from error
     return found
 
 
 def _pad(tokenizer: Tokenizer, folder: Path | None) -> int | None:
-    """Return the padding token of a model in the same folder; None if there is none."""
+    """Return the id of the padding token, from the model's or tokeniser's settings; None if there is none."""
     number = _told(folder, "config.json", "pad_token_id")
     if isinstance(number, int):
         return number
@@ -178,14 +181,14 @@ def _pad(tokenizer: Tokenizer, folder: Path | None) -> int | None:
 
 
 def _known(tokenizer: Tokenizer, names: Sequence[object]) -> int | None:
-    """Return the number of the first token that a tokeniser has, by names or as its settings write them."""
+    """Return the id of the first of these tokens that a tokeniser has; each is a name or an entry of its settings."""
     named = [one["content"] if isinstance(one, dict) else one for one in names if one is not None]
     numbers = (tokenizer.token_to_id(str(name)) for name in named)
     return next((number for number in numbers if number is not None), None)
 
 
 def _told(folder: Path | None, name: str, key: str) -> object:
-    """Return a JSON file's content in a folder; None if it is missing or invalid."""
+    """Return the value of a key in a folder's JSON file; None if it is missing or invalid."""
     try:
         return None if folder is None else json.loads((folder / name).read_text(encoding="utf-8")).get(key)
     except (OSError, ValueError, AttributeError):

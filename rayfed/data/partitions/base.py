@@ -1,4 +1,4 @@
-"""The contract of a partition, and common functions."""
+"""Protocol of partitions, and common functions."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ class Partition(Protocol):
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
         """Return each client's indices (n,) int64, without repetition, in random order.
 
-        `labels` is (N,) int64. Every sample goes to exactly one client, unless the partition says otherwise, and every
-        client gets at least one; `rng` is the only source of randomness. Raises `UserError` where there are too few
-        samples.
+        `labels` is (N,) int64. Every sample belongs to exactly one client, unless documented otherwise, and every
+        client has at least one; `rng` is the only source of randomness. Raises `UserError` for too few samples.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Parts(Sequence[np.ndarray]):
-    """Samples of all clients in two flat arrays, which actors can map for any number of clients."""
+    """Samples of all clients in two flat arrays, which actors can memory-map for any number of clients."""
 
     indices: np.ndarray
-    """Indices of samples, (N,) int64, client after client."""
+    """Indices of samples, (N,) int64, grouped by client."""
     ends: np.ndarray
     """Ends of the clients' indices, (clients,) int64."""
 
     @classmethod
     def of(cls, parts: Iterable[np.ndarray]) -> Parts:
-        """Return the clients' indices as one object."""
+        """Return the object for a sequence of clients' indices."""
         if isinstance(parts, Parts):
             return parts
         every = [np.empty(0, np.int64), *parts]
@@ -56,7 +55,7 @@ class Parts(Sequence[np.ndarray]):
     @overload
     def __getitem__(self, client: slice) -> Sequence[np.ndarray]: ...
     def __getitem__(self, client: int | slice) -> np.ndarray | Sequence[np.ndarray]:
-        """Return one client's indices as a view, or those of several clients."""
+        """Return one client's indices as a view, or a list of them for a slice."""
         if isinstance(client, slice):
             return [self[c] for c in range(*client.indices(len(self)))]
         end = self.ends[client]
@@ -65,25 +64,25 @@ class Parts(Sequence[np.ndarray]):
 
 
 def require(samples: int, clients: int, each: int, what: str) -> None:
-    """Raise `UserError` unless there are `each` samples for every client; `what` names the reason."""
+    """Raise `UserError` unless there are `each` samples for every client; `what` is the requirement."""
     if samples < clients * each:
         raise UserError(
-            f"cannot deal {samples} samples to {clients} clients: {what} needs at least {clients * each}; "
+            f"cannot partition {samples} samples among {clients} clients: {what} needs at least {clients * each}; "
             f"use fewer clients or more samples"
         )
 
 
 def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Split one client's indices (n,) into those for training and those for validation.
+    """Split one client's indices (n,) into training and validation indices.
 
-    There is at least one of each, and each class gives its share. `labels` are those of all samples. Raises `UserError`
-    for too few.
+    Both have at least one sample, stratified by class. `labels` are the labels of all samples. Raises `UserError` for
+    too few samples.
     """
     count = max(1, round(share * len(part)))
     if count >= len(part):
         raise UserError(
-            f"federation.validation: {share:g} of a client's {len(part)} samples leaves none to train on; "
-            f"use fewer clients, a smaller share, or a partition that gives each client more"
+            f"federation.validation: {share:g} of a client's {len(part)} samples leaves none for training; "
+            f"use fewer clients, a smaller share, or a partition with more samples per client"
         )
     chosen = stratified(labels[part], count)
     return np.delete(part, chosen), part[chosen]

@@ -1,4 +1,4 @@
-"""Partition into consecutive blocks, for data sets whose order tells who owns a sample."""
+"""Partition into consecutive blocks, for data sets that are sorted by owner."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rayfed.registry import component
 
 @component
 class Blocks:
-    """One block of consecutive samples for each client, with equal sizes to within one sample."""
+    """One block of consecutive samples per client, with equal sizes to within one sample."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the clients' indices, see `Partition.split`."""
-        require(len(labels), clients, 1, "one for each")
+        require(len(labels), clients, 1, "one per client")
         return [rng.permutation(block) for block in np.array_split(np.arange(len(labels)), clients)]

@@ -14,5 +14,5 @@ class IID:
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the clients' indices, see `Partition.split`."""
-        require(len(labels), clients, 1, "one a client")
+        require(len(labels), clients, 1, "one per client")
         return np.array_split(rng.permutation(len(labels)), clients)

@@ -1,4 +1,4 @@
-"""Quantity skew: clients have different amounts of data with the same distribution.
+"""Quantity skew: clients have different numbers of samples from the same distribution.
 
 Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos", arXiv:2102.02079, section IV-C.
 """
@@ -16,14 +16,14 @@ from rayfed.registry import component
 
 @component
 class Quantity:
-    """Unequal shares, one sample each plus a share ~ Dir(alpha, ..., alpha), independent of labels."""
+    """Unequal shares: one sample per client plus a share ~ Dir(alpha, ..., alpha), independent of labels."""
 
     alpha: Annotated[float, Field(gt=0)]
-    """Concentration: near 0 one client has nearly all samples, above about 100 all have about equally many."""
+    """Concentration: near 0, one client has nearly all samples; above about 100, all have about the same number."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the clients' indices, see `Partition.split`."""
-        require(len(labels), clients, 1, "one a client")
+        require(len(labels), clients, 1, "one per client")
         order = rng.permutation(len(labels))
         shares = rng.dirichlet(np.full(clients, self.alpha))
         sizes = 1 + rng.multinomial(len(labels) - clients, shares)

@@ -1,4 +1,4 @@
-"""Independent draws from all samples, for more clients than samples; clients may share samples."""
+"""Independent random subsets of all samples, for more clients than samples; clients may share samples."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rayfed.subsets import subsets
 
 @component
 class Resampled:
-    """Draw each client's samples independently; clients may share samples.
+    """An independent random subset of the samples for each client; clients may share samples.
 
-    For federations of many clients. Each client's copy of a sample counts as a record of its own: a privacy guarantee
-    for one sample speaks of one client's copy.
+    For federations with many clients. Each client's copy of a sample counts as a separate record, so a privacy
+    guarantee per sample covers one client's copy only.
     """
 
     samples: Annotated[int, Field(ge=1)]
-    """Distinct samples of one client."""
+    """Number of distinct samples per client."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-        """Return the clients' indices, see `Partition.split`; several clients may get the same sample."""
+        """Return the clients' indices, see `Partition.split`; several clients may have the same sample."""
         if len(labels) < self.samples:
             raise UserError(
-                f"partition resampled: a client cannot draw {self.samples} different samples of {len(labels)}; "
+                f"partition resampled: a client cannot have {self.samples} different samples out of {len(labels)}; "
                 f"lower partition.samples"
             )
         indices = rng.permuted(subsets(rng, clients, len(labels), self.samples), axis=1).reshape(-1)

@@ -13,17 +13,17 @@ from rayfed.registry import component
 
 @component
 class Shards:
-    """Equal shards of the samples sorted by label, several of which each client gets at random."""
+    """Samples sorted by label and cut into equal shards, which are assigned to clients at random."""
 
     by_label: ClassVar[bool] = True
 
     shards_per_client: Annotated[int, Field(ge=1)] = 2
-    """Shards of each client: roughly how many classes it has."""
+    """Number of shards per client, which is roughly its number of classes."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the clients' indices, see `Partition.split`; shards are equal to within one sample."""
         each = self.shards_per_client
-        require(len(labels), clients, each, f"one for each of {each} shards a client")
+        require(len(labels), clients, each, f"one for each of {each} shards per client")
         order = rng.permutation(len(labels))
         by_label = order[np.argsort(labels[order], kind="stable")]
         shards = np.array_split(by_label, clients * each)

@@ -1,4 +1,4 @@
-"""Data sets, one or one family a file, each a component with `load() -> Dataset`."""
+"""Data sets, one or one family per file, each a component with `load() -> Dataset`."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ TABLE: dict[str, str] = {
 def check_given(data: str) -> None:
     """Raise `UserError` unless an argument is a file, folder, URL, or the name or dotted path of a data set.
 
-    Nothing is imported or read: who mistyped a path hears of it at once.
+    Nothing is imported or read, so a mistyped path is reported immediately.
     """
     known = registry.table("datasets")
     if not Path(data).expanduser().exists() and data not in known and ":" not in data:
-        raise UserError(f"--data {data}: no such file or folder, nor a data set of that name; {nearest(data, known)}")
+        raise UserError(f"--data {data}: no such file, folder or data set; {nearest(data, known)}")
 
 
 def is_public(spec: Mapping[str, Any] | str) -> bool:
     """Return whether the samples of a scenario's section `data` are known to be public.
 
-    A component of rayfed says so itself (`is_public`). One of the user's never is, whatever it says or is made of.
+    Components of rayfed declare it (`is_public`). Components of users are never public.
     """
     written = {"name": spec} if isinstance(spec, str) else spec
     if written["name"] not in TABLE:
@@ -59,5 +59,5 @@ def is_public(spec: Mapping[str, Any] | str) -> bool:
     own = {field.name: written[field.name] for field in fields(target) if field.name in written}
     try:
         return bool(TypeAdapter(target).validate_python(own).is_public)
-    except ValidationError:  # of another version of rayfed
+    except ValidationError:  # the section may be from another version of rayfed
         return False

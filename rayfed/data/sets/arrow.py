@@ -13,17 +13,17 @@ from rayfed.registry import component
 
 @component
 class Arrow(Source):
-    """Arrow file of `rayfed pack`, memory-mapped; all nodes of a cluster need it at the same path."""
+    """Arrow file from `rayfed pack`, memory-mapped; all nodes of a cluster need it at the same path."""
 
     path: Path
-    """The file; `~` and environment variables are expanded."""
+    """Path of the file; `~` and environment variables are expanded."""
 
     def load(self) -> Dataset:
-        """Open the data set without reading the images; raises `DataError` if `size` is not theirs."""
+        """Open the data set without reading the images; raises `DataError` if `size` is not their size."""
         data = mapped(str(local_path(self.path).resolve()), self.train_samples, self.test_samples)
         if self.size is not None and data.sample.shape[1:] != (self.size, self.size):
             raise DataError(
                 f"data.size: the images in {self.path} are {data.sample.shape[1]}x{data.sample.shape[2]} (height x "
-                f"width) and are not resized as they are read; pack them again at size {self.size}"
+                f"width) and cannot be resized; pack them again at size {self.size}"
             )
         return data

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, as torchvision unpacks them or as Parquet files in the Hugging Face layout.
+"""CIFAR-10 and CIFAR-100, in torchvision's layout or as Parquet files in the Hugging Face layout.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
@@ -36,14 +36,14 @@ class CIFAR10(TorchvisionSource):
     label_columns: ClassVar[tuple[str, ...]] = ("label",)
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read torchvision's batches where its folder is there, else all Parquet files; in the order stored."""
+        """Read torchvision's batches if its folder exists, else all Parquet files, in stored order."""
         train, test = self._shards("train"), self._shards("test", "val")
         if (train or test) and not self._batches.is_dir():
             return self._read_parquet(train, test)
         return self._read_batches()
 
     def load(self) -> Dataset:
-        """Load the data set into memory, with a remark if the images of Parquet files are encoded differently."""
+        """Load the data set into memory, with a note if the Parquet files have different image encodings."""
         data = super().load()
         shards = [] if self._batches.is_dir() else self._shards("train")
         kinds = {path.name: kind for path in shards if (kind := self._encoding(path))}
@@ -51,13 +51,13 @@ class CIFAR10(TorchvisionSource):
             return data
         named = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
         said = (
-            f"data: the training images are of {named} together, of which JPEG has lost detail: for one of them name "
-            f"its file (`data: {{name: parquet, train: FILE}}`)"
+            f"data: the training images are from {named}, and JPEG loses detail: to use one file only, name it "
+            f"(`data: {{name: parquet, train: FILE}}`)"
         )
         return replace(data, remarks=(*data.remarks, said))
 
     def _encoding(self, path: Path) -> str | None:
-        """Return the encoding of the first image of a Parquet file, such as PNG; None if it is not known."""
+        """Return the encoding of the first image of a Parquet file, such as PNG; None if unknown."""
         with suppress(StopIteration, KeyError, TypeError, OSError, pa.ArrowException):
             file = pq.ParquetFile(path)
             column = next(name for name in ("image", "img") if name in file.schema_arrow.names)
@@ -76,7 +76,7 @@ class CIFAR10(TorchvisionSource):
     def _read_parquet(self, train: list[Path], test: list[Path]) -> tuple[Split, Split, tuple[str, ...]]:
         for split, files in (("train", train), ("test", test)):
             if not files:
-                raise self.missing(f"{self.folder} has Parquet files, but none of the {split} split")
+                raise self.missing(f"{self.folder} has Parquet files, but none for the {split} split")
         return read_parquet(train, test, ("image", "img"), self.label_columns)
 
     def _read_batches(self) -> tuple[Split, Split, tuple[str, ...]]:

@@ -1,6 +1,6 @@
-"""scikit-learn's digits: 1,797 real handwritten digits of 8x8, shipped in its wheel.
+"""scikit-learn's digits: 1,797 handwritten digits of 8x8 pixels, included in its wheel.
 
-Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998 (its test
+Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998 (test
 part).
 """
 
@@ -20,7 +20,7 @@ from rayfed.registry import component
 
 @component
 class Digits(Source):
-    """Handwritten digits of scikit-learn, grey, ten classes; always the same stratified fifth is the test split.
+    """Handwritten digits of scikit-learn, grey, ten classes; a fixed stratified fifth is the test split.
 
     Needs no files.
     """
@@ -28,10 +28,10 @@ class Digits(Source):
     is_public: ClassVar[bool] = True
 
     size: Annotated[int, Field(ge=1)] | None = 28
-    """Height and width in pixels, to which the 8x8 originals are enlarged (bilinear). None keeps 8x8."""
+    """Height and width in pixels, to which the 8x8 images are resized (bilinear). `null` keeps 8x8."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read 1,438 training and 359 test digits of 8x8; their 17 levels of grey are spread over 0 to 255."""
+        """Read 1,438 training and 359 test digits of 8x8, with their 17 grey levels scaled to 0..255."""
         table = np.loadtxt(_file(), delimiter=",", dtype=np.int64)
         images = np.rint(table[:, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
         train, test = hold_out_fifth(Split(images, table[:, 64]), "digits")
@@ -45,5 +45,5 @@ def _file() -> Path:
     assert package.origin is not None
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.is_file():
-        raise DataError(f"{path} is missing: the wheel of scikit-learn ships it; install that again")
+        raise DataError(f"{path} is missing, but it is part of scikit-learn: reinstall scikit-learn")
     return path

@@ -1,6 +1,6 @@
 """Toy data: points in the plane from two different Gaussian mixtures, one for each of two clients.
 
-Source: Ren's thesis, section 4.3.1 and figure 4.2, which gives sizes but no means and deviations: those are ours.
+Source: Ren's thesis, section 4.3.1 and figure 4.2. The thesis gives the sizes; the means and deviations are our choice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rayfed.data.base import Source, Split
 from rayfed.registry import component
 
 EXTENT = 4.0
-"""The plane reaches from minus to plus this much in both directions."""
+"""Maximum absolute coordinate."""
 _CLUSTERS = (
     (((-2.0, -1.0), 0.6), ((-0.6, 0.8), 0.5)),
     (((1.0, -1.4), 0.9), ((1.8, 1.2), 1.0)),
@@ -24,22 +24,22 @@ _CLUSTERS = (
 
 @component
 class GaussianToy(Source):
-    """Points in the plane as images of 1x1x2, of two classes and two clients.
+    """Points in the plane as images of 1x1x2 pixels, with two classes and two clients.
 
-    A set holds 8-bit pixels, so a coordinate is one of 256 places from -4 to 4; what is drawn farther out lies on the
-    edge. The first half of the training points is client 0's, the second client 1's: deal them with the partition
-    `blocks`. The test points are those of both.
+    Coordinates are stored as 8-bit pixels: 256 values from -4 to 4, and values outside this range are clipped. The
+    first half of the training points belongs to client 0, the second half to client 1, so use the partition `blocks`.
+    The test split has points of both clients.
     """
 
     is_public: ClassVar[bool] = True
 
     samples: Annotated[int, Field(ge=20)] = 40000
-    """Points of each client, a tenth of them for the test."""
+    """Number of points per client, of which a tenth are in the test split."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the points."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Draw the points of both clients."""
+        """Sample the points of both clients."""
         rng = np.random.default_rng(self.seed)
         tested = self.samples // 10
         images, labels = zip(*(self._draw(classes, rng) for classes in _CLUSTERS), strict=True)

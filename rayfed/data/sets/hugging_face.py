@@ -1,8 +1,8 @@
-"""Data sets of Hugging Face on disk, read without the package `datasets`.
+"""Hugging Face data sets on disk, read without the package `datasets`.
 
-What `save_to_disk` wrote: Arrow streams with a `state.json` beside them, for each split where there is a
-`dataset_dict.json`. A repository of the hub, as it was downloaded: Parquet files called by their splits, as
-`data/train-00000-of-00001.parquet`, or in folders called by them.
+Two layouts are supported. Folders from `save_to_disk` contain Arrow files and a `state.json`, in one folder per split
+if there is a `dataset_dict.json`. Downloaded repositories of the hub contain Parquet files named after their splits,
+such as `data/train-00000-of-00001.parquet`, or in folders named after their splits.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from rayfed.files import local_path
 from rayfed.registry import component
 
 TESTS = ("test", "validation", "valid", "val", "dev")
-"""Splits that may be the test split, the first that there is."""
+"""Names of the test split, in order of preference."""
 _SHARD = re.compile(r"(.+?)-\d+(-of-\d+)?")
 
 
 @component
 class HuggingFace(Source):
-    """Images of a Hugging Face data set on disk: a folder of `save_to_disk`, or a repository of the hub."""
+    """Images of a Hugging Face data set on disk: a folder from `save_to_disk`, or a downloaded repository."""
 
     root: Path
     """Folder of the data set; `~` and environment variables are expanded."""
     train: str = "train"
-    """Name of the training split; a data set that has one split alone is that."""
+    """Name of the training split; ignored if the data set has only one split."""
     test: str | None = None
-    """Name of the test split; null: `test`, `validation` or alike, and without one a stratified fifth of `train`."""
+    """Name of the test split. Default: `test`, `validation` or similar, else a stratified fifth of `train`."""
     image_column: str | None = None
-    """Column of the images; null: the one that there is."""
+    """Column of the images. Default: the only column of images."""
     label_column: str | None = None
-    """Column of the classes; null: the one that the metadata call so, or that is called `label` or alike."""
+    """Column of the classes. Default: the class column in the metadata, else `label` or similar."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read both splits in the order stored."""
+        """Read both splits in stored order."""
         root = local_path(self.root)
         found = splits(root)
         known = ", ".join(found) or "none"
         name = self.train if self.train in found or len(found) != 1 else next(iter(found))
         for asked in (name, self.test):
             if asked is not None and asked not in found:
-                raise DataError(f"{root} has no split '{asked}' of Parquet or Arrow files; it has {known}")
+                raise DataError(f"{root} has no split '{asked}' in Parquet or Arrow files; it has {known}")
         test = self.test or next((other for other in TESTS if other in found and other != name), None)
         files = found[name], [] if test is None else found[test]
         return read_parquet(*files, named(self.image_column), named(self.label_column))
 
 
 def splits(root: Path) -> dict[str, list[Path]]:
-    """Return each split's files of a data set; empty for a folder that is not one."""
+    """Return the files of each split; empty if the folder is not a Hugging Face data set."""
     if (root / "dataset_dict.json").is_file():
         written = _said(root / "dataset_dict.json", "splits")
         return {str(name): _saved(root / str(name)) for name in written}
@@ -77,16 +77,16 @@ def _saved(folder: Path) -> list[Path]:
     """Return the files of one split, in their order."""
     state = folder / "state.json"
     if not state.is_file():
-        raise DataError(f"{state} is missing; expected what `save_to_disk` writes, copy the whole folder")
+        raise DataError(f"{state} is missing; expected a folder from `save_to_disk`: copy the whole folder")
     written: list[Any] = _said(state, "_data_files")
     try:
         names = [str(one["filename"]) for one in written]
     except (KeyError, TypeError) as error:
-        raise DataError(f"{state} names no files in `_data_files`; fetch it again") from error
+        raise DataError(f"{state} names no files in `_data_files`; download it again") from error
     if escaping := [name for name in names if Path(name).name != name]:
-        raise DataError(f"{state} names '{escaping[0]}', which is no file beside it")
+        raise DataError(f"{state} names '{escaping[0]}', which is not a file in the same folder; download it again")
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise DataError(f"{folder / missing[0]} is missing, though {state} names it; copy the whole folder")
+        raise DataError(f"{folder / missing[0]} is missing, but {state} names it; copy the whole folder")
     return [folder / name for name in names]
 
 
@@ -96,5 +96,5 @@ def _said(path: Path, key: str) -> list[Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {error!r}; expected a list `{key}` in it") from error
     if not isinstance(written, list):
-        raise DataError(f"{path}: `{key}` is no list; fetch it again")
+        raise DataError(f"{path}: `{key}` is not a list; download it again")
     return written

@@ -1,4 +1,4 @@
-"""The user's images in one folder a class, as in torchvision's ImageFolder."""
+"""Users' images in one folder per class, as in torchvision's ImageFolder."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _TESTS = ("test", "val", "valid", "validation")
 class ImageFolder(Source):
     """Images in `root/train/CLASS/*` and `root/test/CLASS/*`, or in `root/CLASS/*`: PNG, JPEG, TIFF, DICOM and others.
 
-    The test split may be called `val`, `valid` or `validation`, where there is no `test`; without splits a stratified
-    fifth is the test split. Files that systems and tools leave, empty files and files that are no images are not used;
-    a note counts those that look like samples.
+    Without `test`, the test split may be named `val`, `valid` or `validation`. Without splits, a stratified fifth is
+    the test split. Files made by systems and tools, empty files and files other than images are ignored; a note counts
+    ignored files that look like samples.
     """
 
     root: Path
@@ -33,7 +33,7 @@ class ImageFolder(Source):
         """Read classes in alphabetical order, and the images of a class in the order of their names."""
         root = local_path(self.root)
         if not root.is_dir():
-            raise DataError(f"{root} is no folder; expected one with CLASS/*.png (or .jpg, ...) in it")
+            raise DataError(f"{root} is not a folder; expected a folder with CLASS/*.png (or .jpg, ...)")
         train = root / "train"
         names = _TESTS if train.is_dir() else _TESTS[:1]  # without a training split `valid` may be a class
         test = next((root / name for name in names if (root / name).is_dir()), root / "test")
@@ -42,7 +42,7 @@ class ImageFolder(Source):
             return *hold_out_fifth(_split(root, classes), str(root)), classes
         for folder, other in ((train, test), (test, train)):
             if not folder.is_dir():
-                raise DataError(f"{folder} is missing, but {other} is there; expected both or neither")
+                raise DataError(f"{folder} is missing, but {other} exists; expected both or none of them")
         classes = _classes(train)
         return _split(train, classes), _split(test, classes), classes
 
@@ -63,7 +63,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
 def _split(folder: Path, classes: tuple[str, ...]) -> Split:
     unknown = sorted(set(_classes(folder)) - set(classes))
     if unknown:
-        raise DataError(f"{folder / unknown[0]} is no class of the training split; expected {', '.join(classes)}")
+        raise DataError(f"{folder / unknown[0]} is not a class of the training split; expected {', '.join(classes)}")
     images: list[Encoded] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -79,5 +79,5 @@ def _without_images(folder: Path) -> DataError:
     """Return the error for a class folder without images, with the first image below it or its first file."""
     below = next((path for path in sorted(folder.rglob("*")) if path.is_file() and is_image(path)), None)
     other = next((path for path in sorted(folder.iterdir()) if path.is_file()), None)
-    has = f"; move images up from folders below it, such as {below}" if below else f"; it has {other}" * bool(other)
-    return DataError(f"{folder} has no image; expected files ending in {', '.join(sorted(ENDINGS))}{has}")
+    has = f"; move images out of its subfolders, such as {below}" if below else f"; it has {other}" * bool(other)
+    return DataError(f"{folder} has no image; expected files with an extension {', '.join(sorted(ENDINGS))}{has}")

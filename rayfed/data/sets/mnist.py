@@ -42,7 +42,7 @@ class MNIST(TorchvisionSource):
         return self._split(*_TRAIN), self._split(*_TEST), self.classes
 
     def _find(self, name: str) -> Path | None:
-        # The set's own folders come first: files of the other set in root itself must not hide them.
+        # The data set's own folders come first, as root itself may have files of the other data set.
         folders = [self.folder / folder for folder in self.folders]
         paths = [folder / f"{name}{ending}" for folder in folders for ending in ("", ".gz")]
         return next((path for path in paths if path.is_file()), None)
@@ -61,7 +61,7 @@ class MNIST(TorchvisionSource):
 
 @component
 class FashionMNIST(MNIST):
-    """70,000 pictures of clothes, 28x28 grey, in files like MNIST's."""
+    """70,000 images of clothes, 28x28 grey, in the same files as MNIST."""
 
     original: ClassVar[Any] = datasets.FashionMNIST
     layout: ClassVar[str] = f"{_FILES} in root, root/fashion_mnist or root/FashionMNIST/raw"

@@ -1,4 +1,4 @@
-"""SVHN: house numbers cut to single digits.
+"""SVHN: photographs of house numbers, cropped to single digits.
 
 Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Learning", NIPS workshop, 2011.
 """

@@ -1,4 +1,4 @@
-"""The user's images with masks, a class for each pixel: in two folders, or in two columns of Parquet files."""
+"""Users' images with masks (one class per pixel), in two folders or in two columns of Parquet files."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rayfed.registry import component
 IMAGES, MASKS = "images", "masks"
 """Folders of a split."""
 MASK_COLUMNS = ("mask", "masks", "annotation", "segmentation")
-"""Columns of masks, in small letters; the first that a file has."""
+"""Names (lower case) of the column of masks, in order of preference."""
 _TESTS = ("test", "val", "valid", "validation")
 _MOST_CLASSES = 1000
-"""Beyond that a number in a mask is no class's but that of an object, or damaged."""
+"""Maximum number of classes; larger numbers in a mask are object numbers or damaged."""
 
 _TURNED = (
-    "{} images are turned as their EXIF orientation says, and masks as their own says, if any: look whether these were "
-    "drawn on the turned images"
+    "{} images are rotated or mirrored by their EXIF orientation, and masks by their own, if any: check that the masks "
+    "match the rotated images"
 )
 
 
@@ -42,39 +42,40 @@ class _Pair(NamedTuple):
 
 @component
 class ImageMasks:
-    """Images with a class for each pixel, for segmentation: `root/images/NAME.png` beside `root/masks/NAME.png`.
+    """Images with one class per pixel, for segmentation: `root/images/NAME.png` with `root/masks/NAME.png`.
 
-    Splits may be around them, as in `root/train/images`; or `root` is a Parquet file with the images' bytes in a column
-    and the masks' in another one, called `mask` or alike. A mask has the number of a class at each pixel, as grey or
-    in a palette, and 255 where none counts. Without a test split every fifth image is held out.
+    Both folders may be in folders of splits, such as `root/train/images`. Alternatively, `root` is a Parquet file with
+    encoded images in one column and masks in another one, named `mask` or similar. A mask contains a class number per
+    pixel, as grey level or palette index, and 255 for ignored pixels. Without a test split every fifth image is held
+    out.
     """
 
     has_masks: ClassVar[bool] = True
-    """Whether all samples have a class for each pixel, which says the loss where a scenario does not."""
+    """Whether all samples have one class per pixel, which determines the default loss."""
 
     root: Path
-    """Folder of `images` and `masks`, or of `train` and `test` (`val`, `valid`, `validation`) with these in them; or a
-    Parquet file, or a folder of which all *.parquet are read. `~` and environment variables are expanded."""
+    """Folder with `images` and `masks`, or with splits `train` and `test` (or `val`, `valid`, `validation`) that
+    contain them; or a Parquet file, or a folder of *.parquet files. `~` and environment variables are expanded."""
     test: Path | None = None
-    """Such a folder of `images` and `masks`, or Parquet, of the test split; null: what lies in `root`."""
+    """Test split: a folder with `images` and `masks`, or Parquet. Default: the test split in `root`."""
     classes: Annotated[list[str], Field(min_length=2)] | None = None
-    """Names of the classes, in the order of their numbers from 0; null: the numbers up to the largest in the masks."""
+    """Names of the classes, ordered by class number from 0. Default: all numbers up to the maximum in the masks."""
     image_column: str = "image"
-    """Column of the images, of Parquet."""
+    """Column of the images, for Parquet."""
     mask_column: str | None = None
-    """Column of the masks, of Parquet; null: `mask`, `annotation` or alike."""
+    """Column of the masks, for Parquet. Default: `mask`, `annotation` or similar."""
     size: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Height and width of images and masks in pixels: others are resized, images bilinear with antialias, masks by the
-    nearest pixel. None keeps the size that they have."""
+    """Height and width in pixels, to which images (bilinear with antialias) and masks (nearest pixel) are resized.
+    Default: original size."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many training samples, spread over all: always the same ones. None uses all."""
+    """Number of training samples to use, a deterministic evenly spaced subset. Default: all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many test samples, chosen as those for training. None uses all."""
+    """Number of test samples to use, a deterministic evenly spaced subset. Default: all."""
 
     def load(self) -> Dataset:
         """Load images and masks into memory.
 
-        Raises `DataError` for an image without a mask, and for masks that do not fit their images or the classes.
+        Raises `DataError` for an image without a mask, and for masks that do not match their images or the classes.
         """
         train, test = self._pairs()
         pictures, files = ([pair[part] for pair in (*train, *test)] for part in (0, 1))
@@ -93,7 +94,7 @@ class ImageMasks:
             yield from notes_on_files(place, {path for path in used if isinstance(path, Path)})
 
     def _pairs(self) -> tuple[list[_Pair], list[_Pair]]:
-        """Return the images and masks of both splits that are used."""
+        """Return the selected images and masks of both splits."""
         root = local_path(self.root)
         parts = [self._read(path) for path in self._places(root)]
         splits = [Split(np.arange(len(part)), np.zeros(len(part), np.int64)) for part in parts]
@@ -107,7 +108,7 @@ class ImageMasks:
         return train, test
 
     def _places(self, root: Path) -> list[Path]:
-        """Return the paths of the training split and, unless it is held out, of the test split."""
+        """Return the paths of the training split and, if there is one, of the test split."""
         if self.test is not None:
             return [root / "train" if (root / "train" / IMAGES).is_dir() else root, local_path(self.test)]
         if not (root / "train").is_dir():
@@ -121,7 +122,7 @@ class ImageMasks:
         if place.is_file() or any(is_sample(file, place) for file in place.glob("*.parquet")):
             return [pair for path in parquet_files(place) for pair in self._in_columns(path)]
         raise DataError(
-            f"{place} has no images with masks: expected {place / IMAGES}/NAME.png beside {place / MASKS}/NAME.png, or "
+            f"{place} has no images with masks: expected {place / IMAGES}/NAME.png and {place / MASKS}/NAME.png, or "
             f"Parquet with the columns image and mask"
         )
 
@@ -130,9 +131,9 @@ class ImageMasks:
         for column, field in ((self.image_column, "image_column"), (mask, "mask_column")):
             known = _names(path)
             if column is None or column not in known:
-                missing = f"no column '{column}'" if column else f"no column called {MASK_COLUMNS[0]} or alike"
+                missing = f"no column '{column}'" if column else f"no column named {MASK_COLUMNS[0]} or similar"
                 near = nearest(column, known) if column else f"its columns are {', '.join(known)}"
-                raise DataError(f"{path} has {missing}: name it by `data.{field}`; {near}")
+                raise DataError(f"{path} has {missing}: name it with `data.{field}`; {near}")
         assert mask is not None
         images, masks = read_columns(path, (self.image_column, mask))
         return [
@@ -140,15 +141,15 @@ class ImageMasks:
         ]
 
     def _named(self, files: Sequence[Encoded], masks: np.ndarray, trained: int) -> tuple[str, ...]:
-        """Return the names of the classes; raises `DataError` for a mask that has others, and where there is one."""
+        """Return the names of the classes; raises `DataError` for unknown classes in a mask, and for a single class."""
         largest = masks[:trained].max(initial=0)
         if largest >= _MOST_CLASSES and self.classes is None:
             file = files[int(masks[:trained].reshape(trained, -1).max(1).argmax())]
-            raise DataError(f"{file.where} has class {largest}: masks hold the numbers of classes, counted from 0")
+            raise DataError(f"{file.where} has class {largest}: expected class numbers from 0, below {_MOST_CLASSES}")
         if largest < 1:
             void = (masks[:trained] == NO_TARGET).any()
-            why = f", and {UNCOUNTED}, which counts as no class: write objects as 1" if void else ""
-            raise DataError(f"the training masks in {self.root} have class 0 alone{why}")
+            why = f" and {UNCOUNTED}, which is ignored: write objects as 1" if void else ""
+            raise DataError(f"the training masks in {self.root} have only class 0{why}")
         count = len(self.classes) if self.classes else int(largest) + 1
         outside = (masks >= count).reshape(len(masks), -1).any(1)
         if outside.any():
@@ -156,19 +157,19 @@ class ImageMasks:
             row, column = np.argwhere(masks[first] >= count)[0]
             raise DataError(
                 f"{files[first].where} has class {masks[first, row, column]} at row {row}, column {column} (from 0), "
-                f"and there are {count} classes: expected 0 to {count - 1}, or {UNCOUNTED} where none counts; name all "
-                f"classes by `data.classes`"
+                f"but there are {count} classes: expected 0 to {count - 1}, or {UNCOUNTED} for ignored pixels; name "
+                f"all classes with `data.classes`"
             )
         return tuple(self.classes or map(str, range(count)))
 
 
 def _is_split(folder: Path) -> bool:
-    """Return whether a folder has images and masks in it, without splits around them."""
+    """Return whether a folder directly contains the folders of images and masks."""
     return (folder / IMAGES).is_dir() and (folder / MASKS).is_dir()
 
 
 def is_given(path: Path) -> bool:
-    """Return whether a folder or file, as a user names it, is such a data set."""
+    """Return whether a user's folder or file is a data set of images with masks."""
     if path.is_dir():
         files = sorted(file for file in path.glob("*.parquet") if is_sample(file, path))
         return _is_split(path) or _is_split(path / "train") or any(map(is_given, files[:1]))
@@ -176,7 +177,7 @@ def is_given(path: Path) -> bool:
 
 
 def _holds_masks(path: Path) -> bool:
-    """Return whether a Parquet file has a column of encoded masks, and none of labels, which it may be about."""
+    """Return whether a Parquet file has a column of encoded masks and no column `label`."""
     column = mask_column(path)
     if column is None or "label" in map(str.lower, _names(path)):
         return False
@@ -185,7 +186,7 @@ def _holds_masks(path: Path) -> bool:
 
 
 def mask_column(path: Path) -> str | None:
-    """Return the column of masks, by its name, of a Parquet file; None if there is none."""
+    """Return the column of masks in a Parquet file, by its name; None if there is none."""
     known = {name.lower(): name for name in reversed(_names(path))}
     return next((known[name] for name in MASK_COLUMNS if name in known), None)
 
@@ -194,7 +195,7 @@ def _names(path: Path) -> list[str]:
     try:
         names: list[str] = schema_of(path).names
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}; expected a whole Parquet file") from error
+        raise DataError(f"{path} cannot be read: {error}; expected a complete Parquet file") from error
     return names
 
 
@@ -203,18 +204,18 @@ def _in_folders(place: Path) -> list[_Pair]:
     for name, image in images.items():
         if name not in masks:
             raise DataError(
-                f"{image} has no mask: expected {place / MASKS / name}.png; add it, or take the image out "
+                f"{image} has no mask: expected {place / MASKS / name}.png; add it, or remove the image "
                 f"({sum(name not in masks for name in images)} of {len(images)} images have none)"
             )
     return [_Pair(*(Encoded(str(path), path) for path in (image, masks[name]))) for name, image in images.items()]
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
-    """Return a folder's images by their names without ending, in order; raises `DataError` for none and for two."""
+    """Return a folder's images by name without extension, sorted; raises `DataError` for none and for duplicates."""
     found: dict[str, Path] = {}
     for path in sorted(path for path in folder.iterdir() if path.is_file() and is_image(path)):
         if path.stem in found:
-            raise DataError(f"{found[path.stem]} and {path} have one name, by which masks are found: rename one")
+            raise DataError(f"{found[path.stem]} and {path} have the same name, so their mask is ambiguous: rename one")
         found[path.stem] = path
     if not found:
         raise DataError(f"{folder} has no image; expected files such as {folder}/NAME.png")

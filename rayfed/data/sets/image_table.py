@@ -1,4 +1,4 @@
-"""The user's images: a folder of files, and a table of their classes."""
+"""Users' images in a folder, with a table of their classes."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from rayfed.files import local_path
 from rayfed.registry import component
 
 FILE_COLUMNS = ("file", "filename", "file_name", "filepath", "path", "image", "image_id", "image_path", "id", "name")
-"""Columns of file names that are found by themselves, in small letters; the first that a table has."""
+"""Names (lower case) of the column of file names, in order of preference."""
 
 
 @component
 class ImageTable(Source):
-    """Images in files, with their classes in a table (separated text or Parquet) with a row for each image.
+    """Image files, with their classes in a table (separated text or Parquet) with one row per image.
 
-    Without `test` a stratified fifth is the test split. A note counts the images that the table does not name.
+    Without `test` a stratified fifth is the test split. A note counts the images that are not in the table.
     """
 
     table: Path
-    """The table; `~` and environment variables are expanded. Columns without a header row are called `column_1` and so
-    on."""
+    """Path of the table; `~` and environment variables are expanded. Without a header row, columns are named
+    `column_1` and so on."""
     images: Path | None = None
-    """Folder of the images, in which the table's names may lie at any depth; null: the table's own."""
+    """Folder of the images, which may be in subfolders. Default: the folder of the table."""
     test: Path | None = None
     """Table of the test split, with the same columns."""
     file_column: str | None = None
-    """Column of the names of files, whose ending may be left out; null: `file`, `path`, `image` or alike, or the first
-    that names an image if there is no header row."""
+    """Column of file names, with or without extension. Default: `file`, `path`, `image` or similar; without a header
+    row, the first column that names an image."""
     label_column: str | None = None
-    """Column of the classes; null: `label`, `class`, `target`, `diagnosis` or alike if exactly one column is called so,
-    or the other one of two without a header row."""
+    """Column of the classes. Default: the only column named `label`, `class`, `target`, `diagnosis` or similar; without
+    a header row, the other one of two columns."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read samples in the order of the table; classes in the order of their numbers, or else of their names."""
+        """Read samples in the order of the table; classes are sorted by number, or else by name."""
         paths, root = self._places()
         files = Files.of(root)
         rows = [self._rows(path, files) for path in paths]
@@ -63,7 +63,7 @@ class ImageTable(Source):
         yield from notes_on_files(root, {path for path in used if isinstance(path, Path)}, paths)
 
     def _places(self) -> tuple[list[Path], Path]:
-        """Return the paths of the tables, and of the folder of the images."""
+        """Return the paths of the tables and of the image folder."""
         paths = [local_path(path) for path in (self.table, self.test) if path is not None]
         return paths, local_path(self.images) if self.images is not None else paths[0].parent
 
@@ -79,16 +79,16 @@ class ImageTable(Source):
 
 
 class Files:
-    """Images in a folder, by their names in a table."""
+    """Images in a folder, to be found by their names in a table."""
 
     def __init__(self, root: Path, known: Mapping[str, list[Path]]) -> None:
         self._root, self._known = root, known
 
     @classmethod
     def of(cls, root: Path) -> Files:
-        """List a folder's images, at any depth; raises `DataError` where there is no such folder."""
+        """List the images in a folder and its subfolders; raises `DataError` if there is no such folder."""
         if not root.is_dir():
-            raise DataError(f"{root} is no folder; expected the one that the images lie in")
+            raise DataError(f"{root} is not a folder; expected the folder of the images")
         known: dict[str, list[Path]] = {}
         for path in sorted(p for p in root.rglob("*") if is_sample(p, root) and p.is_file() and is_image(p)):
             for name in {path.name, path.stem}:
@@ -96,11 +96,11 @@ class Files:
         return cls(root, known)
 
     def named(self, table: Path, names: list[str]) -> list[Path]:
-        """Return the files named in a table's rows; raises `DataError` for a row with none or several."""
+        """Return the files named in a table's rows; raises `DataError` for a row that matches none or several."""
         return [self._one(f"{table}, row {row} (from 0)", name) for row, name in enumerate(names)]
 
     def has(self, name: str) -> bool:
-        """Return whether a name is that of a file in the folder."""
+        """Return whether the folder contains a file with this name."""
         return (self._root / name).is_file() or Path(name).name in self._known
 
     def _one(self, where: str, name: str) -> Path:
@@ -110,12 +110,12 @@ class Files:
         same = [path for path in self._known.get(ends[-1] if ends else "", []) if _within(path, ends)]
         if len(same) != 1:
             found = f"{len(same)} images of that name: {', '.join(map(str, same[:3]))}" if same else "no such image"
-            raise DataError(f"{where}: '{name}', but {self._root} has {found}; write its path below that folder")
+            raise DataError(f"{where}: '{name}', but {self._root} has {found}; write its path relative to that folder")
         return same[0]
 
 
 def tables_of_images(path: Path) -> list[Path]:
-    """Return the tables, in a folder or the file itself, whose first row names an image beside or below."""
+    """Return the tables in a folder, or the file itself, whose first row names an image in its folder or below."""
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
     return [file for file in files if name_ending(file) in TABLES and is_sample(file, path) and _names_images(file)]
 
@@ -124,7 +124,7 @@ def _names_images(path: Path) -> bool:
     try:
         read = read_table(path)
     except DataError:
-        if name_ending(path) in (".data", ".txt"):  # which need not be tables
+        if name_ending(path) in (".data", ".txt"):  # these may be other files than tables
             return False
         raise
     found = _column_of_files(read)
@@ -132,7 +132,7 @@ def _names_images(path: Path) -> bool:
 
 
 def _column_of_files(read: Read) -> str | None:
-    """Return the column of file names by its name, or by its first value if there is no header row; None if none is."""
+    """Return the column of file names, by its name or (without a header row) its first value; None if there is none."""
     if read.has_header:
         return next(iter(_found(read.table, FILE_COLUMNS)), None)
     names: list[str] = read.table.column_names
@@ -140,7 +140,7 @@ def _column_of_files(read: Read) -> str | None:
 
 
 def _first(read: Read, column: str) -> str:
-    """Return the first value of a column that is a text or a whole number; empty if it is something else."""
+    """Return the first value of a column if it is a text or a whole number, else an empty string."""
     first = read.table[column].drop_null().slice(0, 1).to_pylist()
     return str(first[0]).strip() if first and isinstance(first[0], str | int) else ""
 
@@ -155,7 +155,7 @@ def columns(read: Read, file: str | None, label: str | None) -> tuple[str, str]:
     if file is None:
         file = _column_of_files(read)
     if file is None:
-        raise DataError(f"no column is called {FILE_COLUMNS[0]} or alike: name one of {every} by `data.file_column`")
+        raise DataError(f"no column is named {FILE_COLUMNS[0]} or similar: name one of {every} with `data.file_column`")
     if label is None:
         label = _label(read, file.strip(), every)
     return file.strip(), label.strip()
@@ -167,13 +167,13 @@ def _label(read: Read, file: str, every: str) -> str:
         return str(others[0])
     found = [name for name in _found(read.table, LABEL_COLUMNS) if name != file]
     if len(found) != 1:
-        problem = "may each be the classes" if found else "no column is called label or alike"
-        raise DataError(f"{' and '.join(found)} {problem}: name one of {every} by `data.label_column`")
+        problem = f"{' and '.join(found)} may each be the classes" if found else "no column is named label or similar"
+        raise DataError(f"{problem}: name one of {every} with `data.label_column`")
     return found[0]
 
 
 def _found(table: pa.Table, names: Sequence[str]) -> list[str]:
-    """Return the columns with one of these names, in the columns' order."""
+    """Return the columns with one of these names, in the order of `names`."""
     known = {name.strip().lower(): name for name in reversed(table.column_names)}
     return [known[name] for name in names if name in known]
 
@@ -187,5 +187,5 @@ def _texts(path: Path, table: pa.Table, column: str) -> list[str]:
 
 
 def _within(path: Path, ends: tuple[str, ...]) -> bool:
-    """Return whether a path ends with another, whose last part may lack its suffix."""
+    """Return whether a path ends with these parts, except for the file name."""
     return path.parent.parts[len(path.parent.parts) - len(ends) + 1 :] == ends[:-1]

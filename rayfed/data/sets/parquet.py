@@ -1,9 +1,8 @@
-"""Tables of images, Parquet or Arrow: encoded bytes in one column and classes in another.
+"""Tables of images, Parquet or Arrow: encoded bytes in one column and labels in another.
 
-In the Hugging Face layout a column is a struct of `bytes` and `path`, the other one integers, and the names of the
-classes stand in the schema's metadata under `huggingface` (feature type `ClassLabel`). Where
-these are floating-point numbers, or lists of numbers as long in every row, samples have numbers for labels, which are
-scaled as those of tables.
+In the Hugging Face layout, images are structs of `bytes` and `path`, labels are integers, and the schema's metadata has
+the names of the classes under `huggingface` (feature type `ClassLabel`). Floating-point labels, and lists of numbers of
+equal length, are numeric targets, which are scaled like those of tables.
 """
 
 from __future__ import annotations
@@ -27,56 +26,56 @@ from rayfed.files import local_path
 from rayfed.registry import component
 
 _NAMED = 4
-"""Files of several that a remark names."""
+"""Maximum number of files that a note names."""
 _MOST_CLASSES = 100_000
-"""Beyond that a label is no class's number but a damaged one: names are made for all below it."""
+"""Maximum number of classes; larger labels are assumed to be damaged."""
 
 
 @component
 class Parquet(Source):
-    """Images in Parquet files, their bytes in a column; without `test`, a stratified fifth of `train` is held out."""
+    """Images as encoded bytes in Parquet files; without `test`, a stratified fifth of `train` is held out."""
 
     train: Path
-    """A Parquet file, or a folder of which all *.parquet are read; `~` and environment variables are expanded."""
+    """Parquet file, or folder of *.parquet files; `~` and environment variables are expanded."""
     test: Path | None = None
-    """Parquet file, or folder, of the test split."""
+    """Parquet file or folder of the test split."""
     image_column: str | None = None
-    """Column of the images, as bytes or as structs of `bytes` and `path`; null: the one that there is."""
+    """Column of the images, as bytes or as structs of `bytes` and `path`. Default: the only column of images."""
     label_column: str | None = None
-    """Column of the classes, whole numbers or names; null: `label`, `class`, `target`, `diagnosis` or alike, or what
-    the metadata call a class."""
+    """Column of the classes, whole numbers or names. Default: the class column in the metadata, or `label`, `class`,
+    `target`, `diagnosis` or similar."""
 
     def notes(self) -> Iterator[str]:
-        """Yield a note if the training images are of several files."""
+        """Yield a note if the training images are in several files."""
         files = parquet_files(self.train)
         if len(files) > 1:
             named = ", ".join(path.name for path in files[:_NAMED]) + ", ..." * (len(files) > _NAMED)
-            yield f"data: {len(files)} files of {self.train} are read as one, so none may be of a test split: {named}"
+            yield f"data: {len(files)} files in {self.train} are read as one split; none may be a test split: {named}"
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read both splits in the order stored; several files are read in the order of their names."""
+        """Read both splits in stored order; files are sorted by name."""
         train = parquet_files(self.train)
         test = parquet_files(self.test) if self.test is not None else []
         return read_parquet(train, test, named(self.image_column), named(self.label_column))
 
 
 def named(column: str | None) -> tuple[str, ...]:
-    """Return the possible names of a column: the requested one, or the known ones."""
+    """Return the requested name of a column as a tuple; empty if none was requested."""
     return () if column is None else (column,)
 
 
 def read_parquet(
     train: Sequence[Path], test: Sequence[Path], image_columns: Sequence[str], label_columns: Sequence[str]
 ) -> tuple[Split, Split, tuple[str, ...]]:
-    """Read train split, test split and class names, from the first of the named columns that each file has.
+    """Read training split, test split and class names, from the first of the named columns in each file.
 
-    Where none is named, the column is found by the metadata, its name or its type. Without test files a stratified
-    fifth of the training split is held out. Where the files name no classes, these are numbered up to the largest label
-    of the training files; labels that are text are the classes themselves. Raises `DataError`, naming file and row.
+    If no column is named, it is found by metadata, name or type. Without test files a stratified fifth of the training
+    split is held out. Names of classes are from the metadata or from text labels, else the numbers up to the maximum
+    training label. Raises `DataError`, naming file and row.
     """
     for path in test:
         if path in train:
-            raise DataError(f"{path} is in the training and in the test split; every file may be in one only")
+            raise DataError(f"{path} is in the training and in the test split; use each file in one split only")
     shards = [_read_file(path, image_columns, label_columns) for path in (*train, *test)]
     numbers = any(shard.labels.dtype.kind == "f" for shard in shards)
     shards = shards if numbers else _numbered(shards)
@@ -106,13 +105,13 @@ class _Shard(NamedTuple):
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """Return a Parquet file, or those in a folder in the order of their names; raises `DataError` for neither."""
+    """Return a Parquet file, or all Parquet files in a folder, sorted by name; raises `DataError` without any."""
     local = local_path(path).resolve()
     if local.is_file():
         return [local]
     found = sorted(path for path in local.glob("*.parquet") if is_sample(path, local))
     if not found:
-        raise DataError(f"{local} is neither a file nor a folder with *.parquet files in it")
+        raise DataError(f"{local} is not a Parquet file or a folder with *.parquet files")
     return found
 
 
@@ -125,7 +124,7 @@ def _read_file(path: Path, image_columns: Sequence[str], label_columns: Sequence
         table = _table(path, [image_column, label_column])
         table[label_column].validate(full=True)
     if not table.num_rows:
-        raise DataError(f"{path} has no rows; expected one a sample")
+        raise DataError(f"{path} has no rows; expected one row per sample")
     labels = table[label_column]
     kind = labels.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -143,20 +142,22 @@ def _read_file(path: Path, image_columns: Sequence[str], label_columns: Sequence
 
 @contextmanager
 def _read(path: Path) -> Iterator[None]:
-    """Raise `DataError`, naming the file, for what its bytes lead a reader to raise."""
+    """Convert errors of a reader to `DataError` with the name of the file."""
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError) as error:  # names that are no UTF-8 are a ValueError
+    except (pa.ArrowException, OSError, ValueError) as error:  # names that are not UTF-8 raise ValueError
         kind = "Arrow" if path.suffix == ".arrow" else "Parquet"
-        raise DataError(f"{path} cannot be read: {error}; expected a whole {kind} file; fetch it again") from error
+        raise DataError(
+            f"{path} cannot be read: {error}; expected a complete {kind} file; download it again"
+        ) from error
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> list[list[Encoded]]:
-    """Read columns of encoded images of a file, one list a column; raises `DataError`, naming file and row."""
+    """Read columns of encoded images, one list per column; raises `DataError`, naming file and row."""
     with _read(path):
         table = _table(path, list(columns))
     if not table.num_rows:
-        raise DataError(f"{path} has no rows; expected one a sample")
+        raise DataError(f"{path} has no rows; expected one row per sample")
     return [_encoded(path, table, column) for column in columns]
 
 
@@ -172,14 +173,14 @@ def _numbers(path: Path, column: str, rows: Sequence[float | Sequence[float | No
     row = next((i for i, one in enumerate(lists) if len(one) != len(lists[0]) or None in one or not one), None)
     if row is not None:
         raise DataError(
-            f"{path}, row {row} (from 0): '{column}' is {lists[row]}, expected {len(lists[0]) or 'some'} numbers as in "
-            f"every row: several labels are a 0 or 1 for each"
+            f"{path}, row {row} (from 0): '{column}' is {lists[row]}, expected {len(lists[0]) or 'some'} numbers, as "
+            f"many in every row; for several labels per sample, write a 0 or 1 for each label"
         )
     return np.array(lists, dtype=np.float64)
 
 
 def _outputs(shards: Sequence[_Shard]) -> tuple[str, ...]:
-    """Return numbers as names of the outputs; raises `DataError` if files differ in their number."""
+    """Return names of the outputs, numbered from 0; raises `DataError` if files have different numbers of outputs."""
     for shard in shards:
         if shard.labels.shape[1:] != shards[0].labels.shape[1:]:
             raise DataError(f"{shard.path} and {shards[0].path} have labels of different kinds or lengths")
@@ -211,21 +212,21 @@ def _column(
             return name
     fitting = [] if names else found()
     if len(fitting) != 1:
-        problem = f"has several columns of the kind: {', '.join(fitting)}: name one by `{what}_column`"
+        problem = f"has several possible columns: {', '.join(fitting)}: name one with `{what}_column`"
         missing = f"has no column '{names[0] if names else what}'; its columns are {', '.join(schema.names)}"
         raise DataError(f"{path} {problem if fitting else missing}")
     return fitting[0]
 
 
 def _image_columns(schema: pa.Schema, features: Mapping[str, Any]) -> list[str]:
-    """Return the columns of images: by metadata, by name, or by type."""
+    """Return the columns of images, by metadata, name or type."""
     told = _of_kind(features, "Image")
     binary = [field.name for field in schema if pa.types.is_struct(field.type) or pa.types.is_binary(field.type)]
     return told or [name for name in binary if name.lower() == "image"] or binary
 
 
 def _label_columns(schema: pa.Schema, features: Mapping[str, Any]) -> list[str]:
-    """Return the columns of classes: by metadata, or by name."""
+    """Return the columns of classes, by metadata or name."""
     told = _of_kind(features, "ClassLabel")
     return told or [name for name in schema.names if name.lower() in LABEL_COLUMNS]
 
@@ -262,7 +263,7 @@ def _features(path: Path, schema: pa.Schema) -> Mapping[str, Any]:
         return {str(name): said for name, said in features.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path}: the schema's `huggingface` metadata describe no columns ({type(error).__name__}: {error}); "
+            f"{path}: the schema's `huggingface` metadata describes no columns ({type(error).__name__}: {error}); "
             f"expected info.features"
         ) from error
 
@@ -287,8 +288,8 @@ def _numbered(shards: list[_Shard]) -> list[_Shard]:
         return shards
     if not all(text):
         raise DataError(
-            f"{shards[text.index(False)].path} has numbers for labels, and {shards[text.index(True)].path} "
-            "text; write all labels as one type"
+            f"{shards[text.index(False)].path} has numbers as labels, but {shards[text.index(True)].path} has text; "
+            "use one type for all labels"
         )
     classes = by_value({label for shard in shards for label in shard.labels.tolist()})
     number = {name: place for place, name in enumerate(classes)}
@@ -299,7 +300,7 @@ def _numbered(shards: list[_Shard]) -> list[_Shard]:
 
 
 def _classes(shards: Sequence[_Shard], train: int) -> tuple[str, ...]:
-    """Return the class names that all files agree on, or numbers if none has names."""
+    """Return the class names, which must be equal in all files, or numbers if no file has names."""
     named = [shard for shard in shards if shard.classes is not None]
     for shard in named:
         if shard.classes != named[0].classes:
@@ -308,9 +309,7 @@ def _classes(shards: Sequence[_Shard], train: int) -> tuple[str, ...]:
         return named[0].classes
     shard = max(shards[:train], key=lambda shard: int(shard.labels.max()))
     if (largest := int(shard.labels.max())) >= _MOST_CLASSES:
-        raise DataError(
-            f"{shard.path}: label {largest}, expected less than {_MOST_CLASSES:,}: labels count classes from 0"
-        )
+        raise DataError(f"{shard.path}: label {largest}, expected class numbers from 0, below {_MOST_CLASSES:,}")
     return tuple(map(str, range(largest + 1)))
 
 

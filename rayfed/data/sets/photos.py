@@ -1,7 +1,7 @@
-"""Patches of natural colour photographs that ship in the wheels of scikit-learn and scikit-image.
+"""Patches of natural colour photographs in the wheels of scikit-learn and scikit-image.
 
-Label = the photograph that a patch is cut from. Left out are the grey, medical and synthetic pictures, the deep
-field of the Hubble telescope (nearly all of it black) and the second of the two stereo views (the same scene).
+The label of a patch is its photograph. Grey, medical and synthetic pictures are excluded, and so are the Hubble deep
+field (mostly black) and the second stereo view (same scene).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Photos(Source):
     size: Annotated[int, Field(ge=8)] = 32
     """Height and width of a patch in pixels; the photographs are cut, not resized."""
     photographs: Annotated[list[Photograph], Field(min_length=1)] | None = None
-    """Photographs to cut; all seven by default."""
+    """Photographs to cut. Default: all seven."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Cut all whole patches of the grid, photo by photo, row by row: 1,723 at the default size."""
+        """Cut all complete patches of the grid, photo by photo, row by row: 1,723 at the default size."""
         chosen = self.photographs or list(PHOTOGRAPHS)
         patches = [_patches(*PHOTOGRAPHS[name], self.size) for name in chosen]
         labels = np.repeat(np.arange(len(patches)), [len(p) for p in patches])
@@ -55,12 +55,12 @@ def _patches(package: str, name: str, size: int) -> np.ndarray:
     """Cut a photograph into patches (N, 3, size, size) uint8."""
     path = Path(str(files(package) / name))
     if not path.is_file():
-        raise DataError(f"{path} is missing: the wheel of {package.partition('.')[0]} ships it; install that again")
+        raise DataError(f"{path} is missing, but it is part of {package.partition('.')[0]}: reinstall that package")
     photo = decode([Encoded(str(path), path)], None)[0]
     down, across = photo.shape[1] // size, photo.shape[2] // size
     if not down * across:
         raise DataError(
-            f"size {size} is more than {path} has: {photo.shape[1]}x{photo.shape[2]} (height x width); "
+            f"size {size} exceeds the size of {path}: {photo.shape[1]}x{photo.shape[2]} (height x width); "
             f"use a smaller size"
         )
     grid = photo[:, : down * size, : across * size].reshape(3, down, size, across, size)

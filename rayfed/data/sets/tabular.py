@@ -1,8 +1,8 @@
-"""Records: scikit-learn's diabetes data, or the user's own separated text or Parquet file.
+"""Records: scikit-learn's diabetes data, or the user's separated text or Parquet file.
 
-Source of `diabetes`: Efron et al. 2004, "Least Angle Regression", section 1: 442 patients, ten measures, and how the
-illness progressed within a year; the table on the original scale ships in scikit-learn's wheel. How columns become
-numbers between 0 and 1 follows Vero et al. 2023, "TabLeak: Tabular Data Leakage in Federated Learning", section 2.
+Source of `diabetes`: Efron et al. 2004, "Least Angle Regression", section 1. It has 442 patients, ten measures, and the
+disease progression after one year; the table in original units is part of scikit-learn's wheel. Columns are scaled to
+[0, 1] as in Vero et al. 2023, "TabLeak: Tabular Data Leakage in Federated Learning", section 2.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rayfed.samples import Column, Modality, Records
 _DIABETES = ("age", "sex", "bmi", "blood_pressure", "s1", "s2", "s3", "s4", "s5", "s6")
 _MOST_BYTES = 4096
 _FEWEST_NAMED = 20
-"""Rows from which on a value of its own in each of them is no accident."""
+"""Minimum number of rows at which a column with distinct values in all rows is reported."""
 _MISSING = "(missing)"
 _CODE = re.compile(r"\s*0\d+\s*")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -41,25 +41,24 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 @component
 class Tabular:
-    """Base of the data sets of records; a stratified fifth, always the same one, is the test split."""
+    """Base of the data sets of records; a deterministic stratified fifth is the test split."""
 
     holds: ClassVar[Modality] = "records"
 
     train_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many training samples: always the same ones, each class in its share. None uses all."""
+    """Number of training samples to use, a deterministic stratified subset. Default: all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many test samples, chosen as those for training. None uses all."""
+    """Number of test samples to use, a deterministic stratified subset. Default: all."""
 
     def load(self) -> Dataset:
-        """Load the data set into memory, with numbers in 256 levels and a byte for each category.
+        """Load the data set into memory, with numbers in 256 levels and one byte per category.
 
-        The levels lie between the smallest and the largest training value. Raises `DataError` for missing or broken
-        files.
+        The levels are between the minimum and maximum training value. Raises `DataError` for missing or broken files.
         """
         values, labels, classes = self.read()
         if len(labels) < 5:
             raise DataError(
-                f"a table of {len(labels)} rows: at least 5 are needed to hold out a fifth as the test split"
+                f"the table has {len(labels)} rows; at least 5 are needed to hold out a fifth as the test split"
             )
         tested = stratified(labels, len(labels) // 5)
         trained = np.setdiff1d(np.arange(len(labels)), tested, assume_unique=True)
@@ -70,9 +69,9 @@ class Tabular:
             widest = max(columns, key=lambda column: column.width)
             beside = _among_numbers(widest.categories)[:1]
             raise DataError(
-                f"a row takes {width} numbers, at most {_MOST_BYTES} fit: leave out columns of text, as "
+                f"a row needs {width} numbers, but the maximum is {_MOST_BYTES}: remove columns of text, such as "
                 f"'{widest.name}' with {widest.width} values"
-                + "".join(f": its numbers stand beside '{t}', write what is missing as an empty field" for t in beside)
+                + "".join(f"; it has numbers and '{t}': write missing values as empty fields" for t in beside)
             )
         codes = np.concatenate([_encoded(c, found) for c, found in zip(columns, values.values(), strict=True)], axis=1)
         images = codes[:, None, None, :]
@@ -91,16 +90,16 @@ class Tabular:
         return ()
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
-        """Return columns (N,) by name, text where they are categorical; labels (N,) int64; names of the classes.
+        """Return columns (N,) by name (text if categorical), labels (N,) int64, and names of the classes.
 
-        What is missing is NaN, or None in text. Labels may be numbers (N, k) float64, with the names of their columns.
+        Missing values are NaN, or None in text. Labels may be numbers (N, k) float64, with the names of their columns.
         """
         raise NotImplementedError
 
 
 @component
 class Diabetes(Tabular):
-    """Records of 442 patients, nine measures and the sex; the class: whether the illness progressed beyond the median.
+    """Records of 442 patients with nine measures and the sex; the class is whether progression exceeds the median.
 
     Needs no files.
     """
@@ -108,10 +107,10 @@ class Diabetes(Tabular):
     is_public: ClassVar[bool] = True
 
     regression: bool = False
-    """Take the progression itself as the target, a number, in place of the class."""
+    """Whether to predict the progression (a number) instead of the class."""
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
-        """Read the table of scikit-learn's wheel; its codes for the sex, 1 and 2, are the categories."""
+        """Read the table from scikit-learn's wheel; its codes for the sex, 1 and 2, are the categories."""
         table, target = np.loadtxt(_shipped("diabetes_data_raw.csv.gz")), np.loadtxt(_shipped("diabetes_target.csv.gz"))
         columns = dict(zip(_DIABETES, table.T, strict=True))
         columns["sex"] = columns["sex"].astype(int).astype(str)
@@ -121,32 +120,31 @@ class Diabetes(Tabular):
 
 
 def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield a remark on each column (N,) that looks like a row number instead of a feature, or like numbers.
+    """Yield a note on each column (N,) that may be encoded in an unintended way.
 
-    That is dates, codes and numbers with a text among them, which are a category each, and what looks like the rows'
-    numbers or names: text without a value twice, and whole numbers without one twice that only rise or are called an
-    id.
+    These are dates, codes and numbers mixed with text, whose values become categories. Columns with distinct values in
+    all rows may be row numbers or names: text, or whole numbers that increase or are named like an id.
     """
     for name, found in columns.items():
         if found.dtype.kind != "f" and all(value == _MISSING or DATE.fullmatch(value) for value in found):
             yield (
-                f"column '{name}' has dates, which are {len(np.unique(found))} categories here, without an order: "
-                f"write them as numbers, such as days since the first one, or leave the column out by {_left_out(name)}"
+                f"column '{name}' has dates, which are read as {len(np.unique(found))} unordered categories: write "
+                f"them as numbers, such as days since the first date, or remove the column with {_left_out(name)}"
             )
             continue
         if found.dtype.kind != "f" and any(_CODE.fullmatch(value) for value in found):
             yield (
-                f"column '{name}' has whole numbers of which some begin with 0, as codes do: {len(np.unique(found))} "
-                f"categories, without an order. If they are numbers, write them without the zeros"
+                f"column '{name}' has whole numbers that start with 0, so it is read as {len(np.unique(found))} "
+                f"unordered categories; if they are numbers, write them without leading zeros"
             )
             continue
         if found.dtype.kind != "f" and (others := _among_numbers(found.tolist())):
             examples = " and ".join(f"'{text}'" for text in list(dict.fromkeys(others))[:2])
             yield (
-                f"column '{name}' looks like numbers, but {len(others)} of {len(found)} values are texts, such as "
-                f"{examples}: each value is a category of its own here, {len(np.unique(found))} in all, without an "
-                f"order. If these are no categories (the first is in row {found.tolist().index(others[0])}, from 0), "
-                f"leave their fields empty, as of missing numbers, or leave the column out by {_left_out(name)}"
+                f"column '{name}' looks numeric, but {len(others)} of {len(found)} values are texts, such as "
+                f"{examples}, so it is read as {len(np.unique(found))} unordered categories. If the texts mean missing "
+                f"numbers (the first is in row {found.tolist().index(others[0])}, from 0), leave these fields empty, "
+                f"or remove the column with {_left_out(name)}"
             )
             continue
         if len(found) < _FEWEST_NAMED or len(np.unique(found)) < len(found):
@@ -155,44 +153,44 @@ def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
         numbered = found.dtype.kind == "f" and bool((found == found.round()).all())
         if found.dtype.kind != "f" or (numbered and (called or bool((np.diff(found) > 0).all()))):
             yield (
-                f"column '{name}' has another value in every row, as numbers or names of rows have, and is a feature "
-                f"here: unless the model is given it, leave it out by {_left_out(name)}"
+                f"column '{name}' has a different value in every row, like a row number or name, but is used as a "
+                f"feature: unless the model needs it, remove it with {_left_out(name)}"
             )
 
 
 def _left_out(name: str) -> str:
-    """Return the command-line option that leaves a column out, quoted for a shell."""
+    """Return the command-line option that excludes a column, quoted for a shell."""
     return f"--set {quote(f'data.without={yaml_flow([name])}')}"
 
 
 @component
 class Table(Tabular):
-    """Records of the user's own file, with numeric columns continuous and all others categorical.
+    """Records from the user's file, with numeric columns continuous and all others categorical.
 
-    Missing numbers are filled with the median of the training rows, missing text is a category of its own; both are
-    noted. A row needs its label, and infinite numbers are refused. Columns that are `targets` become numbers between 0
-    and 1 as continuous columns do, without their levels.
+    Missing numbers are replaced by the median of the training rows, missing text is a separate category; a note reports
+    both. Rows without a label and infinite numbers are errors. Columns in `targets` are scaled to [0, 1] like
+    continuous columns, but not rounded to levels.
     """
 
     path: Path
-    """A separated text, such as `.csv`, `.tsv` or `.csv.gz`, or a `.parquet` file; `~` and environment variables are
-    expanded. Columns without a header row are called `column_1` and so on."""
+    """Separated text, such as `.csv`, `.tsv` or `.csv.gz`, or a `.parquet` file; `~` and environment variables are
+    expanded. Without a header row, columns are named `column_1` and so on."""
     label: str | None = None
-    """Name of the column of the classes; it or `targets` has to be given."""
+    """Name of the column of classes; give either this or `targets`."""
     targets: list[str] | None = None
-    """Names of numeric columns that a model predicts, in place of a class: one output each."""
+    """Names of numeric columns to predict instead of a class, one output each."""
     without: tuple[str, ...] = ()
-    """Names of columns that are left out, such as a patient's number."""
+    """Names of columns to exclude, such as a patient number."""
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
-        """Read all columns in the order of the file; classes and categories in that of their values."""
+        """Read all columns in the order of the file; classes and categories are sorted by value."""
         path = local_path(self.path)
         found = read_table(path)
         table = found.table
         if (self.label is None) == (not self.targets):
             raise DataError(
-                f"{path} needs `data.label`, the column of its classes, or `data.targets`, columns of numbers, not "
-                f"both; its columns are {', '.join(table.column_names)}"
+                f"{path} needs either `data.label` (column of classes) or `data.targets` (columns of numbers); its "
+                f"columns are {', '.join(table.column_names)}"
             )
         label = self.label.strip() if self.label else None
         targets = [name.strip() for name in self.targets or []]
@@ -202,17 +200,17 @@ class Table(Tabular):
         for name in without:
             _check_column(path, found, "without", name)
             if name in (label, *targets):
-                raise DataError(f"data.without: '{name}' is what the model predicts: leave another column out")
+                raise DataError(f"data.without: '{name}' is predicted by the model, so it cannot be excluded")
         columns = {name: _values(path, name, table[name]) for name in table.column_names if name not in without}
         if label is None:
             return _of_numbers(path, columns, list(dict.fromkeys(targets)))
         classes, labels = np.unique(columns.pop(label), return_inverse=True)
         if len(classes) < 2 or not columns:
-            raise DataError(f"{path}: expected two or more classes in '{label}', and another column")
+            raise DataError(f"{path}: expected at least two classes in '{label}', and another column")
         return columns, labels.astype(np.int64), tuple(map(_name, classes.tolist()))
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on the layout of the file, and on classes that look like missing ones."""
+        """Yield notes on the layout of the file, and on classes that look like missing values."""
         found = read_table(local_path(self.path))
         yield from found.notes
         if self.label is not None:
@@ -220,14 +218,14 @@ class Table(Tabular):
 
 
 def _missing_classes(label: str, values: Sequence[object]) -> Iterator[str]:
-    """Yield a note on each class that looks like a missing one; `-` does not if there is a class `+`."""
+    """Yield a note on each class that looks like a missing value: `?`, and `-` unless there is a class `+`."""
     known = {str(value).strip() for value in values}
     for mark in ("?", "-"):
         rows = [row for row, value in enumerate(values) if str(value).strip() == mark]
         if rows and not (mark == "-" and "+" in known):
             yield (
-                f"column '{label}' is '{mark}' in {len(rows)} of {len(values)} rows, the first is row {rows[0]} (from "
-                f"0): this is a class; remove the rows if their class is missing"
+                f"column '{label}' is '{mark}' in {len(rows)} of {len(values)} rows (first: row {rows[0]}, from 0), "
+                f"which is used as a class; remove these rows if their class is missing"
             )
 
 
@@ -238,10 +236,10 @@ def _of_numbers(
     found = {name: columns.pop(name) for name in targets}
     if text := [name for name, values in found.items() if values.dtype.kind != "f"]:
         raise DataError(
-            f"{path}: the target '{text[0]}' is text, expected numbers; a column of classes is named by `data.label`"
+            f"{path}: the target '{text[0]}' is text, expected numbers; for a column of classes, use `data.label`"
         )
     if not columns:
-        raise DataError(f"{path}: expected another column beside the targets")
+        raise DataError(f"{path}: expected another column in addition to the targets")
     labels = np.stack(list(found.values()), axis=1)
     check_numbers(str(path), labels)
     return columns, labels, tuple(targets)
@@ -260,26 +258,26 @@ def _check_target(path: Path, found: Read, field: str, name: str) -> None:
     if absent := table[name].null_count:
         row = pc.index(table[name].is_null(), True).as_py()
         raise DataError(
-            f"{path}, row {row} (from 0): '{name}' is empty ({absent} such rows in all); fill it in, or leave the rows "
-            f"out"
+            f"{path}, row {row} (from 0): '{name}' is empty ({absent} such rows in all); add the values, or remove the "
+            f"rows"
         )
 
 
 def _scaled(labels: np.ndarray, trained: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """Return numbers (N, k) scaled by the rows that are `trained`; raises `DataError` for a constant column."""
+    """Return numbers (N, k) scaled by the range of the training rows; raises `DataError` for a constant column."""
     if len(same := np.flatnonzero(np.ptp(labels[trained], axis=0) == 0)):
-        raise DataError(f"the target '{names[same[0]]}' has one value in all training rows: nothing is to be learnt")
+        raise DataError(f"the target '{names[same[0]]}' has the same value in all training rows: use another target")
     return scaled_numbers(labels[trained], labels)[1]
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the columns of a table, empty for one of images; raises `DataError` for another kind of file."""
+    """Return the columns of a table, empty for a table of images; raises `DataError` for another kind of file."""
     if not is_parquet(path):
         return list(read_table(path).table.column_names)
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read: {error}; expected a whole Parquet file") from error
+        raise DataError(f"{path} cannot be read: {error}; expected a complete Parquet file") from error
     images = any(pa.types.is_struct(kind) or pa.types.is_binary(kind) for kind in schema.types)
     return [] if images else list(schema.names)
 
@@ -290,7 +288,7 @@ def _name(value: str | float) -> str:
 
 
 def _column(name: str, every: np.ndarray, trained: np.ndarray) -> Column:
-    """Return the description of a column: categories of all rows, bounds and deviation of the training rows."""
+    """Return the description of a column: categories in all rows, or range and deviation in the training rows."""
     if every.dtype.kind != "f":
         return Column(name, tuple(map(str, np.unique(every))))
     low, high = float(trained.min()), float(trained.max())
@@ -307,37 +305,37 @@ def _values(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
     """Return a column's values (N,), as float64 if numeric, else as text."""
     numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     if pa.types.is_binary(column.type):
-        raise DataError(f"{path}: '{name}' has text that is not UTF-8: save the file in that encoding")
+        raise DataError(f"{path}: '{name}' has text that is not UTF-8: save the file as UTF-8")
     if not numeric:
         text = [None if value is None else str(value) for value in column.to_pylist()]
         return np.array(text, dtype=object if None in text else None)
     values: np.ndarray = column.to_numpy().astype(np.float64)
     if np.isinf(values).any():
         row = int(np.flatnonzero(np.isinf(values))[0])
-        raise DataError(f"{path}, row {row} (from 0): '{name}' is {values[row]}, expected a number; fill it in")
+        raise DataError(f"{path}, row {row} (from 0): '{name}' is {values[row]}, expected a finite number; correct it")
     return values
 
 
 def _filled(name: str, values: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return a column (N,) with missing values filled in, and a remark on how; empty if none was missing.
+    """Return a column (N,) with missing values replaced, and a note on it; the note is empty if none was missing.
 
-    Raises `DataError` for a continuous column without a value in the rows that are `trained`.
+    Raises `DataError` for a continuous column without a value in the training rows.
     """
     missing = np.isnan(values) if values.dtype.kind == "f" else np.array([value is None for value in values])
     if not missing.any():
         return values, ""
     said = f"column '{name}' lacks {int(missing.sum())} of {len(values)} values"
     if values.dtype.kind != "f":
-        return np.where(missing, _MISSING, values).astype(str), f"{said}: they are a category of their own, {_MISSING}"
+        return np.where(missing, _MISSING, values).astype(str), f"{said}: they become the category {_MISSING}"
     known = values[trained][~missing[trained]]
     if not len(known):
-        raise DataError(f"{said}, and all of the training rows: leave the column out")
+        raise DataError(f"{said}, including all training rows: remove the column")
     middle = float(np.median(known))
-    return np.where(missing, middle, values), f"{said}: filled with the median of the training rows, {middle:.4g}"
+    return np.where(missing, middle, values), f"{said}: replaced by the median of the training rows, {middle:.4g}"
 
 
 def _among_numbers(values: Iterable[str]) -> list[str]:
-    """Return the texts that stand among numbers; empty where there are more different texts than numbers."""
+    """Return the texts mixed with numbers; empty if there are more distinct texts than distinct numbers."""
     known = [value for value in values if value != _MISSING]
     others = [value for value in known if not _NUMBER.fullmatch(value.strip())]
     return others if 2 * len(set(others)) <= len(set(known)) else []
@@ -350,5 +348,5 @@ def _shipped(name: str) -> Path:
     assert package.origin is not None
     path = Path(package.origin).parent / "datasets" / "data" / name
     if not path.is_file():
-        raise DataError(f"{path} is missing: the wheel of scikit-learn ships it; install that again")
+        raise DataError(f"{path} is missing, but it is part of scikit-learn: reinstall scikit-learn")
     return path

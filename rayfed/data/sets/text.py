@@ -1,8 +1,8 @@
 """Texts cut into windows of a few tokens, with the author or the folder as the class.
 
-Source of the texts that come with rayfed: the Canterbury corpus (Arnold and Bell 1997), as the `brotli` package ships
-it. Carroll, "Alice's Adventures in Wonderland" (1865), Milton, "Paradise Lost" (1667) and Shakespeare, "As You Like It"
-(1623), about 58 kB of each: all in the public domain.
+Source of the texts included in rayfed: the Canterbury corpus (Arnold and Bell 1997), from the `brotli` package. It has
+about 58 kB each of Carroll, "Alice's Adventures in Wonderland" (1865), Milton, "Paradise Lost" (1667) and Shakespeare,
+"As You Like It" (1623), all in the public domain.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ _TESTED = 0.2
 
 @component
 class Text:
-    """Texts cut into consecutive windows of this many tokens; the last fifth of each file is the test split.
+    """Texts cut into consecutive windows of `length` tokens; the last fifth of each file is the test split.
 
-    Line breaks and other runs of white space count as one space. Without `tokenizer`, byte pairs are learnt from the
-    training texts, always the same ones.
+    White space, including line breaks, is replaced by single spaces. Without `tokenizer`, a byte-pair encoding is
+    learnt from the training texts (deterministic).
     """
 
     holds: ClassVar[Modality] = "tokens"
 
     root: Path | None = None
-    """A folder with a folder for each class, `CLASS/*.txt` in UTF-8; `~` and environment variables are expanded. None
-    takes the three authors that come with rayfed."""
+    """Folder with one folder per class, `CLASS/*.txt` in UTF-8; `~` and environment variables are expanded. Default:
+    the three authors included in rayfed."""
     length: Annotated[int, Field(ge=2, le=4096)] = 16
-    """Number of tokens of a sample."""
+    """Number of tokens per sample."""
     vocabulary: Annotated[int, Field(ge=BYTES, le=MOST_TOKENS)] = 1024
-    """Tokens to learn, the 256 bytes among them; a small text may have fewer. The model's has to be as large."""
+    """Maximum number of tokens to learn, including the 256 bytes. The model's vocabulary must be as large."""
     tokenizer: Path | None = None
-    """A `tokenizer.json` of the `tokenizers` library, or a folder with a tokenizer, in place of what is learnt; its own
-    vocabulary counts then. Null takes that of a model `hf`, where its folder has one."""
+    """`tokenizer.json` of the `tokenizers` library, or a folder with a tokeniser, used with its own vocabulary.
+    Default: the tokeniser of a model `hf`, if its folder has one, else a learnt encoding."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many training samples: always the same ones, each class in its share. None uses all."""
+    """Number of training samples to use, a deterministic stratified subset. Default: all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many test samples, chosen as those for training. None uses all."""
+    """Number of test samples to use, a deterministic stratified subset. Default: all."""
 
     @property
     def is_public(self) -> bool:
-        """Whether the samples are public: true for the authors that come with rayfed."""
+        """Whether the samples are public: true for the authors included in rayfed."""
         return self.root is None
 
     def load(self) -> Dataset:
-        """Load the data set into memory. Raises `DataError` for missing, broken or too short files."""
+        """Load the data set into memory; raises `DataError` for missing, broken or too short files."""
         texts = _texts(_OWN if self.root is None else local_path(self.root))
         cut = {name: [_halves(text) for text in of_class] for name, of_class in texts.items()}
         reader = self._reader([train for pairs in cut.values() for train, _ in pairs])
@@ -75,7 +75,7 @@ class Text:
         return learnt(texts, self.vocabulary) if self.tokenizer is None else load_tokenizer(self.tokenizer)
 
     def _windows(self, reader: Reader, texts: dict[str, list[str]], split: str) -> Split:
-        """Return all windows of a split: token numbers (N, length) int64 and labels (N,)."""
+        """Return all windows of a split: token ids (N, length) int64 and labels (N,)."""
         windows: list[np.ndarray] = []
         for name, of_class in texts.items():
             encoded = (reader.whole(text) for text in of_class)
@@ -88,19 +88,19 @@ class Text:
 
 
 def _texts(root: Path) -> dict[str, list[str]]:
-    """Return the texts of each class, classes and files in the order of their names."""
+    """Return the texts of each class, with classes and files sorted by name."""
     if not root.is_dir():
-        raise DataError(f"data.root: {root} is no folder; expected one with CLASS/*.txt in it")
+        raise DataError(f"data.root: {root} is not a folder; expected a folder with CLASS/*.txt")
     classes = sorted(path for path in root.iterdir() if path.is_dir() and not is_left_by_tools(path))
     if len(classes) < 2:
         raise DataError(
-            f"data.root: {root} has {len(classes)} class folders; expected two or more, as {root}/CLASS/*.txt"
+            f"data.root: {root} has {len(classes)} class folders; expected at least two, such as {root}/CLASS/*.txt"
         )
     found = {}
     for folder in classes:
         paths = sorted(path for path in folder.glob("*.txt") if is_sample(path, root))
         if not paths:
-            raise DataError(f"{folder} has no text; expected files ending in .txt")
+            raise DataError(f"{folder} has no text; expected files with the extension .txt")
         found[folder.name] = [_read(path) for path in paths]
     return found
 

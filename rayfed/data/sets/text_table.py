@@ -1,4 +1,4 @@
-"""Texts in a table with a text and a class in each row."""
+"""Texts in a table with one text and class per row."""
 
 from __future__ import annotations
 
@@ -31,46 +31,46 @@ TEXT_COLUMNS = (
     "utterance",
     "tweet",
 )
-"""Names, in small letters, by which the column of the texts is found."""
+"""Names (lower case) that identify the column of texts."""
 NO_CLASS = "text"
-"""Name of the only class of texts that have none."""
+"""Name of the single class of texts without classes."""
 
 
 @component
 class TextTable:
-    """Texts of a table's rows, truncated or padded to this many tokens, each with a class.
+    """Texts of a table's rows, truncated or padded to `length` tokens, each with a class.
 
-    Without `test` a stratified fifth of the rows is held out. What fills texts up counts as no token of theirs. For
-    language models no column of classes is needed. Lists of words beside lists of as many classes are texts with a
-    class for each word, which counts at the word's first token.
+    Without `test` a stratified fifth of the rows is held out. Padding is not part of a text. Language models need no
+    column of classes. For token classification, use lists of words and lists of as many classes; the class of a word
+    is assigned to its first token.
     """
 
     holds: ClassVar[Modality] = "tokens"
 
     path: Path
-    """A separated text, such as `.csv`, `.tsv` or `.csv.gz`, or a `.parquet` file; `~` and environment variables are
-    expanded. Columns without a header row are called `column_1` and so on."""
+    """Separated text, such as `.csv`, `.tsv` or `.csv.gz`, or a `.parquet` file; `~` and environment variables are
+    expanded. Without a header row, columns are named `column_1` and so on."""
     test: Path | None = None
-    """Such a file of the test split."""
+    """File of the test split, with the same columns."""
     text_column: str | None = None
-    """Column of the texts, or of lists of their words; null: `text`, `sentence`, `content`, `review` or alike."""
+    """Column of texts, or of lists of words. Default: `text`, `sentence`, `content`, `review` or similar."""
     label_column: str | None = None
-    """Column of the classes, whole numbers or names, or lists of them; null: `label`, `class`, `target`, `category` or
-    alike, if there is one."""
+    """Column of classes (whole numbers or names), or of lists of classes. Default: `label`, `class`, `target`,
+    `category` or similar, if there is one."""
     length: Annotated[int, Field(ge=2, le=4096)] = 32
-    """Number of tokens of a sample, special ones among them."""
+    """Number of tokens per sample, including special tokens."""
     tokenizer: Path | None = None
-    """A `tokenizer.json` of the `tokenizers` library, or a folder with a tokenizer. Null takes that of a model `hf`,
-    where its folder has one; else byte pairs are learnt from the training texts, always the same ones."""
+    """`tokenizer.json` of the `tokenizers` library, or a folder with a tokeniser. Default: the tokeniser of a model
+    `hf`, if its folder has one, else a byte-pair encoding learnt from the training texts (deterministic)."""
     vocabulary: Annotated[int, Field(ge=BYTES + 1, le=MOST_TOKENS)] = 1024
-    """Tokens to learn, where they are learnt; the model's vocabulary has to be as large."""
+    """Maximum number of tokens to learn; the model's vocabulary must be as large."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many training samples: always the same ones, each class in its share. None uses all."""
+    """Number of training samples to use, a deterministic stratified subset. Default: all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many test samples, chosen as those for training. None uses all."""
+    """Number of test samples to use, a deterministic stratified subset. Default: all."""
 
     def load(self) -> Dataset:
-        """Load the data set into memory. Raises `DataError` for missing or broken files, naming file and row."""
+        """Load the data set into memory; raises `DataError` for missing or broken files, naming file and row."""
         paths = [local_path(path) for path in (self.path, self.test) if path]
         read = [read_table(path) for path in paths]
         parts = [
@@ -78,11 +78,11 @@ class TextTable:
         ]
         in_words = isinstance(parts[0][0][0], list)
         if any(isinstance(texts[0], list) != in_words for texts, _ in parts):
-            raise DataError(f"{self.path} and {self.test}: one has texts, the other lists of words")
+            raise DataError(f"{self.path} and {self.test}: one has texts, the other lists of words; use one form")
         every = {label for _, labels in parts for own in labels for label in (own if in_words else [own])}
         classes = by_value(every)
         if len(classes) < 2 and every != {NO_CLASS}:
-            raise DataError(f"{self.path} has one class alone, '{classes[0]}': expected two or more")
+            raise DataError(f"{self.path} has only one class, '{classes[0]}': expected at least two")
         number = {name: place for place, name in enumerate(classes)}
         splits = [
             Split(np.arange(len(texts)), np.array([0 if in_words else number[x] for x in labels]))
@@ -110,12 +110,12 @@ class TextTable:
         )
 
     def _remarks(self, cut: int, texts: int) -> tuple[str, ...]:
-        """Return what is said of truncated texts: what was cut off neither trains nor can leak."""
+        """Return the note on truncated texts, whose remaining tokens are not trained on and cannot leak."""
         if not cut:
             return ()
         return (
-            f"data: {cut:,} of {texts:,} texts are longer than {self.length} tokens, and what follows is left out: it "
-            "is neither trained on nor attacked; data.length sets how many tokens count",
+            f"data: {cut:,} of {texts:,} texts are truncated to {self.length} tokens; the other tokens are not trained "
+            "on and not attacked; set data.length to change the limit",
         )
 
     def _reader(self, texts: Sequence[str]) -> Reader:
@@ -124,14 +124,14 @@ class TextTable:
         reader = load_tokenizer(self.tokenizer)
         if reader.pad is None:
             raise DataError(
-                f"data.tokenizer: {self.tokenizer} has no token that fills up texts: expected one called [PAD], or a "
-                f"pad_token beside it"
+                f"data.tokenizer: {self.tokenizer} has no padding token: expected a token named [PAD], or a pad_token "
+                f"in its tokenizer_config.json"
             )
         return reader
 
 
 def _rows(texts: Sequence[Any], split: Split) -> list[Any]:
-    """Return the texts or labels of a split from all rows, by the row numbers in `split.images`."""
+    """Return the texts or labels of a split; `split.images` contains its row numbers."""
     assert isinstance(split.images, np.ndarray)
     return [texts[row] for row in split.images.tolist()]
 
@@ -143,7 +143,7 @@ def text_column(names: Sequence[str]) -> str | None:
 
 
 def _columns(path: Path, found: Read, text: str | None, label: str | None) -> tuple[list[Any], list[Any]]:
-    """Return a table's texts and labels, in order; of lists of words, lists of both."""
+    """Return a table's texts and labels, in order; for lists of words, lists of words and of classes."""
     table = found.table
     if not table.num_rows:
         raise DataError(f"{path} has no rows")
@@ -155,9 +155,9 @@ def _columns(path: Path, found: Read, text: str | None, label: str | None) -> tu
     fields = [("text_column", text)] + ([("label_column", label)] if label or labelled else [])
     for field, name in fields:
         if name is None or name not in table.column_names:
-            what = f"has no column '{name}'" if name else f"has no plain column for `{field}`"
+            what = f"has no column '{name}'" if name else f"has no unique column for `{field}`"
             what += " and no header row" * (not found.has_header)
-            raise DataError(f"{path} {what}: name it by data.{field}, of {', '.join(table.column_names)}")
+            raise DataError(f"{path} {what}: set data.{field} to one of {', '.join(table.column_names)}")
     assert text is not None
     if label is not None and pa.types.is_list(table[text].type):
         return _words(path, table, text, label)
@@ -170,7 +170,7 @@ def _columns(path: Path, found: Read, text: str | None, label: str | None) -> tu
     for row, (one, of) in enumerate(zip(written, classes, strict=True)):
         if not (one or "").strip() or of is None:
             raise DataError(
-                f"{path}, row {row} (from 0): {'no label' if (one or '').strip() else 'no text'}; leave it out"
+                f"{path}, row {row} (from 0): {'no label' if (one or '').strip() else 'no text'}; remove the row"
             )
     return [" ".join(one.split()) for one in written], [str(of) for of in classes]
 
@@ -185,7 +185,7 @@ def _words(path: Path, table: pa.Table, text: str, label: str) -> tuple[list[lis
     for row, (words, own) in enumerate(zip(texts, labels, strict=True)):
         if not words or not own or len(words) != len(own) or None in words or None in own:
             raise DataError(
-                f"{path}, row {row} (from 0): {len(words or [])} words and {len(own or [])} classes, expected as many, "
-                f"and none of them missing"
+                f"{path}, row {row} (from 0): {len(words or [])} words and {len(own or [])} classes, expected one "
+                f"class per word, without missing values"
             )
     return [[str(word) for word in words] for words in texts], [[str(of) for of in own] for own in labels]

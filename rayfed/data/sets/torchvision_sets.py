@@ -1,4 +1,4 @@
-"""Base of torchvision's data sets, with a local root and downloads only on request."""
+"""Base class of torchvision's data sets, with a local root and downloads only on request."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class TorchvisionSource(Source):
     original: ClassVar[Any]
     """Class of the data set in torchvision."""
     layout: ClassVar[str]
-    """Files that belong under `root`, in words for errors."""
+    """Description of the files under `root`, for errors."""
 
     root: Path
     """Folder of the files; `~` and environment variables are expanded."""
     download: bool = False
-    """Let torchvision download files that are missing into `root`."""
+    """Whether torchvision downloads missing files into `root`."""
 
     @property
     def folder(self) -> Path:
@@ -37,18 +37,18 @@ class TorchvisionSource(Source):
     def missing(self, found: str) -> DataError:
         """Return the error for missing files."""
         return DataError(
-            f"{found}; expected {self.layout}: name their folder (--set data.root=FOLDER), or set `download: true`"
+            f"{found}; expected {self.layout}: set their folder (--set data.root=FOLDER), or set `download: true`"
         )
 
     @contextmanager
     def downloading(self) -> Iterator[None]:
-        """Turn a failed download by torchvision into a `DataError` that says what to put where."""
+        """Convert a failed download by torchvision to `DataError`, with the files that are needed."""
         try:
             yield
         except (OSError, RuntimeError, HTTPException) as error:
             raise DataError(
                 f"the download into {self.folder} failed: {' '.join(str(error).split())}; "
-                f"fetch the files elsewhere and put there {self.layout}"
+                f"download the files yourself and provide {self.layout}"
             ) from error
 
     def check_md5(self, path: Path, expected: str) -> None:
@@ -60,5 +60,5 @@ class TorchvisionSource(Source):
         if found != expected:
             raise DataError(
                 f"{path} is truncated or altered: expected MD5 {expected}, found {found} "
-                f"({path.stat().st_size} bytes); delete it and fetch it again"
+                f"({path.stat().st_size} bytes); delete it and download it again"
             )

@@ -26,9 +26,10 @@ Source = Annotated[Synth90K | SynthText | IIIT5K | SVT | ScutForu | Icdar2015 | 
 
 @component
 class Words:
-    """Grey images of words of 3 to 25 letters and digits, ignoring case; other words are left out.
+    """Grey images of words with 3 to 25 letters and digits, ignoring case; other words are excluded.
 
-    Partitions go by the sources: `shards` with `shards_per_client: 1` gives each client one of as many.
+    Partitions use the sources instead of classes. With `shards`, `shards_per_client: 1` and as many clients as sources,
+    each client has one source.
     """
 
     train: Annotated[list[Source], Field(min_length=1)]
@@ -38,22 +39,22 @@ class Words:
     height: Annotated[int, Field(ge=1)] = 32
     """Height of an image in pixels."""
     width: Annotated[int, Field(ge=1)] = 100
-    """Width of an image in pixels; wider words are squeezed."""
+    """Width of an image in pixels, to which all words are resized."""
     letters: Annotated[str, Field(min_length=1)] = "0123456789abcdefghijklmnopqrstuvwxyz"
-    """Letters of words; a word with anything else in it is left out."""
+    """Letters of words; words with other characters are excluded."""
     shortest: Annotated[int, Field(ge=1)] = 3
-    """Fewest letters of a word; shorter words are left out."""
+    """Minimum number of letters of a word; shorter words are excluded."""
     longest: Annotated[int, Field(ge=1)] = 25
-    """Most letters of a word; longer words are left out."""
+    """Maximum number of letters of a word; longer words are excluded."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many words of each training source, evenly spaced in it. None uses all."""
+    """Number of words to use from each training source, evenly spaced. Default: all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many words of each test source, evenly spaced in it. None uses all."""
+    """Number of words to use from each test source, evenly spaced. Default: all."""
 
     def load(self) -> Dataset:
         """Load the data set into memory; raises `DataError` for missing or broken files, or a source without words."""
         if self.letters != self.letters.lower() or len(set(self.letters)) < len(self.letters):
-            raise DataError(f"data.letters: '{self.letters}' must be small letters and digits, each once")
+            raise DataError(f"data.letters: '{self.letters}' must contain lower-case letters and digits, each once")
         train = [self._words(source, self.train_samples) for source in self.train]
         test = [self._words(source, self.test_samples) for source in self.test]
         return Dataset(
@@ -70,12 +71,12 @@ class Words:
             read = list(source.read())
         except DataError:
             raise
-        except Exception as error:  # whatever a foreign file makes its reader raise
-            raise DataError(f"{source} cannot be read: {error!r}; are its files whole?") from error
+        except Exception as error:  # readers can raise any exception for foreign files
+            raise DataError(f"{source} cannot be read: {error!r}; check that its files are complete") from error
         words = [w for w in read if self.shortest <= len(w.text) <= self.longest and self._spelt(w) <= letters]
         if not words:
             lengths = f"{self.shortest} to {self.longest}"
-            raise DataError(f"data source {source.format} has no word of {lengths} letters out of {self.letters}")
+            raise DataError(f"data source {source.format} has no word with {lengths} letters out of {self.letters}")
         if most is None or most >= len(words):
             return words
         return [words[i] for i in (2 * np.arange(most) + 1) * len(words) // (2 * most)]

@@ -1,1 +1,1 @@
-"""Formats of word images, one a file; `rayfed.data.sets.words` combines them into a data set."""
+"""Formats of word images, one per file; `rayfed.data.sets.words` combines them into a data set."""

@@ -1,4 +1,4 @@
-"""The contract of a format of word images: pictures, word positions in them, and spelling."""
+"""Base classes of the formats of word images: pictures, word positions and spelling."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ from rayfed.registry import component
 
 @dataclass(frozen=True)
 class Word:
-    """One word as its source stores it."""
+    """One word, with its spelling and its position in a picture."""
 
     text: str
     image: Path | Image.Image
     box: tuple[float, float, float, float] | None = None
-    """Left, top, right and bottom of the word in the picture, in pixels; None: the picture is the word."""
+    """Left, top, right and bottom of the word in the picture, in pixels. Default: the whole picture."""
 
     def pixels(self, height: int, width: int) -> np.ndarray:
-        """Return the word as (1, height, width) uint8, grey, scaled to this size without keeping proportions.
+        """Return the word as (1, height, width) uint8, grey, resized without keeping proportions.
 
-        Raises `DataError` for a picture that cannot be decoded, or a box outside of it.
+        Raises `DataError` for a picture that cannot be decoded, or a box outside the picture.
         """
         try:
             with Image.open(self.image) if isinstance(self.image, Path) else self.image as picture:
                 cut = picture.crop(_within(self.box, picture.size)) if self.box else picture
                 return np.asarray(cut.convert("L").resize((width, height), Image.Resampling.BILINEAR))[None]
-        except Exception as error:  # Pillow's decoders raise whatever broken bytes lead them to
-            raise DataError(f"{self.image} with the word '{self.text}' cannot be read: {error}") from error
+        except Exception as error:  # Pillow's decoders can raise any exception for broken bytes
+            raise DataError(
+                f"{self.image} with the word '{self.text}' cannot be read: {error}; download it again"
+            ) from error
 
 
 def _within(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[int, int, int, int]:
     left, top, right, bottom = box
     inside = max(0, int(left)), max(0, int(top)), min(size[0], round(right)), min(size[1], round(bottom))
     if inside[2] <= inside[0] or inside[3] <= inside[1]:
-        raise ValueError(f"its box {box} is outside of the picture of {size[0]}x{size[1]} pixels")
+        raise ValueError(f"its box {box} is outside the picture of {size[0]}x{size[1]} pixels")
     return inside
 
 
 @component
 class Reader:
-    """Base of every format of word images."""
+    """Base of all formats of word images."""
 
     def read(self) -> Iterable[Word]:
         """Read all words in a fixed order; raises `DataError` for missing or broken files."""
@@ -58,13 +60,15 @@ class LocalReader(Reader):
     """Base of the formats of word images in a folder."""
 
     root: Path
-    """Folder with the set's own files; `~` and environment variables are expanded. Nothing is downloaded."""
+    """Folder of the unpacked data set; `~` and environment variables are expanded. Nothing is downloaded."""
 
     def file(self, name: str) -> Path:
-        """Return a file of the set; raises `DataError` if it is missing."""
+        """Return the path of a file in `root`; raises `DataError` if it is missing."""
         path = local_path(self.root) / name
         if not path.exists():
-            raise DataError(f"{path} is missing: set `root` to the folder of the unpacked {type(self).__name__} set")
+            raise DataError(
+                f"{path} is missing: set `root` to the folder of the unpacked data set {type(self).__name__}"
+            )
         return path
 
 

@@ -12,11 +12,11 @@ from rayfed.registry import component
 
 @component
 class Icdar2015(LocalReader):
-    """Words of ICDAR 2015: `word_1.png`, ... and a file of lines `word_1.png, "Genaxis Theatre"`."""
+    """Words of ICDAR 2015: images `word_1.png`, ... and a text file with lines `word_1.png, "Genaxis Theatre"`."""
 
     format: Literal["ic15"]
     truth: str = "gt.txt"
-    """The file of lines; that of the test split is published as `Challenge4_Test_Task3_GT.txt`."""
+    """Name of the text file; for the test split it is published as `Challenge4_Test_Task3_GT.txt`."""
 
     def read(self) -> Iterator[Word]:
         """Read words in the order of the file."""

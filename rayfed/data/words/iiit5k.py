@@ -14,11 +14,11 @@ from rayfed.registry import component
 
 @component
 class IIIT5K(LocalReader):
-    """Words of IIIT 5K: `traindata.mat` and `testdata.mat`, records of `ImgName`, a path, and `GroundTruth`."""
+    """Words of IIIT 5K: `traindata.mat` and `testdata.mat`, with fields `ImgName` (path) and `GroundTruth`."""
 
     format: Literal["iiit5k"]
     split: Literal["train", "test"] = "test"
-    """Split: which of the two files to read."""
+    """Split to read."""
 
     def read(self) -> Iterator[Word]:
         """Read words in the order of the file."""

@@ -1,4 +1,4 @@
-"""Rendered word images, with a font and background that can differ between clients."""
+"""Rendered word images, with a font and background that may differ between clients."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Rendered(Reader):
 
     format: Literal["rendered"]
     font: str | Path = "DejaVuSans"
-    """A font that comes with matplotlib (DejaVuSerif-Italic, STIXGeneral, cmr10, ...), or the path of a .ttf file."""
+    """Font of matplotlib (DejaVuSerif-Italic, STIXGeneral, cmr10, ...), or path of a .ttf file."""
     background: Literal["plain", "gradient", "noise"] = "plain"
-    """Background of a word: one grey, a slope between two, or blotches."""
+    """Background of a word: a constant grey, a gradient, or smoothed noise."""
     samples: Annotated[int, Field(ge=1)] = 1000
     """Number of words."""
     letters: Annotated[str, Field(min_length=1)] = "0123456789abcdefghijklmnopqrstuvwxyz"
-    """Letters of words, all as likely."""
+    """Letters of words, sampled uniformly."""
     length: Annotated[int, Field(ge=1)] = 4
-    """Number of letters of a word."""
+    """Number of letters per word."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of all that is drawn: another one for training than for testing."""
+    """Random seed; use different seeds for training and test."""
 
     def read(self) -> Iterator[Word]:
-        """Return words that are rendered on access."""
+        """Yield words, each rendered when it is requested."""
         font, draw = self._font(), np.random.default_rng(self.seed)
         for _ in range(self.samples):
             text = "".join(draw.choice(list(self.letters), self.length))
@@ -51,7 +51,7 @@ class Rendered(Reader):
             return ImageFont.truetype(str(own if own.exists() else local_path(self.font)), 22)
         except OSError as error:
             known = ", ".join(sorted(path.stem for path in own.parent.glob("*.ttf")))
-            raise DataError(f"font '{self.font}' is neither a .ttf file nor one of {known}") from error
+            raise DataError(f"font '{self.font}' is not a .ttf file; give a .ttf file or one of {known}") from error
 
     def _drawn(self, text: str, font: ImageFont.FreeTypeFont, draw: np.random.Generator) -> Image.Image:
         left, top, right, bottom = font.getbbox(text)
@@ -64,7 +64,7 @@ class Rendered(Reader):
         return picture
 
     def _paper(self, grey: int, width: int, draw: np.random.Generator) -> np.ndarray:
-        """Draw a background (32, width) uint8."""
+        """Return a random background (32, width) uint8."""
         change = np.zeros((_HEIGHT, width))
         if self.background == "gradient":
             change = np.broadcast_to(np.linspace(-40, 40, width) * draw.choice([-1, 1]), change.shape)

@@ -1,4 +1,4 @@
-"""Reader of SCUT-FORU, the Flickr OCR universal database.
+"""Reader of SCUT-FORU (Flickr OCR universal database).
 
 Source: Zhang et al. 2016, "Character proposal network for robust text extraction".
 """
@@ -16,7 +16,7 @@ from rayfed.registry import component
 
 @component
 class ScutForu(LocalReader):
-    """Words of SCUT-FORU: a text file for each picture, of its name, with a line `x, y, w, h, label` for each word."""
+    """Words of SCUT-FORU: one text file per picture, with the same name and a line `x, y, w, h, label` per word."""
 
     format: Literal["scut_foru"]
     images: str = "word_img"
@@ -29,7 +29,7 @@ class ScutForu(LocalReader):
         pictures = {p.stem: p for p in self.file(self.images).iterdir() if p.suffix.lower() in ENDINGS}
         for listed in sorted(self.file(self.annotations).glob("*.txt")):
             if listed.stem not in pictures:
-                raise DataError(f"{listed} has no picture of its name in {self.file(self.images)}")
+                raise DataError(f"{listed} has no picture with the same name in {self.file(self.images)}")
             for number, line in lines(listed):
                 try:
                     *box, label = line.split(",", 4)

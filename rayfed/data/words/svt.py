@@ -13,11 +13,11 @@ from rayfed.registry import component
 
 @component
 class SVT(LocalReader):
-    """Words of Street View Text: `train.xml` and `test.xml`, which name pictures and their words' rectangles."""
+    """Words of Street View Text: `train.xml` and `test.xml`, which list pictures and rectangles of words."""
 
     format: Literal["svt"]
     split: Literal["train", "test"] = "test"
-    """Split: which of the two files to read."""
+    """Split to read."""
 
     def read(self) -> Iterator[Word]:
         """Read words picture by picture, in the order of the file."""
@@ -29,4 +29,4 @@ class SVT(LocalReader):
                     x, y, width, height = (float(rectangle.attrib[side]) for side in ("x", "y", "width", "height"))
                     yield Word(str(rectangle.findtext("tag")), path, (x, y, x + width, y + height))
         except (ElementTree.ParseError, KeyError, ValueError) as error:
-            raise DataError(f"{listed} is not as the SVT set has it: {error!r}") from error
+            raise DataError(f"{listed} does not have the format of SVT: {error!r}; download it again") from error

@@ -15,11 +15,11 @@ from rayfed.registry import component
 
 @component
 class Synth90K(LocalReader):
-    """Words of Synth90K: `annotation_train.txt` lists `./2425/1/115_Lube_45484.jpg 45484`, the word in the name."""
+    """Words of Synth90K: `annotation_train.txt` has lines `./2425/1/115_Lube_45484.jpg 45484`, with the word `Lube`."""
 
     format: Literal["synth90k"]
     split: Literal["train", "val", "test"] = "train"
-    """Split: which of the three lists to read."""
+    """Split to read."""
 
     def read(self) -> Iterator[Word]:
         """Read words in the order of the list."""

@@ -15,7 +15,7 @@ from rayfed.registry import component
 
 @component
 class SynthText(LocalReader):
-    """Words of SynthText: `gt.mat` with `imnames`, `wordBB` (2 x 4 x words, corners) and `txt`; cut out upright."""
+    """Words of SynthText: `gt.mat` with `imnames`, `wordBB` (2 x 4 x words, corners) and `txt`; boxes are upright."""
 
     format: Literal["synthtext"]
 

@@ -589,12 +589,12 @@ def test_notes_on_the_data_come_before_the_trials_and_once(tmp_path: Path, monke
     printed = StringIO()
     found = rehearsed(plan(data=table, batches=[1]), printed=printed)
     assert found is not None
-    assert printed.getvalue().count("column 'patient' has another value in every row") == 1
+    assert printed.getvalue().count("column 'patient' has a different value in every row") == 1
     view = RunView(Console(file=printed, width=200))
     view.noted = found[2]
     for message in (*found[2], "and another"):
         view.note(message)
-    assert printed.getvalue().count("column 'patient' has another value in every row") == 1
+    assert printed.getvalue().count("column 'patient' has a different value in every row") == 1
     assert "note: and another" in printed.getvalue()
 
 
@@ -1425,10 +1425,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     assert run("audit", "--model", "lenet", "--data", "digits", "--batch", "1,x")[0] == 2
     for arguments, expected in {
         ("--model", "lenett", "--data", "digits"): "did you mean 'lenet'",
-        ("--model", "nowhere.py:Net", "--data", "digits"): "'nowhere.py:Net': file",
-        ("--model", "lenet", "--data", "/no/such/folder"): "--data /no/such/folder: no such file or folder",
-        ("--model", "mlp", "--data", str(tmp_path / "t.csv")): "texts their column by --text, of age, ill",
-        ("--model", "mlp", "--data", str(tmp_path), "--target", "age"): "lie in a Parquet file",
+        ("--model", "nowhere.py:Net", "--data", "digits"): "nowhere.py",
+        ("--model", "lenet", "--data", "/no/such/folder"): "--data /no/such/folder",
+        ("--model", "mlp", "--data", str(tmp_path / "t.csv")): "--text. Columns: age, ill",
+        ("--model", "mlp", "--data", str(tmp_path), "--target", "age"): "as a Parquet file",
         ("--data", "digits"): "--model",
         ("--model", "lenet"): "--data",
         ("--model", "lenet", "--data", "digits", "--defence", "{name"): "error: --defence: '{name' is not valid YAML",

@@ -359,20 +359,20 @@ def test_epsilons_of_different_guarantees_are_not_compared(change: dict[str, Any
     mixed = settings([*rows, outcome("b", psnr=9.0, test_accuracy=0.8, **PROMISE | {"epsilon": 1.0} | change)])
     asked = [bound("epsilon<=1.5")]
     assert recommend(alike, asked).chosen.title == "b"
-    with pytest.raises(UserError, match=r"not of one kind.*a: .*b: "):
+    with pytest.raises(UserError, match=r"of different kinds.*a: .*b: "):
         recommend(mixed, asked)
     assert len(front(alike, "epsilon", "test_accuracy").best) == 2
-    with pytest.raises(UserError, match=r"not of one kind"):
+    with pytest.raises(UserError, match=r"of different kinds"):
         front(mixed, "epsilon", "test_accuracy")
     assert front(mixed, "psnr", "test_accuracy").best
-    assert "not of one kind" not in grid(alike).note
-    assert "not of one kind" in grid(mixed).note
+    assert "of different kinds" not in grid(alike).note
+    assert "of different kinds" in grid(mixed).note
     assert "epsilon" in explore(alike).leakages
     assert "epsilon" not in explore(mixed).leakages
     with io.StringIO() as out:
         view = SweepView(Console(file=out, width=200))
         view.finished([*rows, outcome("b", psnr=9.0, test_accuracy=0.8, **PROMISE | change)], [], "r")
-        assert "not of one kind" in out.getvalue()
+        assert "of different kinds" in out.getvalue()
 
 
 # Figures: an upper bound stays one when it is written down

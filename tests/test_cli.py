@@ -132,7 +132,7 @@ def test_unwritable_output_folder(tmp_path: Path, file) -> None:  # type: ignore
     (tmp_path / "a_file").write_text("")
     code, output = run("launch", file(), "--out", str(tmp_path / "a_file" / "runs"))
     assert code == 2, output
-    assert "choose another place with --out" in output
+    assert "choose another folder with --out" in output
 
 
 @pytest.mark.engine

@@ -97,7 +97,7 @@ def test_sample_limits_take_a_subset_of_the_split():
     assert (len(few.train_images), len(few.test_images)) == (100, 20)
     assert np.bincount(few.train_labels).min() >= 9
     assert {i.tobytes() for i in few.train_images} <= {i.tobytes() for i in everything.train_images}
-    with pytest.raises(DataError, match="test_samples is 360, but its split has only 359"):
+    with pytest.raises(DataError, match="test_samples is 360, but the split has only 359"):
         load("digits", test_samples=360)
 
 
@@ -240,7 +240,7 @@ def test_a_missing_idx_file_is_named_with_the_places_for_it(tmp_path):
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(
         DataError,
-        match=r"t10k-labels-idx1-ubyte is missing from .*name their folder \(--set data.root=FOLDER\).*download: true",
+        match=r"t10k-labels-idx1-ubyte is missing from .*set their folder \(--set data.root=FOLDER\).*download: true",
     ):
         load("mnist", root=str(tmp_path))
 
@@ -421,7 +421,7 @@ def test_parquet_round_trip_with_a_test_file(tmp_path):
     assert data.test_labels.tolist() == [1, 0, 1]
     assert data.classes == ("x", "y", "z")
     [said] = data.remarks
-    assert said.endswith("are read as one, so none may be of a test split: a.parquet, b.parquet")
+    assert said.endswith("are read as one split; none may be a test split: a.parquet, b.parquet")
     assert load("parquet", train=str(tmp_path / "a.parquet"), test=str(test)).remarks == ()
 
 
@@ -481,7 +481,7 @@ BROKEN_PARQUET = {
         {},
         ["row 1 (from 0)", "cannot be decoded"],
     ),
-    "no image": ([*GOOD[:5], b"text"], [0] * 6, {}, ["row 5 (from 0)", "is no image"]),
+    "no image": ([*GOOD[:5], b"text"], [0] * 6, {}, ["row 5 (from 0)", "is not an image"]),
     "no rows": ([], [], {}, ["has no rows"]),
     "too few": (GOOD[:4], [0] * 4, {}, ["has 4 images", "at least 5"]),
 }
@@ -500,7 +500,7 @@ def test_a_broken_parquet_file_is_named_with_the_row(tmp_path, case):
 def test_a_truncated_parquet_file_is_named(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", GOOD, [0] * 6)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=f"{path} cannot be read: .*expected a whole Parquet file"):
+    with pytest.raises(DataError, match=f"{path} cannot be read: .*expected a complete Parquet file"):
         load("parquet", train=str(path))
 
 
@@ -528,7 +528,7 @@ def test_files_that_disagree_or_overlap_are_refused(tmp_path):
 def test_other_formats_of_more_than_eight_bits_are_refused():
     stream = io.BytesIO()
     Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(stream, "PPM")
-    with pytest.raises(DataError, match=r"here cannot be decoded: it has more than 8 bits a channel"):
+    with pytest.raises(DataError, match=r"here cannot be decoded: it has more than 8 bits per channel"):
         decode([Encoded("here", stream.getvalue())], None)
 
 
@@ -607,14 +607,14 @@ def test_a_broken_image_folder_is_named(tmp_path):
     write_folder(tmp_path / "train", {"a": 5, "b": 5})
     refused(tmp_path, f"{tmp_path / 'test'} is missing")
     write_folder(tmp_path / "test", {"a": 1, "c": 1})
-    refused(tmp_path, f"{tmp_path / 'test' / 'c'} is no class of the training split; expected a, b")
+    refused(tmp_path, f"{tmp_path / 'test' / 'c'} is not a class of the training split; expected a, b")
     (tmp_path / "test" / "c").rename(tmp_path / "test" / "b")
     (tmp_path / "test" / "b" / "000.png").rename(tmp_path / "test" / "b" / "000.txt")
     refused(tmp_path, f"{tmp_path / 'test' / 'b'} has no image")
     broken = tmp_path / "train" / "a" / "002.png"
     (tmp_path / "test" / "b" / "000.txt").rename(tmp_path / "test" / "b" / "000.png")
     broken.write_bytes(broken.read_bytes()[:40])
-    refused(tmp_path, f"{broken} is no image")
+    refused(tmp_path, f"{broken} is not an image")
 
 
 def test_a_held_out_fifth_exists_even_with_one_image_a_class():
@@ -659,7 +659,7 @@ def test_the_toys_points_are_the_gaussians_on_the_grid_of_8_bits():
 
 def test_a_label_beyond_all_classes_is_named_before_names_are_made_for_those_below(tmp_path):
     path = write_parquet(tmp_path / "odd.parquet", GOOD, [0, 1, 0, 1, 0, 10**12])
-    with pytest.raises(DataError, match=r"odd\.parquet: label 1000000000000, expected less than 100,000"):
+    with pytest.raises(DataError, match=r"odd\.parquet: label 1000000000000, expected class numbers from 0, below 100,000"):
         load("parquet", train=str(path))
 
 

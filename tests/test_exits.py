@@ -172,7 +172,7 @@ def test_a_fenced_driver_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     command = ["launch", str(tmp_path / "t.yaml"), "--executor", "local", "--out", str(tmp_path / "runs")]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2, done.output
-    assert "the run is fenced; another driver has taken the run over" in " ".join(done.output.split())
+    assert "the run is fenced; another driver has taken over the run" in " ".join(done.output.split())
 
 
 def _fence(folder: RunFolder) -> None:

@@ -422,10 +422,10 @@ def test_a_table_with_broken_text_or_nulls_is_named(tmp_path: Path) -> None:
 def test_outcomes_lead_to_trials_alone(run: str, tmp_path: Path) -> None:
     sweep = make_sweep(str(tmp_path), 2, 1, failed=0, stopped=0)
     sweep.write_outcomes([row | {"run": run} for row in sweep.outcomes().to_pylist()])
-    with pytest.raises(RunError, match="no trial of a sweep"):
+    with pytest.raises(RunError, match="not a trial of a sweep"):
         write_sweep_report(sweep)
     sweep.write_outcomes([row | {"trial": run} for row in sweep.outcomes().to_pylist()])
-    with pytest.raises(RunError, match="no trial of a sweep"):
+    with pytest.raises(RunError, match="not a trial of a sweep"):
         sweep.outcomes()
 
 

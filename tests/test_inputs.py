@@ -361,7 +361,7 @@ def test_what_hugging_face_saves_is_read_without_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data-00001-of-00002.arrow is missing, though .*state.json names it"):
         audited(tmp_path / "two")
     (tmp_path / "one" / "state.json").write_text('{"_data_files": [{"filename": "../two/train/x.arrow"}]}')
-    with pytest.raises(DataError, match="is no file beside it"):
+    with pytest.raises(DataError, match="is not a file in the same folder"):
         audited(tmp_path / "one")
 
 
@@ -374,7 +374,7 @@ def test_a_repository_of_the_hub_is_read_by_its_splits(tmp_path: Path) -> None:
     assert (len(data.train_labels), len(data.test_labels), data.classes) == (8, 4, ("cat", "dog"))
     other = build("datasets", "hugging_face", {"root": str(tmp_path), "train": "validation", "test": "train"}).load()
     assert np.array_equal(other.test_images, data.train_images)
-    with pytest.raises(DataError, match="no split 'tset' of Parquet or Arrow files; it has train, validation"):
+    with pytest.raises(DataError, match="no split 'tset' in Parquet or Arrow files; it has train, validation"):
         build("datasets", "hugging_face", {"root": str(tmp_path), "test": "tset"}).load()
     (tmp_path / "small").mkdir()
     pq.write_table(samples(5), tmp_path / "small" / "train-00000-of-00001.parquet")

@@ -237,7 +237,7 @@ def test_a_class_for_each_word_counts_at_its_first_token(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({"tags": [["A"]] * 6}, r"row 0 \(from 0\): 3 words and 1 classes, expected as many"),
+        ({"tags": [["A"]] * 6}, r"row 0 \(from 0\): 3 words and 1 classes, expected one class per word"),
         ({"tags": ["A"] * 6}, "column 'tags' is string, expected lists of classes"),
     ],
 )

@@ -87,7 +87,7 @@ def test_it_is_sent_as_its_path(packed: Path) -> None:
 def test_a_place_without_the_file_is_told_of_it(packed: Path) -> None:
     sent = pickle.dumps(Arrow(path=str(packed)).load())
     packing.pack(Digits(size=16), packed, lambda *_: None)  # packed again, whatever has changed in its images
-    with pytest.raises(DataError, match=r"digits\.arrow on the machine .* is another file"):
+    with pytest.raises(DataError, match=r"digits\.arrow on the machine .* is not the file of the run"):
         _ = pickle.loads(sent).classes
     packed.unlink()
     with pytest.raises(DataError, match=r"digits\.arrow is not on the machine"):
@@ -105,7 +105,7 @@ def test_another_arrow_file_is_refused(tmp_path: Path) -> None:
     table = pa.table({"image": [b"12"], "label": [0]})
     with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(DataError, match="no metadata of rayfed"):
+    with pytest.raises(DataError, match="no metadata from rayfed"):
         Arrow(path=str(tmp_path / "x.arrow")).load()
 
 

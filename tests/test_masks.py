@@ -141,22 +141,22 @@ def test_masks_are_resized_with_their_images_by_the_nearest_pixel(tmp_path: Path
         ),
         (
             lambda root: (root / "masks" / "3.png").write_bytes(png(random_images(6, 8, 3))),
-            r"masks.3\.png: a mask has one number for each pixel.*in colour \(mode RGB\)",
+            r"masks.3\.png: it is in colour \(mode RGB\)",
         ),
         (
             lambda root: (root / "masks" / "3.png").write_bytes(encoded(Image.fromarray(classes_of(1)[0]), "JPEG")),
-            r"masks.3\.png: it is a JPEG, which changes the numbers of classes: save masks as PNG",
+            r"masks.3\.png: it is a JPEG, whose compression changes class numbers: save masks as PNG",
         ),
         (
             lambda root: Image.fromarray(classes_of(1)[0]).save(root / "masks" / "3.png", bits=2),
-            r"masks.3\.png: it is a grey PNG of 2 bits, which is read as grey levels",
+            r"masks.3\.png: it is a grey PNG with 2 bits, which is read as grey levels",
         ),
         (lambda root: (root / "masks" / "3.png").write_bytes(b"no image"), r"masks.3\.png is no image"),
-        (lambda root: written(root, 255 * classes_of(10, classes=2)), "class 0 alone, and 255, which counts as no"),
+        (lambda root: written(root, 255 * classes_of(10, classes=2)), "only class 0 and 255, which is ignored"),
         (lambda root: written(root, 0 * classes_of(10)), r"class 0 alone$"),
         (
             lambda root: (root / "images" / "3.jpg").write_bytes(png(random_images(6, 8))),
-            "have one name, by which masks are found: rename one",
+            "have the same name, so their mask is ambiguous: rename one",
         ),
     ],
 )
@@ -186,13 +186,13 @@ def test_an_image_that_its_exif_orientation_turns_is_told(tmp_path: Path) -> Non
     (tmp_path / "images" / "0.png").write_bytes(encoded(stored, exif=exif))
     data = load(tmp_path)
     assert data.train_images.shape[2:] == (6, 8)
-    assert "1 images are turned as their EXIF orientation says" in data.remarks[0]
+    assert "1 images are rotated or mirrored by their EXIF orientation" in data.remarks[0]
 
 
 def test_a_packed_file_takes_no_masks(tmp_path: Path) -> None:
     written(tmp_path, classes_of(5))
     source = registry.build("datasets", "image_masks", {"root": tmp_path})
-    with pytest.raises(DataError, match="not masks: use the data set as it is"):
+    with pytest.raises(DataError, match="not masks: use the original data set"):
         pack(source, tmp_path / "packed.arrow", lambda done, count: None)
 
 

@@ -310,5 +310,5 @@ def test_a_damaged_scenario_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"scenario.yaml' cannot be read"):
         outcomes(folder)
     folder.write_text("scenario.yaml", "just words")
-    with pytest.raises(RunError, match="should hold `key: value` pairs, not str"):
+    with pytest.raises(RunError, match="should contain `key: value` pairs, not str"):
         SweepFolder.open(folder.url)

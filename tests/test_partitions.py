@@ -210,7 +210,7 @@ def test_resampled_clients_outnumber_samples_and_hold_different_ones():
 
 
 def test_resampled_refuses_more_samples_than_there_are():
-    with pytest.raises(UserError, match=r"51 different samples of 50; lower partition\.samples"):
+    with pytest.raises(UserError, match=r"51 different samples out of 50; lower partition\.samples"):
         split("resampled", {"samples": 51}, np.zeros(50, np.int64), 3)
 
 

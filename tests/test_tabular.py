@@ -92,13 +92,13 @@ def test_classes_are_named_by_their_whole_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "label", "message"),
     [
-        ("a,b\n" + "".join(f"{i},{i % 2}\n" for i in range(5000)) + "?,0\n", "b", "stand beside '.', write what is"),
+        ("a,b\n" + "".join(f"{i},{i % 2}\n" for i in range(5000)) + "?,0\n", "b", "it has numbers and '.': write missing"),
         ("a,b\n1,x\n2,y\n", "c", "has no column 'c'"),
-        ("a,b\n1,x\n2,x\n", "b", "two or more classes"),
+        ("a,b\n1,x\n2,x\n", "b", "at least two classes"),
         ("a,b\n1,x\n2,y\n", "b", "a table of 2 rows"),
         ("a,b\n1,x\ninf,y\n", "b", "'a' is inf"),
         ("a,b\n1,x\n2,\n", "b", "'b' is empty"),
-        ("a,a,b\n1,2,x\n2,3,y\n", "b", "two columns are called 'a'"),
+        ("a,a,b\n1,2,x\n2,3,y\n", "b", "two columns are named 'a'"),
         ("a,b\n1,äöüëï\n2,y\n", "b", "Windows-1252"),
         ("a,b\n" + "".join(f"n{i},{i % 2}\n" for i in range(5000)), "b", "as 'a' with 5000 values"),
     ],
@@ -118,7 +118,7 @@ def test_whole_numbers_that_begin_with_0_are_codes(tmp_path: Path, ending: str) 
     data = build("datasets", "table", {"path": str(path), "label": "sick"}).load()
     postcode, age, share = data.sample.columns
     assert (
-        "column 'postcode' has whole numbers of which some begin with 0, as codes do: 5 categories" in data.remarks[1]
+        "column 'postcode' has whole numbers that start with 0, so it is read as 5 unordered categories" in data.remarks[1]
     )
     assert postcode.categories == ("(missing)", "00067", "01067", "02067", "03067")
     assert not age.categories
@@ -136,8 +136,8 @@ def test_what_is_missing_is_filled_and_noted(tmp_path: Path) -> None:
     known = age.values(data.sample.split(trained)[0])
     filled = float(np.median([v for v in range(1, 40) if v in known.round().int().tolist()]))
     assert data.remarks == (
-        f"column 'age' lacks 1 of 40 values: filled with the median of the training rows, {filled:.4g}",
-        "column 'town' lacks 10 of 40 values: they are a category of their own, (missing)",
+        f"column 'age' lacks 1 of 40 values: replaced by the median of the training rows, {filled:.4g}",
+        "column 'town' lacks 10 of 40 values: they become the category (missing)",
     )
 
 
@@ -145,7 +145,7 @@ def test_a_column_that_numbers_or_names_rows_is_noted(tmp_path: Path) -> None:
     rows = [f"{100 + i},{(i * 7) % 40},{(i * 11) % 40},p{i},{i / 7},{i % 2}" for i in range(40)]
     (tmp_path / "t.csv").write_text("\n".join(["number,patient_id,dose,name,level,ill", *rows]))
     data = build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": "ill"}).load()
-    noted = [remark.split("'")[1] for remark in data.remarks if "another value in every row" in remark]
+    noted = [remark.split("'")[1] for remark in data.remarks if "a different value in every row" in remark]
     assert noted == ["number", "patient_id", "name"], "whole numbers in no order, and others, are no names of rows"
     assert any("leave it out by --set 'data.without=[patient_id]'" in remark for remark in data.remarks)
 
@@ -157,7 +157,7 @@ def test_columns_are_left_out_by_name(tmp_path: Path) -> None:
     left = build("datasets", "table", {**given, "without": ["patient_id"]}).load()
     assert [column.name for column in left.sample.columns] == ["dose"]
     assert not any("patient_id" in remark for remark in left.remarks)
-    for without, said in {"patient": "did you mean 'patient_id'", "ill": "'ill' is what the model predicts"}.items():
+    for without, said in {"patient": "did you mean 'patient_id'", "ill": "'ill' is predicted by the model"}.items():
         with pytest.raises(DataError, match=rf"data\.without: .*{said}"):
             build("datasets", "table", {**given, "without": [without]}).load()
 
@@ -171,7 +171,7 @@ def test_dates_are_noted_as_the_categories_that_they_are(tmp_path: Path) -> None
     data = build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": "ill"}).load()
     noted = {said.split("'")[1]: said for said in data.remarks if "has dates" in said}
     assert list(noted) == ["admitted", "seen", "written"]
-    assert "which are 7 categories here, without an order: write them as numbers" in noted["written"]
+    assert "which are read as 7 unordered categories: write them as numbers" in noted["written"]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_numbers_with_texts_among_them_are_noted(tmp_path: Path, texts: list[str
     assert len(noted) == bool(examples)
     for said in noted:
         [column] = data.sample.columns
-        assert f"{len(texts)} of 40 values are texts, such as {examples}: each value is a" in said
+        assert f"{len(texts)} of 40 values are texts, such as {examples}, so it is read as" in said
         assert f"here, {len(column.categories)} in all" in said
         assert said.endswith("or leave the column out by --set 'data.without=[dose]'")
 

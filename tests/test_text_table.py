@@ -60,7 +60,7 @@ def test_texts_that_are_cut_are_counted(tmp_path: Path, length: int, cut: int, i
     texts = [str(text).split() for text in ROWS["text"]]
     columns = {"text": texts, "label": [[len(word) for word in text] for text in texts]} if in_words else {}
     remarks = load(table(tmp_path, **columns), length=length, tokenizer=words(tmp_path)).remarks
-    assert [remark.partition(" texts are longer")[0] for remark in remarks] == [f"data: {cut} of 12"] * (cut > 0)
+    assert [remark.partition(" texts are truncated")[0] for remark in remarks] == [f"data: {cut} of 12"] * (cut > 0)
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.tsv"])
@@ -107,7 +107,7 @@ def test_a_test_split_of_its_own_and_names_of_classes(tmp_path: Path) -> None:
         ({"words": ["a"] * 5, "label": [0] * 5}, {}, "has no plain column for `text_column`: name it .*words, label"),
         ({"text": ["a"] * 5, "label": [0] * 5, "target": [0] * 5}, {}, "has no plain column for `label_column`"),
         ({"text": ["a"] * 5, "label": [0] * 5}, {"text_column": "body"}, "has no column 'body'"),
-        ({"text": ["a"] * 5, "label": [0] * 5}, {}, "has one class alone, '0'"),
+        ({"text": ["a"] * 5, "label": [0] * 5}, {}, "has only one class, '0'"),
         ({"text": ["a", "b", " ", "c", "d"], "label": [0, 1, 0, 1, 0]}, {}, r"row 2 \(from 0\): no text"),
         ({"text": ["a", "b", "c", "d"], "label": [0, 1, None, 1]}, {}, r"row 2 \(from 0\): no label"),
         ({"text": [1, 2, 3], "label": [0, 1, 0]}, {}, "'text' is int64, expected texts"),
@@ -185,6 +185,6 @@ def test_an_audit_finds_texts_in_tables(tmp_path: Path) -> None:
     other = table(tmp_path, "o.csv", body=["a", "b"], label=[0, 1])
     assert data_section(str(other), None, text="body")["text_column"] == "body"
     with pytest.raises(
-        UserError, match=r"is a table: name .* classes by --label.* texts their column by --text, of body"
+        UserError, match=r"is a table: name .* classes with --label.* texts with --text. Columns: body"
     ):
         data_section(str(other), None)

@@ -158,12 +158,12 @@ def test_a_missing_set_is_named(format: str, tmp_path: Path) -> None:
     ("format", "file", "text", "message"),
     [
         ("synth90k", "annotation_train.txt", "\n./1/x.jpg 3\n", "line 2: expected PATH/NUMBER_WORD_NUMBER.jpg"),
-        ("svt", "test.xml", "<tagset>", "is not as the SVT set has it"),
+        ("svt", "test.xml", "<tagset>", "does not have the format of SVT"),
         ("scut_foru", "word_annotation/a.txt", "1, 2, 3", "line 1: expected x, y, w, h, label, found '1, 2, 3'"),
         ("scut_foru", "word_annotation/b.txt", "1, 2, 3", "b.txt has no picture of its name"),
         ("ic15", "gt.txt", "word_1.png Lube", 'line 1: expected word_1.png, "TEXT"'),
         ("ic15", "gt.txt", 'word_2.png, "Lube"', "word_2.png with the word 'Lube' cannot be read"),
-        ("svt", "test.xml", None, "outside of the picture of 60x30 pixels"),
+        ("svt", "test.xml", None, "outside the picture of 60x30 pixels"),
     ],
 )
 def test_broken_files_are_named(format: str, file: str, text: str | None, message: str, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_words_of_other_lengths_and_letters_are_left_out(tmp_path: Path) -> None
     data = loaded({"format": "ic15", "root": str(tmp_path)})
     assert [int((label > 0).sum()) for label in data.train_labels] == [3, 3, 25]
     np.testing.assert_array_equal(data.train_labels[0], data.train_labels[1])
-    with pytest.raises(DataError, match="ic15 has no word of 3 to 25 letters out of xyz"):
+    with pytest.raises(DataError, match="ic15 has no word with 3 to 25 letters out of xyz"):
         loaded({"format": "ic15", "root": str(tmp_path)}, letters="xyz")
 
 

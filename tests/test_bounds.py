@@ -229,9 +229,7 @@ def test_a_measurement_above_its_bound_is_an_error_of_ours(tmp_path: Path) -> No
     assert one.share.low <= one.bound < 0.4
     assert one.of == 40
     planted = scenarios.parse(PLANTED.format(defence="tests.test_bounds:Forgets"))
-    with pytest.raises(
-        BoundPassed, match=r"samples identified: 40 of 40, 100.00 % \(interval from .*proved bound 3\d"
-    ):
+    with pytest.raises(BoundPassed, match=r"samples identified: 40 of 40, 100.00 % \(interval from .*proved bound 3\d"):
         runs.attack(planted, None, str(tmp_path / "planted"), local, Progress())
     [left] = (tmp_path / "planted").iterdir()
     assert exits.status(RunFolder.open(str(left)))["state"] == "failed"

@@ -382,7 +382,9 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     assert code == 0, output
     assert "mine.yaml: valid" in output
     code, output = run("validate", "mine.yaml", "--set", "sweep={repeats: 4}")
-    assert "paired by seed: Wilcoxon's p value cannot be below 5 % with 4 pairs and 1 arm: its minimum is 0.12" in output
+    assert (
+        "paired by seed: Wilcoxon's p value cannot be below 5 % with 4 pairs and 1 arm: its minimum is 0.12" in output
+    )
     assert "Wilcoxon" not in run("validate", "mine.yaml", "--set", "sweep={repeats: 6}")[1]
     arm = "[{name: dp_fedavg, noise_multiplier: 2, clip: 1}]"
     code, output = run("validate", "mine.yaml", "--set", f"arms.private={arm}")

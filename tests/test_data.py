@@ -659,7 +659,9 @@ def test_the_toys_points_are_the_gaussians_on_the_grid_of_8_bits():
 
 def test_a_label_beyond_all_classes_is_named_before_names_are_made_for_those_below(tmp_path):
     path = write_parquet(tmp_path / "odd.parquet", GOOD, [0, 1, 0, 1, 0, 10**12])
-    with pytest.raises(DataError, match=r"odd\.parquet: label 1000000000000, expected class numbers from 0, below 100,000"):
+    with pytest.raises(
+        DataError, match=r"odd\.parquet: label 1000000000000, expected class numbers from 0, below 100,000"
+    ):
         load("parquet", train=str(path))
 
 

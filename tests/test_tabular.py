@@ -92,7 +92,11 @@ def test_classes_are_named_by_their_whole_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "label", "message"),
     [
-        ("a,b\n" + "".join(f"{i},{i % 2}\n" for i in range(5000)) + "?,0\n", "b", "it has numbers and '.': write missing"),
+        (
+            "a,b\n" + "".join(f"{i},{i % 2}\n" for i in range(5000)) + "?,0\n",
+            "b",
+            "it has numbers and '.': write missing",
+        ),
         ("a,b\n1,x\n2,y\n", "c", "has no column 'c'"),
         ("a,b\n1,x\n2,x\n", "b", "at least two classes"),
         ("a,b\n1,x\n2,y\n", "b", "a table of 2 rows"),
@@ -118,7 +122,8 @@ def test_whole_numbers_that_begin_with_0_are_codes(tmp_path: Path, ending: str) 
     data = build("datasets", "table", {"path": str(path), "label": "sick"}).load()
     postcode, age, share = data.sample.columns
     assert (
-        "column 'postcode' has whole numbers that start with 0, so it is read as 5 unordered categories" in data.remarks[1]
+        "column 'postcode' has whole numbers that start with 0, so it is read as 5 unordered categories"
+        in data.remarks[1]
     )
     assert postcode.categories == ("(missing)", "00067", "01067", "02067", "03067")
     assert not age.categories

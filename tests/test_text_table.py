@@ -184,7 +184,5 @@ def test_an_audit_finds_texts_in_tables(tmp_path: Path) -> None:
     assert named == {"name": "text_table", "path": str(path), "text_column": "text", "label_column": "label"}
     other = table(tmp_path, "o.csv", body=["a", "b"], label=[0, 1])
     assert data_section(str(other), None, text="body")["text_column"] == "body"
-    with pytest.raises(
-        UserError, match=r"is a table: name .* classes with --label.* texts with --text. Columns: body"
-    ):
+    with pytest.raises(UserError, match=r"is a table: name .* classes with --label.* texts with --text. Columns: body"):
         data_section(str(other), None)

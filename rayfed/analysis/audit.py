@@ -353,7 +353,7 @@ class Criterion:
     def written(self, value: float) -> str:
         """Return a value of the leading metric as text."""
         if self.modality != "pixels":
-            return f"{value:.0%}"
+            return f"{100 * value:.0f} %"
         return f">{PSNR_CEILING:.0f} dB" if value >= PSNR_CEILING else f"{value:.1f} dB"
 
 
@@ -662,7 +662,7 @@ def _reason(row: Row, criterion: Criterion) -> str:
 def sentence(found: Sequence[Finding], criterion: Criterion, earlier: Sequence[Finding] = ()) -> str:
     """Return one sentence on an arm, from its findings of all batch sizes.
 
-    Labels that are recovered alike on `earlier` arms are not repeated.
+    Labels with the same result on an `earlier` arm are not repeated.
     """
     clauses = [_clause(state, group, criterion, earlier) for state, group in _grouped(found)]
     return f"{found[0].arm}: " + "; ".join([*clauses, *(finding.behind for finding in found if finding.behind)])
@@ -747,15 +747,16 @@ def in_part(finding: Finding, criterion: Criterion) -> str:
     if part is None:
         return ""
     names = [
-        f"{name} {share:.0%}" + ("" if guess is None else f" ({guess:.0%})")
+        f"{name} {100 * share:.0f} %" + ("" if guess is None else f" ({100 * guess:.0f} %)")
         for name, share, guess in part.columns[:COLUMNS]
     ]
     more = f" and {len(part.columns) - COLUMNS} more" if len(part.columns) > COLUMNS else ""
     constant = ", in brackets the baseline" if any(guess is not None for *_, guess in part.columns) else ""
     which = f": {', '.join(names)}{more}{constant}" if names else ""
     by, noun = "" if part.attack == finding.by else f" by {part.attack}", criterion.noun
-    parts = f"{part.found:.0%} of the {PARTS[criterion.modality]} of {part.samples} {noun}{'s' * (part.samples != 1)}"
-    return f"{parts} recovered{by} (baseline {part.guessed:.0%}){which}"
+    samples = f"{part.samples} {noun}{'s' * (part.samples != 1)}"
+    parts = f"{100 * part.found:.0f} % of the {PARTS[criterion.modality]} of {samples}"
+    return f"{parts} recovered{by} (baseline {100 * part.guessed:.0f} %){which}"
 
 
 def _no_time(group: Sequence[Finding]) -> str:
@@ -787,7 +788,7 @@ def _slight(finding: Finding, criterion: Criterion) -> str:
     """Return the difference of leaks to the baseline if all differences are small, and their mean over the samples.
 
     The mean is over the best attacker on each sample, chosen with knowledge of the original, so it exceeds 0 by chance.
-    The figure is not corrected. A leak is a leak whatever the mean.
+    The mean is not corrected for this, and does not change the verdict.
     """
     if criterion.modality != "pixels" or finding.most is None or finding.most >= SLIGHT:
         return ""

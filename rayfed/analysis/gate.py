@@ -61,7 +61,7 @@ NOT_ADAPTIVE = (
 BY_LUCK = "not significant for so few samples and so many attacks: attack more samples of more clients (--images)"
 """Reason of an inconclusive check on labels whose value exceeds the bound."""
 GUESSED = "the value exceeds the bound, but not the baseline, the best guess without the update"
-"""Beginning of the reason of a passed check whose value exceeds the bound."""
+"""Start of the reason of a passed check whose value exceeds the bound."""
 
 
 @dataclass(frozen=True)

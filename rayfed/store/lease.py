@@ -41,7 +41,7 @@ from rayfed.store.history import newest_driver
 
 _FOLDER = "lease"
 CLAIM = f"{_FOLDER}/0"
-"""File whose creator has created the folder."""
+"""File that marks the folder as created; its creator owns the folder."""
 RENEWAL = 10.0
 """Seconds between renewals."""
 PATIENCE = 60.0

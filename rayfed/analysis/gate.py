@@ -452,7 +452,7 @@ class Played:
         return next((stated(curve, RATES[-1]) for curve in curves if curve), "no membership attack has a result")
 
     def _identified(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
-        """Return the share of samples whose person each attack reveals in any repeat; no result counts as not revealed."""
+        """Return the share of samples whose person each attack reveals in any repeat; no result means not revealed."""
         return {
             title: share(len({_place(row) for row in rows if row.get(TOP_1.name)}), len({_place(row) for row in rows}))
             for title, rows in self._asked(bound, arm).items()

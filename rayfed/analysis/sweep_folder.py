@@ -44,12 +44,12 @@ class SweepFolder:
 
     @property
     def scenario(self) -> dict[str, Any]:
-        """Return the resolved scenario, `sweep` among its sections."""
+        """Return the scenario with all defaults, including the section `sweep`."""
         return self.files.read_mapping(SCENARIO)
 
     @property
     def fields(self) -> list[str]:
-        """Return the paths of the swept fields in the scenario's order, which are columns of the outcomes."""
+        """Return the paths of the swept fields, which are columns of the outcomes, in the scenario's order."""
         return list(self.scenario["sweep"]["fields"])
 
     def trial(self, run: str) -> RunFolder:

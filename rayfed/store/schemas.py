@@ -203,10 +203,11 @@ TABLES: dict[str, pa.Schema] = {
             _value(
                 "fit",
                 _real,
-                "sine of the angle between the observed gradient and the reconstruction's, divided by that of a grey "
-                "sample; 0 if the reconstruction explains the gradient. With a defence's code: over the values that "
-                "the defence leaves unchanged, and 1 if its noise does not explain the others. Null after several "
-                "local steps, or if unknown",
+                "distance between the gradients of the reconstruction and of the update, relative to a grey sample's, "
+                "maximum over the whole gradient (ratio of sines) and its parts, minus that of the true samples; 0 if "
+                "the reconstruction explains the update. With a defence's code: over the values that the defence "
+                "leaves unchanged, and 1 if its noise does not explain the others. Null after several local steps, or "
+                "if unknown",
             ),
             _value(
                 "between",

@@ -1462,7 +1462,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
             "8",
         ): "set --target to their column and --loss mean_squ",
         ("--model", "lenet", "--data", f"{tmp_path}/mixed", "--batch", "1"): "set --size 8 to resize all of them",
-        ("--model", "lenet", "--data", f"{tmp_path}/broken", "--batch", "1"): "broken/b/0.png is no image",
+        ("--model", "lenet", "--data", f"{tmp_path}/broken", "--batch", "1"): "broken/b/0.png is not an image",
         ("--model", "mlp", "--data", f"{tmp_path}/t.csv", "--label", "il"): "error: --label: ",
         ("--model", "mlp", "--data", f"{tmp_path}/t.csv", "--target", "age"): "Add --loss mean_squared_error",
         (*TARGET[:3], f"{tmp_path}/t.csv", "--target", "ill", *TARGET[3:]): "named by --label",

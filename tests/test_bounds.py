@@ -242,7 +242,7 @@ def test_the_command_ends_with_1_and_both_figures(tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, ["attack", str(file), "--executor", "local", "--out", str(tmp_path), "--quiet"])
     assert ended.exit_code == 1
     assert "40 of 40, 100.00 % (interval from" in ended.output
-    assert "proved: at most 3" in ended.output
+    assert "proved bound 3" in ended.output
 
 
 def test_only_what_an_account_covers_is_compared() -> None:

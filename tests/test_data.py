@@ -166,7 +166,7 @@ def test_photos_are_every_cell_of_the_grid_exactly_once(size):
 
 
 def test_patches_larger_than_a_photograph_are_refused():
-    with pytest.raises(DataError, match=r"size 301 is more than .*chelsea.png has: 300x451"):
+    with pytest.raises(DataError, match=r"size 301 exceeds the size of .*chelsea.png has: 300x451"):
         load("photos", size=301)
 
 
@@ -602,7 +602,7 @@ def test_a_broken_image_folder_is_named(tmp_path):
         for words in says:
             assert words in str(caught.value)
 
-    refused(tmp_path / "nowhere", f"{tmp_path / 'nowhere'} is no folder")
+    refused(tmp_path / "nowhere", f"{tmp_path / 'nowhere'} is not a folder")
     refused(tmp_path, f"{tmp_path} has no class folder")
     write_folder(tmp_path / "train", {"a": 5, "b": 5})
     refused(tmp_path, f"{tmp_path / 'test'} is missing")

@@ -179,7 +179,7 @@ def test_the_reason_of_a_passed_value_that_exceeds_the_bound_begins_with_the_bas
 
 
 def test_an_undefended_arm_that_was_not_measured_says_what_passed_the_bound_behind_a_defence() -> None:
-    unplayed = row("none", attack="b", status="not played", message="for want of time")
+    unplayed = row("none", attack="b", status="not played", message="not enough time")
     none, x = Played(SCENARIO, [row("none", 9.0), unplayed, row("x", 20.0)], []).checks([PSNR], ["none", "x"])
     assert (none.state, x.state, x.reason) == ("not measured", "failed", "")
     assert re.search(r"a, adaptive .*against x", none.reason)

@@ -355,7 +355,7 @@ def test_what_hugging_face_saves_is_read_without_it(tmp_path: Path) -> None:
     assert np.array_equal(data.train_images[:, 0], random_images(7, 4, 4, seed=7))
     assert np.array_equal(data.test_images[:, 0], random_images(4, 4, 4, seed=4))
     (tmp_path / "two" / "test" / "data-00001-of-00002.arrow").write_bytes(b"ARROW1")
-    with pytest.raises(DataError, match=r"data-00001-of-00002.arrow cannot be read: .* expected a whole Arrow file"):
+    with pytest.raises(DataError, match=r"data-00001-of-00002.arrow cannot be read: .* expected a complete Arrow file"):
         audited(tmp_path / "two")
     (tmp_path / "two" / "test" / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(DataError, match=r"data-00001-of-00002.arrow is missing, though .*state.json names it"):

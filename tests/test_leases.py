@@ -224,7 +224,7 @@ def test_the_lease_of_a_dead_process_is_taken_over_at_once(folder: RunFolder) ->
         assert notes == [
             f"process {process.pid} on {lease.Holder().host} has died or does not respond: this driver continues"
         ]
-        with pytest.raises(LeaseError, match=f"played by process {lease.Holder().pid} "), holding(folder, print):
+        with pytest.raises(LeaseError, match=f"in use by process {lease.Holder().pid} "), holding(folder, print):
             pass
     with holding(folder, notes.append) as held:
         assert held.token == 3

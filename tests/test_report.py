@@ -460,7 +460,7 @@ def test_attacks_without_an_answer_are_a_line_a_reason_and_no_rows(tmp_path: Pat
     for row in rows:
         if row["attack"] == "idlg" or row["arm"] == "prune":
             late = row["attack"] == "inverting_gradients"
-            message = "for want of time (about 5 s)" if late else "no bias"
+            message = "not enough time (about 5 s)" if late else "no bias"
             row |= dict.fromkeys(scores) | {"status": "not played" if late else "not applicable", "message": message}
     for round in (0, 4):
         folder.write_part("attacks", round, rows if not round else [])
@@ -478,7 +478,7 @@ def test_attacks_without_an_answer_are_a_line_a_reason_and_no_rows(tmp_path: Pat
 @pytest.mark.engine
 def test_the_page_begins_with_the_answer_and_folds_what_was_not_measured(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": [], **{f"arm{i}": ["prune"] for i in range(5)}})
-    late = {"psnr": None, "status": "not played", "message": "for want of time (about 5 s)"}
+    late = {"psnr": None, "status": "not played", "message": "not enough time (about 5 s)"}
     for round in (0, 4):
         rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == round]
         folder.write_part("attacks", round, [row | (late if row["arm"] != "none" else {}) for row in rows])

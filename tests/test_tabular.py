@@ -99,7 +99,7 @@ def test_classes_are_named_by_their_whole_numbers(tmp_path: Path) -> None:
         ),
         ("a,b\n1,x\n2,y\n", "c", "has no column 'c'"),
         ("a,b\n1,x\n2,x\n", "b", "at least two classes"),
-        ("a,b\n1,x\n2,y\n", "b", "a table of 2 rows"),
+        ("a,b\n1,x\n2,y\n", "b", "the table has 2 rows"),
         ("a,b\n1,x\ninf,y\n", "b", "'a' is inf"),
         ("a,b\n1,x\n2,\n", "b", "'b' is empty"),
         ("a,a,b\n1,2,x\n2,3,y\n", "b", "two columns are named 'a'"),
@@ -152,7 +152,7 @@ def test_a_column_that_numbers_or_names_rows_is_noted(tmp_path: Path) -> None:
     data = build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": "ill"}).load()
     noted = [remark.split("'")[1] for remark in data.remarks if "a different value in every row" in remark]
     assert noted == ["number", "patient_id", "name"], "whole numbers in no order, and others, are no names of rows"
-    assert any("leave it out by --set 'data.without=[patient_id]'" in remark for remark in data.remarks)
+    assert any("remove it with --set 'data.without=[patient_id]'" in remark for remark in data.remarks)
 
 
 def test_columns_are_left_out_by_name(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_numbers_with_texts_among_them_are_noted(tmp_path: Path, texts: list[str
     for said in noted:
         [column] = data.sample.columns
         assert f"{len(texts)} of 40 values are texts, such as {examples}, so it is read as" in said
-        assert f"here, {len(column.categories)} in all" in said
+        assert f"{len(column.categories)} unordered categories" in said
         assert said.endswith("or leave the column out by --set 'data.without=[dose]'")
 
 

@@ -104,8 +104,8 @@ def test_a_test_split_of_its_own_and_names_of_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "parameters", "problem"),
     [
-        ({"words": ["a"] * 5, "label": [0] * 5}, {}, "has no plain column for `text_column`: name it .*words, label"),
-        ({"text": ["a"] * 5, "label": [0] * 5, "target": [0] * 5}, {}, "has no plain column for `label_column`"),
+        ({"words": ["a"] * 5, "label": [0] * 5}, {}, "has no unique column for `text_column`: .*words, label"),
+        ({"text": ["a"] * 5, "label": [0] * 5, "target": [0] * 5}, {}, "has no unique column for `label_column`"),
         ({"text": ["a"] * 5, "label": [0] * 5}, {"text_column": "body"}, "has no column 'body'"),
         ({"text": ["a"] * 5, "label": [0] * 5}, {}, "has only one class, '0'"),
         ({"text": ["a", "b", " ", "c", "d"], "label": [0, 1, 0, 1, 0]}, {}, r"row 2 \(from 0\): no text"),

@@ -499,4 +499,4 @@ def test_what_was_inferred_stands_beside_what_was_rebuilt(tmp_path: Path) -> Non
     badge = re.search(r'badge not-measured">(.*?)<', page)
     assert badge is not None
     assert badge[1].startswith("AUC "), "what was measured, and not that nothing was"
-    assert page.count("not measurable: it needs at least 1,000 non-members, these are 4") == 1
+    assert page.count("not measurable: it needs at least 1,000 non-members, but there are 4") == 1

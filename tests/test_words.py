@@ -160,7 +160,7 @@ def test_a_missing_set_is_named(format: str, tmp_path: Path) -> None:
         ("synth90k", "annotation_train.txt", "\n./1/x.jpg 3\n", "line 2: expected PATH/NUMBER_WORD_NUMBER.jpg"),
         ("svt", "test.xml", "<tagset>", "does not have the format of SVT"),
         ("scut_foru", "word_annotation/a.txt", "1, 2, 3", "line 1: expected x, y, w, h, label, found '1, 2, 3'"),
-        ("scut_foru", "word_annotation/b.txt", "1, 2, 3", "b.txt has no picture of its name"),
+        ("scut_foru", "word_annotation/b.txt", "1, 2, 3", "b.txt has no picture with the same name"),
         ("ic15", "gt.txt", "word_1.png Lube", 'line 1: expected word_1.png, "TEXT"'),
         ("ic15", "gt.txt", 'word_2.png, "Lube"', "word_2.png with the word 'Lube' cannot be read"),
         ("svt", "test.xml", None, "outside the picture of 60x30 pixels"),

@@ -466,7 +466,7 @@ def test_attacks_without_an_answer_are_a_line_a_reason_and_no_rows(tmp_path: Pat
         folder.write_part("attacks", round, rows if not round else [])
     page = read(folder)
     assert "not applicable no bias idlg all 3 arms 6" in page.text
-    assert "not played for want of time inverting_gradients prune 2" in page.text
+    assert "not played not enough time inverting_gradients prune 2" in page.text
     entries = page.data()["entries"]
     assert [(e["arm"], e["attack"]) for e in entries] == [
         ("none", "inverting_gradients"), ("gaussian", "inverting_gradients"), ("prune", None),

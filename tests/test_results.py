@@ -481,7 +481,7 @@ def test_a_lost_state_of_a_client_shows_on_loading(folder: RunFolder) -> None:
     lost, _ = client_files(folder)
     data = folder.read_bytes(lost)
     folder.remove(lost)
-    with pytest.raises(RunError, match="2 client states .*found 1"):
+    with pytest.raises(RunError, match=r"2 client states .*found 1"):
         checkpoint.load(folder)
     folder.write_bytes(lost.replace("/0.1.", "/9.1."), data)
     with pytest.raises(RunError, match=r"2 client states of arm '\.\./arm'"):

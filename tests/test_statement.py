@@ -133,7 +133,7 @@ def test_rates_have_exact_intervals_and_are_of_what_was_measured_alone(tmp_path:
 
 
 def test_what_a_leak_is_compared_with_is_not_listed_as_missing(tmp_path: Path) -> None:
-    """Nothing doubts a leak but the attacks that had no time; and that is called want of time."""
+    """Attacks without time do not make a leak uncertain, and their missing time is the reason given."""
     folder = small_run(str(tmp_path), {"arms": {"none": [], "prune": ["prune"]}})
     late = {"status": "not played", "message": "not enough time (about 2 s)", "label_accuracy": None}
     rows = [attacked(arm, "idlg", psnr=None, **late) for arm in ("none", "prune")]

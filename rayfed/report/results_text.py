@@ -1,13 +1,14 @@
-"""Text on a run's results that the terminal prints: titles, legends and reasons, one function for each."""
+"""Text on a run's results for the terminal, the report and the statement: titles, legends, reasons, values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rayfed.analysis.audit import FEWEST, Criterion, Finding, in_part, short_title
+from rayfed.analysis.audit import FEWEST, IN_ANOTHER_ORDER, SLIGHT, Criterion, Finding, in_part, short_title
+from rayfed.analysis.formats import NONE, decibel_mean, share
 from rayfed.analysis.leakage_table import LeakageRow
 from rayfed.analysis.summary import Row, code_given, labels_given
-from rayfed.analysis.verdicts import NOTHING_REBUILT
+from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED
 
 STATES = {
     "leaks": "LEAKS",
@@ -81,14 +82,50 @@ def _of_labels(rows: Sequence[LeakageRow], attacks: Sequence[Row]) -> str:
     return f"Labels: share recovered; the best guess without the update gets {shares}."
 
 
-def reasons(rows: Iterable[LeakageRow], criterion: Criterion) -> list[str]:
+def reasons(rows: Iterable[LeakageRow], criterion: Criterion, finished: bool = True) -> list[str]:
     """Return why arms are inconclusive or not measured, or leak only in part; arms with one reason share a line."""
-    arms: dict[str, list[str]] = {}
-    for row in rows:
-        for reason in reasons_of(row.finding, criterion) if row.finding else [NOTHING_REBUILT]:
-            names = arms.setdefault(reason, [])
-            names += [row.arm] * (row.arm not in names)
+    missing = NOTHING_REBUILT if finished else UNFINISHED
+    return _by_reason(
+        (row.arm, reason)
+        for row in rows
+        for reason in (reasons_of(row.finding, criterion) if row.finding else [missing])
+    )
+
+
+def caveats(rows: Iterable[LeakageRow], criterion: Criterion) -> list[str]:
+    """Return limits of the verdicts that the table does not show; arms with one limit share a line."""
+    return _by_reason((row.arm, caveat) for row in rows if row.finding for caveat in caveats_of(row.finding, criterion))
+
+
+def _by_reason(said: Iterable[tuple[str, str]]) -> list[str]:
+    arms: dict[str, dict[str, None]] = {}
+    for arm, reason in said:
+        arms.setdefault(reason, {})[arm] = None
     return [f"{', '.join(names)}: {reason}" for reason, names in arms.items()]
+
+
+def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:
+    """Return the limits of the verdict on one arm and batch size."""
+    found, noun = [], criterion.noun
+    if finding.state == "leaks":
+        if criterion.modality == "pixels" and finding.most is not None and finding.most < SLIGHT:
+            found.append(f"no reconstruction is more than {finding.most:.1f} dB above the baseline")
+        if finding.alike:
+            found.append(f"{finding.alike} more reach the threshold, but a public {noun} is as close")
+        if finding.lacking == IN_ANOTHER_ORDER:
+            found.append(IN_ANOTHER_ORDER)
+    elif finding.state == "not reconstructed" and finding.shown not in (None, finding.samples):
+        found.append(
+            f"without a defence only {finding.shown} of {finding.samples} {noun}s leak at batch size {finding.batch}, "
+            "so nothing is known about the others"
+        )
+    labels = finding.labels
+    if labels and labels.share > labels.guesses.best and labels.lucky and not labels.whole:
+        found.append("the labels may have been recovered by chance")
+    if finding.targets is not None:
+        median = "" if finding.guessed is None else f" (median: {finding.guessed:.2g})"
+        found.append(f"targets recovered with a mean error of {finding.targets:.2g}{median}, in the model's scale")
+    return found
 
 
 def reasons_of(finding: Finding, criterion: Criterion) -> list[str]:
@@ -112,3 +149,10 @@ def reasons_of(finding: Finding, criterion: Criterion) -> list[str]:
     if finding.untimed:
         found.append(f"{', '.join(finding.untimed)}: at most {FEWEST} evaluations")
     return [*found, *filter(None, [finding.caveat, finding.behind])]
+
+
+def value_text(value: float | None, criterion: Criterion) -> str:
+    """Return a value of the leading metric; `>100` for a PSNR at its ceiling."""
+    if value is None:
+        return NONE
+    return decibel_mean(value).replace("≥", ">") if criterion.modality == "pixels" else share(value)

@@ -1,7 +1,7 @@
-"""The report of a run: one HTML file that needs nothing else, made from the run's tables alone.
+"""Report of a run: one self-contained HTML file, written from the tables of the run's folder.
 
-Read are the tables, `scenario.yaml` and, where they exist, `environment.json` and `status.json` (its keys `state`,
-`rounds_done`, `rounds` and `error`). A run that failed, or has not come far, gets a report of what there is.
+It reads the tables, `scenario.yaml` and, if present, `environment.json` and `status.json` (`state`, `rounds_done`,
+`rounds`, `error`). For a failed or unfinished run it shows the results so far.
 """
 
 from __future__ import annotations
@@ -24,17 +24,7 @@ from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import closed_forms, counted, of_so_many
-from rayfed.analysis.verdicts import (
-    Verdict,
-    attackers,
-    closest,
-    criterion_of,
-    guess,
-    headline,
-    next_step,
-    rates,
-    verdicts,
-)
+from rayfed.analysis.verdicts import closest, criterion_of, guess, headline, next_step, rates, verdicts
 from rayfed.analysis.victims import victims
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
@@ -44,49 +34,50 @@ from rayfed.report.explorer import Explorer, answered, explore
 from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
+from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
 from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import Chart, svg
+from rayfed.report.verdict_table import verdict_table
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import WANT_OF_TIME
 
 ALWAYS = ("psnr", "mse")
-"""Metrics that the table of leaks has a column for even where nobody measured them; the first leads."""
-UNFOLDED = 3
-"""Most arms that were not measured whose sentences are not folded."""
+"""Metrics with a column in the table of leakage even if they were not measured; the first one leads."""
 INFERRED = {
-    "auc": "members among candidates (AUC)",
-    "accuracy": "questions answered right",
+    "auc": "membership (AUC)",
+    "accuracy": "accuracy of the inferred attributes",
     "class_share": "generated images of the class",
 }
-"""Name of what is counted, by metric of `inferences`."""
+"""Title of a measure, by metric of `inferences`."""
 
 
 @dataclass(frozen=True)
 class Vote:
-    """Vote of the clients of one arm: their weights, and what they gave one another's models."""
+    """Votes of the clients of one arm: weights of their updates, and their scores of one another's models."""
 
     arm: str
     clients: list[int]
     weights: Chart
-    """Chart of the weights in all rounds."""
+    """Chart of the weights over all rounds."""
     scores: Chart
-    """Map of the scores in the last round."""
+    """Heat map of the scores in the last round."""
     round: int
 
 
 def write_report(folder: RunFolder, redacted: bool = False) -> str:
-    """Make `report.html` of a run and return where it is; raises `RunError` for what cannot be read or written.
+    """Write `report.html` of a run and return its path or URL.
 
-    Of a `redacted` copy (`rayfed.report.redaction`) the page says what was left out.
+    If `redacted`, the folder is a copy (`rayfed.report.redaction`), and the page lists the parts that are left out.
+    Raises `RunError` if a table cannot be read or the page cannot be written.
     """
-    contents = _contents(folder) | {"redacted": redacted}
+    contents = _contents(folder, "RUN" if redacted else folder.url) | {"redacted": redacted}
     return write_page(folder, "report.html.j2", contents, plotting=contents["explorer"].x is not None)
 
 
-def _contents(folder: RunFolder) -> dict[str, Any]:
-    """Return everything that the template shows."""
+def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
+    """Return the variables of the template; `url` is the name of the run in commands."""
     scenario, status = folder.scenario(), exits.status(folder)
     rounds, attacks, privacy = (folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "privacy"))
     inferences = folder.read_table("inferences").to_pylist()
@@ -99,7 +90,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     nearest = [verdict.closest for verdict in told if verdict.closest]
     shown_alone, states = {key(row) for row in nearest}, {verdict.arm: verdict.state for verdict in told}
     leakage = _leakage(folder, scenario, names, attacks, inferences, samples, shown_alone, states)
-    if status.get("kind") == "attack":  # verdicts of audits are of what any twin got
+    audited = status.get("kind") == "attack"
+    if audited:  # verdicts of audits already combine the attackers
         leakage["failures"] = []
     mix = summary.label_mix(folder.read_table("partition"))
     classes, leaks = mix.classes if mix else {}, leakage["leaks"]
@@ -107,23 +99,27 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     worst, worst_pairs = closest(nearest, criterion), pictures(folder, nearest, samples)
     proved = folder.read_table("proved").to_pylist()
     compared = telling(comparisons(proved, attacks, inferences))
-    secure = bool((scenario.get("privacy") or {}).get("secure"))
+    secure = words.secure(scenario)
+    weights = attacked_weights(scenario, status, attacks)
+    table = verdict_table(scenario, attacks, told, arms, privacy, weights, exits.over(status))
     return leakage | {
         "name": str(scenario.get("name", folder.name)),
         "status": status,
         "subject": words.subject(scenario, status, attacks),
-        "secure": words.secure(scenario),
+        "secure": secure,
         "arms": arms,
         "cards": sorted(arms, key=lambda arm: arm.name not in by_arm or by_arm[arm.name].state != "leaks"),
         "arm_names": names,
-        "guess": " ".join(filter(None, (attackers(told), rates(told), guess(scenario, attacks)))),
+        "legend": [*table.legend, *([guess(scenario, attacks)] if attacks else [])],
+        "rates": rates(told),
         "simulated": any(arm.simulated for arm in arms),
         "verdicts": told,
+        "table": table,
         "headline": headline(scenario, told),
-        "next_step": next_step(scenario, attacks, told, status.get("enough"), status.get("fewer")),
-        "folded": folded(told),
+        "next_step": next_step(
+            scenario, attacks, told, status.get("enough"), status.get("fewer"), None if audited else url
+        ).splitlines(),
         "verdict_of": by_arm,
-        "prices": words.prices(arms, privacy, distortions(attacks)),
         "criterion": criterion,
         "noun": noun_of(attacks),
         "distortions": distortions(attacks),
@@ -158,14 +154,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def folded(told: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts that the page folds: those of arms that were not measured, where they are many."""
-    silent = [verdict for verdict in told if not verdict.answered]
-    return silent if len(silent) > UNFOLDED else []
-
-
 def _about_samples(samples: Samples, leakage: Mapping[str, Any]) -> list[str]:
-    """Return the warning about samples where the page shows any."""
+    """Return the warning about samples if the page shows any."""
     embedded = any(leakage[name] for name in ("pairs", "strips", "passages", "made"))
     return [samples.warning] if samples.warning and embedded else []
 
@@ -180,9 +170,9 @@ def _leakage(
     worst: Collection[tuple[Any, ...]],
     states: Mapping[str, State],
 ) -> dict[str, Any]:
-    """Return what the template shows of attacks, arm by arm and sample by sample.
+    """Return the variables of the template on attacks.
 
-    `states` are those of the verdicts, by arm, and `worst` the keys of the samples that are shown where no others are.
+    `states` are the verdicts by arm. `worst` are the keys of the samples that are shown if `output.images` is `worst`.
     """
     asked = (scenario.get("metrics") or {}).get("success") or {}
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
@@ -229,7 +219,7 @@ def _leakage(
 def _beyond(
     attacks: Sequence[Row], thresholds: Mapping[str, float], criterion: Criterion
 ) -> dict[tuple[str, str, str], int]:
-    """Return how many samples at a threshold are nearer than any guess and told apart, by arm, attack and metric."""
+    """Return how many samples at a threshold beat the baseline and are identified, by arm, attack and metric."""
     found: dict[tuple[str, str, str], int] = {}
     for row in attacks:
         for metric, threshold in thresholds.items():
@@ -242,14 +232,14 @@ def _beyond(
 
 
 def _far(leak: Leak, leading: str) -> float:
-    """Return how far the closest reconstruction of a leak is, to sort by."""
+    """Return the sort key of a leak: minus the maximum of the leading metric, infinity without a result."""
     value = leak.scores[leading]
     return inf if value is None else -value.high
 
 
 @dataclass(frozen=True)
 class Silence:
-    """Why attacks have no answer, and which on which arms."""
+    """Reason why attacks returned no result, with the attacks and arms."""
 
     status: str
     reason: str
@@ -259,7 +249,7 @@ class Silence:
 
 
 def silences(guesses: Sequence[Leak | Claim], arms: Sequence[str]) -> list[Silence]:
-    """Return one for each reason that attacks on these arms have for no answer, the most frequent first."""
+    """Return the reasons why attacks returned no result, the most frequent first."""
     groups: dict[tuple[str, str], list[tuple[Leak | Claim, int]]] = {}
     for one in guesses:
         for (status, message), count in one.failures.items():
@@ -279,14 +269,14 @@ def _met(leak: Leak) -> tuple[str, str]:
 
 
 def _first_and_last(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the first round and of the last."""
+    """Return the rows of the first and of the last round."""
     return [row for row in rows if row["round"] in (rows[0]["round"], rows[-1]["round"])]
 
 
 def _columns(leaks: Sequence[Leak], asked: Sequence[str]) -> list[Metric]:
-    """Return the metrics of the table of leaks: those that judge success, others, hits, errors, labels.
+    """Return the metrics of the table of leakage, in order: success metrics, other metrics, hits, errors, labels.
 
-    What a verdict needs and nobody `asked` for is left out.
+    Metrics that only the verdict needs are left out unless the scenario `asked` for them.
     """
 
     def place(metric: Metric) -> tuple[bool, ...]:
@@ -298,7 +288,7 @@ def _columns(leaks: Sequence[Leak], asked: Sequence[str]) -> list[Metric]:
 
 
 def _chances(leaks: Sequence[Leak]) -> dict[str, str]:
-    """Return what guessing gets, by metric of re-identification, of those that were measured."""
+    """Return the value of each measured re-identification metric that chance gives."""
     return {
         name: f"chance {share(chance(name, leak.people))}"
         for name in TOP
@@ -310,7 +300,7 @@ def _chances(leaks: Sequence[Leak]) -> dict[str, str]:
 def _pairs(
     folder: RunFolder, explorer: Explorer, attacks: Sequence[Row], samples: Samples, worst: Collection[tuple[Any, ...]]
 ) -> list[Pair]:
-    """Return the worst images of every arm and attack; `worst` are the keys of those shown where no others are."""
+    """Return the images with the highest scores of every arm and attack; `worst` is as in `_leakage`."""
     chosen = [
         (row, entry)
         for entry in explorer.entries
@@ -330,7 +320,7 @@ def charts(
     proved: Sequence[Row],
     compared: Sequence[Comparison],
 ) -> dict[str, Chart | None]:
-    """Return the charts of a run by their names on the page; None for what was not measured."""
+    """Return the charts of a run by name; None if the values were not measured."""
     return {
         "accuracy": plots.curve(rounds, arms, "test_accuracy", "Test accuracy", as_share=True),
         "accuracy_by_time": plots.curve(
@@ -348,7 +338,7 @@ def charts(
 
 
 def votes(folder: RunFolder) -> list[Vote]:
-    """Return the clients' votes by arm; empty if no rule asks for them."""
+    """Return the clients' votes by arm; empty if no aggregation rule uses votes."""
     weights = folder.read_table("weights").to_pylist()
     scores = folder.read_table("scores").to_pylist() if weights else []
     found = []

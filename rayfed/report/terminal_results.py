@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.analysis.audit import TWINS, Criterion, Finding
-from rayfed.analysis.formats import NONE, decibel_mean, duration, points, share
+from rayfed.analysis.formats import NONE, duration, points, share
 from rayfed.analysis.leakage_table import LeakageRow
 from rayfed.analysis.robustness import Matrix, Outcome
 from rayfed.analysis.summary import ArmSummary, Claim, labels_given, measured
-from rayfed.report.results_text import STATES
+from rayfed.report.results_text import STATES, value_text
 
 STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
 """Colour of a verdict."""
@@ -39,20 +39,13 @@ def leakage_table(rows: Sequence[LeakageRow], criterion: Criterion) -> Table:
     made = table(*columns, *["labels"] * labels, left=2)
     for row in rows:
         verdict = Text(STATES[row.state], STYLES.get(row.state, ""))
-        figures = (_value(value, criterion) for value in (row.mean, row.best, row.baseline))
+        figures = (value_text(value, criterion) for value in (row.mean, row.best, row.baseline))
         recovered = NONE if row.labels is None else f"{100 * row.labels:.0f} %"
         leaked = f"{row.leaked}/{row.samples}" if row.samples else NONE
         made.add_row(
             Text(row.arm), verdict, *[str(row.batch_size or NONE)] * batches, leaked, *figures, *[recovered] * labels
         )
     return made
-
-
-def _value(value: float | None, criterion: Criterion) -> str:
-    """Return a value of the leading metric; `>100` for a PSNR at its ceiling."""
-    if value is None:
-        return NONE
-    return decibel_mean(value).replace("≥", ">") if criterion.modality == "pixels" else share(value)
 
 
 def attacks_table(attacks: Sequence[Mapping[str, Any]], criterion: Criterion) -> Table | None:
@@ -73,8 +66,8 @@ def attacks_table(attacks: Sequence[Mapping[str, Any]], criterion: Criterion) ->
             Text(attack),
             Text(arm),
             f"{results}/{len(rows)}",
-            _value(fmean(values) if values else None, criterion),
-            _value(max(values, default=None), criterion),
+            value_text(fmean(values) if values else None, criterion),
+            value_text(max(values, default=None), criterion),
             "given" if labels_given(rows[0]) else recovered,
         )
     return made
@@ -116,7 +109,7 @@ def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], 
     made = table("arm", "batch", "distortion", *(f"{unit} {twin}" for twin in TWINS))
     for finding in found:
         distortion = distortions.get(finding.arm)
-        values = (_value(finding.closest.get(twin), criterion) for twin in TWINS)
+        values = (value_text(finding.closest.get(twin), criterion) for twin in TWINS)
         made.add_row(
             Text(finding.arm), str(finding.batch), NONE if distortion is None else f"{distortion:.3f}", *values
         )

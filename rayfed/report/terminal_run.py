@@ -44,6 +44,7 @@ from rayfed.report.terminal_results import (
 )
 from rayfed.report.terminal_rounds import RoundLines
 from rayfed.report.time_left import TimeLeft
+from rayfed.report.verdict_table import epsilons
 from rayfed.store.exits import advice, over, status
 from rayfed.store.folder import REPORT, SCENARIO
 from rayfed.store.schemas import UNPLAYED
@@ -96,6 +97,7 @@ class RunView:
         """Notes that were printed before the run, and are not printed again."""
         self._last: dict[str, dict[str, Any]] = {}
         self._played: list[dict[str, Any]] = []
+        self._accounted: list[dict[str, Any]] = []
         self._privacy: dict[str, str] = {}
         self._lines = RoundLines(0, 80)
 
@@ -127,16 +129,8 @@ class RunView:
 
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
         """Say what is guaranteed, and what is not; nothing of arms without a defence."""
-        for row in rows:
-            said: str | None
-            if row.get("epsilon") is not None:
-                said = f"{at_most(row['epsilon'])} {row['unit']}"
-            elif row.get("defence"):  # it has a mechanism
-                said = "withdrawn"
-            else:
-                said = row.get("note") and "none"
-            if said:
-                self._privacy[row["arm"]] = ", ".join(filter(None, [self._privacy.get(row["arm"]), said]))
+        self._accounted += rows
+        self._privacy = epsilons(self._accounted)
         for line in guarantee_lines(rows):
             self.say(line)
 

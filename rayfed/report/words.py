@@ -1,7 +1,4 @@
-"""Summaries of runs and sweeps in sentences: the worst sample, its attacker, costs of defences, guarantees.
-
-No sentence judges. Each says what was measured and how often.
-"""
+"""Sentences for the report and the statement: best reconstruction, guarantees, sweeps, subject of a run."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfed.analysis.audit import Criterion, State, modality_of
-from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
+from rayfed.analysis.formats import called, decibel, fixed, in_words, near
 from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
-from rayfed.analysis.verdicts import WEIGHT, Verdict, closest, labels_alone
+from rayfed.analysis.verdicts import WEIGHT, Verdict, closest
 from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most, caution, share_at_most
 from rayfed.privacy.tradeoff import PRIORS
@@ -21,15 +18,14 @@ from rayfed.report.caption import data_of, named
 from rayfed.report.provenance import begun_with, initial_weights
 
 MOST = 8
-"""Largest number of arms that get a sentence each."""
-ONE_TRAINING = "Each arm was trained once: only repeats can show how much of a difference is chance."
-_REST = "measured against these attacks, on this data, in these rounds; a stronger attack may get more."
-_OF_IMAGES = " PSNR says how near two images are pixel by pixel: look at the images as well."
+"""Maximum number of settings that a sentence names."""
+_REST = "they hold for these attacks, data and rounds. A stronger attack may reconstruct more."
+_OF_IMAGES = " PSNR compares images pixel by pixel, so look at the images as well."
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One point of a summary."""
+    """One entry of a summary."""
 
     heading: str
     lines: list[str]
@@ -43,88 +39,16 @@ def of_run(
     classes: Mapping[int, str] | None,
     secure: bool,
 ) -> list[Statement]:
-    """Summarise a run of these arms; `verdicts`, by arm, is empty if nothing was attacked.
+    """Return the summary of a run; `verdicts`, by arm, is empty if nothing was attacked.
 
-    `classes` is None if the page does not say which class a sample has.
+    `classes` is None if the page does not show the class of a sample.
     """
-    worst, told = closest([v.closest for v in verdicts.values() if v.closest], criterion), []
-    if worst:
-        where = f"under arm {worst['arm']}" if len(arms) > 1 else ""
-        told = closest_sample(worst, criterion, where, classes)
-        if unknown := sum(not verdict.answered for verdict in verdicts.values()):
-            told[0].lines.append(f"Not measured: {unknown} of {len(verdicts)} arms.")
-    if read := labels_alone(list(verdicts.values())):
-        told.append(Statement("Labels", read))
+    found: list[Statement] = []
+    if best := closest([v.closest for v in verdicts.values() if v.closest], criterion):
+        where = f"under arm {best['arm']}" if len(arms) > 1 else ""
+        found = closest_sample(best, criterion, where, classes)
     trained = any(arm.rounds for arm in arms)
-    if len(arms) > 1:
-        costs = effects(arms, verdicts, MOST)
-        if trained:
-            costs.append(ONE_TRAINING)
-        told.append(Statement(effect_heading(arms), costs))
-    return [*told, guarantees(privacy, secure, criterion.modality == "pixels", trained)]
-
-
-def effect_heading(arms: Sequence[ArmSummary]) -> str:
-    """Return the heading of `effects`; arms are compared with the first."""
-    return f"Effect of each defence compared with {arms[0].name if arms[0].defences else 'no defence'}"
-
-
-def effects(arms: Sequence[ArmSummary], verdicts: Mapping[str, Verdict], most: int | None = None) -> list[str]:
-    """Return what every arm but the first changes in accuracy, time, bytes and leakage, a line each, leaks first.
-
-    Arms with the same text share a line. If there are more than `most` lines, arms without a leak beyond these are
-    only counted. `verdicts`, by arm, is empty if nothing was attacked.
-    """
-
-    def place(arm: ArmSummary) -> int:
-        verdict = verdicts.get(arm.name)
-        return WEIGHT.index(verdict.state) if verdict else len(WEIGHT)
-
-    lines: dict[str, list[ArmSummary]] = {}
-    for arm in sorted(arms[1:], key=place):
-        lines.setdefault(_cost(arm, arms[0], verdicts), []).append(arm)
-    leaking = sum(place(group[0]) == 0 for group in lines.values())
-    shown = list(lines.items())[: None if most is None else max(most, leaking)]
-    said = [f"{', '.join(arm.name for arm in group)}: {line}." for line, group in shown]
-    if rest := len(arms) - 1 - sum(len(group) for _, group in shown):
-        said.append(f"{rest} other arm{'s are' if rest > 1 else ' is'} in the tables below.")
-    return said
-
-
-def leakage(verdict: Verdict | None) -> str:
-    """Return in a few words what attacks got on an arm, or that it was not measured."""
-    labels = [f"labels found: {verdict.labels}"] if verdict and verdict.labels else []
-    return ", ".join([_of_samples(verdict), *labels])
-
-
-def _of_samples(verdict: Verdict | None) -> str:
-    if verdict is None or not verdict.answered:
-        return "not measured"
-    if verdict.closest is None:
-        return verdict.state
-    how = f"{'worst' if verdict.state == 'leaks' else 'closest'} {called(verdict.closest)} {near(verdict.closest)}"
-    return f"{verdict.state}, {how}"
-
-
-def prices(arms: Sequence[ArmSummary], privacy: Sequence[Row], distortions: Mapping[str, float]) -> dict[str, str]:
-    """Return the cost and the guarantee of every arm in short; empty if none of it was measured."""
-    return {arm.name: "; ".join(_price(arm, privacy, distortions)) for arm in arms}
-
-
-def _price(arm: ArmSummary, privacy: Sequence[Row], distortions: Mapping[str, float]) -> list[str]:
-    parts = []
-    if arm.accuracy is not None:
-        change = f" ({points(arm.accuracy_change)} points)" if arm.accuracy_change is not None else ""
-        parts.append(f"test accuracy {share(arm.accuracy)}{change}")
-    elif distortions.get(arm.name):
-        parts.append(f"distortion of what was attacked {distortions[arm.name]:.3g} (relative)")
-    held = [row for row in privacy if row["arm"] == arm.name and row["epsilon"] is not None]
-    parts += [
-        f"ε = {at_most(row['epsilon'])} at δ = {at_most(row['delta'])} for every single {row['unit']}"
-        + caution(row["epsilon"])
-        for row in held
-    ]
-    return [*parts, "no (ε, δ)"] if arm.rounds and arm.defences and not held else parts
+    return [*found, guarantees(privacy, secure, criterion.modality == "pixels", trained)]
 
 
 def of_sweep(
@@ -134,93 +58,94 @@ def of_sweep(
     classes: Mapping[int, str] | None,
     arms: Sequence[str],
 ) -> list[Statement]:
-    """Summarise a sweep; `worst` is the setting and the row of `attacks` of the closest reconstruction."""
-    told = closest_sample(worst[1], criterion, f"under the setting {worst[0]}", classes) if worst else []
+    """Return the summary of a sweep; `worst` is the setting and the row of `attacks` of the best reconstruction."""
+    found = closest_sample(worst[1], criterion, f"under the setting {worst[0]}", classes) if worst else []
     ranges = [_ranges(arm, [one for one in settings if one.arm == arm]) for arm in arms]
-    told.append(Statement("Accuracy, leakage and time over the settings", [line for line in ranges if line][:MOST]))
+    found.append(Statement("Accuracy, leakage and time over the settings", [line for line in ranges if line][:MOST]))
     rows = [row for one in settings if "epsilon" in one.measures for row in one.rows]
     weakest = {row["arm"]: row for row in sorted(rows, key=lambda row: row["epsilon"])}
     lines = [
-        f"{arm}: at its weakest setting ε = {at_most(row['epsilon'])} with δ = {at_most(row['delta'])} for every "
-        f"{row['epsilon_unit']}{caution(row['epsilon'])}; the other settings and their ε are in the table."
+        f"{arm}, weakest setting: (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) per "
+        f"{row['epsilon_unit']}{caution(row['epsilon'])}. The table lists the ε of all settings."
         for arm, row in weakest.items()
     ]
-    told.append(_held(lines, criterion.modality == "pixels"))
-    return [one for one in told if one.lines]
+    found.append(_held(lines, criterion.modality == "pixels"))
+    return [one for one in found if one.lines]
 
 
 def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
-    """Return (state, sentence) for each verdict on settings that were attacked: the worst over their trials.
+    """Return (state, sentence) for each verdict on attacked settings.
 
-    The worst verdict over all attacks and repeats counts for a setting. For a verdict without an answer the sentence
-    says why.
+    The worst verdict over all attacks and repeats counts for a setting. If a verdict is not known, the sentence has
+    the reason.
     """
-    met: dict[str, list[str]] = {}
+    by_state: dict[str, list[str]] = {}
     why: dict[str, dict[str, None]] = {}
     for group in by_values(settings):
         rows = [row for one in group if one.attack for row in one.rows]
         state = next((state for state in WEIGHT if any(row.get("verdict") == state for row in rows)), None)
         if state:
-            met.setdefault(state, []).append(group[0].title + _figures(rows, state) + _in_some(rows, state))
+            by_state.setdefault(state, []).append(group[0].title + _figures(rows, state) + _in_some(rows, state))
             reasons = {
                 row["why"]: None for row in rows if state in (row.get("answer"), row.get("verdict")) and row.get("why")
             }
             if state == "inconclusive":
-                reasons = reasons or {"nothing is known to leak without a defence": None}
+                reasons = reasons or {"nothing leaks without a defence": None}
             why.setdefault(state, {}).update(reasons)
-    total = sum(map(len, met.values()))
+    total = sum(map(len, by_state.values()))
     return [
         (
             state,
-            f"{len(met[state])} of {total}: {'; '.join(met[state][:MOST])}{'; ...' * (len(met[state]) > MOST)}"
+            f"{len(by_state[state])} of {total}: "
+            f"{'; '.join(by_state[state][:MOST])}{'; ...' * (len(by_state[state]) > MOST)}"
             + (f" ({'; '.join(list(why[state])[:MOST])})" if why[state] else ""),
         )
         for state in WEIGHT
-        if state in met
+        if state in by_state
     ]
 
 
 def _figures(rows: Sequence[Row], state: State) -> str:
-    """Return how near the closest reconstruction behind a verdict is, beside a guess; empty if that is not known."""
-    told = [row for row in rows if row.get("answer") == state] if state == "leaks" else rows
-    known = [row for row in told if measured(row.get("closest"))]
+    """Return the best reconstruction of a verdict, with its attack and the baseline; empty if it is not known."""
+    own = [row for row in rows if row.get("answer") == state] if state == "leaks" else rows
+    known = [row for row in own if measured(row.get("closest"))]
     if not known:
         return ""
     row, criterion = max(known, key=lambda row: row["closest"]), Criterion.of(modality_of(rows), None)
-    guess = "" if row["closest_guess"] is None else f", a guess {criterion.written(row['closest_guess'])}"
-    return f" ({criterion.written(row['closest'])} by {row['attack']}{guess})"
+    baseline = "" if row["closest_guess"] is None else f", baseline {criterion.written(row['closest_guess'])}"
+    return f" ({criterion.written(row['closest'])} by {row['attack']}{baseline})"
 
 
 def unplayed(status: Mapping[str, Any]) -> str:
-    """Return how many trials of a sweep have no row, and of which settings; empty if there are none."""
+    """Return how many trials of a sweep did not finish, with their settings; empty if all did."""
     left = status.get("trials", 0) - status.get("trials_done", 0)
     if left <= 0:
         return ""
-    names = status.get("unplayed") or []  # status.json of earlier versions, and what Optuna chooses, names none
+    names = status.get("unplayed") or []  # earlier versions and Optuna sweeps do not list them
     more = "; ..." * (len(names) > MOST)
     which = f": {'; '.join(names[:MOST])}{more}" if names else ""
-    return f"{left} of {status['trials']} trials {'is' if left == 1 else 'are'} not over{which}"
+    return f"{left} of {status['trials']} trials {'is' if left == 1 else 'are'} not finished{which}"
 
 
 def _in_some(rows: Sequence[Row], state: State) -> str:
-    """Return in how many repeats a setting has this verdict, and which the others have; empty if in all."""
+    """Return the number of repeats with this verdict, and the verdicts of the others; empty if all agree."""
     every = {row.get("repeat") for row in rows}
     by_state = {one: {row.get("repeat") for row in rows if row.get("verdict") == one} for one in WEIGHT}
     those = by_state[state]
-    others = ", ".join(f"{one} in {len(met - those)}" for one, met in by_state.items() if met - those)
+    others = ", ".join(f"{one} in {len(repeats - those)}" for one, repeats in by_state.items() if repeats - those)
     return f" (in {len(those)} of {len(every)} repeats; {others})" if len(those) < len(every) else ""
 
 
 def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True, trained: bool = True) -> Statement:
-    """Return which (epsilon, delta) holds for whom, which is withdrawn, and whether the noise is `secure`.
+    """Return the (epsilon, delta) of each arm, those withdrawn, and a warning if the noise is not `secure`.
 
-    Without rows, `trained` says whether no mechanism has an account, or no training was there to account for.
+    Without rows, `trained` selects the reason: no mechanism has an account, or nothing was trained.
     """
     held = _held(
         [
-            f"{row['arm']}: by {row['defence']}, (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) protects "
-            f"{row['adjacency']}, against {row['against']}{caution(row['epsilon'])}."
-            + (f" But {row['note']}." if row["note"] else "")
+            f"{row['arm']}: (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) by {row['defence']}. It protects "
+            f"{row['adjacency']} against {row['against']}{caution(row['epsilon'])}."
+            + (f" Limit: {row['note']}." if row["note"] else "")
             for row in privacy
             if row["epsilon"] is not None
         ],
@@ -233,35 +158,36 @@ def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True,
         if row["epsilon"] is None and row["defence"] is not None
     ]
     seeded = any(row["epsilon"] is not None for row in privacy) and not secure
-    noise = ["Noise follows from the seed: for measuring, not for protecting (privacy.secure)."] if seeded else []
-    return Statement(held.heading, [*withdrawn, *held.lines, *noise])
+    noise = (
+        "Noise is derived from the seed. Use this run to measure, not to protect data. "
+        "For real training set `privacy.secure: true`."
+    )
+    return Statement(held.heading, [*withdrawn, *held.lines, *([noise] if seeded else [])])
 
 
 def bounds(row: Row) -> list[str]:
-    """Return what an account proves of guesses and membership tests; empty for rows of versions without bounds."""
+    """Return the proved bounds of a row of `privacy` on guesses and membership inference; empty without bounds."""
     if row.get("advantage") is None:
         return []
     shares = ", ".join(share_at_most(row[f"rero_{n}"]) for n in PRIORS)
-    priors = ", ".join(f"{n:,}" for n in PRIORS)
-    question = f"a {row['unit']} took part"
-    if "replace-one" in row["adjacency"]:
-        question = f"it is a {row['unit']} or another one in its place"
+    priors = ", ".join(f"1/{n:,}" for n in PRIORS)
+    replaced = f", a {row['unit']} or another one in its place" if "replace-one" in row["adjacency"] else ""
     return [
-        f"who guesses a secret of a {row['unit']} right 1 in {priors} times before, does so in at most {shares} after "
-        "(ReRo)",
-        f"who tells whether {question} has a true positive rate of at most "
-        f"{share_at_most(row['rero_1000'])} at a false one of 0.1 %, and at most {share_at_most(row['advantage'])} "
-        "above it at any",
+        f"Reconstruction robustness (ReRo): an attacker that guesses a secret of a {row['unit']} with prior "
+        f"probability {priors} succeeds with probability at most {shares} after training.",
+        f"Membership inference ({row['unit']}{replaced}): true positive rate (TPR) at most "
+        f"{share_at_most(row['rero_1000'])} at 0.1 % false positive rate (FPR). TPR − FPR at most "
+        f"{share_at_most(row['advantage'])}.",
     ]
 
 
 def secure(scenario: Row) -> bool:
-    """Return whether a scenario draws fresh noise and keys in every run."""
+    """Return whether every run of a scenario samples fresh noise and keys."""
     return bool((scenario.get("privacy") or {}).get("secure"))
 
 
 def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
-    """Return the model and data of a run, and the weights that were attacked; empty if either name is unknown."""
+    """Return the model, the data and the attacked weights of a run; empty if model or data are unknown."""
     model, data = (scenario.get(section) or {} for section in ("model", "data"))
     if not model.get("name") or not data.get("name"):
         return ""
@@ -271,17 +197,17 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
         of = {None: "", "initial": f" with {initial}", "given": " with the weights that were given"}
         state = of.get(status.get("weights"), f" with weights {status.get('weights')}")
     elif rounds == {0}:
-        state = f" in its first round, with {initial}"
+        state = f" in round 1, with {initial}"
     else:
-        first = ", the first among them" * (0 in rounds)
+        first = ", including round 1" * (0 in rounds)
         many = f"{len(rounds)} round{'s' * (len(rounds) > 1)}"
-        state = f" in {many} of its training{begun_with(scenario)}{first}" if rounds else ""
+        state = f" in {many} of the training{begun_with(scenario)}{first}" if rounds else ""
     attacked = f", attacked{state}" if state else ""
     return f"Model {named(model, 'arch', 'path')} on data {data_of(data)}{attacked}."
 
 
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
-    """Return warnings of encryption keys that can be broken; `values` are those of `key_bits` in a sweep."""
+    """Return warnings about insecure encryption keys; `values` are those of `key_bits` in a sweep."""
     specs = {"federation": (scenario.get("federation") or {}).get("protection")}
     specs |= {
         f"arm {name}": arm.get("protection")
@@ -294,10 +220,10 @@ def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
     bits |= {("swept", value) for value in values}
     if not bits:
         return []
-    from rayfed.crypto.paillier import SECURE_BITS  # with PyTorch
+    from rayfed.crypto.paillier import SECURE_BITS  # imports PyTorch
 
     return [
-        f"Keys of {length} bits ({place}) can be broken: anyone who sees a ciphertext can read it. "
+        f"Keys of {length} bits ({place}) are insecure: anyone who sees a ciphertext can decrypt it. "
         f"Use at least {SECURE_BITS} bits."
         for place, length in sorted(bits)
         if length < SECURE_BITS
@@ -305,28 +231,27 @@ def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
 
 
 def _held(lines: list[str], images: bool, trained: bool = True) -> Statement:
-    """Return what is guaranteed and what is not."""
-    limits = _REST + _OF_IMAGES * images
+    """Return the guarantees with their limits, or why there are none."""
+    limits = f"are empirical: {_REST}" + _OF_IMAGES * images
     if not lines:
         why = (
-            "the mechanisms here carry no (ε, δ) guarantee"
+            "no defence of this run has an (ε, δ)"
             if trained
-            else "an (ε, δ) is of a training, and nothing was trained here. A run that trains with a defence that has "
-            "an account, such as `dp_sgd`, states it"
+            else "an (ε, δ) covers a training, and nothing was trained. To obtain one, train with a defence such as "
+            "`dp_sgd`"
         )
-        return Statement("What is guaranteed", [f"Nothing: {why}. Everything is empirical: {limits}"])
+        return Statement("Guarantees", [f"None: {why}. All results {limits}"])
     rest = (
-        "This holds against every attack that sees what training sends, for whom and against whom it is stated, "
-        "and for no others. Answers that attacks here were given outside training are not counted. Everything "
-        f"else is empirical: {limits}"
+        "A guarantee covers every attack on what clients send in training, for the unit and the adversary that it "
+        "names. It does not cover updates that attacks observe outside the training. All other results "
     )
-    return Statement("What is guaranteed", [*lines, rest])
+    return Statement("Guarantees", [*lines, rest + limits])
 
 
 def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[int, str] | None) -> list[Statement]:
-    """Return which sample has the closest reconstruction, where, and what its attacker knew; `classes` as in `of_run`.
+    """Return the sample of the best reconstruction, its attack and score, and what the attack was given.
 
-    Only a leak by the criterion is called reconstructed.
+    `classes` is as in `of_run`. Only a leak is called reconstructed.
     """
     sample, close = called(row), decibel(row["psnr"])
     article = "an" if sample == "image" else "a"
@@ -340,61 +265,32 @@ def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[
     what = f" (sample {row['sample']}, round {row['round'] + 1}{of_class})"
     place = f" {where}" if where else ""
     whose = f"{article} {sample} of client {row['victim']}{what}{place}"
-    told = Statement(f"The worst {sample}", [f"{row['attack']} rebuilt {whose} {how}{likeness}."])
+    best = Statement("Best reconstruction", [f"{row['attack']} reconstructed {whose} {how}{likeness}."])
     if (why := criterion.called(row)) != "reconstructed":
-        said = f"No {sample} was reconstructed, as a leak is defined above. The closest, which is not a reconstruction"
-        of = f"{whose} by {row['attack']}, {how.removeprefix('at ').removeprefix('with ')}{likeness}"
-        told = Statement(f"The closest {sample}", [f"{said} ({why}): {of}."])
-    return [told, Statement("What its attacker knew", [f"It was given {setting([row])}."])]
+        result = f"by {row['attack']}, {how.removeprefix('at ').removeprefix('with ')}{likeness}"
+        best = Statement(
+            "Best result", [f"No {sample} was reconstructed. The best result is for {whose}, {result} ({why})."]
+        )
+    return [best, Statement("Given to this attack", [f"{_capital(setting([row]))}."])]
 
 
-def _cost(arm: ArmSummary, reference: ArmSummary, verdicts: Mapping[str, Verdict]) -> str:
-    parts = []
-    if arm.accuracy_change is not None:
-        parts.append(f"test accuracy {share(arm.accuracy)}, {points(arm.accuracy_change)} points")
-    if arm.actor_seconds and reference.actor_seconds:
-        own, other = (duration(one.actor_seconds.mean) for one in (arm, reference) if one.actor_seconds)
-        parts.append(f"{own} of training a round (against {other})")
-    if arm.simulated and reference.simulated:
-        own, other = (duration(one.simulated.rounds.mean) for one in (arm, reference) if one.simulated)
-        parts.append(f"{own} of simulated time a round (against {other})")
-    if arm.rounds and reference.rounds and arm.bytes_up and reference.bytes_up:
-        own, other = (size(one.bytes_up / one.rounds) for one in (arm, reference))
-        parts.append(f"{own} sent by clients a round (against {other})")
-    if verdicts:
-        both = [verdicts.get(one.name) for one in (arm, reference)]
-        own, other = map(_of_samples, both)
-        if own == other == "not measured":
-            parts.append(f"leakage not measured, nor {_where(reference)}")
-        else:
-            told = f"leakage {own}" if own == "not measured" else own
-            parts.append(f"{told} ({_where(reference)}: {'the same' if own == other else other})")
-        own, other = ("" if one is None else one.labels for one in both)
-        if own:
-            parts.append(f"labels found: {own}" + (f"; {_where(reference)}: {other}" if other and own != other else ""))
-        elif other:
-            parts.append(f"labels found {_where(reference)}: {other}")
-    return "; ".join(parts) or "nothing was measured"
-
-
-def _where(reference: ArmSummary) -> str:
-    """Return where something was found; an arm's name, which may be `none`, is no such place without quotes."""
-    return f"on arm “{reference.name}”" if reference.defences else "without a defence"
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _ranges(arm: str, settings: Sequence[Setting]) -> str:
-    """Return the range of each measure over one arm's settings, and what the figures are means of."""
+    """Return the range of each measure over the settings of one arm."""
     count = len({repr(one.fields) for one in settings})
-    said = []
+    parts = []
     for name in ("test_accuracy", worst_of("psnr"), "train_seconds"):
         if known := [one for one in settings if name in one.measures]:
             range_ = _from_to(name, [one.measures[name].mean for one in known])
-            said.append(f"{MEASURES[name].title} {range_}{_meant(name, known)}")
-    return f"{arm}, {count} setting{'s' if count > 1 else ''}: {'; '.join(said)}." if said else ""
+            parts.append(f"{MEASURES[name].title} {range_}{_meant(name, known)}")
+    return f"{arm}, {count} setting{'s' if count > 1 else ''}: {', '.join(parts)}." if parts else ""
 
 
 def _meant(name: str, settings: Sequence[Setting]) -> str:
-    """Return in brackets what a range of figures is of: means over seeds, those of each attack."""
+    """Return in brackets whether a range is over means of seeds, and over attacks."""
     of = "means over seeds" if any(one.measures[name].n > 1 for one in settings) else ""
     each = "of each attack" if of_attacks(name) and len({one.attack for one in settings}) > 1 else ""
     return f" ({' '.join(filter(None, (of, each)))})" if of or each else ""

@@ -1,0 +1,141 @@
+"""Table of verdicts of the report and the statement: one row for each arm, in the words of the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfed.analysis.audit import PARTS, State, distortions
+from rayfed.analysis.formats import NONE, points, share
+from rayfed.analysis.leakage_table import LeakageRow, leakage_rows
+from rayfed.analysis.summary import ArmSummary, Row
+from rayfed.analysis.verdicts import WEIGHT, Verdict, criterion_of
+from rayfed.privacy.printing import at_most
+from rayfed.report import results_text
+from rayfed.report.results_text import STATES, value_text
+
+
+@dataclass(frozen=True)
+class VerdictRow:
+    """Cells of one arm, without its name."""
+
+    arm: str
+    state: State
+    cells: Sequence[str]
+
+
+@dataclass(frozen=True)
+class VerdictTable:
+    """Verdicts of a run, and the lines below them."""
+
+    title: str
+    headings: Sequence[str]
+    """Headings of the cells, without that of the arm."""
+    rows: Sequence[VerdictRow]
+    reasons: Sequence[str]
+    """Why arms are inconclusive or not measured, and limits of other verdicts."""
+    legend: Sequence[str]
+    """Meaning of the words and units."""
+
+
+def verdict_table(
+    scenario: Mapping[str, Any],
+    attacks: Sequence[Row],
+    verdicts: Sequence[Verdict],
+    arms: Sequence[ArmSummary],
+    privacy: Sequence[Row],
+    weights: str,
+    finished: bool = True,
+) -> VerdictTable:
+    """Return the table of verdicts of a run; `weights` are those that were attacked."""
+    criterion = criterion_of(scenario, attacks)
+    by_arm: dict[str, list[LeakageRow]] = {verdict.arm: [] for verdict in verdicts}
+    for row in leakage_rows(scenario, attacks, finished):
+        by_arm.setdefault(row.arm, []).append(row)
+    columns: dict[str, Mapping[str, str]] = {}
+    if attacks or not any(verdict.inferred for verdict in verdicts):
+        columns |= _of_attacks(by_arm, scenario, attacks)
+    inferred = {verdict.arm: verdict.figure for verdict in verdicts if verdict.figure}
+    columns |= {"Inference": inferred}
+    columns |= _quality(arms) or {"Distortion": {arm: f"{d:.3f}" for arm, d in distortions(attacks).items()}}
+    columns |= {"Epsilon": epsilons(privacy)}
+    columns = {heading: cells for heading, cells in columns.items() if cells}
+    rows = [row for own in by_arm.values() for row in own]
+    return VerdictTable(
+        title=results_text.title_of_leakage(attacks, weights) if attacks else "",
+        headings=list(columns),
+        rows=[
+            VerdictRow(verdict.arm, verdict.state, [cells.get(verdict.arm) or NONE for cells in columns.values()])
+            for verdict in verdicts
+        ],
+        reasons=[*results_text.reasons(rows, criterion, finished), *results_text.caveats(rows, criterion)]
+        if "Verdict" in columns
+        else [],
+        legend=[
+            *(results_text.legend(rows, attacks, criterion) if attacks else []),
+            *(["Inference: maximum over the attacks. Intervals, chance and control are listed below."] if inferred else []),
+        ],
+    )
+
+
+def epsilons(privacy: Iterable[Row]) -> dict[str, str]:
+    """Return the epsilon of each arm with its unit, from rows of `privacy`; arms without a statement are left out."""
+    found: dict[str, list[str]] = {}
+    for row in privacy:
+        if row.get("epsilon") is not None:
+            found.setdefault(row["arm"], []).append(f"{at_most(row['epsilon'])} {row['unit']}")
+        elif row.get("defence"):  # the defence has a mechanism
+            found.setdefault(row["arm"], []).append("withdrawn")
+        elif row.get("note"):
+            found.setdefault(row["arm"], []).append("none")
+    return {arm: ", ".join(said) for arm, said in found.items()}
+
+
+def _of_attacks(
+    by_arm: Mapping[str, Sequence[LeakageRow]], scenario: Mapping[str, Any], attacks: Sequence[Row]
+) -> dict[str, Mapping[str, str]]:
+    """Return the columns on reconstructions and labels; figures are those of the batch size with the worst state."""
+    criterion, sizes = criterion_of(scenario, attacks), sorted({row["batch_size"] for row in attacks})
+    unit = "Max PSNR (dB)" if criterion.modality == "pixels" else f"Max share of {PARTS[criterion.modality]}"
+    at = f", batch size {sizes[0]}" if len(sizes) == 1 else ""
+    worst = {arm: _worst(rows) for arm, rows in by_arm.items() if rows}
+    labels = {arm: [row.labels for row in rows if row.labels is not None] for arm, rows in by_arm.items()}
+    return {
+        "Verdict": {arm: STATES[row.state] for arm, row in worst.items()},
+        f"{criterion.noun.capitalize()}s reconstructed{at}": {
+            arm: _leaked(rows, len(sizes) > 1) for arm, rows in by_arm.items()
+        },
+        unit: {arm: value_text(row.best, criterion) for arm, row in worst.items()},
+        "Baseline": {arm: value_text(row.baseline, criterion) for arm, row in worst.items()},
+        "Labels recovered": {arm: f"{100 * max(found):.0f} %" for arm, found in labels.items() if found},
+    }
+
+
+def _worst(rows: Sequence[LeakageRow]) -> LeakageRow:
+    """Return the row with the worst state, and among these the one with the maximum of the leading metric."""
+    return min(rows, key=lambda row: (WEIGHT.index(row.state), -(row.best or 0.0)))
+
+
+def _leaked(rows: Sequence[LeakageRow], several: bool) -> str:
+    """Return the number of samples that leaked, for each batch size."""
+    counts = [
+        f"{row.leaked} of {row.samples}" + f" at batch size {row.batch_size}" * several for row in rows if row.samples
+    ]
+    return ", ".join(counts)
+
+
+def _quality(arms: Sequence[ArmSummary]) -> dict[str, Mapping[str, str]]:
+    """Return the column of the model's quality; empty if no arm was evaluated."""
+    if any(arm.accuracy is not None for arm in arms):
+        return {"Test accuracy": {arm.name: _accuracy(arm) for arm in arms}}
+    for name, title in (("error", "Mean absolute error"), ("perplexity", "Perplexity"), ("iou", "IoU")):
+        values = {arm.name: getattr(arm, name) for arm in arms if getattr(arm, name) is not None}
+        if values:
+            return {title: {arm: share(v) if name == "iou" else f"{v:.4g}" for arm, v in values.items()}}
+    return {}
+
+
+def _accuracy(arm: ArmSummary) -> str:
+    change = "" if arm.accuracy_change is None else f" ({points(arm.accuracy_change)})"
+    return f"{share(arm.accuracy)}{change}"

@@ -1,4 +1,4 @@
-"""Answers of the user for a statement: a small YAML file, kept in the run's folder."""
+"""Entries of the user for a statement: a YAML file that is kept in the run's folder."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from rayfed.errors import UserError, nearest
 from rayfed.store.folder import RunFolder
 
 FILE = "about.yaml"
-"""Where the answers are kept in the run's folder."""
+"""Name of the file in the run's folder."""
 QUESTIONS = {
-    "system": "What the system is and does",
-    "controller": "Who is responsible",
-    "purposes": "What the data are processed for, and in whose interest",
-    "data": "Which personal data",
-    "people": "Whose data, and how many people",
-    "access": "Who sees updates or the model, and what else they may have",
-    "necessity": "Why this processing, of these data, is needed and proportionate",
-    "measures": "Measures beside those of the arms: contracts, access, deletion",
+    "system": "The system and its function",
+    "controller": "Controller",
+    "purposes": "Purposes of the processing, and legitimate interests",
+    "data": "Personal data that are processed",
+    "people": "Data subjects, and their number",
+    "access": "Parties with access to updates or the model, and their other knowledge",
+    "necessity": "Necessity and proportionality of the processing",
+    "measures": "Other measures than those of the arms: contracts, access, deletion",
 }
-"""What is asked, by key of the file."""
+"""Questions by key of the file."""
 
 
 def read_about(folder: RunFolder, given: Path | None) -> dict[str, str]:
-    """Return the answers of a file and keep it in the run's folder; without a file, return those that are kept.
+    """Return the entries of a file and copy it to the run's folder; without a file, return those of the copy.
 
-    Raises `UserError` for a file that has no such answers.
+    Raises `UserError` for a file that cannot be read, and for unknown keys.
     """
     if given is not None:
         try:
             text = given.read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise UserError(f"--about {given}: there is no such file; write one with {', '.join(QUESTIONS)}") from None
+            raise UserError(f"--about {given}: no such file; write one with the keys {', '.join(QUESTIONS)}") from None
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UserError(f"--about {given}: cannot be read: {reason}") from error
         answers = parsed(text, f"--about {given}")
         folder.write_text(FILE, text)
@@ -44,16 +44,16 @@ def read_about(folder: RunFolder, given: Path | None) -> dict[str, str]:
 
 
 def parsed(text: str, origin: str) -> dict[str, str]:
-    """Return the answers of a file's text by key; raises `UserError` for keys that nobody asks for, and no answers."""
+    """Return the entries of a YAML text by key; raise `UserError` for unknown keys and for values that are not text."""
     try:
         found, _ = read_yaml(text)
     except ValueError as error:
         raise UserError(f"{origin}: not valid YAML: {error}") from error
     if not isinstance(found, Mapping):
-        raise UserError(f"{origin}: give answers as `key: text`, with keys of {', '.join(QUESTIONS)}")
+        raise UserError(f"{origin}: write entries as `key: text`; valid keys are {', '.join(QUESTIONS)}")
     for key, value in found.items():
         if key not in QUESTIONS:
-            raise UserError(f"{origin}: nothing is asked by the name '{key}'; {nearest(str(key), QUESTIONS)}")
+            raise UserError(f"{origin}: {key}: unknown key; {nearest(str(key), QUESTIONS)}")
         if not isinstance(value, str | int | float | None):
             raise UserError(f"{origin}: {key}: found {type(value).__name__}; give a text")
     return {key: " ".join(str(found[key]).split()) for key in QUESTIONS if found.get(key) not in (None, "")}

@@ -1,12 +1,11 @@
-"""Statement on a run, section by section: for a file, a supervisory authority, an impact assessment.
+"""Statement on a run: evidence for a file, a supervisory authority or an impact assessment, section by section.
 
-The report's code computes every figure. Nothing depends on the clock, on the folder's place or on anything outside it,
-so the same folder gives the same statement.
+All figures come from the functions of the report. The statement depends only on the contents of the folder, so the same
+folder gives the same statement.
 
-The questions are those of the EDPB, Opinion 28/2024 on certain data protection aspects related to the processing of
-personal data in the context of AI models (anonymity: the likelihood of extraction, and of obtaining personal data by
-queries, with all the means reasonably likely to be used), and of the GDPR, article 35(7)(a) to (d) (what an impact
-assessment contains).
+The sections follow the EDPB Opinion 28/2024 on AI models (anonymity: likelihood of extraction, likelihood of obtaining
+personal data by queries, all the means reasonably likely to be used) and the GDPR, article 35(7)(a) to (d) (contents of
+an impact assessment).
 """
 
 from __future__ import annotations
@@ -20,35 +19,36 @@ from typing import Any
 from rayfed import registry
 from rayfed.analysis import summary
 from rayfed.analysis.audit import PARTS, Finding
-from rayfed.analysis.formats import duration, near, share
-from rayfed.analysis.membership import area, in_words, stated
+from rayfed.analysis.formats import NONE, duration, near, points, share, size
+from rayfed.analysis.membership import Roc, area, untold
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.summary import Claim, Leak, Row
-from rayfed.analysis.verdicts import Verdict, attackers, closest, criterion_of, guess, rates, run_findings, verdicts
+from rayfed.analysis.verdicts import Verdict, closest, criterion_of, guess, run_findings, verdicts
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
-from rayfed.report import words
+from rayfed.report import results_text, words
 from rayfed.report.about import FILE as ABOUT
 from rayfed.report.about import QUESTIONS
 from rayfed.report.page import flat, optional_document
 from rayfed.report.pictures import key
 from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
+from rayfed.report.verdict_table import VerdictTable, verdict_table
 from rayfed.store import exits
 from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.store.schemas import ANSWERED, TABLES
 
 ENVIRONMENT = "environment.json"
 NOT_ADVICE = (
-    "This is evidence for an assessment, and no legal advice: the controller and the authority decide whether a model "
-    "is anonymous, and whether a risk is acceptable. A stronger attack, or one that was not tried, may get more."
+    "This statement is evidence for an assessment, not legal advice. The controller and the authority decide whether a "
+    "model is anonymous, and whether a risk is acceptable. Stronger or other attacks may recover more."
 )
 _EXTRACTION = "EDPB Opinion 28/2024: likelihood of extracting personal data"
 _QUERIES = "EDPB Opinion 28/2024: likelihood of obtaining personal data by queries"
 _MEANS = "EDPB Opinion 28/2024: all the means reasonably likely to be used"
 _PLACES = ("command", "search_path", "earlier", "hashes")
-"""Entries of environment.json that name places on the machine, or that another section shows."""
+"""Entries of environment.json with paths of the machine, or that another section shows."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A sample: images as `data:` URLs, or words; the true one is None if it is not shown."""
+    """A sample and its reconstruction: images as `data:` URLs, or words. `true` is None if it is not shown."""
 
     true: str | None
     reconstructed: str
@@ -75,7 +75,7 @@ Block = str | list[str] | Table | Picture
 
 @dataclass(frozen=True)
 class Section:
-    """A section, and the question of the law or of an authority that it is about."""
+    """A section; `answers` is the legal question that it addresses."""
 
     title: str
     blocks: Sequence[Block]
@@ -87,7 +87,7 @@ class Statement:
     """A statement on one run."""
 
     folder: RunFolder
-    """The run; if `redacted`, a copy without clients' data."""
+    """The run, or a copy without clients' data if `redacted`."""
     about: Mapping[str, str]
     """The user's answers, by key of `QUESTIONS`."""
     original: RunFolder
@@ -96,20 +96,20 @@ class Statement:
 
     @property
     def title(self) -> str:
-        """Name of the run's scenario."""
+        """Name of the scenario."""
         return str(self._scenario.get("name", "run"))
 
     @property
     def lead(self) -> list[str]:
-        """Paragraphs before all sections."""
+        """Paragraphs before the sections."""
         status = exits.status(self.folder)
         started = optional_document(self.original, ENVIRONMENT).get("started")
-        played = f"Played {started}. " if started else ""
+        played = f"Run started: {started}. " if started else ""
         over, state = "", status.get("state", "unknown")
         if state != "finished":
-            how = "was stopped after its last round" if self._finished else "did not come to its end"
+            how = "was stopped after its last round" if self._finished else "did not finish"
             over = f"The run {how} ({state}). "
-        left_out = "Samples, labels, messages and file names are left out. " if self.redacted else ""
+        left_out = "This version leaves out samples, labels, messages and file names. " if self.redacted else ""
         return [f"{played}{over}{left_out}{NOT_ADVICE}", *filter(None, [self._warning])]
 
     @property
@@ -117,14 +117,14 @@ class Statement:
         """All sections, in their order."""
         return [
             Section("Verdict", self._verdict),
-            Section("The system and its data", self._system, "GDPR art. 35(7)(a): description and purposes"),
-            Section("Necessity and price", self._necessity, "GDPR art. 35(7)(b): necessity and proportionality"),
-            Section("Attackers, tested and not", self._attackers, _MEANS),
-            Section("Attacks and their budgets", [self._budgets], _MEANS),
-            Section("What attacks recovered", self._recovered, f"{_EXTRACTION}; GDPR art. 35(7)(c): risks"),
-            Section("What else was inferred", self._inferred, f"{_QUERIES}; GDPR art. 35(7)(c): risks"),
-            Section("Measures, and what is proved of them", self._measures, "GDPR art. 35(7)(d): measures"),
-            Section("Not measured, and why", [self._unmeasured]),
+            Section("System and data", self._system, "GDPR art. 35(7)(a): description and purposes"),
+            Section("Necessity and cost", self._necessity, "GDPR art. 35(7)(b): necessity and proportionality"),
+            Section("Attackers", self._attackers, _MEANS),
+            Section("Attacks and budgets", [self._budgets], _MEANS),
+            Section("Reconstructions", self._recovered, f"{_EXTRACTION}; GDPR art. 35(7)(c): risks"),
+            Section("Inference", self._inferred, f"{_QUERIES}; GDPR art. 35(7)(c): risks"),
+            Section("Protective measures and proved bounds", self._measures, "GDPR art. 35(7)(d): measures"),
+            Section("Not measured", [self._unmeasured]),
             Section("Environment", [self._environment]),
             Section("Hashes", self._hashes),
         ]
@@ -186,41 +186,55 @@ class Statement:
         if self._samples.warning is None or not any(isinstance(block, Picture) for block in self._worst):
             return None
         return (
-            "This statement shows a client's sample, or a reconstruction of it, and the data are not known to be "
-            "public. Before you pass it on, make one without samples by rayfed statement RUN --redact."
+            "This statement shows a sample of a client or its reconstruction, and the data are not known to be public. "
+            "Before you pass it on, make a version without samples: rayfed statement RUN --redact."
         )
 
     @cached_property
     def _verdicts(self) -> list[Verdict]:
         return verdicts(self._scenario, self._attacks, self._inferences, self._finished)
 
+    @cached_property
+    def _table(self) -> VerdictTable:
+        weights = attacked_weights(self._scenario, exits.status(self.folder), self._attacks)
+        return verdict_table(
+            self._scenario, self._attacks, self._verdicts, self._arms, self._privacy, weights, self._finished
+        )
+
     @property
     def _verdict(self) -> list[Block]:
-        criterion = criterion_of(self._scenario, self._attacks)
-        told = attackers(self._verdicts), rates(self._verdicts), guess(self._scenario, self._attacks)
-        legend = " ".join(filter(None, told))
-        return [
-            [verdict.sentence for verdict in self._verdicts] or ["NOT MEASURED: nothing was attacked"],
-            f"A leak is a reconstruction of at least {criterion.written(criterion.threshold)} that is nearer to its "
-            f"sample than the best guess made without the update, and nearer to it than to other samples. "
-            f"{legend} No sentence here is a statement of safety.",
+        if not self._verdicts:
+            return ["NOT MEASURED: no attack was run."]
+        table, criterion = self._table, criterion_of(self._scenario, self._attacks)
+        leak = (
+            f"A leak is a reconstruction that reaches {criterion.written(criterion.threshold)}, beats the baseline and "
+            f"is closer to its original than to any other {criterion.noun}."
+        )
+        blocks: list[Block] = [
+            table.title,
+            Table(["Arm", *table.headings], [[row.arm, *row.cells] for row in table.rows]),
+            list(table.reasons),
+            " ".join(table.legend),
+            f"{leak} {guess(self._scenario, self._attacks)}" if self._attacks else "",
+            "The verdicts hold for these attacks, their knowledge and budget. They do not show that an arm is safe.",
         ]
+        return [block for block in blocks if block]
 
     def _told(self, *keys: str) -> Table:
         rows = [[QUESTIONS[key], self.about.get(key, f"NOT GIVEN ({key}, in the file of --about)")] for key in keys]
-        return Table(["Asked", "Answer of the operator"], rows)
+        return Table(["Question", "Operator's entry"], rows)
 
     @property
     def _system(self) -> list[Block]:
         told = self._told("system", "controller", "purposes", "data", "people", "access")
-        return [told, "What was played, by the run's scenario:", Table(["Part", "Setting"], list(self._played()))]
+        return [told, "Settings of the run, from its scenario:", Table(["Part", "Setting"], list(self._played()))]
 
     def _played(self) -> Iterator[tuple[str, str]]:
         scenario = self._scenario
         data, model, training = (_named(scenario.get(part)) for part in ("data", "model", "training"))
         mix = summary.label_mix(self.folder.read_table("partition"))
-        dealt = f"; {mix.counts.sum():,} samples at {len(mix.clients)} clients" if mix else ""
-        yield "Data", f"{data['name'] or 'digits'}{dealt}"
+        split = f", {mix.counts.sum():,} samples at {len(mix.clients)} clients" if mix else ""
+        yield "Data", f"{data['name'] or 'digits'}{split}"
         yield "Model", f"{model['name'] or 'not named'}, loss {_named(scenario.get('loss'))['name'] or 'cross_entropy'}"
         yield "Weights", attacked_weights(scenario, exits.status(self.folder), self._every)
         if rounds := max((arm.rounds for arm in self._arms), default=0):
@@ -232,7 +246,7 @@ class Statement:
             )
             yield "Training", f"{rounds} of {planned or rounds} rounds" + (f"; {settings}" if settings else "")
         else:
-            yield "Training", "none in this run: one exchange of updates was attacked"
+            yield "Training", "none: one exchange of updates was attacked"
         yield "Attacked rounds", ", ".join(map(str, sorted({row["round"] + 1 for row in self._every}))) or "none"
         yield "Attacked clients", str(len({row["victim"] for row in self._every}))
 
@@ -242,18 +256,24 @@ class Statement:
 
     @property
     def _necessity(self) -> list[Block]:
-        known = [arm for arm in self._arms if arm.accuracy is not None]
-        accuracy = [f"{arm.name}: test accuracy {share(arm.accuracy)}" for arm in known]
-        if len(self._arms) > 1 and any(arm.rounds for arm in self._arms):
-            told = {verdict.arm: verdict for verdict in self._verdicts} if self._attacks else {}
-            measured: list[Block] = [
-                f"{words.effect_heading(self._arms)}:",
-                accuracy[:1] + words.effects(self._arms, told),
+        if not any(arm.rounds for arm in self._arms):
+            return [self._told("necessity"), "Nothing was trained, so the cost of the measures was not measured."]
+        rows = [
+            [
+                arm.name,
+                share(arm.accuracy),
+                NONE if arm.accuracy_change is None else f"{points(arm.accuracy_change)} points",
+                duration(arm.actor_seconds.mean if arm.actor_seconds else None),
+                size(arm.bytes_up / arm.rounds if arm.rounds and arm.bytes_up else None),
             ]
-            measured.append(words.ONE_TRAINING)
-        else:
-            measured = [accuracy or ["What the measures cost in accuracy was not measured: nothing was trained."]]
-        return [self._told("necessity"), *measured]
+            for arm in self._arms
+        ]
+        change = f"Change from {self._arms[0].name}"
+        headings = ["Arm", "Test accuracy", change, "Training time per round", "Upload per round"]
+        blocks: list[Block] = [self._told("necessity"), Table(headings, rows)]
+        if len(self._arms) > 1:
+            blocks.append("Each arm was trained once. Repeat the run to separate differences from chance.")
+        return blocks
 
     @property
     def _attackers(self) -> list[Block]:
@@ -266,8 +286,8 @@ class Statement:
             for rows in groups.values()
         ]
         return [
-            Table(["Tested: an attacker who was given", "by"], tested or [["nothing was tested", ""]]),
-            "Not tested here, and so nothing is said of them:",
+            Table(["Tested: attacker with", "Attacks"], tested or [["nothing was tested", ""]]),
+            "Not tested: attackers",
             list(self._untested()),
         ]
 
@@ -277,7 +297,7 @@ class Statement:
         return [row for row in self._every if row["status"] in ANSWERED]
 
     def _given(self, row: Row) -> dict[str, Any]:
-        """Return what an attack was given whose rows do not say so, because it rebuilds nothing."""
+        """Return the inputs of an attack whose rows do not have them, because it reconstructs nothing."""
         spec = self._specs.get(row["attack"], {})
         knowledge = ",".join(spec.get("knowledge") or ())
         return {"observes": spec.get("observes"), "knowledge": knowledge, "batch_size": None}
@@ -286,24 +306,24 @@ class Statement:
         return str(self._specs.get(title, {}).get("name", title))
 
     def _untested(self) -> Iterator[str]:
-        """Yield the attackers about whom this run says nothing."""
+        """Yield the attackers that this run did not test."""
         given = [{**self._given(row), **row} for row in self._answered]
         specs = [self._specs.get(title, {}) for title in dict.fromkeys(row["attack"] for row in given)]
         names, views = {spec.get("name") for spec in specs}, {row["observes"] for row in given}
         granted = {grant for row in given for grant in (row["knowledge"] or "").split(",")}
         for view in registry.table("views"):
             if view not in views:
-                yield f"who sees {registry.find('views', view).describe}"
+                yield f"that observe {registry.find('views', view).describe}"
         more = [registry.find("grants", name).describe for name in registry.table("grants") if name not in granted]
         if more:
-            yield f"who is also given: {'; '.join(more)}"
+            yield f"that are also given: {'; '.join(more)}"
         if not any(spec.get("earlier") or (spec.get("averages") or 1) > 1 for spec in specs):
-            yield "who combines the answers of several rounds, or repeated answers"
+            yield "that combine updates of several rounds, or repeated updates"
         if not names & {"imprint", "peftleak"}:
-            yield "a server that sends weights or layers of its own making so that clients reveal more"
+            yield "a malicious server that sends modified weights or layers to increase the leakage"
         if "gan" not in names:
-            yield "a client that trains a generator against the models that it is sent"
-        yield "anyone who has only the finished model, or queries it: rayfed attacks what clients send in training"
+            yield "a malicious client that trains a generator on the models that it receives"
+        yield "that have only the finished model or query it: rayfed attacks updates that clients send in training"
 
     @property
     def _budgets(self) -> Block:
@@ -315,8 +335,8 @@ class Statement:
             row = [self._component(claim.attack), self._version, "–", "–", "–"]
             if row not in rows:
                 rows.append(row)
-        headings = ["Attack", "Version", "Iterations of a search", "Reconstructions", "Time in all"]
-        return Table(headings, rows) if rows else "No attack was played."
+        headings = ["Attack", "Version", "Iterations per search", "Reconstructions", "Total time"]
+        return Table(headings, rows) if rows else "No attack was run."
 
     def _budget(self, name: str, leaks: Sequence[Leak]) -> list[str]:
         searched = [leak.iterations for leak in leaks if leak.iterations and leak.iterations.high]
@@ -335,12 +355,11 @@ class Statement:
     def _recovered(self) -> list[Block]:
         rows = [self._rate(finding) for finding in self._findings]
         noun = criterion_of(self._scenario, self._attacks).noun
-        article = "An" if noun == "image" else "A"
         if not rows:
-            return ["NOT MEASURED: no attack that rebuilds samples was played."]
-        headings = ["Arm", "Batch", f"{noun.capitalize()}s recovered", "Rate", "95 % interval", "By"]
+            return ["NOT MEASURED: no attack that reconstructs samples was run."]
+        headings = ["Arm", "Batch size", f"{noun.capitalize()}s reconstructed", "Rate", "95 % interval", "Attack"]
         recognised = [
-            f"{leak.arm}, {leak.attack}: re-identified {METRICS[name].title}: {self._exact(leak, name)}, chance "
+            f"{leak.arm}, {leak.attack}, {METRICS[name].title}: {self._exact(leak, name)}, chance "
             f"{share(chance(name, leak.people))}{self._no_evidence(leak.arm)}"
             for leak in self._leaks
             for name in TOP
@@ -348,9 +367,9 @@ class Statement:
         ]
         return [
             Table(headings, rows),
-            f"{article} {noun} counts once as recovered if any attack on it is a leak as defined above. Intervals are "
-            "exact (Clopper and Pearson) for samples drawn independently from the same source; those behind one update "
-            "are not independent. A rate of 0 says only that these attacks recovered none of this many.",
+            f"The rate counts each {noun} once if any attack on it is a leak as defined above. Intervals are exact "
+            "(Clopper and Pearson) for independent samples. Samples of one update are not independent. A rate of 0 % "
+            "means only that these attacks reconstructed none of the attacked samples.",
             *([recognised] if recognised else []),
             *self._worst,
         ]
@@ -360,11 +379,11 @@ class Statement:
         if finding.state not in ("leaks", "not reconstructed"):
             return [*cells, "–", finding.state.upper(), "–", "–"]
         if part := finding.part if not finding.leaked else None:
-            read = f"none whole; {part.samples} of {finding.samples} in part"
+            read = f"0 of {finding.samples}, {part.samples} in part"
             return [
                 *cells,
                 read,
-                f"{share(part.found)} of their {PARTS[criterion_of(self._scenario, self._attacks).modality]}",
+                f"{share(part.found)} of the {PARTS[criterion_of(self._scenario, self._attacks).modality]}",
                 "–",
                 part.attack,
             ]
@@ -374,9 +393,9 @@ class Statement:
         return [*cells, f"{finding.leaked} of {finding.samples}", share(found.value), interval, by]
 
     def _no_evidence(self, arm: str) -> str:
-        """Return that a low figure says nothing of an arm, where its verdict is no answer."""
+        """Return a warning that a low figure is no evidence, if the arm is inconclusive or not measured."""
         states = [verdict.state for verdict in self._verdicts if verdict.arm == arm and not verdict.answered]
-        return "".join(f"; no evidence of protection, for the verdict on {arm} is {state}" for state in states)
+        return "".join(f" (no evidence of protection: {arm} is {state})" for state in states)
 
     def _exact(self, leak: Leak, name: str) -> str:
         spread = leak.scores[name]
@@ -387,19 +406,19 @@ class Statement:
 
     @cached_property
     def _worst(self) -> list[Block]:
-        """The closest sample: a sentence, a picture if samples are shown, and its hashes."""
+        """The best reconstruction: a sentence, the sample if samples are shown, and its hashes."""
         criterion = criterion_of(self._scenario, self._attacks)
         row = closest(self._attacks, criterion)
         if row is None:
-            return ["NOT MEASURED: no attack made a reconstruction that could be scored."]
+            return ["NOT MEASURED: no attack returned a reconstruction with a score."]
         mix = summary.label_mix(self.folder.read_table("partition"))
         classes = mix.classes if mix and self._samples.truth else None
         said = words.closest_sample(row, criterion, f"under arm {row['arm']}", classes)
-        blocks: list[Block] = [" ".join([f"{said[0].heading}:", *said[0].lines, *said[1].lines])]
+        blocks: list[Block] = [f"{one.heading}: {' '.join(one.lines)}" for one in said]
         return [*blocks, *self._shown(row)]
 
     def _shown(self, row: Row) -> Iterator[Block]:
-        """Yield the closest sample, if samples are shown, and its hashes."""
+        """Yield the sample of a row, if samples are shown, and its hashes."""
         for table, is_image in (("images", True), ("texts", False)):
             found = next((one for one in self.original.read_table(table).to_pylist() if key(one) == key(row)), None)
             if found is None:
@@ -413,53 +432,41 @@ class Statement:
                 said = None if true_words is None else " ".join(true_words)
                 yield Picture(said, " ".join(samples.words(found["reconstructed"])), near(row), is_image=False)
             if not is_image and not samples.truth:
-                yield "No hash is printed: a text or a row could be found from it by trying values."
+                yield "The hash is left out, because a text or a row can be found from its hash by trying values."
                 continue
-            kind = "PNG" if is_image else "words, a line each"
+            kind = "PNG" if is_image else "one word per line"
             hashes = {name: _of_sample(found[name], is_image) for name in ("true", "reconstructed")}
             told = ", ".join(f"{name} {digest}" for name, digest in hashes.items())
-            yield f"SHA-256 ({kind}), by which anyone who has it can recognise it: {told}"
+            yield f"SHA-256 ({kind}), to recognise the sample: {told}"
 
     @property
     def _inferred(self) -> list[Block]:
-        found = [self._claim(claim) for claim in self._claims]
         missing = {
-            "auc": "whether somebody took part (membership inference)",
-            "accuracy": "attributes of a client's data (attribute or property inference)",
-            "class_share": "what samples of a class look like (model inversion by a generator)",
+            "auc": "membership inference",
+            "accuracy": "attribute or property inference",
+            "class_share": "model inversion by a generator (samples of a class)",
         }
+        rows = [row for claim in self._claims for row in _inference_rows(claim)]
         measured = {claim.metric for claim in self._claims if claim.value}
-        unasked = [f"NOT MEASURED: {what}" for metric, what in missing.items() if metric not in measured]
-        outside = (
-            "NOT MEASURED: what queries to the finished model give away (regurgitation, exfiltration, model inversion "
-            "by its outputs). rayfed attacks what is exchanged in training; a model that is published or queried needs "
-            "tests of its own."
+        unmeasured = [f"NOT MEASURED: {what}" for metric, what in missing.items() if metric not in measured]
+        unmeasured.append(
+            "NOT MEASURED: queries to the finished model (regurgitation, exfiltration, inversion of its outputs). "
+            "rayfed attacks the exchange of a training. A model that is published or queried needs its own tests."
         )
-        return [[*found, *unasked, outside]]
-
-    def _claim(self, claim: Claim) -> str:
-        if claim.roc:
-            control = f", control without the update {area(claim.roc.control)}" if claim.roc.control else ", no control"
-            told = "; ".join(stated(claim.roc, rate) for rate in claim.roc.true_positives)
-            members = f"{claim.roc.members} members and {claim.roc.non_members} others"
-            found = (
-                f"{in_words(claim.roc)}: {members}, pooled AUC {area(claim.roc.auc)}{control}; {told} (95 % intervals)"
-            )
-            return f"{claim.arm}, {claim.attack}: {found}"
-        if not claim.value or not claim.chance:
-            return f"{claim.arm}, {claim.attack}: NOT MEASURED, it has no answer"
-        metric = claim.metric.replace("_", " ")
-        return f"{claim.arm}, {claim.attack}: {metric} {claim.value.mean:.2f} (chance {claim.chance.mean:.2f})"
+        few = dict.fromkeys(said for claim in self._claims if claim.roc for said in untold(claim.roc))
+        headings = ["Arm", "Attack", "Measure", "Value (95 % interval)", "Chance", "Control", "Result"]
+        blocks: list[Block] = [Table(headings, rows), results_text.AUC] if rows else []
+        return [*blocks, [*few, *unmeasured]]
 
     @property
     def _measures(self) -> list[Block]:
         arms = [[arm.name, " → ".join(arm.defences) or "none"] for arm in self._arms]
-        blocks: list[Block] = [self._told("measures"), Table(["Arm", "Measures that were played"], arms)]
+        blocks: list[Block] = [self._told("measures"), Table(["Arm", "Defences"], arms)]
         proved, attacks, inferences = self._rows("proved"), self._attacks, self._inferences
         if not self._privacy:
             trained = any(arm.rounds for arm in self._arms)
-            why = "no account was kept" if trained else "nothing was trained here"
-            blocks.append(f"Nothing is proved of a training: {why}.")
+            why = "no defence has a privacy account" if trained else "nothing was trained"
+            blocks.append(f"No proved bound: {why}.")
         bounds = [f"{row['arm']}, by {row['defence']}: {said}" for row in self._privacy for said in words.bounds(row)]
         none = [f"{row['arm']}: {row['note']}" for row in self._privacy if row["note"] and not row["defence"]]
         held = words.guarantees(self._privacy, words.secure(self._scenario)).lines if self._privacy else []
@@ -467,9 +474,9 @@ class Statement:
         over = [f"{attack} on {arm}" for arm, attack in uncovered(self._privacy, proved, attacks, inferences)]
         blocks += [block for block in (held, none, bounds) if block]
         if beside:
-            blocks += ["Measurements nearest to what is proved:", beside]
+            blocks += ["Measurements closest to their proved bounds:", beside]
         if over:
-            blocks.append(f"Nothing is proved of what was seen by {', '.join(over)}: no epsilon covers it.")
+            blocks.append(f"No epsilon covers the observations of {', '.join(over)}.")
         return blocks
 
     @property
@@ -479,8 +486,8 @@ class Statement:
             if cell.state in ("not measured", "inconclusive", "nothing to attack") or cell.unplayed:
                 short = f"no time for {', '.join(cell.unplayed)}" if cell.unplayed else ""
                 why = "; ".join([*filter(None, [cell.lacking, short]), *cell.reasons])
-                why = why or "the attacks rebuilt nothing without a defence either"
-                found.append(f"{cell.arm}, batch {cell.batch}: {cell.state}: {why}")
+                why = why or "the attacks reconstructed nothing without a defence either"
+                found.append(f"{cell.arm}, batch size {cell.batch}: {cell.state}: {why}")
         silent: dict[tuple[str, str, str], dict[str, int]] = {}
         guesses: list[Leak | Claim] = [*self._leaks, *self._claims]
         for one in guesses:
@@ -491,17 +498,17 @@ class Statement:
             where = ", ".join(f"{arm} ({count})" for arm, count in arms.items())
             found.append(f"{attack}: {status} on updates of {where}" + (f": {message}" if message else ""))
         if not self._attacks:
-            found.append("no samples were rebuilt: no attack of that kind was played")
+            found.append("reconstruction: no attack that reconstructs samples was run")
         seed = self._scenario.get("seed")
-        found.append(f"seeds other than {seed}: one run says nothing about the spread over seeds")
-        found.append("clients and rounds other than those attacked, and data other than these")
+        found.append(f"seeds other than {seed}: one run does not show the spread over seeds")
+        found.append("other clients, rounds and data")
         return list(dict.fromkeys(found))
 
     @property
     def _environment(self) -> Block:
         document = optional_document(self.folder, ENVIRONMENT)
         if not document:
-            return "Left out." if self.redacted else "The run did not record it."
+            return "Left out." if self.redacted else "The run did not record its environment."
         kept = {name: value for name, value in document.items() if name not in _PLACES}
         return "; ".join(f"{name} {value}" for name, value in flat(kept)) + "."
 
@@ -515,7 +522,7 @@ class Statement:
             of = recorded.get(part) or {}
             named = ((self._name(part, name, place), one) for place, (name, one) in enumerate(of.items()))
             rows += [[f"{title}: {name}", str(one)] for name, one in named]
-            if part != "weights":  # which are others at each resume
+            if part != "weights":  # weights differ at each resume
                 rows += self._before(part, title, of, sessions)
             rows += [] if of else [[title, "not recorded by this run"]]
         for name in (SCENARIO, ENVIRONMENT, ABOUT):
@@ -523,13 +530,13 @@ class Statement:
                 rows.append([name, sha256(self.original.read_bytes(name)).hexdigest()])
         rows += [[f"Table {table}", digest] for table in TABLES if (digest := _of_table(self.original, table))]
         return [
-            Table(["What", "SHA-256"], rows),
-            "A table's hash is that of the lines that “sha256sum TABLE/*.parquet” prints in the run's folder. “rayfed "
-            f"statement RUN{' --redact' if self.redacted else ''}” makes this statement again from the folder alone.",
+            Table(["Item", "SHA-256"], rows),
+            "The hash of a table is that of the output of “sha256sum TABLE/*.parquet” in the run's folder. To make "
+            f"this statement again from the folder: “rayfed statement RUN{' --redact' if self.redacted else ''}”.",
         ]
 
     def _before(self, part: str, title: str, now: Row, sessions: Sequence[Row]) -> list[list[str]]:
-        """Return the hashes of a part that sessions before the last resume had, where they differ."""
+        """Return the hashes of a part in sessions before the last resume, if they differ."""
         rows: dict[tuple[str, str], None] = {}
         for session in sessions:
             for name, one in (session.get(part) or {}).items():
@@ -539,21 +546,47 @@ class Statement:
         return [list(row) for row in rows]
 
     def _name(self, part: str, name: str, place: int) -> str:
-        """Return the name of what was hashed; a module of the user gets a number if names are left out."""
+        """Return the name of a hashed item; in a redacted statement, user modules have a number."""
         return f"module {place}" if self.redacted and part == "code" and name != "rayfed" else name
 
 
+def _inference_rows(claim: Claim) -> Iterator[list[str]]:
+    """Yield the rows of the table of inferences for one attack on one arm: its AUC and TPRs, or its mean."""
+    if found := claim.roc:
+        members = f"AUC, {found.members} members, {found.non_members} non-members"
+        control = area(found.control) if found.control else NONE
+        yield [claim.arm, claim.attack, members, area(found.auc), "0.5", control, _membership(found)]
+        for rate, tpr in found.true_positives.items():
+            if tpr is not None:
+                value = f"{share(tpr.value)} ({share(tpr.low)} to {share(tpr.high)})"
+                yield [claim.arm, claim.attack, f"TPR at {100 * rate:g} % FPR", value, f"{100 * rate:g} %", NONE, ""]
+    elif claim.value and claim.chance:
+        metric, value, chance = claim.metric.replace("_", " "), claim.value.mean, claim.chance.mean
+        yield [claim.arm, claim.attack, metric, f"{value:.2f}", f"{chance:.2f}", NONE, ""]
+    else:
+        yield [claim.arm, claim.attack, claim.metric.replace("_", " "), "NOT MEASURED", NONE, NONE, "no result"]
+
+
+def _membership(found: Roc) -> str:
+    """Return whether an attack distinguishes members from non-members, by the intervals of its AUC and control."""
+    if found.auc.low <= 0.5 <= found.auc.high:
+        return "members not distinguished"
+    if found.control and not found.control.low <= 0.5 <= found.control.high:
+        return "members distinguished, but also by the control"
+    return "MEMBERS DISTINGUISHED"
+
+
 def _of_table(folder: RunFolder, table: str) -> str | None:
-    """Return the hash over the valid parts of a table; None if it has none."""
+    """Return the hash over the valid parts of a table; None without parts."""
     lines = [f"{sha256(folder.read_bytes(name)).hexdigest()}  {name}\n" for name in folder.parts(table)]
     return sha256("".join(lines).encode()).hexdigest() if lines else None
 
 
 def _of_sample(sample: Any, is_image: bool) -> str:
-    """Return the hash of an image's bytes, or of words, one per line."""
+    """Return the SHA-256 of an image's bytes, or of words, one per line."""
     return sha256(sample if is_image else "\n".join(sample).encode()).hexdigest()
 
 
 def _named(part: Any) -> dict[str, Any]:
-    """Return a section of a scenario as a mapping with a name, which may be None."""
+    """Return a section of a scenario as a mapping with a `name`, which may be None."""
     return {"name": None, **part} if isinstance(part, Mapping) else {"name": part}

@@ -1,4 +1,4 @@
-"""A statement as HTML that prints on A4, and as Markdown: the same sections in the same order."""
+"""Statement as HTML for A4 paper and as Markdown, with the same sections."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rayfed.version import __version__
 
 
 def write_statement(folder: RunFolder, about: Path | None = None, redacted: bool = False) -> list[str]:
-    """Write `statement.html` and `statement.md` of a run into its folder, and return where they are.
+    """Write `statement.html` and `statement.md` of a run into its folder, and return their paths or URLs.
 
-    The user's answers are those of `about`, which the folder then keeps. Where it is `redacted` the files are
-    `statement-redacted.html` and `.md`, without samples, labels, messages and file names; the answers stay. Raises
-    `UserError` for a sweep and for answers to what nobody asks, `RunError` for what cannot be read or written.
+    `about` is a file with the user's entries; a copy is kept in the folder. If `redacted`, the files are
+    `statement-redacted.html` and `.md`, without samples, labels, messages and file names. Raises `UserError` for a
+    sweep and for unknown entries, `RunError` for an unreadable table.
     """
     if is_sweep(folder):
-        raise UserError(f"{folder.url} is a sweep: a statement is on one run, such as one of its trials/")
+        raise UserError(f"{folder.url} is a sweep; give one run, such as a folder below its trials/")
     answers = read_about(folder, about)
     if not redacted:
         return _write(Statement(folder, answers, folder), "statement")
@@ -35,11 +35,11 @@ def write_statement(folder: RunFolder, about: Path | None = None, redacted: bool
 
 
 def check_scored(path: str) -> None:
-    """Raise `UserError` where a path is of reconstructions that nobody has scored, for want of the truth."""
+    """Raise `UserError` if a path has reconstructions without scores, because the originals were not recorded."""
     if RunFolder.at(path).exists(TABLE):
         raise UserError(
-            f"{path}: nothing was scored here, for the truth was not recorded: NOT MEASURED is all that a statement "
-            f"could say. Record with truth=True, on data that may lie there, and replay"
+            f"{path}: NOT MEASURED, because the originals were not recorded and no reconstruction has a score. Record "
+            f"with truth=True, on data that may be stored, and replay"
         )
 
 
@@ -51,14 +51,14 @@ def _write(statement: Statement, name: str) -> list[str]:
 
 
 def as_html(statement: Statement) -> str:
-    """Return a statement as one HTML file that needs nothing else and runs nothing."""
+    """Return a statement as one self-contained HTML file without scripts."""
     contents = {"statement": statement, "version": __version__, "policy": policy([])}
     return environment().get_template("statement.html.j2").render(contents)
 
 
 def as_markdown(statement: Statement) -> str:
     """Return a statement as Markdown."""
-    lines = [f"# Statement on what federated learning leaked: {markdown_cell(statement.title)}", *statement.lead]
+    lines = [f"# Statement on leakage: {markdown_cell(statement.title)}", *statement.lead]
     for number, section in enumerate(statement.sections, 1):
         lines += [f"## {number}. {section.title}", *([f"*{section.answers}*"] if section.answers else [])]
         lines += ["\n".join(_lines(block)) for block in section.blocks]

@@ -74,7 +74,11 @@ def verdict_table(
         else [],
         legend=[
             *(results_text.legend(rows, attacks, criterion) if attacks else []),
-            *(["Inference: maximum over the attacks. Intervals, chance and control are listed below."] if inferred else []),
+            *(
+                ["Inference: maximum over the attacks. Intervals, chance and control are listed below."]
+                if inferred
+                else []
+            ),
         ],
     )
 

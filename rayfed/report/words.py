@@ -143,8 +143,8 @@ def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True,
     """
     held = _held(
         [
-            f"{row['arm']}: (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) by {row['defence']}. It protects "
-            f"{row['adjacency']} against {row['against']}{caution(row['epsilon'])}."
+            f"{row['arm']}: (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) by {row['defence']}. It "
+            f"protects {row['adjacency']} against {row['against']}{caution(row['epsilon'])}."
             + (f" Limit: {row['note']}." if row["note"] else "")
             for row in privacy
             if row["epsilon"] is not None

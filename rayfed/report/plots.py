@@ -1,4 +1,4 @@
-"""Charts of a run's report."""
+"""Charts of the report of a run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean, dashes, line, series, short
 
 MOST_CLIENTS = 60
-"""Most clients in the label mix."""
+"""Maximum number of clients in the chart of labels."""
 FEWEST = 3
-"""Fewest points that a line joins: of two it would show a course that nobody measured."""
+"""Minimum number of points that a line joins."""
 MOST_MODELS = 30
-"""Most models and validators in the map of scores."""
+"""Maximum number of models and validators in the map of scores."""
 
 
 def curve(
@@ -33,9 +33,9 @@ def curve(
     as_share: bool = False,
     by: Literal["round", "simulated_minutes"] = "round",
 ) -> Chart | None:
-    """Plot one column of the rounds' table, a line an arm; None below `FEWEST` rounds.
+    """Return a chart of one column of the table `rounds`, with a line per arm; None below `FEWEST` rounds.
 
-    It is `by` round, or by virtual time at the rounds' ends.
+    The x-axis is the round, or the simulated time at the end of the round (`by`).
     """
     order = [arm.name for arm in arms]
     along = "round" if by == "round" else "simulated time (min)"
@@ -51,7 +51,7 @@ def curve(
         axes = drawn.add_subplot()
         for index, arm in enumerate(order):
             mine = [row for row in rows if row["arm"] == arm]
-            xs, ys = [row[by] + (by == "round") for row in mine], [row[column] for row in mine]  # people count from 1
+            xs, ys = [row[by] + (by == "round") for row in mine], [row[column] for row in mine]  # the report counts rounds from 1
             marker = "o" if len(xs) <= 15 else ""
             axes.plot(xs, ys, color=series(index), dashes=dashes(index), linewidth=2, marker=marker, markersize=4.5)
         axes.set_xlabel(along)
@@ -63,11 +63,11 @@ def curve(
 
     legend = [(arm, line(index)) for index, arm in enumerate(order)]
     name = column if by == "round" else f"{column}_by_time"
-    return Chart(name, f"{label} by {along}, one line an arm", (3.6, 2.6), draw, rows, legend)
+    return Chart(name, f"{label} by {along}, one line per arm", (3.6, 2.6), draw, rows, legend)
 
 
 def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
-    """Plot measured shares over those by chance, with their intervals, and the proved lines; None without any."""
+    """Return a chart of measured shares with intervals and of proved bounds, over the share by chance; None if empty."""
     names = list(dict.fromkeys((one.arm, one.attack) for one in found))
     if not names:
         return None
@@ -87,19 +87,19 @@ def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
                 ends = [[one.share.value - one.share.low], [one.share.high - one.share.value]]
                 axes.errorbar(one.chance.high, one.share.value, yerr=ends, fmt="o", markersize=4.5, color=series(index))
         axes.set_xscale("log")
-        axes.set_xlabel("by chance, at most")
-        axes.set_title("Measured (points) and proved (lines)")
+        axes.set_xlabel("share by chance (upper end)")
+        axes.set_title("Measured (points), proved bound (lines)")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
 
     legend = [(f"{arm}, {attack}", line(index)) for index, (arm, attack) in enumerate(names)]
-    description = "Shares that attacks got, over those by chance, and the proved bound, one line an arm and attack"
+    description = "Measured share and proved bound over the share by chance, one line per arm and attack"
     return Chart("proved", description, (3.6, 2.6), draw, rows, legend)
 
 
 def every_image(
     attacks: Sequence[Row], leaks: Sequence[Leak], arms: Sequence[ArmSummary], most: int = 200
 ) -> Chart | None:
-    """Plot the PSNR of every reconstruction, a row for every arm and attack; of more than `most`, some ranks evenly."""
+    """Return a chart of the PSNR of all reconstructions, a row per arm and attack, with at most `most` ranks per row."""
     order = [arm.name for arm in arms]
     known = [leak for leak in leaks if leak.scores["psnr"]]
     if not known:
@@ -133,12 +133,12 @@ def every_image(
         for leak, found in zip(known, values, strict=True)
         for value in found
     ]
-    words = "PSNR of every reconstructed image by arm and attack"
+    words = "PSNR of each reconstruction by arm and attack"
     return Chart("every_image", words, (4.6, 1.0 + 0.34 * max(len(known), 4)), draw, rows)
 
 
 def label_bars(mix: LabelMix) -> Chart:
-    """Plot stacked bars of how many samples of each class every client holds."""
+    """Return a chart of the samples of each client by class, as stacked bars."""
     clients = mix.clients[:MOST_CLIENTS]
     layers = [(name, counts[: len(clients)]) for name, counts in drawn_classes(mix)]
 
@@ -170,10 +170,7 @@ def label_bars(mix: LabelMix) -> Chart:
 
 
 def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
-    """Return (class, samples by client) as drawn.
-
-    Past `CLASSES` of them, these are the largest by name and the others together.
-    """
+    """Return (class, samples by client) for each bar segment; classes beyond the `CLASSES` largest are merged."""
     layers = list(zip(mix.classes.values(), mix.counts, strict=True))
     if len(layers) <= CLASSES:
         return layers
@@ -184,7 +181,7 @@ def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
 
 
 def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
-    """Plot the weights of one arm's clients by round, a line each; the first `CLASSES` have a colour of their own."""
+    """Return a chart of the clients' weights by round, a line per client; only the first `CLASSES` have own colours."""
     clients = sorted({row["client"] for row in rows})
 
     def draw(drawn: Figure) -> None:
@@ -201,14 +198,14 @@ def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
 
     told = [{name: row[name] for name in ("arm", "round", "client", "weight")} for row in rows]
     legend = [
-        ("the others" if index == CLASSES else f"client {client}", {"color": class_colour(index), "marker": "o"})
+        ("other clients" if index == CLASSES else f"client {client}", {"color": class_colour(index), "marker": "o"})
         for index, client in enumerate(clients[: CLASSES + 1])
     ]
-    return Chart(f"weights-{arm}", "Weight of every client by round", (4.6, 3.3), draw, told, legend)
+    return Chart(f"weights-{arm}", "Weight of each client by round", (4.6, 3.3), draw, told, legend)
 
 
 def score_map(arm: str, rows: Sequence[Row]) -> Chart:
-    """Plot the accuracy of every model, a row each, with every validator, a column each, in one round of one arm."""
+    """Return a heat map of one round: the accuracy of each model (row) on the data of each validator (column)."""
     clients = sorted({row["model"] for row in rows})[:MOST_MODELS]
     places = {client: place for place, client in enumerate(clients)}
     shown = [row for row in rows if row["model"] in places and row["validator"] in places]
@@ -231,5 +228,5 @@ def score_map(arm: str, rows: Sequence[Row]) -> Chart:
         axes.set_ylabel("model of client")
 
     told = [{name: row[name] for name in ("arm", "round", "model", "validator", "accuracy")} for row in shown]
-    words = "Accuracy of every client's model on every client's held-out samples"
+    words = "Accuracy of each client's model on each client's held-out samples"
     return Chart(f"scores-{arm}", words, (4.6, 3.8), draw, told)

@@ -1,4 +1,4 @@
-"""Chart of success rates: what share of the images passes a threshold, for every threshold."""
+"""Chart of success rates: the share of images that reach a threshold, over all thresholds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rayfed.report.svg import DASHES, INK, SERIES, Chart, dash, dashes, line, pa
 
 @dataclass(frozen=True)
 class Success:
-    """Charts of a run's success rates."""
+    """Chart of the success rates of a run."""
 
     chart: Chart
-    """A drawing for each metric, a line for every arm and attack."""
+    """A panel per metric, with a line per arm and attack."""
     attacks: list[tuple[str, str]]
-    """Legend, (attack, dash of its lines) each."""
+    """Legend: (attack, dash pattern)."""
     others: int
-    """Further attacks, which came less close and are not drawn."""
+    """Number of attacks with worse reconstructions that are not drawn."""
 
     @property
     def drawing(self) -> str:
@@ -34,9 +34,9 @@ class Success:
 
 
 def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> Success | None:
-    """Return the charts of the rows of `attacks`; None if no image was scored.
+    """Return the chart for rows of `attacks`; None if no image has a score.
 
-    `thresholds` are those of PoRS.
+    `thresholds` are those of the probability of reconstruction success (PoRS).
     """
     met = attack_groups(attacks)
     found = {metric: [each for one in met if (each := success_curve(one, metric))] for metric in MEASURED}
@@ -61,13 +61,13 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
         legend += [(name, {"color": INK, "dashes": dashes(SERIES * place)}) for place, name in enumerate(names)]
     rows = success_table(each for curves in found.values() for each in curves).to_pylist()
     titles = ", ".join(METRICS[metric].table_heading for metric in found)
-    words = f"Share of attacked images that pass a threshold of {titles}"
+    words = f"Share of attacked images that reach a threshold of {titles}"
     chart = Chart("success_rates", words, (3.1 * len(found), 2.7), draw, rows, legend, len(found))
     return Success(chart, [(name, dash(SERIES * place)) for place, name in enumerate(names)], others)
 
 
 def _closest(curves: tuple[str, Sequence[SuccessCurve]]) -> tuple[list[str], int]:
-    """Return the attacks that came closest by one metric, one for each dash, and the number of the others."""
+    """Return the attacks with the best reconstructions, one per dash pattern, and the number of other attacks."""
     metric, every = curves
     sign = 1 if METRICS[metric].higher_is_closer else -1
     reached: dict[str, float] = {}
@@ -79,7 +79,7 @@ def _closest(curves: tuple[str, Sequence[SuccessCurve]]) -> tuple[list[str], int
 
 
 def _stairs(one: SuccessCurve, curves: Sequence[SuccessCurve]) -> tuple[list[float], list[float]]:
-    """Return a curve from the easiest to the hardest threshold of its chart."""
+    """Return a curve from the least to the most strict threshold of its chart."""
     ends = [_shown(one.metric, each.thresholds[end]) for each in curves for end in (0, -1)]
     metric = METRICS[one.metric]
     easiest, hardest = (min(ends), max(ends)) if metric.higher_is_closer else (max(ends), min(ends))
@@ -97,7 +97,7 @@ def _shown(metric: str, threshold: float) -> float:
 
 
 def _label(axes: Axes, metric: Metric) -> None:
-    """Label the axes, with harder thresholds to the right, whichever way the metric runs."""
+    """Label the axes, with stricter thresholds to the right for every metric."""
     if metric.format == "error":
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(numticks=4))

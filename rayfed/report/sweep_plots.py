@@ -1,4 +1,4 @@
-"""Charts of a sweep's report: a measure against each swept field."""
+"""Charts of the report of a sweep: measures by swept field."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rayfed.report.plots import FEWEST
 from rayfed.report.svg import SERIES, Chart, clean, dash, dashes, series, short, svg
 
 WIDE = 30
-"""Ratio of the largest to the smallest value of a field from which its axis is logarithmic."""
+"""Minimum ratio of the largest to the smallest value of a field for a logarithmic axis."""
 _BAR = 0.36
-"""Inches of the line at a mean, where values are too few to join: as long as one of the legend, so that dashes show."""
+"""Length in inches of the line at a mean, if there are too few values to join; long enough to show dashes."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Charts of one swept field's effect in one arm."""
+    """Chart of the effect of one swept field in one arm."""
 
     arm: str
     field: str
     chart: Chart
-    """A drawing for each measure."""
+    """A panel per measure."""
     attacks: list[tuple[str, str]]
-    """Legend, (attack, dash of its line) each."""
+    """Legend: (attack, dash pattern)."""
 
     @property
     def drawing(self) -> str:
@@ -41,7 +41,7 @@ class Curve:
 
 
 def curves(settings: Sequence[Setting], measures: Sequence[str], colours: Sequence[str]) -> list[Curve]:
-    """Plot every arm and field that has two values or more; `colours` are the arms in their order."""
+    """Return a chart for each arm and field with at least two values; `colours` are all arms in order."""
     found = []
     for arm in dict.fromkeys(one.arm for one in settings):
         for path in dict.fromkeys(path for one in settings if one.arm == arm for path in one.fields):
@@ -57,7 +57,7 @@ def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[
     shown = [name for name in measures if any(name in one.measures for one in settings)]
 
     def lines(name: str) -> Iterator[tuple[int, list[tuple[float, float, list[float]]]]]:
-        # An arm's accuracy is the same whatever attacks it: one line.
+        # The accuracy of an arm does not depend on the attack: one line.
         for number, attack in enumerate(attacks if MEASURES[name].kind == "leakage" else attacks[:1]):
             mine = [one for one in settings if one.attack == attack and name in one.measures]
             yield number, list(_line(mine, path, name, places))
@@ -73,7 +73,7 @@ def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[
                     axes.plot([x for x, *_ in line], [mean for _, mean, _ in line], **style)
                     continue
                 for x, mean, _ in line:
-                    at = ScaledTranslation(x, mean, axes.transData)  # type: ignore[arg-type]  # any transform will do
+                    at = ScaledTranslation(x, mean, axes.transData)  # type: ignore[arg-type]  # any transform is accepted
                     here = drawn.dpi_scale_trans + at
                     axes.plot([-_BAR / 2, _BAR / 2], [0, 0], transform=here, clip_on=False, **style)
             _label(axes, name, [one.fields[path] for one in settings], row == len(shown) - 1)
@@ -90,7 +90,7 @@ def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[
     titles = " and ".join(MEASURES[name].title for name in shown)
     named = [attack or "no attack" for attack in attacks]
     legend = [(name, {"color": series(index), "dashes": dashes(SERIES * n)}) for n, name in enumerate(named)]
-    words = f"{titles} against {path} in arm {arm}"
+    words = f"{titles} by {path} in arm {arm}"
     chart = Chart(f"field-{arm}-{path}", words, (3.4, 0.6 + 1.75 * max(len(shown), 1)), draw, rows, legend)
     return Curve(arm, path, chart, [(name, dash(SERIES * n)) for n, name in enumerate(named)])
 
@@ -98,10 +98,7 @@ def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[
 def _line(
     settings: Sequence[Setting], path: str, name: str, places: dict[str, float]
 ) -> Iterator[tuple[float, float, list[float]]]:
-    """Return (place on the axis, mean, all trials' values) for each value of the field.
-
-    What else varies is in the spread.
-    """
+    """Yield (position on the axis, mean, values of all trials) for each value of the field."""
     groups: dict[float, list[float]] = {}
     for one in settings:
         values = [float(row[name]) for row in one.rows if row.get(name) is not None]
@@ -111,7 +108,7 @@ def _line(
 
 
 def _places(values: Sequence[Any]) -> dict[str, float]:
-    """Return the places of values: numbers at themselves, anything else one after another."""
+    """Return the position of each value: its own value for numbers, otherwise its index."""
     if _numeric(values):
         return {repr(value): float(value) for value in values}
     return {name: float(place) for place, name in enumerate(dict.fromkeys(map(repr, values)))}
@@ -122,7 +119,7 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 
 def _label(axes: Axes, name: str, values: Sequence[Any], lowest: bool) -> None:
-    """Label the axes, with ticks at what was played and the title above."""
+    """Label the axes, with ticks at the values of the field."""
     unit = MEASURES[name].unit
     axes.set_title(f"{MEASURES[name].title}{f' ({unit})' if unit else ''}")
     if _numeric(values):

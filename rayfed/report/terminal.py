@@ -1,4 +1,4 @@
-"""Console that commands and the Python API print on."""
+"""Console of the commands and the Python API."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from rich.console import Console
 
 _WIDTH = 200
-"""Width of a table where there is no terminal to ask: nobody wants a file's lines cut at 80."""
+"""Width of tables if the output is not a terminal, so that lines in files are not cut at 80 columns."""
 
 
 def console() -> Console:
-    """Return a console on the terminal or in the notebook, or one `COLUMNS` or `_WIDTH` wide where there is neither."""
+    """Return a console for the terminal or notebook; otherwise its width is `COLUMNS` or `_WIDTH`."""
     found = Console(highlight=False, emoji=False)
     if found.is_terminal or found.is_jupyter or os.environ.get("COLUMNS", "").isdigit():
         return found

@@ -15,15 +15,15 @@ _QUALITIES = {"test_accuracy": "acc", "test_error": "error", "test_iou": "IoU", 
 
 
 class RoundLines:
-    """Lines of one run; the first one has the heading with it."""
+    """Lines on the rounds of one run; the first call also returns the heading."""
 
     def __init__(self, rounds: int, width: int) -> None:
-        """Make the lines of so many rounds for a terminal of this width."""
+        """Create the lines of `rounds` rounds for a terminal of `width` characters."""
         self._rounds, self._width = rounds, width
         self._columns: dict[str, int] = {}
 
     def lines(self, rows: Sequence[Mapping[str, Any]], left: str) -> list[str]:
-        """Return the lines on one round; `left` is the time left, in words."""
+        """Return the lines on one round; `left` is the time left as text."""
         if not rows:
             return []
         number = f"{rows[0]['round'] + 1:>3}/{self._rounds}"

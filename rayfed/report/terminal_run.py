@@ -1,4 +1,4 @@
-"""Terminal view of a run: a live bar, and one line a round; only the lines when nobody is watching."""
+"""Terminal view of a run: a progress bar on terminals, and one line per round."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class RunView:
     """Terminal view of one run; implements `rayfed.engine.progress.Progress`."""
 
     def __init__(self, console: Console, quiet: bool = False, brief: bool = False, bar: bool = True) -> None:
-        """Make a view; `quiet` says nothing but notes, `brief` leaves out the lines of rounds.
+        """Create a view. `quiet` prints errors and notes only, `brief` prints no lines on rounds.
 
-        `bar` shows progress on terminals.
+        `bar` shows a progress bar on terminals.
         """
         self._console, self._quiet, self._brief = console, quiet, brief
         self._bar = Progress(
@@ -90,11 +90,11 @@ class RunView:
         self._waiting: Sequence[str] = ()
         self._over = 0
         self.seconds: Mapping[str, float] = {}
-        """About how many seconds one call of each attack takes, by title, where that is known."""
+        """Estimated seconds of one call of each attack by title, if known."""
         self.ends: Callable[[float], float] = lambda began: inf
-        """Returns when all attacks are stopped, given when they began (both by `monotonic`)."""
+        """Return the time at which all attacks are stopped, from the time of their start (both by `monotonic`)."""
         self.noted: Collection[str] = ()
-        """Notes that were printed before the run, and are not printed again."""
+        """Notes that were printed before the run and are not repeated."""
         self._last: dict[str, dict[str, Any]] = {}
         self._played: list[dict[str, Any]] = []
         self._accounted: list[dict[str, Any]] = []
@@ -102,7 +102,7 @@ class RunView:
         self._lines = RoundLines(0, 80)
 
     def starting(self, scenario: Any, folder: Any, where: str) -> None:
-        """Say what runs where, and begin the bar."""
+        """Print the size of the run, where it runs and its folder, and start the progress bar."""
         self._folder, self._scenario = folder, scenario.model_dump(mode="json")
         self._rounds = scenario.federation.rounds
         self._lines = RoundLines(self._rounds, self._console.width)
@@ -115,9 +115,9 @@ class RunView:
         self._begin_bar("starting actors")
 
     def ready(self, first_round: int) -> None:
-        """Start the clocks: rates and the time left are of rounds, not of imports.
+        """Start the clocks, so that rates and the time left do not include imports.
 
-        The last table is of the whole run, so rounds that were played before are read from its folder.
+        If the run is resumed, read the earlier rounds from its folder for the final tables.
         """
         if first_round and self._folder:
             self._played = self._folder.read_table("rounds").to_pylist()
@@ -128,14 +128,14 @@ class RunView:
         self._began = self._round_began = self._told = monotonic()
 
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Say what is guaranteed, and what is not; nothing of arms without a defence."""
+        """Print the privacy guarantees of the arms that have a defence, or why they have none."""
         self._accounted += rows
         self._privacy = epsilons(self._accounted)
         for line in guarantee_lines(rows):
             self.say(line)
 
     def clients_done(self, round: int, done: int, total: int) -> None:
-        """Move the bar by clients."""
+        """Show how many clients of the round are done."""
         self._speed = f"{done / max(monotonic() - self._round_began, 1e-9):.1f} clients/s"
         first = next(iter(self._last.items()), None)
         of = f"{first[0]}, " if first and len(self._last) > 1 else ""
@@ -144,12 +144,12 @@ class RunView:
         self._now_and_then(f"round {round + 1}/{self._rounds}: {done} of {_plural(total, 'client')}, {self._speed}")
 
     def observations_done(self, round: int, done: int, total: int) -> None:
-        """Move the bar by what the attacks are to see."""
+        """Show how many observations of the attacks are done."""
         self._show(f"round {round + 1}/{self._rounds}: observations", done, total, "")
-        self._now_and_then(f"observation {done} of {total} is made")
+        self._now_and_then(f"observation {done} of {total} done")
 
     def attacks_done(self, round: int, done: Sequence[tuple[str, float]], waiting: Sequence[str]) -> None:
-        """Move the bar by attacks, and say about how long the others take."""
+        """Show how many attacks are done, and the estimated time of the others."""
         if not done:
             self._left = TimeLeft(self.seconds, monotonic(), {spec.title: spec.evaluations for spec in self._specs})
         self._left.ended(done)
@@ -159,10 +159,10 @@ class RunView:
         title, left = done[-1][0], self._time_for_attacks()
         self._show(f"round {round + 1}/{self._rounds}: {title}", len(done), len(done) + len(waiting), left)
         if waiting:
-            self._now_and_then(f"attack {len(done)} of {len(done) + len(waiting)} is over, {title}; {left}")
+            self._now_and_then(f"attack {len(done)} of {len(done) + len(waiting)} done, {title}; {left}")
 
     def search_goes_on(self, round: int, title: str, arm: str, standing: Standing) -> None:
-        """Show the progress of one attack's search, and about how long all attacks will still take."""
+        """Show the progress of one search, and the estimated time left for all attacks."""
         self._left.heard(title, arm, standing, monotonic())
         left, every = self._time_for_attacks(), self._over + len(self._waiting)
         where = f"{title} on {arm}: {_stands(standing)}"
@@ -170,7 +170,7 @@ class RunView:
         self._now_and_then(f"{where}; attack {self._over + 1} of {every}; {left}")
 
     def trying(self, title: str, number: int, total: int, standing: Standing | None) -> None:
-        """Show which attack is tried before a run, and how far its search is."""
+        """Show which attack is in its trial before a run, and the progress of its search."""
         if self._task is None:
             self._told = monotonic()
             self._begin_bar("trying attacks")
@@ -179,14 +179,14 @@ class RunView:
         self._now_and_then(f"{where}; trial {number + 1} of {total}")
 
     def tried(self) -> None:
-        """End the bar of the trials."""
+        """Remove the progress bar of the trials."""
         self.close()
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = None
 
     def _time_for_attacks(self) -> str:
-        """Return in words how long the attacks still take, no longer than they may."""
+        """Return the estimated time left for the attacks, at most their time limit."""
         left = self._left.left(self._waiting, monotonic())
         most = max(self.ends(self._began) - monotonic(), 0.0)
         if left.seconds >= most:
@@ -201,14 +201,14 @@ class RunView:
         self._task = self._bar.add_task(description, total=None, rate="", left="")
 
     def pulse(self) -> None:
-        """Say what goes on where nothing was heard of it for some time and there is no bar; any thread may ask."""
+        """Print the current step if there is no progress bar and no recent line; may be called from any thread."""
         if self._doing:
             silent = monotonic() - self._heard
-            since = f"; it goes on, nothing new for {_minutes(silent)}" if silent > _EVERY else ""
+            since = f"; still running, no news for {_minutes(silent)}" if silent > _EVERY else ""
             self._now_and_then(f"{self._doing}{since}")
 
     def _now_and_then(self, line: str) -> None:
-        """Print a line where there is no bar, and the last one is some time ago."""
+        """Print a line if there is no progress bar and the last line is at least `_EVERY` seconds old."""
         if self._bar.disable and monotonic() - self._told > _EVERY:
             self._told = monotonic()
             self.say(line)
@@ -219,10 +219,7 @@ class RunView:
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """Print one line for each arm (with opponents only where it was evaluated), one for each attack on it.
-
-        Speed and time left are of all arms together.
-        """
+        """Print the results of a round and one line for each attack in it; the time left is that of all arms."""
         self._attacks += attacks
         self._inferences += inferences
         self._played += rows
@@ -248,15 +245,15 @@ class RunView:
             self.say(summary_of_attack(attack, found, "client"))
 
     def _note_unprinted(self, why: str) -> None:
-        self.note(f"a part of the summary could not be printed: {why}")
+        self.note(f"part of the summary could not be printed: {why}")
 
     @property
     def folder(self) -> RunFolder | None:
-        """The run's folder; None before it has begun."""
+        """Folder of the run; None before the start."""
         return self._folder
 
     def interrupted(self, kind: str) -> None:
-        """Print what leaked until an interruption of a run of this kind, the path of the report, and what to do."""
+        """Print the results until an interruption, the path of the report, and the next step for this kind of run."""
         self.close()
         if self._folder:
             self._attacks, self._inferences = (
@@ -265,26 +262,26 @@ class RunView:
             with noting_errors(self._note_unprinted):
                 self._say_leakage(over(status(self._folder)))
             page, todo = f"{self._folder.url}/report.html", advice("interrupted", kind, self._folder.url)
-            if kind != "attack":  # `rayfed resume` is told beside the end of the command
-                self.note(f"{page} shows what there is")
+            if kind != "attack":  # the command itself prints `rayfed resume`
+                self.note(f"{page} shows the results so far")
             elif self._attacks or self._inferences:
-                self.note(f"{page} shows what there is; for the rest {todo}")
+                self.note(f"{page} shows the results so far; to continue: {todo}")
             else:
-                self.note(f"no attack had answered, so {page} has no result; {todo}")
+                self.note(f"{page} has no result, because no attack was finished; {todo}")
 
     def note(self, message: str) -> None:
-        """Print a note on an unusual event."""
+        """Print a note."""
         if message in self.noted:
             return
         self._console.print(Text.assemble(("note:", "yellow"), f" {message}"), soft_wrap=True)  # a path stays whole
 
     def close(self) -> None:
-        """End the bar, however the run ended."""
+        """Remove the progress bar."""
         self._doing = ""
         self._bar.stop()
 
     def stopped(self, state: str, kind: str) -> None:
-        """Say what to do about a run of this kind that has ended in this state, unless it had not begun."""
+        """Print the state in which a run of this kind ended, and the next step; nothing if it did not start."""
         self.close()
         if self._folder:
             ended = {
@@ -295,7 +292,7 @@ class RunView:
             self.note(f"{ended.get(state, f'the run is {state}')}; {advice(state, kind, self._folder.url)}")
 
     def finished(self, report: str) -> None:
-        """Print the table that the run was for, and where to read more."""
+        """Print the results of the run and the path of the report."""
         self.close()
         with noting_errors(self._note_unprinted):
             self._say_results()
@@ -304,18 +301,18 @@ class RunView:
             self._warn_of_samples()
 
     def _say_report(self, report: str) -> None:
-        """Print the path of the report, unless it could not be made, which was noted."""
+        """Print the path of the report, unless writing it failed, which a note has reported."""
         folder = self._folder
         if folder is None or folder.exists(REPORT) or not folder.exists(SCENARIO):
             self.say(f"Report: {report}")
 
     def _say_results(self) -> None:
-        """Print leakage, attacks, inferences, robustness and cost, what the words mean, and what to do next."""
+        """Print leakage, attacks, inferences, robustness and cost, then the legend and the next step."""
         self._say_leakage(True)
         found = matrix(self._last.values())
         if found.outcomes:
             self._say_table(
-                "Accuracy against malicious clients, and how often their backdoor works", robustness_table(found)
+                "Accuracy against malicious clients, and success rate of their backdoor", robustness_table(found)
             )
         else:
             self._say_cost()
@@ -334,7 +331,7 @@ class RunView:
             self._console.print(table)
 
     def _say_leakage(self, finished: bool) -> None:
-        """Print what the attacks got: verdicts, then attacks one by one if there are several, then inferences."""
+        """Print the verdicts, then the results of each attack if there are several, then inferences."""
         if self._attacks:
             criterion = criterion_of(self._scenario, self._attacks)
             rows = leakage_rows(self._scenario, self._attacks, finished)
@@ -379,7 +376,7 @@ class RunView:
         self._say_table(f"Cost{first}", cost_table(arms, self._privacy))
 
     def audited(self, weights: str, report: str) -> None:
-        """Print the worst case of every sample, each defence's effect, a sentence on each, and where to read more."""
+        """Print the results of an audit of these weights and the path of the report."""
         self.close()
         with noting_errors(self._note_unprinted):
             self._say_audit(weights)
@@ -389,7 +386,7 @@ class RunView:
 
     def _say_audit(self, weights: str) -> None:
         left: Mapping[str, Any] = {}
-        if self._folder:  # whose scenario has the arms that there was no time for, too
+        if self._folder:  # its scenario also has the arms that were left out for lack of time
             self._scenario, left = self._folder.scenario(), status(self._folder)
         self.say()
         self.say((f"Attacked: {weights}", "bold"))
@@ -406,30 +403,30 @@ class RunView:
             self._say_next(line)
 
     def _time_unused(self) -> str:
-        """Return why an audit ended before its time; empty if it did not, or by seconds."""
+        """Return why an audit ended before its time limit; empty if it used the time up to `_EVERY` seconds."""
         unused = self.ends(self._began) - monotonic()
         if not _EVERY < unused < inf:
             return ""
-        why = "a part is kept for searches that take longer than their trials, which these did not"
+        why = "it is a reserve for searches that take longer than their trials"
         if any(row["status"] == UNPLAYED for row in self._attacks):
-            why = "what is played was chosen by the trials, which expected it to take longer"
-        return f"{_minutes(unused)} of the time was not used: {why}"
+            why = "the trials predicted a longer time for the attacks"
+        return f"{_minutes(unused)} of the time limit was not used: {why}"
 
     def _say_proved(self) -> None:
-        """Print what attacks got beside what is proved, of each attack that an account covers."""
+        """Print the results of attacks that have a proved bound, with the bound, and the attacks without one."""
         if self._folder:
             proved = self._folder.read_table("proved").to_pylist()
             for one in nearest_to_bounds(comparisons(proved, self._attacks, self._inferences)):
-                self.say(f"beside its bound, {one}")
+                self.say(f"compared with its bound: {one}")
             privacy = self._folder.read_table("privacy").to_pylist()
             for arm, attack in uncovered(privacy, proved, self._attacks, self._inferences):
                 self.say(
-                    f"nothing is proved of what {attack} gets on {arm}: its epsilon does not cover all that is seen, "
-                    f"or bounds nothing"
+                    f"no proved bound for {attack} on {arm}: its epsilon does not cover everything that the attack "
+                    f"observes, or is too large for a bound"
                 )
 
     def _warn_of_samples(self) -> None:
-        """Warn where the run has samples that are not known to be public."""
+        """Print a warning if the run has samples that may not be public."""
         if self._folder and (said := warning(self._folder)):
             self.note(said)
 
@@ -441,7 +438,7 @@ class RunView:
 
     def _time_left(self, round: int) -> str:
         played, rest = round + 1 - self._first, self._rounds - round - 1
-        if played == 1:  # which takes the imports of all actors along and tells little of the others
+        if played == 1:  # the first round includes the imports of all actors
             self._began = monotonic()
         per_round = (monotonic() - self._began) / max(played - 1, 1)
         left = "done" if not rest else "" if played == 1 else f"{_minutes(per_round * rest)} left"
@@ -450,13 +447,13 @@ class RunView:
         return left
 
     def say(self, *parts: str | tuple[str, str]) -> None:
-        """Print text as it is, with a style where one is given: brackets in names and paths are no markup."""
+        """Print text, with a style if given; brackets in names and paths are not read as markup."""
         if not self._quiet:
             self._console.print(Text.assemble(*parts), soft_wrap=True)
 
 
 def guarantee_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the heading and a line for each row of `privacy` that states a guarantee, or that there is none."""
+    """Return a heading and a line for each row of `privacy` with a guarantee, or with the reason for none."""
     said = [(row["arm"], _guarantee(row)) for row in rows if row.get("epsilon") is not None or row.get("note")]
     width = max((len(arm) for arm, _ in said), default=0)
     return ["Privacy guarantees"] * bool(said) + [f"  {arm:<{width}}  {line}" for arm, line in said]
@@ -477,7 +474,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _stands(standing: Standing) -> str:
-    """Return in words how far a search is."""
+    """Return the progress of a search as text."""
     search = f"search {standing.search}, " if standing.search > 1 else ""
     steps = f"{search}iteration {standing.iteration:,} of {standing.iterations:,}"
     rest = "" if standing.left == inf else f", {_minutes(standing.left)} left of it"
@@ -496,17 +493,17 @@ def _by_attack(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
 
 
 def _loss(row: dict[str, Any], form: str) -> str:
-    """Return the training loss in words; a round with Poisson sampling of clients may have none."""
+    """Return the training loss as text; a round with Poisson sampling may have no client."""
     return "no client" if row["train_loss"] is None else f"loss {row['train_loss']:{form}}"
 
 
 def _tested(row: dict[str, Any], form: str) -> str:
-    """Return the test accuracy in words, or nothing for a round that was not evaluated."""
+    """Return the test accuracy as text, empty for a round that was not evaluated."""
     return "" if row.get("test_accuracy") is None else form.format(row["test_accuracy"])
 
 
 _EVERY = 15.0
-"""Seconds between lines on a long round of attacks if there is no bar."""
+"""Minimum seconds between lines on attacks without a progress bar."""
 
 
 def _devices(scenario: Any) -> str:

@@ -1,6 +1,6 @@
-"""Time left of the attacks of a round, from what calls of the same attack took, or were measured to take before.
+"""Estimate of the time left for the attacks of a round, from finished calls or earlier measurements.
 
-Of attacks of which none is over it follows from the pace of the others' searches.
+For attacks without a finished call, the estimate uses the speed of other searches.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Literal, NamedTuple
 from rayfed.attacks.telling import Standing
 
 _SILENT = 5.0
-"""Seconds after which a search of which nothing is heard is taken for one that has ended."""
+"""Seconds without a message after which a search counts as ended."""
 
 
 class Left(NamedTuple):
-    """Time that calls still take."""
+    """Estimated time left for some calls."""
 
     seconds: float
     how: Literal["about", "roughly", "at least"]
-    """Roughly where the time of some is known by counts of evaluations alone, at least where that of some is not known
-    at all."""
+    """"roughly" if the time of some calls is estimated from counts of evaluations only, "at least" if the time of some
+    calls is not known."""
 
 
 class _Search(NamedTuple):
@@ -31,20 +31,20 @@ class _Search(NamedTuple):
 
 
 class TimeLeft:
-    """Estimates from measured work; parallel calls count by the work done per second."""
+    """Estimate from measured work; parallel calls count by their work per second."""
 
     def __init__(self, expected: Mapping[str, float], now: float, evaluations: Mapping[str, int] | None = None) -> None:
         """Start the estimate at `now` (s).
 
-        By title `expected` has the seconds of one call of an attack, where they are known, and `evaluations` the most
-        evaluations of the objective that its searches make one after another.
+        `expected` has the seconds of one call of an attack by title, if known. `evaluations` has the maximum number of
+        sequential evaluations of its objective.
         """
         self._expected, self._began, self._evaluations = expected, now, evaluations or {}
         self._took: dict[str, list[float]] = {}
         self._searches: dict[tuple[str, str], _Search] = {}
 
     def ended(self, done: Sequence[tuple[str, float]]) -> None:
-        """Record the titles of all calls that have ended, with their seconds of work."""
+        """Record all finished calls as (title, seconds of work)."""
         self._took = {}
         for title, seconds in done:
             self._took.setdefault(title, []).append(seconds)
@@ -57,7 +57,7 @@ class TimeLeft:
         self._searches[title, arm] = _Search(began, now, standing)
 
     def left(self, waiting: Sequence[str], now: float) -> Left:
-        """Return the time for the calls that have not ended, some of which may be under way."""
+        """Return the time left for the calls that are waiting or running."""
         going = [(title, s) for (title, _), s in self._searches.items() if now - s.heard < _SILENT and title in waiting]
         pace, counted = self._seconds_each(), set[str]()
         known = {title: seconds for title in dict.fromkeys(waiting) if (seconds := self._of_call(title)) is not None}
@@ -78,14 +78,15 @@ class TimeLeft:
         return Left(max(work, 0.0) / at_once, how if len(known) == len(set(waiting)) else "at least")
 
     def _seconds_each(self) -> float | None:
-        """Return the seconds of one evaluation, the median over the searches that were heard; None without any."""
+        """Return the median seconds per evaluation over all searches; None without a search."""
         heard = [search.standing for search in self._searches.values() if search.standing.iteration]
         return median(one.seconds / one.iteration for one in heard) if heard else None
 
     def _of_call(self, title: str) -> float | None:
-        """Return the seconds of a call: the mean of those that have ended, or what was expected, set right by others'.
+        """Return the seconds of one call; None if they are not known.
 
-        None where nothing is known of it.
+        This is the mean of the finished calls, or the expected time scaled by the ratio of measured to expected times of
+        other attacks.
         """
         if took := self._took.get(title):
             return sum(took) / len(took)

@@ -1,4 +1,4 @@
-"""Chart of leakage against utility or cost, with error bars: the page's interactive plot, for paper."""
+"""Chart of leakage and utility or cost, with error bars: the plot of the report for papers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rayfed.report.explorer import Explorer
 from rayfed.report.svg import INK, MARKERS, Chart, panels, series
 
 _FILLS = ("full", "none", "left", "right", "top", "bottom")
-"""How symbols are filled, by attack."""
+"""Fill styles of symbols, by attack."""
 _NARROWEST = 2.0
-"""Inches below which a panel with error bars cannot be read."""
+"""Minimum width in inches of a panel with error bars."""
 
 
 def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
-    """Return a drawing for each measure of leakage in tables that differs; None if the page has no plot.
+    """Return a chart with a panel per measure of leakage that differs; None if the report has no plot.
 
-    `arms` are all in the order of their colours. The line is the front.
+    `arms` are all arms in the order of their colours. The line is the Pareto front.
     """
     y = explorer.y
     if explorer.x is None or y is None:
@@ -55,7 +55,7 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
                     color=series(index),
                     marker=MARKERS[index % len(MARKERS)],
                     fillstyle=_FILLS[attack % len(_FILLS)],
-                    markersize=4 + 3 * attack,  # around what an earlier attack got, where both got the same
+                    markersize=4 + 3 * attack,  # larger than earlier attacks, so that equal results stay visible
                     zorder=3 - 0.01 * attack,
                     elinewidth=0.9,
                     capsize=2,
@@ -84,20 +84,20 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
             for i, attack in enumerate(attacks)
         ]
     faint = [(one, x) for x, settings in shown.items() for one in settings if not _proves(one, x)]
-    why = ["accuracy of guessing"] * any(one.useless for one, _ in faint)
+    why = ["accuracy of chance"] * any(one.useless for one, _ in faint)
     why += ["no evidence of protection"] * any(_worked_not(one, x) for one, x in faint)
     absent = [arm for arm in arms if arm not in there]
     notes = [f"faint: {', or '.join(why)}"] * bool(faint) + [f"not drawn: {', '.join(absent)}"] * bool(absent)
     rows = [_row(one, x, y, one in best[x]) for x, settings in shown.items() for one in settings]
     barred = any(one.measures[name].interval for x, settings in shown.items() for one in settings for name in (x, y))
-    words = f"Leakage against {MEASURES[y].title}" + ", with 95 % intervals" * barred
+    words = f"Leakage and {MEASURES[y].title}" + ", with 95 % intervals" * barred
     return Chart(
         "trade_off", words, (3.4 * len(shown), 2.7), draw, rows, legend, len(shown), _NARROWEST, "; ".join(notes)
     )
 
 
 def _differ(measure: str, settings: Sequence[Setting]) -> bool:
-    """Return whether a measure is printed as more than one value, so that a drawing of it tells something."""
+    """Return whether a measure has more than one printed value."""
     return len({cell(measure, one.measures[measure]) for one in settings}) > 1
 
 
@@ -109,7 +109,7 @@ def _bars(value: Estimate) -> list[list[float]] | None:
 
 
 def _label(axes: Axes, x: str, y: str) -> None:
-    """Label the axes, and say to which side more leaks."""
+    """Label the axes, with the direction of more leakage."""
     axes.set_xlabel(f"{heading(x)}  {'← leaks more' if MEASURES[x].higher_is_better else 'leaks more →'}")
     axes.set_ylabel(heading(y))
     axes.xaxis.set_major_locator(MaxNLocator(3))
@@ -120,7 +120,7 @@ def _label(axes: Axes, x: str, y: str) -> None:
 
 
 def _row(one: Setting, x: str, y: str, best: bool) -> dict[str, Any]:
-    """Return a point with its intervals, and whether it is on the front and proves something."""
+    """Return a point as a row, with its intervals, whether it is on the front, and whether it counts (`_proves`)."""
     row: dict[str, Any] = {"arm": one.arm, "attack": one.attack, **one.fields}
     for axis, name in (("x", x), ("y", y)):
         found = one.measures[name]
@@ -131,10 +131,10 @@ def _row(one: Setting, x: str, y: str, best: bool) -> dict[str, Any]:
 
 
 def _proves(one: Setting, x: str) -> bool:
-    """Return whether a point shows anything: its model is of use, and its attacks worked here and without a defence."""
+    """Return whether a point counts: accuracy above chance, and attacks that work here and without a defence."""
     return not one.useless and not _worked_not(one, x)
 
 
 def _worked_not(one: Setting, x: str) -> bool:
-    """Return whether low leakage is no evidence for the setting: attacks have not shown that they work."""
+    """Return whether low leakage is no evidence, because the attacks are not shown to work."""
     return one.doubted(x) or bool(of_attacks(x) and one.unanswered[0])

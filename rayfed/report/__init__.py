@@ -1,1 +1,1 @@
-"""Reports that runs and sweeps leave: `run` and `sweep` make them from tables, the other files are their parts."""
+"""Reports, statements, charts and terminal views of runs and sweeps."""

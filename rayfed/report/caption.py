@@ -1,4 +1,4 @@
-"""What stands in the caption of an exported table beside its notes: what was played, from the scenario."""
+"""Caption of an exported table: model, data, federation and attacks of the scenario."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rayfed.data.sets import is_public
 from rayfed.report.share import LEFT_OUT
 
 _OWN = "train", "path", "root", "table"
-"""Fields of data sets that name a file or folder of the user's."""
+"""Fields of data sets with a file or folder of the user."""
 MOST = 4
-"""Most attacks that are described one by one; of more, as an audit has, the methods are named."""
+"""Maximum number of attacks that are described in detail; of more, only the names are listed."""
 
 
 def played(scenario: Mapping[str, Any]) -> str:
-    """Return a sentence on model, data, federation and attacks; empty where the scenario has no model or data.
+    """Return a sentence on model, data, federation and attacks; empty if the scenario has no model or data.
 
-    Of a sweep it says what was swept alone, unless that are the seeds.
+    For a sweep over other fields than the seed it names only the swept fields.
     """
     if swept := [field for field in (scenario.get("sweep") or {}).get("fields") or {} if field != "seed"]:
         return f"Swept: {', '.join(swept)}."
@@ -37,31 +37,31 @@ def played(scenario: Mapping[str, Any]) -> str:
 
 
 def named(section: Mapping[str, Any], *fields: str) -> str:
-    """Return a component's name with the first of these fields that is known: `timm:resnet18`."""
+    """Return the name of a component with the first of these fields that is set: `timm:resnet18`."""
     part = next((section[field] for field in fields if isinstance(section.get(field), str)), LEFT_OUT)
     return str(section["name"]) if part == LEFT_OUT else f"{section['name']}:{part}"
 
 
 def data_of(data: Mapping[str, Any]) -> str:
-    """Return what a scenario's data are called: the data set or, of a user's own, the file or folder."""
+    """Return the name of a scenario's data: the data set, or the user's file or folder."""
     name = str(data["name"])
     own = None if is_public(data) else next((data[field] for field in _OWN if isinstance(data.get(field), str)), None)
     return name if own in (None, LEFT_OUT) else f"{Path(own).name} ({name})"
 
 
 def label(scenario: Mapping[str, Any], table: str = "") -> str:
-    """Return a name for LaTeX's references: `tab:NAME`, and a table's own name if it is not of the outcomes."""
+    """Return a LaTeX label: `tab:NAME`, with the name of the table unless it is the table of outcomes."""
     words = [str(scenario.get("name") or "rayfed"), *([table] if table else [])]
     return "tab:" + "-".join(re.sub(r"[^A-Za-z0-9.-]+", "-", word).strip("-") for word in words)
 
 
 def _attack(one: Mapping[str, Any]) -> str:
-    """Return an attack's title, method and budget: `blind: dlg, 60 iterations, 2 victims a round, batches of 1`."""
+    """Return title, method and budget of an attack: `plain: dlg, 60 iterations, 2 victims per round, batch size 1`."""
     victims = one.get("victims") or 1
     count = len(victims) if isinstance(victims, list) else victims
     parts = [one["name"]]
     parts += [f"{one['iterations']} iterations"] if one.get("iterations") else []
-    parts += [f"{count} victim{'s' * (count != 1)} a round"]
-    parts += [f"batches of {one.get('batch_size', 1)}"] if one.get("observes") == "gradient" else []
+    parts += [f"{count} victim{'s' * (count != 1)} per round"]
+    parts += [f"batch size {one.get('batch_size', 1)}"] if one.get("observes") == "gradient" else []
     parts += [f"given {' and '.join(one['knowledge'])}"] if one.get("knowledge") else []
     return f"{one['label']}: {', '.join(parts)}" if one.get("label") else ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Content of the interactive plot and its table: every setting under every attack, with its figures."""
+"""Data of the interactive plot and its table: each setting with each attack, and its measures."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rayfed.metrics.measures import MEASURES
 from rayfed.report.svg import SERIES
 
 PREFERRED = ("psnr", "test_accuracy")
-"""Measures to show first where nothing else is asked for and both were measured."""
+"""Measures of the first axes by default."""
 UNFOLDED = 5
-"""Most measures of a setting that are shown without being asked for."""
+"""Maximum number of columns of measures that are shown by default."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Row of the table, of one setting under one attack; of a setting that finished also a mark of the plot."""
+    """Row of the table for one setting and attack; if the trial finished, also a point of the plot."""
 
     id: int
     group: int
-    """Number that one setting has under all attacks."""
+    """Number of the setting, the same for all attacks."""
     setting: Setting
     status: str
-    """State of the trial: 'finished'; 'stopped' or 'failed' for one that is not in the plot."""
+    """State of the trial: 'finished', or 'stopped' or 'failed' for rows that are not in the plot."""
     error: str | None
 
     @property
@@ -40,12 +40,12 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The setting in words."""
+        """Title of the setting."""
         return self.setting.title
 
     @property
     def tag(self) -> str:
-        """The arm's verdict on this row; empty if the arm leaks by another attack."""
+        """Verdict of the arm; empty if the arm leaks only by another attack."""
         rows = self.setting.rows
         told = [row.get("verdict") for row in rows]
         state = next((state for state in WEIGHT if state in told), "")
@@ -54,20 +54,20 @@ class Entry:
 
     @property
     def note(self) -> str:
-        """Further remarks on the entry."""
+        """Details of the entry."""
         first = self.setting.rows[0]
         parts = [f"Defences: {first.get('defences') or 'none'}."]
         if self.setting.attack and first.get("observes"):
-            parts.append(f"{self.setting.attack} was given {setting([first])}.")
+            parts.append(f"Given to {self.setting.attack}: {setting([first])}.")
         if first.get("trial") is not None:
             runs = ", ".join(row["run"] for row in self.setting.rows if row.get("run"))
             parts.append(f"Trials: {runs or first['trial']}.")
         parts += [f"Not on the front: {why}." for why in (self.setting.useless, self.setting.unproven) if why]
         count = len(self.setting.rows)
         if self.setting.collapsed:
-            parts.append(f"Its accuracy is that of guessing in {self.setting.collapsed} of {count} repeats.")
+            parts.append(f"The accuracy is at chance level in {self.setting.collapsed} of {count} repeats.")
         if self.setting.inconclusive:
-            parts.append(f"Its verdict is inconclusive in {self.setting.inconclusive} of {count} repeats.")
+            parts.append(f"The verdict is inconclusive in {self.setting.inconclusive} of {count} repeats.")
         if self.error:
             parts.append(f"{self.status.capitalize()}: {self.error}")
         return " ".join(parts)
@@ -75,25 +75,25 @@ class Entry:
 
 @dataclass(frozen=True)
 class Explorer:
-    """Rows and columns of the table, and the plot's first axes."""
+    """Rows and columns of the table, and the first axes of the plot."""
 
     entries: list[Entry]
     fields: list[str]
-    """Swept fields, which are columns of their own."""
+    """Swept fields, one column each."""
     columns: list[str]
-    """Measures that were measured: those of the first axes, then the others in the order of `MEASURES`."""
+    """Available measures: those of the first axes, then the others in the order of `MEASURES`."""
     x: str | None
-    """A measure of leakage, where there is a setting that was measured in both; else None, and there is no plot."""
+    """Measure of leakage on the x-axis; None, without a plot, if no setting has both measures."""
     y: str | None
-    """Measure of utility or cost on the other axis."""
+    """Measure of utility or cost on the y-axis."""
 
     def ends(self, name: str, value: Estimate) -> str:
-        """Return what a cell says under its figure."""
+        """Return the interval below a value in the table."""
         return ends(name, value)
 
     @property
     def folded(self) -> list[str]:
-        """Measures that the page shows when it is asked to: a table of all is wider than a screen."""
+        """Measures that are hidden by default, because a table of all is wider than a screen."""
         return self.columns[UNFOLDED:]
 
     @property
@@ -108,26 +108,26 @@ class Explorer:
 
     @property
     def plotted(self) -> list[str]:
-        """Attacks of the plot's first points, in the order of their symbols."""
+        """Attacks of the points for the first axes, in the order of their symbols."""
         met = {e.setting.attack for e in self.entries if self.x in e.values and self.y in e.values}
         return [attack for attack in self.attacks if attack in met]
 
     @property
     def leakages(self) -> list[str]:
-        """Measures for the one axis: epsilon only where all are of one kind of guarantee."""
+        """Measures of leakage; epsilon only if all guarantees are of one kind."""
         return [name for name in _comparable(self.columns, self.entries) if MEASURES[name].kind == "leakage"]
 
     @property
     def others(self) -> list[str]:
-        """Measures for the other axis."""
+        """Measures of utility or cost."""
         return [name for name in self.columns if MEASURES[name].kind != "leakage"]
 
     def heading(self, field: str) -> str:
-        """Return the heading of a swept field's column."""
+        """Return the heading of the column of a swept field."""
         return short_names(self.fields)[self.fields.index(field)]
 
     def data(self, arms: Sequence[str]) -> dict[str, Any]:
-        """Return the data of the page's script; `arms` are all in the order of their colours."""
+        """Return the data of the page's script; `arms` are all arms in the order of their colours."""
         return {
             "measures": {
                 name: {
@@ -163,7 +163,7 @@ class Explorer:
 
 
 def answered(settings: Sequence[Setting]) -> list[Setting]:
-    """Return the settings under the attacks that measured leakage; under none, once, where no attack did."""
+    """Return the settings for attacks that measured leakage; a setting without such an attack is returned once."""
     kept = []
     for group in by_values(settings):
         found = [one for one in group if any(_of_attacks(name) for name in one.measures)]
@@ -182,7 +182,7 @@ def explore(
     fields: Sequence[str] = (),
     preferred: Sequence[str] = PREFERRED,
 ) -> Explorer:
-    """Return an explorer of settings, then of trials that failed or were stopped; `preferred` measures come first."""
+    """Return the explorer of settings and `unfinished` trials; `preferred` measures are the first axes if available."""
     groups: dict[tuple[str, str], int] = {}
     rows = [(s, "finished", None) for s in settings]
     rows += [(_alone(row, fields), row["status"], row["error"]) for row in unfinished]
@@ -202,13 +202,13 @@ def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
 
 
 def interval(name: str, value: Estimate) -> str:
-    """Return an estimate in words: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both of two values."""
+    """Return an estimate as text: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both values of two repeats."""
     said, between = in_words(name, value.mean), ends(name, value)
     return f"{said} ({between})" if between else said
 
 
 def ends(name: str, value: Estimate) -> str:
-    """Return what an estimate lies between, in words, and of how many values; empty for one value."""
+    """Return the interval of an estimate and its number of values as text; empty for one value."""
     if value.low is None or value.high is None or (value.n == 1 and value.over == "repeats"):
         return ""
     if value.pair:
@@ -218,7 +218,7 @@ def ends(name: str, value: Estimate) -> str:
 
 
 def _alone(row: Row, fields: Sequence[str]) -> Setting:
-    """Return one trial that did not finish, as a setting of its own."""
+    """Return a trial that did not finish as a setting."""
     measures = {name: e for name in MEASURES if (e := estimate([row.get(name)])) is not None}
     values = {field: row[field] for field in fields if row.get(field) is not None}
     return Setting("", row["arm"], row["attack"], values, measures, [row])
@@ -227,9 +227,9 @@ def _alone(row: Row, fields: Sequence[str]) -> Setting:
 def _axes(
     entries: Sequence[Entry], columns: Sequence[str], preferred: Sequence[str]
 ) -> tuple[str, str] | tuple[None, None]:
-    """Return the first pair of a leakage and another measure that some setting has both of, preferred ones first.
+    """Return the first pair of a leakage measure and another measure that some setting has, preferred ones first.
 
-    The time that an attack takes is no price of a defence, and makes no trade-off.
+    Attack time is not a cost of a defence, so it is not used.
     """
     order = sorted(columns, key=lambda name: preferred.index(name) if name in preferred else len(preferred))
     for x in (name for name in order if MEASURES[name].kind == "leakage"):

@@ -38,20 +38,20 @@ def export(
 ) -> str:
     """Return a table of a run or sweep as text.
 
-    CSV has a table's rows as they are, save that text which a spreadsheet would take for a formula has an apostrophe
-    before it. LaTeX (for the packages booktabs and graphicx) and Markdown have the outcomes by setting, with
-    the mean and half the 95 % interval over repeats or, of a run, over its victims, and other tables as they are.
-    `columns` of these are headings by name (`rayfed.analysis.figures.grid`), of differences their measures; the best
-    figures are bold. The table of differences is to the arm `against`, by default the first. Columns of images are left
-    out.
-    Raises `UserError` for an unknown format, table, column or arm, and for what does not go together.
+    CSV has the rows of the table. Text that a spreadsheet would read as a formula gets a leading apostrophe. LaTeX
+    (packages booktabs and graphicx) and Markdown have the outcomes by setting, with the mean and half the 95 % interval
+    over repeats (of a run: over victims), and other tables unchanged. The best values are bold. `columns` has the
+    headings of these columns by name (`rayfed.analysis.figures.grid`), or of the measures of the table of differences.
+    Differences are to the arm `against`, by default the first. Columns of images are left out.
+
+    Raises `UserError` for an unknown format, table, column or arm, and for options that exclude each other.
     """
     if format not in FORMATS:
         raise UserError(f"cannot export as '{format}': {nearest(format, (*FORMATS, 'folder'))}")
     if columns is not None and (format == "csv" or table not in (OUTCOMES, PAIRED)):
-        raise UserError("columns can be chosen of the outcomes and pairs as latex or markdown; other tables have all")
+        raise UserError("--columns needs the table of outcomes or of differences, as latex or markdown")
     if against is not None and table != PAIRED:
-        raise UserError("an arm that others are set against goes with the table of differences: --table paired")
+        raise UserError("--against needs the table of differences: add --table paired")
     if table == PAIRED and format == "csv":
         return _csv(_plain(paired_table(results.paired(against))))
     if table == PAIRED:
@@ -73,12 +73,12 @@ def export(
 
 
 def _told(found: Grid, sentence: str) -> Grid:
-    """Return a table whose note has a sentence, if there is one that it does not have yet."""
+    """Return a table with a sentence added to its note, unless the note has it."""
     return replace(found, note=f"{found.note} {sentence}.".strip()) if sentence not in found.note else found
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV, with every column that one of them has."""
+    """Return rows as CSV, with all columns of all rows."""
     from pandas import DataFrame
 
     return _csv(DataFrame([dict(row) for row in rows]))
@@ -91,14 +91,14 @@ def _csv(frame: DataFrame) -> str:
 def _settings(
     found: Grid, format: str, scenario: Mapping[str, Any], table: str = "", own: Sequence[str | None] = ()
 ) -> str:
-    """Return a table of text; headings that are the user's `own` may hold LaTeX or Markdown."""
+    """Return a table as text; headings in `own` are the user's and may have LaTeX or Markdown."""
     from pandas import DataFrame
 
     escaped, bold = (markdown_cell, "**{}**") if format == "markdown" else (_latex, r"\textbf{{{}}}")
     rows = [[escaped(text) for text in cells] for cells in found.rows]
     for row, place in found.best:
         rows[row][place] = bold.format(rows[row][place])
-    note = f"{found.note} Bold: the best value for those who protect data." if found.best else found.note
+    note = f"{found.note} Bold: the best value for data protection." if found.best else found.note
     figures = len(found.headings) - found.words
     headings = [heading if heading in own else escaped(heading) for heading in found.headings]
     frame = DataFrame(rows, columns=headings)
@@ -114,10 +114,9 @@ def _settings(
 
 
 def _floating(tabular: str, caption: str, label: str) -> str:
-    """Return a LaTeX table as a float that no column of text is too narrow for.
+    """Return a LaTeX table as a float that fits the text width.
 
-    It is shrunk to the width that there is where it needs more, and goes over both columns of a document where one
-    would make it unreadable.
+    A wide table is scaled down. If it would be unreadable in one column, it spans both columns.
     """
     lines = tabular.splitlines()
     longest = max(len(re.sub(r"\\[a-z]+|[\\{}$&]", "", line)) for line in lines)
@@ -140,7 +139,7 @@ def _floating(tabular: str, caption: str, label: str) -> str:
 
 
 _COLUMN = 75
-"""Letters in a row of a table which, shrunk, can still be read in one column of two."""
+"""Maximum number of characters of a row that is readable in one of two columns."""
 _LATEX = str.maketrans(
     {
         **{sign: rf"\{sign}" for sign in "&%$#_{}"},
@@ -160,25 +159,25 @@ _LATEX = str.maketrans(
         "\n": " ",
     }
 )
-"""What LaTeX would take for commands, and signs that not every engine and font has."""
+"""Characters that LaTeX reads as commands, and signs that some engines or fonts lack."""
 
 
 def _latex(text: str) -> str:
-    """Return text for LaTeX; a number keeps its sign as a minus."""
+    """Return text escaped for LaTeX, with minus signs of numbers."""
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", text.translate(_LATEX))
 
 
 def _in_every_text(frame: DataFrame, change: Callable[[str], str]) -> DataFrame:
-    """Return a frame with every text in it changed, headings among them."""
+    """Return a frame with `change` applied to all texts, including headings."""
     changed = frame.map(lambda value: change(value) if isinstance(value, str) else value)
     changed.columns = [change(heading) for heading in frame.columns]
     return changed
 
 
 def _bounds_written(frame: DataFrame, table: str) -> DataFrame:
-    """Return a frame whose bounds are text already, so that nothing rounds them to the side where they do not hold.
+    """Return a frame with bounds as text, rounded to the side on which they hold.
 
-    All real numbers of the tables of what is proved are upper bounds, but the chance that one of them is about.
+    All floats of the tables `privacy` and `proved` are upper bounds, except `chance`.
     """
     if table not in ("privacy", "proved"):
         return frame
@@ -194,12 +193,12 @@ def _no_formula(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return text as one cell of Markdown, without HTML."""
+    """Return text escaped for one cell of a Markdown table."""
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;").splitlines())
 
 
 def _plain(table: pa.Table) -> DataFrame:
-    """Return a table without images, and with lists of entries as JSON."""
+    """Return a table without binary columns, and with lists of structs as JSON."""
     fields = [field for field in table.schema if not pa.types.is_binary(field.type)]
     entries = [f.name for f in fields if pa.types.is_list(f.type) and pa.types.is_struct(f.type.value_type)]
     frame = table.select([field.name for field in fields if field.name not in entries]).to_pandas()

@@ -1,6 +1,6 @@
-"""Pages as one HTML file that needs nothing else: templates, style sheet, scripts and data put together.
+"""Pages as one self-contained HTML file with style sheet, scripts and data.
 
-The page's Content-Security-Policy allows no network at all, and of scripts only those written here, by their hashes.
+The Content-Security-Policy of a page forbids network access, and allows only its own scripts by their hashes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rayfed.version import __version__
 
 _BACKTICKS = compile("`([^`]+)`")
 UNFOLDED = 12
-"""Most pairs of an arm and an attack whose charts are not folded: each has a line of its own there."""
+"""Maximum number of pairs of arm and attack for which the charts are not folded."""
 
 
 def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], plotting: bool) -> str:
-    """Make `report.html` out of a template and return where it is; Plotly comes along where there is a plot.
+    """Write `report.html` from a template and return its path or URL; `plotting` includes Plotly.
 
-    Raises `RunError` for what cannot be written.
+    Raises `RunError` if the page cannot be written.
     """
     scripts = [*([_plotly()] if plotting else []), _own_script()]
     shared = {
@@ -58,18 +58,18 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
 
 
 def policy(scripts: Sequence[str]) -> str:
-    """Return the Content-Security-Policy that runs these inline scripts and nothing else."""
+    """Return the Content-Security-Policy that allows only these inline scripts."""
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}"
 
 
 def optional_document(folder: RunFolder, name: str) -> dict[str, Any]:
-    """Return the contents of a JSON file; an empty mapping if there is no file."""
+    """Return the contents of a JSON file, or an empty mapping without a file."""
     return folder.read_mapping(name) if folder.exists(name) else {}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Return nested settings as lines of (path, value)."""
+    """Yield nested settings as (path, value)."""
     for key, value in values.items():
         if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
             value = dict(enumerate(value))
@@ -81,9 +81,9 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 @lru_cache
 def environment() -> Environment:
-    """Return where templates are found and filled in, with `rayfed.analysis.formats` as filters.
+    """Return the Jinja environment, with the functions of `rayfed.analysis.formats` as filters.
 
-    One for the process: it keeps compiled templates, and to compile them takes as long as to draw a report's charts.
+    It is cached, because compiling the templates takes as long as drawing the charts of a report.
     """
     environment = Environment(
         loader=PackageLoader("rayfed.report", ""),
@@ -97,7 +97,7 @@ def environment() -> Environment:
 
 
 def code(text: str) -> Markup:
-    """Return a text for a page, with what is between backticks as code."""
+    """Return text as HTML, with text between backticks as code."""
     return Markup(_BACKTICKS.sub(r"<code>\1</code>", str(escape(text))))
 
 

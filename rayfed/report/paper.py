@@ -1,8 +1,8 @@
-"""Figures for papers: the report's charts as PDF and SVG, each with the rows that it draws as CSV.
+"""Figures for papers: the charts of the report as PDF and SVG, each with its data as CSV.
 
-Fonts are embedded in PDFs as TrueType, which publishers ask for, and text in SVGs stays text. Colours are those of
-Okabe and Ito 2008, "Color Universal Design", which colour-blind people tell apart, and symbols differ too; stacked
-classes go from dark to light. The same run gives the same bytes.
+PDFs embed TrueType fonts, and SVGs keep text as text. The colours are those of Okabe and Ito 2008, "Color Universal
+Design", which are safe for colour-blind readers. Arms also differ in symbols, and stacked classes go from dark to
+light. The same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from rayfed.report.sweep_plots import curves
 from rayfed.report.trade_off import trade_off
 
 WIDTHS = {"": 3.17, "-wide": 6.48}
-"""Inches of one column of a paper and of two, by what file names end with: those of LaTeX's article, the narrowest."""
+"""Width in inches by suffix of the file name: one and two columns of LaTeX's article class."""
 _OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _FURTHER = ("#882255", "#888888")
-"""Colours of the ninth arm and the tenth: wine of Tol's muted scheme, and a grey."""
+"""Colours of the ninth and tenth arm: wine of Tol's muted scheme, and grey."""
 _INK, _GRID = "#222222", "#dddddd"
 _CYCLE = [
     *_OKABE_ITO,
@@ -47,7 +47,7 @@ _CYCLE = [
 ]
 PAPER: Any = STYLE | {
     "pdf.fonttype": 42,
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that no machine has another
+    "font.family": "DejaVu Sans",  # part of matplotlib, so the same on every machine
     "font.size": 7.5,
     "axes.prop_cycle": cycler(color=_CYCLE),
     "axes.titlesize": 8,
@@ -58,17 +58,17 @@ PAPER: Any = STYLE | {
     "axes.edgecolor": _INK,
     **dict.fromkeys(("axes.labelcolor", "axes.titlecolor", "text.color", "xtick.color", "ytick.color"), _INK),
 }
-"""Style of figures; that of the page otherwise."""
+"""Style of figures; other settings are those of the page."""
 
 
 def write_figures(results: Results, out: str) -> list[str]:
-    """Write every chart of a run or sweep into a folder and return their names; its CSV has no ending of a width.
+    """Write the charts of a run or sweep into a folder and return their names.
 
-    Raises `UserError` where there is nothing to draw, or the folder cannot be written.
+    Raises `UserError` if there is nothing to draw, or if the folder cannot be written.
     """
     found = run_charts(results) if isinstance(results, Run) else sweep_charts(results)
     if not found:
-        raise UserError(f"'{results.url}' has nothing to draw yet: no round was completed, and nothing was attacked")
+        raise UserError(f"'{results.url}' has nothing to draw: no round is complete, and no attack has a result")
     names = []
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def write_figures(results: Results, out: str) -> list[str]:
 
 
 def run_charts(run: Run) -> list[Chart]:
-    """Return the charts of a run's report; the trade-off has intervals over the clients that were attacked."""
+    """Return the charts of a run; the trade-off has intervals over the attacked clients."""
     scenario, folder = run.scenario, run.folder
     rounds, attacks, inferences, clients, proved = (
         folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "clients", "proved")
@@ -105,7 +105,7 @@ def run_charts(run: Run) -> list[Chart]:
 
 
 def sweep_charts(sweep: Results) -> list[Chart]:
-    """Return the charts of a sweep's report."""
+    """Return the charts of a sweep."""
     settings, fields = sweep.settings(), sweep.fields
     wanted = [name for name in sweep.scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
     explorer = explore(settings, (), fields, [*wanted, *PREFERRED])
@@ -116,7 +116,7 @@ def sweep_charts(sweep: Results) -> list[Chart]:
 
 
 def save(chart: Chart, width: float, path: Path) -> None:
-    """Draw a chart at a width and write it as PDF and SVG, without the time."""
+    """Write a chart as PDF and SVG with a width in inches, without timestamps."""
     legend = chart.legend if len(chart.legend) > 1 else []
     longest = max((len(name) for name, _ in legend), default=0)
     columns = max(1, min(len(legend), int(width / (0.3 + 0.055 * longest))))
@@ -154,7 +154,7 @@ def _height(chart: Chart, width: float) -> float:
 
 
 def _mark(drawn: Figure) -> None:
-    """Give the lines of every arm a symbol of its own, and all lines the width of print."""
+    """Set the symbol of each arm's lines, and line widths for print."""
     lines: Sequence[Line2D] = [line for axes in drawn.axes for line in axes.lines]
     for line in lines:
         line.set_linewidth(min(line.get_linewidth(), 1.2))

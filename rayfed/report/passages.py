@@ -1,4 +1,4 @@
-"""Passages of a report for samples that are no pictures: the true text, or record, above the rebuilt one."""
+"""Passages of a report: original and reconstruction of texts and records."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from rayfed.report.samples import Samples
 from rayfed.store.folder import RunFolder
 
 SHOWN = 3
-"""Number of samples of each arm and attack: those that leaked most, of the first repeat."""
+"""Number of samples per arm and attack: those with the highest score, from the first repeat."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A true sample and its reconstruction, in words."""
+    """Words of an original and of its reconstruction."""
 
     row: Row
-    """Row of `attacks` that scores it."""
+    """Row of `attacks` with the scores."""
     true: list[str] | None
-    """None where the page does not show it."""
+    """None if the page does not show it."""
     reconstructed: list[tuple[str, bool]]
-    """Tokens, or columns, of the reconstruction, and which of them are right."""
+    """Tokens or columns of the reconstruction, each with whether it is correct."""
 
 
 def passages(
     folder: RunFolder, attacks: Sequence[Row], samples: Samples, worst: Collection[tuple[Any, ...]]
 ) -> list[Passage]:
-    """Return the closest samples of every arm and attack, the closest of all first; none of a run of pictures.
+    """Return the best reconstructions of each arm and attack, best first; empty for images.
 
-    `worst` are the keys of those that are shown where no others are.
+    `worst` are the keys of those that are shown if `output.images` is `worst`.
     """
     texts = {key(row): row for row in folder.read_table("texts").to_pylist()} if samples.any else {}
     met = dict.fromkeys((row["arm"], row["attack"]) for row in attacks)

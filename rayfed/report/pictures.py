@@ -1,4 +1,4 @@
-"""Images of a report: pairs of true and reconstructed ones, and strips of an attack's progress."""
+"""Images of a report: pairs of original and reconstruction, and the progress of searches."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import image_key
 
 SHOWN = 8
-"""Number of pairs shown for each arm and attack: those with the highest PSNR, of the first repeat."""
+"""Number of pairs per arm and attack: those with the highest PSNR, from the first repeat."""
 STRIPS = 3
-"""Number of strips of progress shown for each arm and attack."""
+"""Number of strips of progress per arm and attack."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Pair of a true image and its reconstruction."""
+    """Pair of an original image and its reconstruction."""
 
     true: str | None
-    """True image, as a `data:` URL; None where the page does not show it."""
+    """Original as a `data:` URL; None if the page does not show it."""
     reconstructed: str
     row: Row
-    """Row of `attacks` that scores the reconstruction."""
+    """Row of `attacks` with the scores."""
     entry: int | None = None
-    """Setting and attack of the pair, as `explorer.Entry.id`."""
+    """`explorer.Entry.id` of the setting and attack."""
     title: str = ""
-    """Setting of the pair, in words."""
+    """Title of the setting."""
 
     @property
     def size(self) -> int:
-        """Number of characters that the pair takes in a page."""
+        """Number of characters of the pair in a page."""
         return len(self.true or "") + len(self.reconstructed)
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Strip of one image as an attack held it on the way."""
+    """Images of one search after some iterations."""
 
     row: Row
     """Key of the image: arm, round, attack, victim, repeat, sample."""
     frames: list[tuple[int, str]]
-    """Frames, (iteration, image as a `data:` URL) each."""
+    """Frames: (iteration, image as a `data:` URL)."""
     true: str | None
 
 
 def most_leaked(attacks: Iterable[Row], arm: str, attack: str | None, most: int = SHOWN) -> list[Row]:
-    """Return the rows of `attacks` of one arm and attack, in the first repeat, nearest to the truth."""
+    """Return the rows of `attacks` with the best reconstructions of one arm and attack, from the first repeat."""
     mine = (row for row in attacks if (row["arm"], row["attack"], row["repeat"]) == (arm, attack, 0))
     rows = list(mine)
     leading = leading_metric(rows)
@@ -75,7 +75,7 @@ def pictures(folder: RunFolder, rows: Iterable[Row], samples: Samples) -> dict[t
 
 
 def within(settings: Sequence[Sequence[Pair]], budget: int) -> list[Pair]:
-    """Return as many pairs as `budget` characters hold: the first of every setting, then the second of every one."""
+    """Return pairs of at most `budget` characters in all: the first of each setting, then the second of each."""
     chosen = []
     for pair in (pair for rank in zip_longest(*settings) for pair in rank if pair):
         budget -= pair.size
@@ -86,9 +86,9 @@ def within(settings: Sequence[Sequence[Pair]], budget: int) -> list[Pair]:
 
 
 def strips(folder: RunFolder, samples: Samples, worst: Collection[tuple[Any, ...]] = ()) -> list[Strip]:
-    """Return the first images of every arm and attack at the iterations that were kept, if any.
+    """Return the first searches of each arm and attack that have snapshots.
 
-    `worst` are the keys of those that are shown where no others are.
+    `worst` are the keys of those that are shown if `output.images` is `worst`.
     """
     held: dict[tuple[Any, ...], list[Row]] = {}
     for row in folder.read_table("snapshots").to_pylist() if samples.any else ():
@@ -114,7 +114,7 @@ def strips(folder: RunFolder, samples: Samples, worst: Collection[tuple[Any, ...
 def made(
     folder: RunFolder, wanted: set[tuple[str, str]], samples: Samples
 ) -> dict[tuple[str, str], list[tuple[str | None, str]]]:
-    """Return the first generated images by (arm, attack), each as (nearest true image, generated image)."""
+    """Return the first generated images by (arm, attack), each as (closest true image, generated image)."""
     found: dict[tuple[str, str], list[tuple[str | None, str]]] = {}
     for image in _rows(folder, "images") if wanted and samples.mode not in ("none", "worst") else ():
         if (image["arm"], image["attack"]) in wanted:
@@ -125,6 +125,6 @@ def made(
 
 
 def _rows(folder: RunFolder, table: str) -> Iterator[Mapping[str, Any]]:
-    """Yield rows of a table of images, a few at a time: pictures are the bulk of a run."""
+    """Yield the rows of a table of images in small batches, to save memory."""
     for batch in folder.read_table(table).to_batches(max_chunksize=64):
         yield from batch.to_pylist()

@@ -51,7 +51,10 @@ def curve(
         axes = drawn.add_subplot()
         for index, arm in enumerate(order):
             mine = [row for row in rows if row["arm"] == arm]
-            xs, ys = [row[by] + (by == "round") for row in mine], [row[column] for row in mine]  # the report counts rounds from 1
+            xs, ys = (
+                [row[by] + (by == "round") for row in mine],
+                [row[column] for row in mine],
+            )
             marker = "o" if len(xs) <= 15 else ""
             axes.plot(xs, ys, color=series(index), dashes=dashes(index), linewidth=2, marker=marker, markersize=4.5)
         axes.set_xlabel(along)
@@ -67,7 +70,7 @@ def curve(
 
 
 def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
-    """Return a chart of measured shares with intervals and of proved bounds, over the share by chance; None if empty."""
+    """Return a chart of measured shares and proved bounds over the share by chance; None if there are none."""
     names = list(dict.fromkeys((one.arm, one.attack) for one in found))
     if not names:
         return None
@@ -99,7 +102,7 @@ def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
 def every_image(
     attacks: Sequence[Row], leaks: Sequence[Leak], arms: Sequence[ArmSummary], most: int = 200
 ) -> Chart | None:
-    """Return a chart of the PSNR of all reconstructions, a row per arm and attack, with at most `most` ranks per row."""
+    """Return a chart of the PSNR of all reconstructions, a row per arm and attack, at most `most` ranks each."""
     order = [arm.name for arm in arms]
     known = [leak for leak in leaks if leak.scores["psnr"]]
     if not known:

@@ -1,4 +1,4 @@
-"""Words for the weights that a run attacked: those of a file, of a training, or of the model as it is built."""
+"""Description of the weights that a run attacked: from a file, from a training, or as built."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from rayfed import registry
 from rayfed.analysis.summary import Row, arm_and_opponent
 
-_BUILT = "the weights that it is built with"
+_BUILT = "the weights of its constructor"
 _UNTRAINED = "untrained weights"
 _PRETRAINED = "pretrained weights, as given"
 
 
 def initial_weights(scenario: Row, arms: Collection[str] | None = None) -> str:
-    """Return the weights of a scenario's arms, by default of all, before any training in the run.
+    """Return the weights of a scenario's arms before any training in the run, by default of all arms.
 
     Arms with the same weights are named together; if all have the same, no arm is named.
     """
@@ -31,11 +31,11 @@ def initial_weights(scenario: Row, arms: Collection[str] | None = None) -> str:
 
 
 def attacked_weights(scenario: Row, status: Row, attacks: Sequence[Row], arms: Collection[str] | None = None) -> str:
-    """Return the weights of some arms that a run attacked, from its scenario, its status and its rows of attacks."""
+    """Return the weights of some arms that a run attacked, from its scenario, status and rows of attacks."""
     initial, rounds = initial_weights(scenario, arms), {row["round"] for row in attacks}
     if status.get("kind") == "attack":
         known = {"initial": initial, "given": "the weights that were given"}
-        state = status.get("weights") or "of which nothing is known"
+        state = status.get("weights") or "that are not recorded"
         return known.get(state, f"weights {state}")
     if rounds <= {0}:
         return initial
@@ -44,15 +44,15 @@ def attacked_weights(scenario: Row, status: Row, attacks: Sequence[Row], arms: C
 
 
 def begun_with(scenario: Row, arms: Collection[str] | None = None) -> str:
-    """Return the files with whose weights the arms of a training began, as a clause; empty if there are none."""
+    """Return the initial weights of the arms as a clause; empty if no arm has a file of weights."""
     given = any(model.get("state") for model in _models(scenario, arms).values())
-    return f" that began with {initial_weights(scenario, arms)}" if given else ""
+    return f" that started from {initial_weights(scenario, arms)}" if given else ""
 
 
 def _models(scenario: Row, arms: Collection[str] | None) -> dict[str, Mapping[str, Any]]:
-    """Return the models of some arms, of all if none is among the scenario's.
+    """Return the models of some arms, or of all if none of them is in the scenario.
 
-    Another architecture than the scenario's does not take its file of weights.
+    An arm with another architecture does not use the scenario's file of weights.
     """
     shared: Mapping[str, Any] = scenario.get("model") or {}
     wanted = {arm_and_opponent(scenario, arm)[0] for arm in arms or ()}
@@ -73,6 +73,6 @@ def _without_file(model: Mapping[str, Any]) -> str:
 
 
 def _short(files: set[str]) -> dict[str, str]:
-    """Return the names of files without their folders, or whole if two are the same without."""
+    """Return the names of files without folders, unless two of these are equal."""
     names = {file: PurePosixPath(file.replace("\\", "/")).name for file in files}
     return names if len(set(names.values())) == len(files) else {file: file for file in files}

@@ -1,7 +1,7 @@
-"""The page of a run or sweep without clients' data: made from a redacted copy, which has none to show.
+"""Redacted report of a run or sweep: written from a copy without data of clients.
 
-Beside what any copy to share lacks (`rayfed.report.share`), it has no labels, no classes by client, and of words none
-but those that rayfed itself knows, the names of arms, attacks and the scenario.
+In addition to the omissions of a shared copy (`rayfed.report.share`), a redacted copy has no labels and no classes of
+clients. It keeps only words that rayfed defines, and the names of arms, attacks and the scenario.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rayfed.store.folder import REPORT, SCENARIO, RunFolder
 
 REDACTED = "report-redacted.html"
 _DROPPED = ("partition", "scores", "private")
-"""Tables about the clients' data that the page does without: classes, what others score, private layers."""
+"""Tables on clients' data that a redacted copy leaves out: classes, scores of validators, private layers."""
 _WORD = re.compile(r"[^\s,()+]+")
 _KEPT = ("arm", "attack", "status", "trial", "run", "verdict", "answer")
-"""Columns of the outcomes whose words are the scenario's names, or ours."""
+"""Columns of the outcomes with names of the scenario or values of rayfed only."""
 
 
 def write_redacted(results: Results) -> str:
-    """Make `report-redacted.html` of a run or sweep and return where it is; raises as `write_report` does."""
+    """Write `report-redacted.html` of a run or sweep and return its path or URL; raise as `write_report` does."""
     with redacted(results) as copy:
         if isinstance(results, Sweep):
             write_sweep_report(SweepFolder(copy), redacted=True)
@@ -45,7 +45,7 @@ def write_redacted(results: Results) -> str:
 
 @contextmanager
 def redacted(results: Results) -> Iterator[RunFolder]:
-    """Make a redacted copy of a run or sweep, for as long as the context lasts."""
+    """Yield a temporary redacted copy of a run or sweep."""
     with TemporaryDirectory() as place, sharing(results, f"{place}/copy") as copy:
         if isinstance(results, Sweep):
             sweep = SweepFolder(copy)
@@ -56,14 +56,14 @@ def redacted(results: Results) -> Iterator[RunFolder]:
 
 
 def _redact(folder: RunFolder) -> None:
-    """Take out of a copy what says something of the clients' data."""
+    """Remove information on clients' data from a copy."""
     for name in (name for table in _DROPPED for name in folder.parts(table)):
         folder.remove(name)
     numbers: dict[int, int] = {}
     for name in folder.parts("attacks"):
         same = {column: lambda label: numbers.setdefault(label, len(numbers)) for column in ("true_label", "label")}
         folder.write_bytes(name, rewritten(folder, name, same | {"columns": _numbered}, ["columns"]))
-    if folder.exists("status.json"):  # settings that were not played are named by their values
+    if folder.exists("status.json"):  # entries of settings that were not run have their values
         known = {key: value for key, value in folder.read_mapping("status.json").items() if key != "unplayed"}
         folder.write_text("status.json", json.dumps(known, indent=2))
     scenario = folder.read_mapping(SCENARIO)
@@ -76,12 +76,12 @@ def _redact(folder: RunFolder) -> None:
 
 
 def _numbered(columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the columns of a record with numbers for names, and without what others have in them."""
+    """Return the columns of a record with numbers instead of names, and without baselines."""
     return [{**column, "name": f"column {place}", "guess": None} for place, column in enumerate(columns, 1)]
 
 
 def _known(words: frozenset[str], value: Any, path: tuple[str, ...] = ()) -> Any:
-    """Return a part of a scenario with no words but these; the names of arms and attacks stay."""
+    """Return a part of a scenario with only these words, and the names of arms and attacks."""
     if isinstance(value, Mapping):
         return {_key(words, key, path): _known(words, inner, (*path, str(key))) for key, inner in value.items()}
     if isinstance(value, list):
@@ -94,17 +94,17 @@ def _known(words: frozenset[str], value: Any, path: tuple[str, ...] = ()) -> Any
 
 
 def _is_ours(words: frozenset[str], key: str) -> bool:
-    """Return whether rayfed knows a key of a scenario, or all parts of a field's path."""
+    """Return whether rayfed defines a key of a scenario, or all parts of the path of a field."""
     return all(part in words or part.isdecimal() for part in key.split("."))
 
 
 def _key(words: frozenset[str], key: Any, path: tuple[str, ...]) -> Any:
-    """Return a key of a scenario if rayfed knows it, or it names an arm, or a field of a sweep: a table's column."""
+    """Return a key of a scenario if rayfed defines it, or if it names an arm or a swept field; otherwise `LEFT_OUT`."""
     return key if path in (("arms",), ("sweep", "fields")) or _is_ours(words, str(key)) else LEFT_OUT
 
 
 def _text(words: frozenset[str], value: Any) -> Any:
-    """Return a text, any other value as it is, without words that rayfed does not know."""
+    """Return a text without words that rayfed does not define; other values are unchanged."""
 
     def kept(found: re.Match[str]) -> str:
         ours = found[0] in words or re.fullmatch(r"-?[\d.]+(e-?\d+)?|None|True|False|→", found[0])
@@ -114,7 +114,7 @@ def _text(words: frozenset[str], value: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts of a document, and the parts of its keys."""
+    """Yield all texts of a document and the parts of its keys."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from (*str(key).split("."), *_texts(inner))
@@ -127,9 +127,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 @cache
 def _vocabulary(named: frozenset[str]) -> frozenset[str]:
-    """Return the words of rayfed's scenarios: names of components, fields, and values to choose from.
+    """Return the words of rayfed's scenarios: names of components, fields and enumerated values.
 
-    Of components, only the fields of those `named` are among them: to import all of them takes seconds.
+    Fields are those of the components in `named` only, because importing all components takes seconds.
     """
     names = (name for kind in registry.KINDS for name in registry.table(kind))
     return frozenset((*names, *_words(json_schema(named))))

@@ -1,10 +1,10 @@
-// What a report does by itself: tables sort and filter, the plot follows them, a setting shows its images.
-// It loads nothing and sends nothing. `Plotly` is there where the page has points to plot.
+// Interaction of a report: sort and filter tables, update the plot, show the images of a setting.
+// The script has no network access. `Plotly` is defined if the page has a plot.
 "use strict";
 
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "x"];
-const PAGE = 24; // pairs of images that the gallery shows at a time
-const FAR = 30; // ratio of the largest to the smallest value from which an axis is logarithmic
+const PAGE = 24; // pairs of images per page of the gallery
+const FAR = 30; // minimum ratio of the largest to the smallest value for a logarithmic axis
 
 const byId = id => document.getElementById(id);
 const data = JSON.parse(byId("explorer-data")?.textContent ?? "null");
@@ -142,7 +142,7 @@ function draw(entries = visible) {
       marker: { symbol: "circle-open", size: 22, color: colour("--ink"), line: { width: 2.5 } },
     },
   ];
-  byId("plot-count").textContent = `${points.length} of the table’s ${entries.size} rows finished and have both measures: these are the points.`;
+  byId("plot-count").textContent = `Points: the ${points.length} of ${entries.size} rows of the table that finished and have both measures.`;
   const touch = matchMedia("(pointer: coarse)").matches;
   Plotly.react(plot, traces, {
     xaxis: axis(x, points.map(p => p.x)), yaxis: axis(y, points.map(p => p.y)),
@@ -162,7 +162,7 @@ function choose(id) {
   const figures = pictures ? [...pictures.querySelectorAll(`[data-entry="${id}"]`)] : [];
   const panel = byId("chosen");
   panel.querySelector("h3").textContent = entry.attack ? `${entry.title} · ${entry.attack}` : entry.title;
-  panel.querySelector(".note").textContent = figures.length ? entry.note : `${entry.note} There are no pictures of it here.`;
+  panel.querySelector(".note").textContent = figures.length ? entry.note : `${entry.note} It has no images on this page.`;
   panel.querySelector(".pairs").replaceChildren(...figures.map(figure => figure.cloneNode(true)));
   for (const row of byId("settings").tBodies[0].rows) row.classList.toggle("chosen", Number(row.dataset.entry) === id);
   panel.scrollTop = 0;
@@ -194,7 +194,7 @@ function showGallery() {
   byId("more").hidden = figures.length === all.length;
 }
 
-// ---- all together
+// ---- start
 
 if (plot) {
   for (const [id, name] of [["x-axis", data.x], ["y-axis", data.y]]) {
@@ -223,12 +223,12 @@ if (pictures) {
   showGallery();
 }
 
-// Folded parts open for who prints the page, or jumps into one.
+// Open folded parts for printing, and for links into them.
 const open = root => root?.querySelectorAll("details.fold").forEach(part => { part.open = true; });
 addEventListener("beforeprint", () => open(document));
 addEventListener("hashchange", () => open(document.querySelector(`section[id="${CSS.escape(location.hash.slice(1))}"]`)));
 
-// A table that is wider than its box says so.
+// Mark tables that are wider than their box.
 const sized = new ResizeObserver(entries => {
   for (const { target } of entries) target.classList.toggle("wider", target.scrollWidth > target.clientWidth + 1);
 });

@@ -23,7 +23,7 @@ AUC = (
     "same candidates with an update that none of them is in."
 )
 """Legend of membership attacks."""
-_OBSERVED = {"gradient": "one gradient", "update": "the update of a round", "shown": "what clients are shown"}
+_OBSERVED = {"gradient": "one gradient", "update": "the update of a round", "shown": "data shown to clients"}
 
 
 def title_of_leakage(attacks: Sequence[Row], weights: str) -> str:
@@ -51,7 +51,7 @@ def _attackers(attacks: Sequence[Row]) -> str:
 
 
 def legend(rows: Sequence[LeakageRow], attacks: Sequence[Row], criterion: Criterion) -> list[str]:
-    """Return what the words of the table of leakage mean, a line each."""
+    """Return the meaning of the words in the table of leakage, a line each."""
     noun, limit = criterion.noun, criterion.written(criterion.threshold)
     states = {row.state for row in rows}
     lines = []
@@ -129,7 +129,7 @@ def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:
 
 
 def reasons_of(finding: Finding, criterion: Criterion) -> list[str]:
-    """Return what the verdict of one arm and batch size rests on, beyond its state; empty if nothing is missing."""
+    """Return the reasons and limits of the verdict on one arm and batch size; empty if there are none."""
     found = []
     if finding.unplayed:
         found.append(f"not run for lack of time: {', '.join(finding.unplayed)}")

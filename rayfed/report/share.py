@@ -1,8 +1,8 @@
-"""Copy of a run or sweep to give to others: settings and tables of figures, without samples or secrets.
+"""Copy of a run or sweep to share: settings and tables of figures, without samples or secrets.
 
-What is copied is named here, so a file that is not known stays behind: the checkpoint (clients' private states, and the
-server's), the tables with true samples or reconstructions of them, the machine's description and logs. Messages of
-exceptions stay behind too: whatever raised one may have written a sample into it.
+Only the files listed here are copied. The copy has no checkpoint (private states of clients and the server), no tables
+of samples or reconstructions, no description of the machine and no logs. Messages of exceptions are left out, because
+they may contain a sample.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from rayfed.store.folder import SCENARIO, RunFolder, table_of
 from rayfed.store.schemas import TABLES, WANT_OF_TIME
 
 SAMPLES = ("images", "texts", "snapshots")
-"""Tables with the victims' samples, as they are or as they were reconstructed."""
+"""Tables with samples of victims or their reconstructions."""
 LEFT_OUT = "left out of this copy"
-"""What a copy has for the message of an error."""
+"""Text that replaces the message of an error."""
 _OURS = (*CHANNELS, UNREHEARSED, UNUSED)
-"""Messages of attacks that quote nobody, and that verdicts read."""
+"""Messages of attacks that contain no data, and that verdicts need."""
 _NO_TIME = re.compile(rf"{WANT_OF_TIME}( \(about [\d.e-]+ (s|min \d\d s|h \d\d min)\))?")
-"""Another one: that there was no time for an attack, and how long it takes."""
+"""Message of an attack that was left out for lack of time, with its time."""
 _RAISED = re.compile(r"(raised \w+): .*( \([^()]*, line \d+\))", re.DOTALL)
-"""Status of a client that raised something: what and where, and its message between them."""
+"""Status of a client that raised an exception: type, message and place."""
 
 
 @contextmanager
 def sharing(results: Results, out: str) -> Iterator[RunFolder]:
-    """Copy what can be shared of a run or sweep to a new folder, a local path or fsspec URL, for more to be added.
+    """Copy the shareable files of a run or sweep to a new folder (local path or fsspec URL), and yield the folder.
 
-    The copy is removed again where that fails, or what is done with it. Raises `UserError` where there is something
-    already, `RunError` for what cannot be read or written.
+    If the copy or the block raises an exception, the folder is removed. Raises `UserError` if the folder exists,
+    `RunError` if a file cannot be read or written.
     """
     target = RunFolder.at(out)
     if target.exists(""):
-        raise UserError(f"'{out}' exists already: name a new folder with --out")
+        raise UserError(f"'{out}' exists; give a new folder with --out")
     try:
         if isinstance(results, Sweep):
             sweep = SweepFolder(results.folder)
@@ -55,13 +55,13 @@ def sharing(results: Results, out: str) -> Iterator[RunFolder]:
         _copy(results.folder, target)
         yield target
     except BaseException:
-        with suppress(Exception):  # there may be nothing yet, and what failed is what to tell of
+        with suppress(Exception):  # the folder may not exist, and the first error is the one to report
             target.fs.rm(target.root, recursive=True)
         raise
 
 
 def has_private_states(results: Results) -> bool:
-    """Return whether the folder holds what clients of the run, or of a trial, keep to themselves."""
+    """Return whether the folder has private states of clients, of the run or of a trial."""
     sweep = SweepFolder(results.folder)
     trials = [sweep.trial(f"{TRIALS}/{name}") for name in sweep.trial_names()] if isinstance(results, Sweep) else []
     return any(client_states.holds_any(folder) for folder in (results.folder, *trials))
@@ -89,13 +89,13 @@ def _without_messages(source: RunFolder, name: str) -> bytes:
 
 
 def _without_message(status: str) -> str:
-    """Return a client's status with type and place alone of what it raised."""
+    """Return the status of a client without the message of its exception."""
     raised = _RAISED.fullmatch(status)
     return "".join(raised.groups()) if raised else LEFT_OUT if status.startswith("raised ") else status
 
 
 def _ours(message: str) -> str:
-    """Return an attack's message as far as it is one of `_OURS`, or `_NO_TIME`."""
+    """Return the message of an attack if it is in `_OURS` or matches `_NO_TIME`, otherwise `LEFT_OUT`."""
     if _NO_TIME.fullmatch(message):
         return message
     return next((ours for ours in _OURS if ours in message), LEFT_OUT) if message else message
@@ -104,9 +104,9 @@ def _ours(message: str) -> str:
 def rewritten(
     source: RunFolder, name: str, changes: Mapping[str, Callable[[Any], Any]], may_lack: Collection[str] = ()
 ) -> bytes:
-    """Return a table's file with the values of some columns, by name, changed; nulls stay.
+    """Return the file of a table with the values of some columns changed, by name; nulls stay.
 
-    Tables of earlier versions may lack some columns. Raises `RunError` for a table that cannot be read.
+    Tables of earlier versions may lack the columns `may_lack`. Raises `RunError` if the table cannot be read.
     """
     try:
         table = table_of(source.read_bytes(name))

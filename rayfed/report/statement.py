@@ -75,7 +75,7 @@ Block = str | list[str] | Table | Picture
 
 @dataclass(frozen=True)
 class Section:
-    """A section; `answers` is the legal question that it addresses."""
+    """A section, and the legal question that it addresses."""
 
     title: str
     blocks: Sequence[Block]
@@ -89,7 +89,7 @@ class Statement:
     folder: RunFolder
     """The run, or a copy without clients' data if `redacted`."""
     about: Mapping[str, str]
-    """The user's answers, by key of `QUESTIONS`."""
+    """The user's entries by key of `QUESTIONS`."""
     original: RunFolder
     """The run itself, whose hashes are printed."""
     redacted: bool = False

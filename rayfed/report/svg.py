@@ -1,7 +1,7 @@
-"""Charts, and how they become inline SVG that is coloured by the page's own style sheet.
+"""Charts as inline SVG, with colours from the style sheet of the page.
 
-A chart is drawn by matplotlib's object API in the style of the page, or in that of a paper (`rayfed.report.paper`).
-Every colour that matplotlib writes is replaced by a CSS variable, so one drawing serves light and dark pages.
+Charts are drawn with matplotlib in the style of the page, or of a paper (`rayfed.report.paper`). In SVG each colour is
+replaced by a CSS variable, so that one drawing works in light and dark mode.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from matplotlib.figure import Figure
 from rayfed.analysis.summary import Row
 
 SERIES = 10
-"""Number of colours before they repeat; after that the dashes change (see `dash`)."""
+"""Number of colours; further arms repeat them with other dashes (see `dash`)."""
 CLASSES = 10
-"""Number of classes with a colour of their own in the label mix; further ones are drawn together."""
+"""Number of classes with their own colour in the chart of labels; further ones are merged."""
 MARKERS = "os^Dv*XPph"
-"""Symbols of arms, or of attacks, where colours alone would not do."""
+"""Symbols of arms or attacks, in addition to colours."""
 INK, SURFACE = f"C{SERIES + CLASSES + 1}", f"C{SERIES + CLASSES + 2}"
-"""Colours of text and ground; like those that `series` and `class_colour` give, places in the style's cycle."""
+"""Colours of text and background, as positions in the colour cycle like those of `series` and `class_colour`."""
 _DASHES = ("", "5 2", "1.5 1.5", "6 2 1.5 2")
 DASHES = len(_DASHES)
-"""Number of dashes before they repeat."""
+"""Number of dash patterns."""
 _INK, _GRID, _SURFACE = "#010203", "#040506", "#070809"
 _COLOURS = {
     **{f"#a0a0{i:02x}": f"--series-{i}" for i in range(SERIES)},
@@ -40,7 +40,7 @@ _COLOURS = {
     _SURFACE: "--surface",
     _GRID: "--line",
 }
-"""Variables of the style sheet by the placeholder that is written into the SVG."""
+"""CSS variables by their placeholder colour in the SVG."""
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rayfed",
@@ -77,41 +77,41 @@ def dash(index: int) -> str:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart, to be drawn in any style and size."""
+    """Chart that can be drawn in any style and size."""
 
     name: str
-    """Name of its files."""
+    """Name of the files."""
     description: str
-    """What it shows, for those who do not see it."""
+    """Text alternative."""
     size: tuple[float, float]
     """Width and height on the page, in inches."""
     draw: Callable[[Figure], None]
-    """Draws it on an empty figure."""
+    """Draw the chart on an empty figure."""
     rows: Sequence[Row]
-    """What is drawn."""
+    """Data of the chart."""
     legend: Sequence[tuple[str, dict[str, Any]]] = ()
-    """(name, how its line looks) each; a page has its own legends."""
+    """Entries (name, line style), for figures of papers only."""
     panels: int = 1
-    """Number of drawings side by side."""
+    """Number of panels side by side."""
     narrowest: float = 1.5
-    """Least width of one of them, in inches."""
+    """Minimum width of a panel in inches."""
     legend_note: str = ""
-    """What stands over the legend of a paper's figure."""
+    """Title of the legend in a figure of a paper."""
 
 
 def panels(drawn: Figure, count: int, narrowest: float = 1.5) -> list[Axes]:
-    """Return so many axes side by side, in several rows where they would be narrower than so many inches."""
+    """Return `count` axes side by side, in several rows if they would be narrower than `narrowest` inches."""
     across = side_by_side(float(drawn.get_figwidth()), count, narrowest)
     return [drawn.add_subplot(ceil(count / across), across, place + 1) for place in range(count)]
 
 
 def side_by_side(width: float, count: int, narrowest: float) -> int:
-    """Return how many panels of at least so many inches fit into one row of a figure of this width."""
+    """Return how many panels of at least `narrowest` inches fit into `width` inches."""
     return max(1, min(count, int(width // narrowest)))
 
 
 def line(index: int) -> dict[str, Any]:
-    """Return how the line of the arm at this index looks in a legend."""
+    """Return the line style of the arm at this index for a legend."""
     return {"color": series(index), "dashes": dashes(index), "marker": MARKERS[index % len(MARKERS)]}
 
 
@@ -121,27 +121,27 @@ def series(index: int) -> str:
 
 
 def class_colour(index: int) -> str:
-    """Return the colour of the class, or client, at this index."""
+    """Return the colour of the class or client at this index."""
     return f"C{SERIES + index}"
 
 
 def dashes(index: int) -> Any:
-    """Return `dash` as matplotlib takes it."""
+    """Return the dash pattern of `dash` for matplotlib."""
     return tuple(float(length) for length in dash(index).split()) or (None, None)
 
 
 def short(name: str, most: int = 18) -> str:
-    """Return a name that fits beside an axis."""
+    """Return a name cut to `most` characters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def clean(text: str) -> str:
-    """Return a name that matplotlib does not read as a formula."""
+    """Return a name with `$` escaped, so that matplotlib does not read a formula."""
     return text.replace("$", r"\$")
 
 
 def svg(chart: Chart) -> str:
-    """Return a chart as an SVG element for an HTML page, with a description for those who do not see it."""
+    """Return a chart as an SVG element with a text alternative."""
     buffer = StringIO()
     with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=chart.size, layout="constrained")

@@ -1,6 +1,6 @@
-"""The report of a sweep: `report.html` made from its outcomes and the tables of its trials.
+"""Report of a sweep: one HTML file, written from the outcomes and the tables of the trials.
 
-It may be made while the sweep is under way: trials that are not over are not in the outcomes, and so not in the page.
+It can be written while the sweep runs; it then has the finished trials only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rayfed.store import exits
 from rayfed.store.folder import SCENARIO
 
 IMAGES = 7_500_000
-"""Most characters of images in a page; Plotly takes 4.8 million, tables and texts the rest of 15."""
+"""Maximum number of characters of images in a page; with Plotly (4.8 million), pages stay below 15 million."""
 
 
 _STATES = ("finished", "stopped", "failed")
@@ -39,10 +39,10 @@ _STATES = ("finished", "stopped", "failed")
 
 @dataclass(frozen=True)
 class Nearest:
-    """Closest reconstruction of an attack on one trial."""
+    """Best reconstruction of an attack in one trial."""
 
     title: str
-    """Setting of the trial, in words."""
+    """Title of the trial's setting."""
     run: str
     row: Row
     """Row of the trial's table `attacks`."""
@@ -61,22 +61,22 @@ class Cost:
 
 
 def write_sweep_report(sweep: SweepFolder, redacted: bool = False) -> str:
-    """Make `report.html` of a sweep and return where it is, as `rayfed.report.run.write_report` of a run."""
+    """Write `report.html` of a sweep and return its path or URL (see `rayfed.report.run.write_report`)."""
     contents = _contents(sweep) | {"redacted": redacted}
     return write_page(sweep.files, "sweep_report.html.j2", contents, plotting=contents["explorer"].x is not None)
 
 
 def try_sweep_report(sweep: SweepFolder, note: Callable[[str], object]) -> str | None:
-    """Make the report of a sweep that has ended; if it fails, return None and note why: the trials are kept."""
+    """Write the report of a sweep and return its path; if that fails, note the reason and return None."""
     page = None
-    again = f"the results are kept, and `rayfed report {sweep.url}` makes it again"
-    with noting_errors(lambda why: note(f"the sweep's report could not be made: {why}; {again}")):
+    again = f"the results are kept; to try again: `rayfed report {sweep.url}`"
+    with noting_errors(lambda why: note(f"the report of the sweep could not be written: {why}; {again}")):
         page = write_sweep_report(sweep)
     return page
 
 
 def _contents(sweep: SweepFolder) -> dict[str, Any]:
-    """Return everything that the template shows."""
+    """Return the variables of the template."""
     scenario, fields, rows = sweep.scenario, sweep.fields, sweep.outcomes().to_pylist()
     unfinished = [row for row in rows if row["status"] != "finished"]
     found = with_twins(settings(rows, fields), scenario)
@@ -85,7 +85,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     arms = summary.arm_names(scenario, rows)
     samples = of_sweep(sweep)
 
-    @lru_cache(maxsize=8)  # attacks on one trial come one after another
+    @lru_cache(maxsize=8)  # requests for one trial follow each other
     def attacks(run: str) -> list[Row]:
         return list(sweep.trial(run).read_table("attacks").to_pylist())
 
@@ -145,7 +145,7 @@ def _runs(setting: Setting) -> list[str]:
 
 
 def _nearest(scenario: Row, found: Sequence[Setting], attacks: Callable[[str], Sequence[Row]]) -> list[Nearest]:
-    """Return the closest reconstruction of every trial and attack that has one."""
+    """Return the best reconstruction of each trial and attack."""
     met = []
     for one in found:
         for run in _runs(one):
@@ -156,7 +156,7 @@ def _nearest(scenario: Row, found: Sequence[Setting], attacks: Callable[[str], S
 
 
 def _closest(nearest: Sequence[Nearest], criterion: Criterion) -> Nearest | None:
-    """Return the closest of them, among leaks if there are any."""
+    """Return the best of these reconstructions, among leaks if there are any."""
     row = closest([one.row for one in nearest], criterion)
     return next((one for one in nearest if one.row is row), None)
 
@@ -168,9 +168,9 @@ def _pairs(
     attacks: Callable[[str], Sequence[Row]],
     worst: Collection[tuple[Any, ...]],
 ) -> list[list[Pair]]:
-    """Return the worst images of every setting and attack, over all its repeats, as far as the page shows them.
+    """Return the best reconstructions of each setting and attack over all repeats, if the page may show them.
 
-    `worst` are the keys of those that are shown where no others are.
+    `worst` are the keys of those that are shown if `output.images` is `worst`.
     """
 
     def chosen(run: str, one: Setting) -> list[Row]:

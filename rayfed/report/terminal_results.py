@@ -104,7 +104,7 @@ def _quality(arm: ArmSummary, name: str) -> str:
 
 
 def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], criterion: Criterion) -> Table:
-    """Return an audit's table of attackers: the maximum of the leading metric by what the attacker knows."""
+    """Return an audit's table of attackers: the maximum of the leading metric by the attacker's knowledge."""
     unit = "PSNR" if criterion.modality == "pixels" else "share"
     made = table("arm", "batch", "distortion", *(f"{unit} {twin}" for twin in TWINS))
     for finding in found:

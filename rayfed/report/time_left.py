@@ -85,8 +85,8 @@ class TimeLeft:
     def _of_call(self, title: str) -> float | None:
         """Return the seconds of one call; None if they are not known.
 
-        This is the mean of the finished calls, or the expected time scaled by the ratio of measured to expected times of
-        other attacks.
+        This is the mean of the finished calls. Without one, it is the expected time, scaled by the ratio of measured to
+        expected times of other attacks.
         """
         if took := self._took.get(title):
             return sum(took) / len(took)

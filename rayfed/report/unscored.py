@@ -1,4 +1,4 @@
-"""Reconstructions from updates without a known truth: a page and a table, without scores and verdicts."""
+"""Page and table of reconstructions without known originals, so without scores and verdicts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
 
 NOT_MEASURED = (
-    "NOT MEASURED: without the truth nothing was scored. A picture that shows something is a leak; one that shows "
-    "nothing says nothing, and an attack's own loss tells how well it matched the update, not how near it came."
+    "NOT MEASURED: without the originals no reconstruction has a score. A recognisable image is a leak. An image that "
+    "is not recognisable is no evidence of protection. The loss of an attack measures the match with the update, not the "
+    "similarity to the original."
 )
 TABLE = "reconstructions.parquet"
 _SCHEMA = pa.schema(
@@ -31,7 +32,7 @@ _SCHEMA = pa.schema(
 
 
 def rows_of(round: int, client: int, attack: str, found: Reconstruction) -> list[dict[str, Any]]:
-    """Return a row for each sample that an attack states, one without a sample where it states none."""
+    """Return a row per reconstruction of an attack, or one row without a sample if it returned none."""
     key = {"round": round, "client": client, "attack": attack, "status": found.status, "message": found.message}
     key |= {"objective": None if isnan(found.loss) else found.loss, "iterations": found.iterations}
     nothing = found.status in ("not applicable", "failed")
@@ -40,7 +41,7 @@ def rows_of(round: int, client: int, attack: str, found: Reconstruction) -> list
 
 
 def write_unscored(folder: RunFolder, title: str, rows: Iterable[dict[str, Any]], remarks: Iterable[str]) -> str:
-    """Write the table and a page that shows it, `report.html`; return where the page is."""
+    """Write the table and `report.html`, and return the path or URL of the page."""
     table = pa.Table.from_pylist(list(rows), schema=_SCHEMA)
     buffer = BytesIO()
     pq.write_table(table, buffer)
@@ -79,7 +80,7 @@ _PAGE = """<!doctype html>
 td,th{{padding:.3rem .6rem;text-align:left;vertical-align:top;border-bottom:1px solid #ccc}}
 img{{width:96px;image-rendering:pixelated;margin:2px}} strong{{color:#8a4b00}}</style></head>
 <body><h1>{title}</h1><p><strong>{said}</strong></p>{told}
-<table><thead><tr><th>round</th><th>client</th><th>attack</th><th>its own loss</th><th>status</th>
+<table><thead><tr><th>round</th><th>client</th><th>attack</th><th>loss of the attack</th><th>status</th>
 <th>reconstruction</th></tr></thead><tbody>
 {body}</tbody></table></body></html>
 """

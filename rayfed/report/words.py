@@ -242,14 +242,14 @@ def _held(lines: list[str], images: bool, trained: bool = True) -> Statement:
         )
         return Statement("Guarantees", [f"None: {why}. All results {limits}"])
     rest = (
-        "A guarantee covers every attack on what clients send in training, for the unit and the adversary that it "
-        "names. It does not cover updates that attacks observe outside the training. All other results "
+        "A guarantee covers every attack on the updates of the training, for the unit and the adversary that it names. "
+        "It does not cover updates that attacks observe outside the training. All other results "
     )
     return Statement("Guarantees", [*lines, rest + limits])
 
 
 def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[int, str] | None) -> list[Statement]:
-    """Return the sample of the best reconstruction, its attack and score, and what the attack was given.
+    """Return the sample of the best reconstruction, its attack, score and inputs of the attack.
 
     `classes` is as in `of_run`. Only a leak is called reconstructed.
     """

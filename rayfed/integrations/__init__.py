@@ -1,1 +1,1 @@
-"""Integrations with other frameworks, one a file, each imported only on use."""
+"""Integrations with other frameworks, one per file, imported on use."""

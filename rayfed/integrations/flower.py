@@ -1,6 +1,6 @@
-"""Flower: a mod and a strategy that record updates for `rayfed replay`, and a mod that defends clients' answers.
+"""Flower: a mod and a strategy that record updates for `rayfed replay`, and a mod that applies defences.
 
-Written for Flower's message API, as of flwr 1.41.
+Uses the message API of flwr 1.41.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rayfed.integrations.watch import Watch
 from rayfed.recording import Recorder
 from rayfed.update import LocalTraining
 
-if TYPE_CHECKING:  # nothing of it is needed beyond what its users hand over
+if TYPE_CHECKING:  # used only for annotations
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Strategy
@@ -31,32 +31,32 @@ if TYPE_CHECKING:  # nothing of it is needed beyond what its users hand over
 Kept = TypeVar("Kept", bound="Strategy")
 _ANSWERS = "rayfed.answers"
 _MOST = 1 << 31
-"""Numbers of clients where Flower has drawn larger ones for its nodes."""
+"""Upper limit of client numbers, because node ids of Flower are larger."""
 
 
 @dataclass(frozen=True)
 class RecordingMod:
-    """Mod for `ClientApp(mods=[...])` that records the state that a client is sent and its reply.
+    """Mod for `ClientApp(mods=[...])` that records the state sent to a client and its reply.
 
-    Put first, it records what leaves the client, behind all other mods. How many samples a client trained on, and in
-    which steps, is watched. Where a round cannot be recorded, it fails with the reason.
+    Put it first in the list, so that it records the reply after all other mods. It observes the number of samples and
+    the local steps. Raises `UserError` for a round that cannot be recorded.
     """
 
     folder: str | PathLike[str]
-    """Folder of the recording; the clients of a simulation share it."""
+    """Folder of the recording, shared by the clients of a simulation."""
     model: Callable[[], nn.Module]
-    """The class that clients train, or a function that makes one."""
+    """Class of the trained model, or a function that returns the model."""
     truth: bool = False
-    """Whether the samples and labels themselves are written, so that reconstructions can be scored."""
+    """Whether to record samples and labels, so that reconstructions can be scored."""
     mean: Sequence[float] | None = None
-    """Means by which images in [0, 1] are normalised before the model, per channel; None: nothing."""
+    """Mean per channel of the normalisation of images in [0, 1]. Default: no normalisation."""
     std: Sequence[float] | None = None
-    """Deviations likewise."""
+    """Standard deviation per channel of the normalisation."""
     local: LocalTraining | None = None
-    """The local steps; None: as watched."""
+    """Local steps. Default: the observed steps."""
 
     def __call__(self, message: Message, context: Context, call_next: ClientSide) -> Message:
-        """Let the client train, and record its reply to a training message."""
+        """Run the client, and record its reply to a training message."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         sent, model = _in_order(_arrays(message)), self.model()
@@ -66,7 +66,9 @@ class RecordingMod:
             return reply
         seen = watch.seen(self.local)
         if self.truth and seen.labels is None:
-            raise UserError("RecordingMod: no labels of a cross entropy were seen, which the truth needs")
+            raise UserError(
+                "RecordingMod: truth=True needs labels, but no call of cross_entropy with labels was observed"
+            )
         labels = torch.zeros(len(seen.inputs), dtype=torch.int64) if seen.labels is None else seen.labels
         recorder = Recorder(model, self.folder, seen.local, truth=self.truth, mean=self.mean, std=self.std)
         answer, batch = _in_order(_arrays(reply)), (seen.inputs, labels)
@@ -76,12 +78,12 @@ class RecordingMod:
 
 @dataclass(frozen=True)
 class DefendingMod:
-    """Mod for `ClientApp(mods=[...])` that defends a client's replies; made by `defend`."""
+    """Mod for `ClientApp(mods=[...])` that applies defences to a client's replies (see `defend`)."""
 
     guard: Defended
 
     def __call__(self, message: Message, context: Context, call_next: ClientSide) -> Message:
-        """Let the client train, and defend the state in its reply to a training message."""
+        """Run the client, and apply the defences to the state in its reply to a training message."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         from flwr.app import ArrayRecord, ConfigRecord
@@ -91,7 +93,7 @@ class DefendingMod:
         if reply.has_error():
             return reply
         client, kept = _client(context), context.state.config_records.get(_ANSWERS)
-        # Counted where a client of Flower keeps what outlives its process: the server may name one round twice.
+        # The count is kept in the state of the Flower client, because the server may send a round twice.
         self.guard.counted(client, int(kept["given"]) if kept else 0)
         answer = self.guard.answer(sent, _arrays(reply), _round(message) - 1, client)
         context.state[_ANSWERS] = ConfigRecord({"given": self.guard.given(client)})
@@ -103,18 +105,19 @@ class DefendingMod:
 def defend(
     defences: Sequence[str | Mapping[str, Any]], model: nn.Module, *, rounds: int, seed: int | None = None
 ) -> DefendingMod:
-    """Return a mod that defends clients' replies, and print its account for this many rounds of the server.
+    """Return a mod that applies defences to clients' replies, and print the privacy account for `rounds` rounds.
 
-    Defences are those that work on an update, as in a scenario; `model` is one as the clients train it. Put the mod
-    last in the list, so that others see what is defended. Where an epsilon is claimed, a later round fails. Raises
-    `UserError` for defences that work on gradients, which `rayfed.defend` has for the loop inside, and for those that
-    keep a state, which clients of Flower lose.
+    `defences` are written as in a scenario and must work on updates. `model` is the model of the clients. Put the mod
+    last in the list, so that other mods see the defended update. With an epsilon, rounds after `rounds` raise an error.
+    Raises `UserError` for defences on gradients (use `rayfed.defend` in the training loop) and for stateful defences.
     """
     from rayfed.client.defending import Defended, Loop
 
     guard = Defended(defences, model, Loop(rounds), seed)
     if guard.keeps_state:
-        raise UserError("defend: a defence keeps a state from round to round, which clients of Flower lose")
+        raise UserError(
+            "defend: a defence has a state across rounds, which clients of Flower do not keep; use a defence without a state"
+        )
     print(guard, flush=True)
     return DefendingMod(guard)
 
@@ -130,10 +133,10 @@ def recording_strategy(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Kept:
-    """Return the strategy with recording of the states that clients are sent and return.
+    """Return the strategy, extended to record the states that are sent to clients and returned.
 
-    A server sees no samples: it knows the images' `shape` (C, H, W), the `local` steps that it asks for, and by each
-    reply's `num-examples` how many samples are behind it. With `epochs` the steps are as many passes over these.
+    The server has no samples, so give the `shape` (C, H, W) of the images and the `local` steps. The number of samples
+    is `num-examples` of each reply. If `epochs` is given, the number of steps is computed from it.
     """
     recorder = Recorder(model, folder, local, shape=shape, mean=mean, std=std)
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
@@ -170,12 +173,12 @@ def _arrays(message: Message) -> dict[str, Tensor]:
     """Return the state dict of a message; raises `UserError` for none or several."""
     records = list(message.content.array_records.values())
     if len(records) != 1:
-        raise UserError(f"a message to be recorded has {len(records)} array records, where one is the model's state")
+        raise UserError(f"found a message with {len(records)} array records; expected one, the state of the model")
     return dict(records[0].to_torch_state_dict())
 
 
 def _in_order(state: Mapping[str, Tensor]) -> Arrays:
-    """Return a state as a list if its names are numbers in order, as those of a `NumPyClient` are."""
+    """Return a state as a list if its names are 0, 1, ..., as for a `NumPyClient`."""
     return list(state.values()) if list(state) == [str(place) for place in range(len(state))] else state
 
 
@@ -184,15 +187,17 @@ def _client(context: Context) -> int:
 
 
 def _round(message: Message) -> int:
-    """Return the server's round; raises `UserError` if the strategy does not write it, as Flower's own do."""
+    """Return the round of the server. Raises `UserError` if the message does not have it."""
     rounds = [record["server-round"] for record in message.content.config_records.values() if "server-round" in record]
     if not rounds:
-        raise UserError("RecordingMod: the message does not say its round: have the strategy send `server-round`")
+        raise UserError(
+            "RecordingMod: the message has no `server-round`; let the strategy send it, as those of Flower do"
+        )
     return int(rounds[0])
 
 
 def _examples(reply: Message) -> int:
     counts = [record["num-examples"] for record in reply.content.metric_records.values() if "num-examples" in record]
     if not counts:
-        raise UserError("recording_strategy: a reply has no `num-examples` among its metrics")
+        raise UserError("recording_strategy: a reply has no metric `num-examples`; let the clients return it")
     return int(counts[0])

@@ -1,7 +1,7 @@
-"""NVIDIA FLARE: a filter of clients that records updates for `rayfed replay`.
+"""NVIDIA FLARE: a client filter that records updates for `rayfed replay`.
 
-Written for the filters of nvflare 2.9, which hold what a client is sent and what it answers, and not its training: so
-samples are never seen, and the steps are as its user says.
+Uses the filters of nvflare 2.9. They see the state sent to a client and its update, but not the training. Therefore the
+user states the local steps, and samples are not recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 try:
     from nvflare.apis.filter import Filter
-except ImportError:  # every module can be imported; who makes a filter is told
+except ImportError:  # the module can be imported; the constructor raises the error
     Filter = object
 
 _SENT = "rayfed.sent"
@@ -35,10 +35,10 @@ _MOST = 1 << 31
 
 
 class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without types
-    """Filter that records the state that a client is sent and its answer.
+    """Filter that records the state sent to a client and its update.
 
-    It stands among the task data filters, first, and among the task result filters, last: then what leaves the client
-    is recorded, behind all other filters.
+    Put it first among the task data filters and last among the task result filters, so that it records the update after
+    all other filters.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
-        """Make a filter from plain numbers and texts, as a job's configuration does.
+        """Create a filter from numbers and strings, as in the configuration of a job.
 
-        `model` is the class that clients train, as `my_module:Net`, made without arguments; a client trains on so many
-        `samples`, images of a `shape` (C, H, W), in so many `steps` of SGD a round. `mean` and `std` (per channel) are
-        those by which its transform normalises images in [0, 1].
+        `model` is the class of the trained model, such as `my_module:Net`, without constructor arguments. A client
+        trains on `samples` images of `shape` (C, H, W) in `steps` steps of SGD per round. `mean` and `std` (per
+        channel) normalise images in [0, 1].
         """
         if Filter is object:
             raise UserError("RecordingFilter: nvflare is not installed here: pip install 'rayfed[nvflare]'")
@@ -69,7 +69,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
         self.momentum, self.weight_decay, self.mean, self.std = momentum, weight_decay, mean, std
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Note the received state, or record the answer to it; the data pass unchanged."""
+        """Store the received state, or record the update; return the data unchanged."""
         from nvflare.apis.dxo import DataKind, from_shareable
         from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
         from nvflare.app_common.app_constant import AppConstants
@@ -82,7 +82,9 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
             return shareable
         number, sent = fl_ctx.get_prop(_SENT) or (None, None)
         if sent is None:
-            raise UserError("RecordingFilter: put it among the task data filters of the same task, too")
+            raise UserError(
+                "RecordingFilter: no state was received; also put it among the task data filters of the same task"
+            )
         returned = self._state(shareable)
         if from_shareable(shareable).data_kind == DataKind.WEIGHT_DIFF:
             returned = _moved(sent, returned)
@@ -101,7 +103,9 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
 
         dxo = from_shareable(shareable)
         if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF) or not isinstance(dxo.data, Mapping):
-            raise UserError(f"RecordingFilter: {dxo.data_kind} is exchanged, and weights or their change are recorded")
+            raise UserError(
+                f"RecordingFilter: found {dxo.data_kind}; only weights and weight differences can be recorded"
+            )
         return {name: _tensor(value) for name, value in dxo.data.items()}
 
 
@@ -110,12 +114,12 @@ def _tensor(value: Any) -> Tensor:
 
 
 def _moved(sent: Mapping[str, Tensor], differences: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state after weight differences; raises `UserError` for one that was not sent in this shape."""
+    """Return the state after weight differences. Raises `UserError` if a shape differs from that of the sent state."""
     for name, difference in differences.items():
         shape = tuple(sent[name].shape) if name in sent else "no tensor"
         if shape != tuple(difference.shape) and not is_counter(name):
             raise UserError(
-                f"RecordingFilter: the difference of '{name}' has shape {tuple(difference.shape)}, and {shape} was sent"
+                f"RecordingFilter: the difference of '{name}' has shape {tuple(difference.shape)}; sent: {shape}"
             )
     return {
         name: difference if is_counter(name) else sent[name] + difference for name, difference in differences.items()
@@ -123,6 +127,6 @@ def _moved(sent: Mapping[str, Tensor], differences: Mapping[str, Tensor]) -> dic
 
 
 def _number(name: str) -> int:
-    """Return the number of a site: that of `site-1`, or a unique one computed from another name."""
+    """Return the number of a site: 1 for `site-1`, or a number computed from any other name."""
     found = re.fullmatch(r"site-([1-9]\d{0,5})", name)
     return int(found[1]) if found else 1_000_000 + crc32(name.encode()) % _MOST

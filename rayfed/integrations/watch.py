@@ -1,6 +1,6 @@
-"""Observation of a client's PyTorch training: the model's samples, their labels, and the optimiser's steps.
+"""Observe a client's PyTorch training: inputs of the model, labels, and steps of the optimiser.
 
-For frameworks that hand a whole local round to the user's own function. Hooks are set for the time of the round alone.
+For frameworks in which the user's function trains a whole local round. Hooks are active during the round only.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _SETTINGS = "lr", "momentum", "weight_decay", "nesterov", "dampening"
 
 @dataclass(frozen=True)
 class Seen:
-    """Data and settings of one local training round, as they were observed."""
+    """Observed data and settings of one local training round."""
 
     local: LocalTraining
     inputs: Tensor
-    """(N, *shape), every input once, as the model took it."""
+    """(N, *shape): distinct inputs of the model."""
     labels: Tensor | None
-    """(N,) int64; None where the loss was another than PyTorch's cross entropy."""
+    """(N,) int64; None if the loss was not PyTorch's cross entropy."""
 
 
 class Watch(TorchFunctionMode):
@@ -71,8 +71,8 @@ class Watch(TorchFunctionMode):
         if isinstance(module, self._kind) and module.training and torch.is_grad_enabled():
             if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
                 raise UserError(
-                    f"{self._kind.__name__} was called on {len(inputs)} arguments by place; expected one tensor of "
-                    f"inputs, as in model(inputs)"
+                    f"{self._kind.__name__} was called with {len(inputs)} positional arguments; expected one tensor, "
+                    f"as in model(inputs)"
                 )
             self._inputs.append(inputs[0].detach().cpu().clone())
 
@@ -81,19 +81,19 @@ class Watch(TorchFunctionMode):
         self._steps.append((type(optimiser), frozenset(every)))
 
     def seen(self, local: LocalTraining | None = None) -> Seen:
-        """Return the observations, with the steps in `local` instead of the observed ones.
+        """Return the observations; `local` replaces the observed steps.
 
-        Raises `UserError` for a round whose steps no attack undoes, or that was not seen.
+        Raises `UserError` if nothing was observed, or if no attack supports the steps.
         """
         if not self._inputs:
             raise UserError(
-                f"no {self._kind.__name__} was seen to train: name the model that clients train, and let them train "
-                f"in the client's process"
+                f"no training of a {self._kind.__name__} was observed; give the class that clients train, and train in "
+                f"the client's process"
             )
         matched = [len(labels) for labels in self._labels] == [len(inputs) for inputs in self._inputs]
         labels = torch.cat(self._labels) if matched else None
         if len(shapes := {tuple(inputs.shape[1:]) for inputs in self._inputs}) > 1:
-            raise UserError(f"inputs had different shapes, {sorted(shapes)}: samples of one shape can be recorded")
+            raise UserError(f"found inputs of shapes {sorted(shapes)}; all samples must have the same shape")
         every = torch.cat(self._inputs)
         first: dict[bytes, int] = {}
         for place, sample in enumerate(every):
@@ -103,18 +103,20 @@ class Watch(TorchFunctionMode):
 
     def _local(self) -> LocalTraining:
         if not self._steps:
-            raise UserError("no step of an optimiser of torch.optim was seen: say `local` yourself")
+            raise UserError("no step of a torch.optim optimiser was observed; give the steps with `local`")
         kinds = {(kind, settings) for kind, every in self._steps for settings in every}
         if len(kinds) > 1:
-            raise UserError("the local steps had different optimisers, learning rates or decays: say `local` yourself")
+            raise UserError(
+                "the local steps had different optimisers, learning rates or decays; give the steps with `local`"
+            )
         [(kind, (lr, momentum, decay, nesterov, dampening))] = kinds
         if kind is not SGD or nesterov or dampening:
             raise UserError(
-                f"the local steps were of {kind.__name__}, and attacks undo plain SGD's with momentum alone"
+                f"found local steps of {kind.__name__}; attacks support only SGD without Nesterov momentum and dampening"
             )
         if len(self._inputs) != len(self._steps):
             raise UserError(
-                f"the model was trained on {len(self._inputs)} batches in {len(self._steps)} steps: one batch a step "
-                f"can be recorded"
+                f"found {len(self._inputs)} batches in {len(self._steps)} steps; only one batch per step can be "
+                f"recorded"
             )
         return LocalTraining(len(self._steps), max(map(len, self._inputs)), lr, momentum, decay)

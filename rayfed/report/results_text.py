@@ -23,7 +23,7 @@ AUC = (
     "same candidates with an update that none of them is in."
 )
 """Legend of membership attacks."""
-_OBSERVED = {"gradient": "one gradient", "update": "the update of a round", "shown": "data shown to clients"}
+_OBSERVED = {"gradient": "one gradient", "update": "the update of a round", "shown": "the update as clients see it"}
 
 
 def title_of_leakage(attacks: Sequence[Row], weights: str) -> str:

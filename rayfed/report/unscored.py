@@ -18,8 +18,8 @@ from rayfed.store.images import encode_png
 
 NOT_MEASURED = (
     "NOT MEASURED: without the originals no reconstruction has a score. A recognisable image is a leak. An image that "
-    "is not recognisable is no evidence of protection. The loss of an attack measures the match with the update, not the "
-    "similarity to the original."
+    "is not recognisable is no evidence of protection. The loss of an attack measures the match with the update, not "
+    "the similarity to the original."
 )
 TABLE = "reconstructions.parquet"
 _SCHEMA = pa.schema(

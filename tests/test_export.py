@@ -296,10 +296,10 @@ def test_a_caption_says_what_was_played_and_has_a_label(tmp_path: Path) -> None:
     attack |= {"batch_size": 1, "knowledge": ["defence", "code"]}
     played = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "federation": {"clients": 8, "rounds": 4}}
     url = small_run(str(tmp_path), {**played, "attacks": [attack]}, name="my_run").url
-    said = "Model mlp on data digits, 8 clients, 4 rounds; informed: dlg, 60 iterations, 2 victims a round"
+    said = "Model mlp on data digits, 8 clients, 4 rounds; informed: dlg, 60 iterations, 2 victims per round"
     for table, label in (("outcomes", "tab:my-run"), ("rounds", "tab:my-run-rounds")):
         text = export(load(url), "latex", table)
-        assert f"\\caption{{{said}, batches of 1, given defence and code." in text
+        assert f"\\caption{{{said}, batch size 1, given defence and code." in text
         assert f"\\label{{{label}}}" in text
 
 

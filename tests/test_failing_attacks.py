@@ -145,8 +145,8 @@ def test_a_long_round_of_attacks_says_what_is_left(monkeypatch: pytest.MonkeyPat
     view.search_goes_on(0, "long", "none", Standing(2, 100, 400, 0.25, 10.0))
     told = view._console.file.getvalue()  # type: ignore[attr-defined]
     assert told.splitlines() == [
-        "observation 3 of 3 is made",
-        "attack 2 of 3 is over, search; about 2:40 left",
+        "observation 3 of 3 done",
+        "attack 2 of 3 done, search; about 2:40 left",
         "long on none: search 2, iteration 100 of 400, distance 0.25, 0:30 left of it; attack 3 of 3; about 2:30 left",
     ]
 
@@ -170,9 +170,9 @@ def test_what_nothing_is_heard_of_is_said_to_go_on(monkeypatch: pytest.MonkeyPat
     clock[0] = 300.0
     view.pulse()
     assert view._console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
-        "starting actors; it goes on, nothing new for 0:20",
+        "starting actors; still running, no news for 0:20",
         "round 1/0: 2 of 3 clients, 0.1 clients/s",
-        "round 1/0, 2 of 3; it goes on, nothing new for 2:00",
+        "round 1/0, 2 of 3; still running, no news for 2:00",
     ]
 
 

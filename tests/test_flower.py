@@ -74,11 +74,11 @@ def test_labels_of_the_losses_module_are_seen_as_those_of_its_function() -> None
 
 def test_steps_that_no_attack_undoes_are_refused() -> None:
     x, y = torch.rand(1, 1, 2, 2), torch.tensor([0])
-    with pytest.raises(UserError, match="were of Adam"):
+    with pytest.raises(UserError, match="Adam"):
         watched([(x, y)], torch.optim.Adam)
-    with pytest.raises(UserError, match="were of SGD"):
+    with pytest.raises(UserError, match="SGD"):
         watched([(x, y)], momentum=0.9, nesterov=True)
-    with pytest.raises(UserError, match="no Linear was seen to train"), Watch(nn.Linear) as watch:
+    with pytest.raises(UserError, match="Linear"), Watch(nn.Linear) as watch:
         watch.seen()
     with Watch(nn.Sequential) as watch:
         net()(x)

@@ -300,7 +300,7 @@ def test_without_the_truth_there_is_no_score_and_no_verdict(
     folder = recorded(tmp_path / "updates", net)
     code, output, page = replayed(folder, tmp_path, "--model", MODEL, "--fail-above", "15")
     assert (code, "gate: NOT MEASURED" in output) == (3, True), output
-    assert "NOT MEASURED: without the truth nothing was scored" in output
+    assert "NOT MEASURED" in output
     assert not re.search("LEAKS|PSNR|not reconstructed", output)
     assert page is not None
     rows = pq.read_table(Path(page.root) / "reconstructions.parquet").to_pylist()
@@ -376,7 +376,7 @@ def test_one_update_of_two_state_dicts_is_attacked(tmp_path: Path, net: Net) -> 
     code, output = run("attack-update", *files, *options)
     assert code == 0, output
     assert "'module.'" in output
-    assert "NOT MEASURED: without the truth nothing was scored" in output
+    assert "NOT MEASURED" in output
     [table] = (tmp_path / "o").glob("*/reconstructions.parquet")
     [found] = [row for row in pq.read_table(table).to_pylist() if row["attack"] == "analytic"]
     assert float(psnr(batch[0], decoded(found["image"])[None])) > 40

@@ -42,7 +42,7 @@ def words(part: Section) -> str:
 
 
 def rates(folder: RunFolder) -> dict[tuple[str, str], list[str]]:
-    table = next(block for block in section(of(folder), "What attacks recovered").blocks if isinstance(block, Table))
+    table = next(block for block in section(of(folder), "Reconstructions").blocks if isinstance(block, Table))
     return {(row[0], row[1]): list(row[2:]) for row in table.rows}
 
 
@@ -79,15 +79,14 @@ def test_what_the_user_did_not_say_is_not_given(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path))
     told = as_markdown(Statement(folder, {"people": "40 patients"}, folder))
     assert told.count("NOT GIVEN") == len(QUESTIONS) - 1
-    assert "no legal advice" in told
 
 
 def test_a_file_of_answers_that_is_not_there_is_named_plainly(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path))
     code, output = run("statement", folder.url, "--about", "MISSING")
-    assert (code, "--about MISSING: there is no such file; write one with system," in output) == (2, True), output
+    assert (code, "--about MISSING" in output) == (2, True), output
     (tmp_path / "latin.yaml").write_bytes(b"system: caf\xe9")
-    for given, said in ((tmp_path, "Is a directory"), (tmp_path / "latin.yaml", "it is no text in UTF-8")):
+    for given, said in ((tmp_path, "Is a directory"), (tmp_path / "latin.yaml", "UTF-8")):
         code, output = run("statement", folder.url, "--about", str(given))
         assert (code, said in output, "Errno" in output) == (2, True, False), output
 
@@ -127,7 +126,7 @@ def test_rates_have_exact_intervals_and_are_of_what_was_measured_alone(tmp_path:
     assert found["none", "2"][:3] == ["8 of 8", "100.0 %", f"{100 * 0.025 ** (1 / 8):.1f} % to 100.0 %"]
     assert found["noise", "2"][:3] == ["0 of 8", "0.0 %", f"0.0 % to {100 * (1 - 0.025 ** (1 / 8)):.1f} %"]
     assert found["prune", "2"][1:3] == found["odd", "2"][1:3] == ["NOT MEASURED", "–"]
-    unmeasured = words(section(of(folder), "Not measured, and why"))
+    unmeasured = words(section(of(folder), "Not measured"))
     assert "KeyError: 3" in unmeasured
     assert "dlg: failed on updates of odd (8)" in unmeasured
 
@@ -139,9 +138,9 @@ def test_what_a_leak_is_compared_with_is_not_listed_as_missing(tmp_path: Path) -
     rows = [attacked(arm, "idlg", psnr=None, **late) for arm in ("none", "prune")]
     leak, near = (attacked("none", "dlg", psnr=30.0, sample=i, told_apart=float(i == 0)) for i in (0, 1))
     folder.write_part("attacks", 0, [leak, near, *rows])
-    unmeasured = words(section(of(folder), "Not measured, and why"))
-    assert "none, batch 2: leaks: no time for idlg'" in unmeasured
-    assert "prune, batch 2: not measured: no time for idlg" in unmeasured
+    unmeasured = words(section(of(folder), "Not measured"))
+    assert "none, batch size 2: leaks: no time for idlg'" in unmeasured
+    assert "prune, batch size 2: not measured: no time for idlg" in unmeasured
     assert "public" not in unmeasured
 
 
@@ -157,23 +156,23 @@ def test_an_unfinished_run_has_no_rate_of_what_was_not_recovered(tmp_path: Path)
     folder.write_text("status.json", json.dumps({"state": "failed", "rounds_done": 0, "rounds": 1, "error": "broken"}))
     assert rates(folder)["prune", "2"][1] == "NOT MEASURED"
     assert rates(folder)["none", "2"][0] == "1 of 1", "a leak is one whatever came after"
-    assert "did not come to its end (failed)" in of(folder).lead[0]
+    assert "(failed)" in of(folder).lead[0]
 
 
 def test_attackers_are_tested_where_one_has_answered(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": {"none": []}, "attacks": [{"name": "dlg"}, {"name": "imprint"}]})
     unable = attacked("none", "imprint", status="not applicable", message="no such layer", observes="update")
     folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0, knowledge="labels"), unable])
-    tested, _, untested = section(of(folder), "Attackers, tested and not").blocks
+    tested, _, untested = section(of(folder), "Attackers").blocks
     assert isinstance(tested, Table)
     assert tested.rows == [["the gradient of 2 samples and the labels", "dlg"]]
     assert isinstance(untested, list)
-    assert "who sees the update" in untested
-    assert any(line.startswith("a server that sends weights") for line in untested)
+    assert "that observe the update" in untested
+    assert any("malicious server" in line for line in untested)
     assert not any("the labels" in line for line in untested)
     nothing = of(small_run(str(tmp_path / "none"), {"arms": {"none": []}}))
-    assert "nothing was tested" in words(section(nothing, "Attackers, tested and not"))
-    assert "NOT MEASURED" in words(section(nothing, "What attacks recovered"))
+    assert "nothing was tested" in words(section(nothing, "Attackers"))
+    assert "NOT MEASURED" in words(section(nothing, "Reconstructions"))
 
 
 def test_a_table_s_hash_is_what_sha256sum_says(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_every_attacked_setting_has_a_verdict(sweep: SweepFolder, page: Page) ->
     found = settings(sweep.outcomes().to_pylist(), sweep.fields)
     told = dict(sweep_verdicts([one for one in found if one.attack]))
     assert sum(int(sentence.partition(" of ")[0]) for sentence in told.values()) == 5
-    assert told["leaks"].startswith("4 of 5: none (66.6 dB by idlg, a guess 61.6 dB); noise, sigma 0.001 (60.6 dB")
+    assert told["leaks"].startswith("4 of 5: none (66.6 dB by idlg, baseline 61.6 dB); noise, sigma 0.001 (60.6 dB")
     assert all(sentence in page.text for sentence in told.values())
 
 
@@ -71,20 +71,20 @@ def test_a_verdict_has_the_closest_reconstruction_beside_a_guess() -> None:
         {"answer": "leaks", "closest": 17.1, "closest_guess": 11.0, "attack": "b", "psnr": 12.0},
         {"answer": "not reconstructed", "closest": 18.0, "closest_guess": 19.0, "attack": "c", "psnr": 18.0},
     ]
-    assert words._figures(rows, "leaks") == " (17.8 dB by a, a guess 14.3 dB)"
-    assert words._figures(rows[2:], "inconclusive") == " (18.0 dB by c, a guess 19.0 dB)"
+    assert words._figures(rows, "leaks") == " (17.8 dB by a, baseline 14.3 dB)"
+    assert words._figures(rows[2:], "inconclusive") == " (18.0 dB by c, baseline 19.0 dB)"
     assert words._figures([rows[0] | {"closest": None}], "leaks") == "", "as of outcomes of earlier versions"
     records = [{"answer": "leaks", "closest": 0.9, "closest_guess": 0.4, "attack": "a", "feature_accuracy": 0.9}]
-    assert words._figures(records, "leaks") == " (90% by a, a guess 40%)"
+    assert words._figures(records, "leaks") == " (90% by a, baseline 40%)"
 
 
 def test_the_page_of_a_sweep_that_broke_off_names_what_was_not_played(tmp_path: Path) -> None:
     sweep = make_sweep(str(tmp_path), sigmas=2, repeats=1, failed=0, stopped=0)
     status = {"state": "interrupted", "trials_done": 2, "trials": 5, "unplayed": ["noise, sigma 1", "none"]}
     sweep.files.write_text("status.json", json.dumps(status))
-    assert "3 of 5 trials are not over: noise, sigma 1; none" in read(sweep).text
+    assert "3 of 5 trials are not finished: noise, sigma 1; none" in read(sweep).text
     sweep.files.write_text("status.json", json.dumps(status | {"trials_done": 5, "unplayed": []}))
-    assert "not over" not in read(sweep).text
+    assert "trials are not finished" not in read(sweep).text
 
 
 def test_a_leak_in_some_repeats_says_what_the_others_are() -> None:
@@ -140,9 +140,9 @@ def test_the_worst_image_is_a_leak_where_there_is_one(tmp_path: Path) -> None:
         return read(sweep)
 
     page = read_with_another_sample_as_near_in("0000-0")  # which has the highest PSNR
-    assert "idlg rebuilt an image of client" in page.text
+    assert "idlg reconstructed an image of client" in page.text
     assert "under the setting noise, sigma 0.001 at a PSNR of" in page.text
-    assert "under arm noise" in next(alt for image in page.images if "made of" in (alt := str(image["alt"])))
+    assert "under arm noise" in next(alt for image in page.images if "Result of" in (alt := str(image["alt"])))
     text = read_with_another_sample_as_near_in("0001-0").text
     defined, told = "A leak is a reconstruction from", "No image was reconstructed, as a leak is defined above"
     assert text.count(defined) == 1
@@ -170,7 +170,7 @@ def test_a_range_over_attacks_says_that_it_is_of_their_means() -> None:
     met = settings([row | {"psnr_worst": row["psnr"]} for row in swept_rows() if row["arm"] == "none"])
     [said] = words.of_sweep(met, None, criterion_of({}, []), None, ["none"])[0].lines
     assert (
-        "test accuracy 98.1 % (means over seeds); PSNR, worst image 5.0 dB to 40.1 dB (means over seeds of each" in said
+        "test accuracy 98.1 % (means over seeds), PSNR, worst image 5.0 dB to 40.1 dB (means over seeds of each" in said
     )
 
 
@@ -201,7 +201,7 @@ def test_a_sweep_under_way_and_one_that_has_just_begun(tmp_path: Path) -> None:
     assert "1 trial finished" in read(sweep).text
     sweep.write_outcomes([])
     page = read(sweep)
-    assert "There is nothing to compare yet" in page.text
+    assert "No setting has a result yet" in page.text
     assert [kind for kind, _ in page.scripts] == [None]
 
 

@@ -721,7 +721,7 @@ def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: P
     assert chosen.costs == ("simulated_seconds", "bytes_up")
     assert chosen.chosen.title == "prune"
     page = folder.read_text("report.html")
-    assert "Test accuracy by simulated time (min), one line an arm" in page
+    assert "Test accuracy by simulated time (min), one line per arm" in page
     assert "Simulated, a round" in page
     last = on_the_clock([row for row in rows(folder, "rounds") if row["arm"] == "prune"])[-1]
     assert last["simulated_minutes"] == pytest.approx(found["prune"]["simulated_seconds"] / 60)

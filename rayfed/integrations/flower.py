@@ -66,9 +66,7 @@ class RecordingMod:
             return reply
         seen = watch.seen(self.local)
         if self.truth and seen.labels is None:
-            raise UserError(
-                "RecordingMod: truth=True needs labels, but no call of cross_entropy with labels was observed"
-            )
+            raise UserError("RecordingMod: truth=True needs labels, but no cross_entropy with labels was observed")
         labels = torch.zeros(len(seen.inputs), dtype=torch.int64) if seen.labels is None else seen.labels
         recorder = Recorder(model, self.folder, seen.local, truth=self.truth, mean=self.mean, std=self.std)
         answer, batch = _in_order(_arrays(reply)), (seen.inputs, labels)
@@ -116,7 +114,7 @@ def defend(
     guard = Defended(defences, model, Loop(rounds), seed)
     if guard.keeps_state:
         raise UserError(
-            "defend: a defence has a state across rounds, which clients of Flower do not keep; use a defence without a state"
+            "defend: a defence has a state across rounds, which clients of Flower do not keep; use one without a state"
         )
     print(guard, flush=True)
     return DefendingMod(guard)
@@ -190,9 +188,7 @@ def _round(message: Message) -> int:
     """Return the round of the server. Raises `UserError` if the message does not have it."""
     rounds = [record["server-round"] for record in message.content.config_records.values() if "server-round" in record]
     if not rounds:
-        raise UserError(
-            "RecordingMod: the message has no `server-round`; let the strategy send it, as those of Flower do"
-        )
+        raise UserError("RecordingMod: the message has no `server-round`; let the strategy send it")
     return int(rounds[0])
 
 

@@ -82,9 +82,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
             return shareable
         number, sent = fl_ctx.get_prop(_SENT) or (None, None)
         if sent is None:
-            raise UserError(
-                "RecordingFilter: no state was received; also put it among the task data filters of the same task"
-            )
+            raise UserError("RecordingFilter: no state was received; add it to the task data filters of the same task")
         returned = self._state(shareable)
         if from_shareable(shareable).data_kind == DataKind.WEIGHT_DIFF:
             returned = _moved(sent, returned)
@@ -103,9 +101,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
 
         dxo = from_shareable(shareable)
         if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF) or not isinstance(dxo.data, Mapping):
-            raise UserError(
-                f"RecordingFilter: found {dxo.data_kind}; only weights and weight differences can be recorded"
-            )
+            raise UserError(f"RecordingFilter: found {dxo.data_kind}; expected weights or weight differences")
         return {name: _tensor(value) for name, value in dxo.data.items()}
 
 

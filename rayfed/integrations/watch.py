@@ -107,13 +107,11 @@ class Watch(TorchFunctionMode):
         kinds = {(kind, settings) for kind, every in self._steps for settings in every}
         if len(kinds) > 1:
             raise UserError(
-                "the local steps had different optimisers, learning rates or decays; give the steps with `local`"
+                "found steps with different optimisers, learning rates or decays; give the steps with `local`"
             )
         [(kind, (lr, momentum, decay, nesterov, dampening))] = kinds
         if kind is not SGD or nesterov or dampening:
-            raise UserError(
-                f"found local steps of {kind.__name__}; attacks support only SGD without Nesterov momentum and dampening"
-            )
+            raise UserError(f"found local steps of {kind.__name__}; attacks support only SGD with plain momentum")
         if len(self._inputs) != len(self._steps):
             raise UserError(
                 f"found {len(self._inputs)} batches in {len(self._steps)} steps; only one batch per step can be "

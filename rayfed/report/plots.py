@@ -51,10 +51,7 @@ def curve(
         axes = drawn.add_subplot()
         for index, arm in enumerate(order):
             mine = [row for row in rows if row["arm"] == arm]
-            xs, ys = (
-                [row[by] + (by == "round") for row in mine],
-                [row[column] for row in mine],
-            )
+            xs, ys = [row[by] + (by == "round") for row in mine], [row[column] for row in mine]  # rounds count from 1
             marker = "o" if len(xs) <= 15 else ""
             axes.plot(xs, ys, color=series(index), dashes=dashes(index), linewidth=2, marker=marker, markersize=4.5)
         axes.set_xlabel(along)

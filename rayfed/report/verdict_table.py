@@ -54,13 +54,13 @@ def verdict_table(
     for row in leakage_rows(scenario, attacks, finished):
         by_arm.setdefault(row.arm, []).append(row)
     columns: dict[str, Mapping[str, str]] = {}
-    if attacks or not any(verdict.inferred for verdict in verdicts):
+    if attacks or not all(verdict.inferred for verdict in verdicts):
         columns |= _of_attacks(by_arm, scenario, attacks)
     inferred = {verdict.arm: verdict.figure for verdict in verdicts if verdict.figure}
     columns |= {"Inference": inferred}
     columns |= _quality(arms) or {"Distortion": {arm: f"{d:.3f}" for arm, d in distortions(attacks).items()}}
     columns |= {"Epsilon": epsilons(privacy)}
-    columns = {heading: cells for heading, cells in columns.items() if cells}
+    columns = {heading: cells for heading, cells in columns.items() if set(cells.values()) - {"", NONE}}
     rows = [row for own in by_arm.values() for row in own]
     return VerdictTable(
         title=results_text.title_of_leakage(attacks, weights) if attacks else "",

@@ -62,6 +62,10 @@ def verdict_table(
     columns |= {"Epsilon": epsilons(privacy)}
     columns = {heading: cells for heading, cells in columns.items() if set(cells.values()) - {"", NONE}}
     rows = [row for own in by_arm.values() for row in own]
+    reasons = [*results_text.reasons(rows, criterion, finished), *results_text.caveats(rows, criterion)]
+    legend = results_text.legend(rows, attacks, criterion) if attacks else []
+    if inferred:
+        legend.append("Inference: maximum over the attacks. Intervals, chance and control are listed below.")
     return VerdictTable(
         title=results_text.title_of_leakage(attacks, weights) if attacks else "",
         headings=list(columns),
@@ -69,17 +73,8 @@ def verdict_table(
             VerdictRow(verdict.arm, verdict.state, [cells.get(verdict.arm) or NONE for cells in columns.values()])
             for verdict in verdicts
         ],
-        reasons=[*results_text.reasons(rows, criterion, finished), *results_text.caveats(rows, criterion)]
-        if "Verdict" in columns
-        else [],
-        legend=[
-            *(results_text.legend(rows, attacks, criterion) if attacks else []),
-            *(
-                ["Inference: maximum over the attacks. Intervals, chance and control are listed below."]
-                if inferred
-                else []
-            ),
-        ],
+        reasons=reasons if "Verdict" in columns else [],
+        legend=legend,
     )
 
 

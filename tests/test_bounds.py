@@ -29,7 +29,7 @@ from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import share_at_most
 from rayfed.privacy.tradeoff import TradeOff
 from rayfed.registry import component
-from rayfed.report import words
+from rayfed.report.statement import bounds_table
 from rayfed.report.paper import write_figures
 from rayfed.report.run import write_report
 from rayfed.store import exits
@@ -153,11 +153,11 @@ def test_an_account_carries_its_bounds_and_says_which_unit_they_are_about() -> N
         assert row["rero_100"] == pytest.approx(norm.cdf(norm.ppf(0.01) + moved), abs=1e-4)
         assert row["advantage"] == pytest.approx(2 * norm.cdf(moved / 2) - 1, abs=1e-4)
     assert "rero_100" not in bare
-    first, second = words.bounds(samples)
-    assert "39.0 %, 9.24 %, 1.83 %" in first
-    assert "1.83 %" in second
-    assert f"{100 * samples['advantage']:.1f} %" in second
-    assert "in its place" in words.bounds(clients)[1]
+    table = bounds_table([{"arm": "a", **row} for row in (samples, clients, bare)])
+    assert table is not None
+    assert [row[2].partition(",")[0] for row in table.rows] == ["sample", "client"], "none without an account"
+    advantage = share_at_most(samples["advantage"])
+    assert table.rows[0][3:] == ["39.0 %", "9.24 %", "1.83 %", "1.83 %", advantage]
 
 
 def test_a_setting_is_recommended_by_its_proved_bound() -> None:

@@ -27,6 +27,8 @@ from rayfed.analysis.verdicts import Verdict, closest, criterion_of, guess, run_
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
+from rayfed.privacy.printing import share_at_most
+from rayfed.privacy.tradeoff import PRIORS
 from rayfed.report import results_text, words
 from rayfed.report.about import FILE as ABOUT
 from rayfed.report.about import QUESTIONS
@@ -47,6 +49,12 @@ NOT_ADVICE = (
 _EXTRACTION = "EDPB Opinion 28/2024: likelihood of extracting personal data"
 _QUERIES = "EDPB Opinion 28/2024: likelihood of obtaining personal data by queries"
 _MEANS = "EDPB Opinion 28/2024: all the means reasonably likely to be used"
+_BOUNDS = (
+    "Upper bounds, whatever the attack. Reconstruction robustness (ReRo): an attacker guesses a secret of a unit with "
+    "this prior probability before training, and succeeds with at most the probability in the table after training. "
+    "Membership inference: true positive rate (TPR) at a false positive rate (FPR), and their maximum difference."
+)
+"""Legend of `bounds_table`."""
 _PLACES = ("command", "search_path", "earlier", "hashes")
 """Entries of environment.json with paths of the machine, or that another section shows."""
 
@@ -467,12 +475,13 @@ class Statement:
             trained = any(arm.rounds for arm in self._arms)
             why = "no defence has a privacy account" if trained else "nothing was trained"
             blocks.append(f"No proved bound: {why}.")
-        bounds = [f"{row['arm']}, by {row['defence']}: {said}" for row in self._privacy for said in words.bounds(row)]
         none = [f"{row['arm']}: {row['note']}" for row in self._privacy if row["note"] and not row["defence"]]
         held = words.guarantees(self._privacy, words.secure(self._scenario)).lines if self._privacy else []
         beside = [str(one) for one in nearest_to_bounds(comparisons(proved, attacks, inferences))]
         over = [f"{attack} on {arm}" for arm, attack in uncovered(self._privacy, proved, attacks, inferences)]
-        blocks += [block for block in (held, none, bounds) if block]
+        blocks += [block for block in (held, none) if block]
+        if bounds := bounds_table(self._privacy):
+            blocks += [bounds, _BOUNDS]
         if beside:
             blocks += ["Measurements closest to their proved bounds:", beside]
         if over:
@@ -548,6 +557,24 @@ class Statement:
     def _name(self, part: str, name: str, place: int) -> str:
         """Return the name of a hashed item; in a redacted statement, user modules have a number."""
         return f"module {place}" if self.redacted and part == "code" and name != "rayfed" else name
+
+
+def bounds_table(privacy: Sequence[Row]) -> Table | None:
+    """Return the proved bounds of rows of `privacy`, on guesses and membership inference; None without bounds."""
+    rows = [
+        [
+            row["arm"],
+            row["defence"],
+            row["unit"] + ", or another one in its place" * ("replace-one" in row["adjacency"]),
+            *(share_at_most(row[f"rero_{prior}"]) for prior in PRIORS),
+            share_at_most(row["rero_1000"]),
+            share_at_most(row["advantage"]),
+        ]
+        for row in privacy
+        if row.get("advantage") is not None
+    ]
+    headings = ["Arm", "Defence", "Unit", *(f"Prior 1/{n:,}" for n in PRIORS), "TPR at 0.1 % FPR", "TPR − FPR"]
+    return Table(headings, rows) if rows else None
 
 
 def _inference_rows(claim: Claim) -> Iterator[list[str]]:

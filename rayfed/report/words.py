@@ -12,8 +12,7 @@ from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
 from rayfed.analysis.verdicts import WEIGHT, Verdict, closest
 from rayfed.metrics.measures import MEASURES, worst_of
-from rayfed.privacy.printing import at_most, caution, share_at_most
-from rayfed.privacy.tradeoff import PRIORS
+from rayfed.privacy.printing import at_most, caution
 from rayfed.report.caption import data_of, named
 from rayfed.report.provenance import begun_with, initial_weights
 
@@ -163,22 +162,6 @@ def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True,
         "For real training set `privacy.secure: true`."
     )
     return Statement(held.heading, [*withdrawn, *held.lines, *([noise] if seeded else [])])
-
-
-def bounds(row: Row) -> list[str]:
-    """Return the proved bounds of a row of `privacy` on guesses and membership inference; empty without bounds."""
-    if row.get("advantage") is None:
-        return []
-    shares = ", ".join(share_at_most(row[f"rero_{n}"]) for n in PRIORS)
-    priors = ", ".join(f"1/{n:,}" for n in PRIORS)
-    replaced = f", a {row['unit']} or another one in its place" if "replace-one" in row["adjacency"] else ""
-    return [
-        f"Reconstruction robustness (ReRo): an attacker that guesses a secret of a {row['unit']} with prior "
-        f"probability {priors} succeeds with probability at most {shares} after training.",
-        f"Membership inference ({row['unit']}{replaced}): true positive rate (TPR) at most "
-        f"{share_at_most(row['rero_1000'])} at 0.1 % false positive rate (FPR). TPR − FPR at most "
-        f"{share_at_most(row['advantage'])}.",
-    ]
 
 
 def secure(scenario: Row) -> bool:

@@ -29,9 +29,9 @@ from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import share_at_most
 from rayfed.privacy.tradeoff import TradeOff
 from rayfed.registry import component
-from rayfed.report.statement import bounds_table
 from rayfed.report.paper import write_figures
 from rayfed.report.run import write_report
+from rayfed.report.statement import bounds_table
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from tests.result_fixtures import attacked, small_run

@@ -167,7 +167,7 @@ def test_attackers_are_tested_where_one_has_answered(tmp_path: Path) -> None:
     assert isinstance(tested, Table)
     assert tested.rows == [["the gradient of 2 samples and the labels", "dlg"]]
     assert isinstance(untested, list)
-    assert "that observe the update" in untested
+    assert "an attacker that observes the update" in untested
     assert any("malicious server" in line for line in untested)
     assert not any("the labels" in line for line in untested)
     nothing = of(small_run(str(tmp_path / "none"), {"arms": {"none": []}}))

@@ -295,7 +295,7 @@ class Statement:
         ]
         return [
             Table(["Tested: attacker with", "Attacks"], tested or [["nothing was tested", ""]]),
-            "Not tested: attackers",
+            "Not tested:",
             list(self._untested()),
         ]
 
@@ -321,17 +321,17 @@ class Statement:
         granted = {grant for row in given for grant in (row["knowledge"] or "").split(",")}
         for view in registry.table("views"):
             if view not in views:
-                yield f"that observe {registry.find('views', view).describe}"
+                yield f"an attacker that observes {registry.find('views', view).describe}"
         more = [registry.find("grants", name).describe for name in registry.table("grants") if name not in granted]
         if more:
-            yield f"that are also given: {'; '.join(more)}"
+            yield f"an attacker that is also given: {', '.join(more)}"
         if not any(spec.get("earlier") or (spec.get("averages") or 1) > 1 for spec in specs):
-            yield "that combine updates of several rounds, or repeated updates"
+            yield "an attacker that combines updates of several rounds, or repeated updates"
         if not names & {"imprint", "peftleak"}:
             yield "a malicious server that sends modified weights or layers to increase the leakage"
         if "gan" not in names:
             yield "a malicious client that trains a generator on the models that it receives"
-        yield "that have only the finished model or query it: rayfed attacks updates that clients send in training"
+        yield "an attacker that has only the finished model, or queries it (rayfed attacks the updates of a training)"
 
     @property
     def _budgets(self) -> Block:

@@ -82,11 +82,14 @@ def _of_labels(rows: Sequence[LeakageRow], attacks: Sequence[Row]) -> str:
     return f"Labels: share recovered; the best guess without the update gets {shares}."
 
 
-def reasons(rows: Iterable[LeakageRow], criterion: Criterion, finished: bool = True) -> list[str]:
-    """Return why arms are inconclusive or not measured, or leak only in part; arms with one reason share a line."""
+def reasons(rows: Iterable[LeakageRow], criterion: Criterion, finished: bool = True, sizes: bool = False) -> list[str]:
+    """Return why arms are inconclusive or not measured, or leak only in part; arms with one reason share a line.
+
+    `sizes` adds the batch size to the name of the arm.
+    """
     missing = NOTHING_REBUILT if finished else UNFINISHED
     return _by_reason(
-        (row.arm, reason)
+        (_named(row, sizes), reason)
         for row in rows
         for reason in (reasons_of(row.finding, criterion) if row.finding else [missing])
     )
@@ -95,6 +98,10 @@ def reasons(rows: Iterable[LeakageRow], criterion: Criterion, finished: bool = T
 def caveats(rows: Iterable[LeakageRow], criterion: Criterion) -> list[str]:
     """Return limits of the verdicts that the table does not show; arms with one limit share a line."""
     return _by_reason((row.arm, caveat) for row in rows if row.finding for caveat in caveats_of(row.finding, criterion))
+
+
+def _named(row: LeakageRow, sizes: bool) -> str:
+    return f"{row.arm} at batch size {row.batch_size}" if sizes and row.batch_size else row.arm
 
 
 def _by_reason(said: Iterable[tuple[str, str]]) -> list[str]:

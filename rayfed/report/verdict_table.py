@@ -62,7 +62,11 @@ def verdict_table(
     columns |= {"Epsilon": epsilons(privacy)}
     columns = {heading: cells for heading, cells in columns.items() if set(cells.values()) - {"", NONE}}
     rows = [row for own in by_arm.values() for row in own]
-    reasons = [*results_text.reasons(rows, criterion, finished), *results_text.caveats(rows, criterion)]
+    sizes = len({row["batch_size"] for row in attacks}) > 1
+    reasons = [
+        *results_text.reasons(rows, criterion, finished, sizes),
+        *results_text.caveats(rows, criterion, sizes),
+    ]
     legend = results_text.legend(rows, attacks, criterion) if attacks else []
     if inferred:
         legend.append("Inference: maximum over the attacks. Intervals, chance and control are listed below.")

@@ -95,9 +95,11 @@ def reasons(rows: Iterable[LeakageRow], criterion: Criterion, finished: bool = T
     )
 
 
-def caveats(rows: Iterable[LeakageRow], criterion: Criterion) -> list[str]:
-    """Return limits of the verdicts that the table does not show; arms with one limit share a line."""
-    return _by_reason((row.arm, caveat) for row in rows if row.finding for caveat in caveats_of(row.finding, criterion))
+def caveats(rows: Iterable[LeakageRow], criterion: Criterion, sizes: bool = False) -> list[str]:
+    """Return limits of the verdicts that the table does not show; `sizes` as in `reasons`."""
+    return _by_reason(
+        (_named(row, sizes), caveat) for row in rows if row.finding for caveat in caveats_of(row.finding, criterion)
+    )
 
 
 def _named(row: LeakageRow, sizes: bool) -> str:
@@ -123,8 +125,8 @@ def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:
             found.append(IN_ANOTHER_ORDER)
     elif finding.state == "not reconstructed" and finding.shown not in (None, finding.samples):
         found.append(
-            f"without a defence only {finding.shown} of {finding.samples} {noun}s leak at batch size {finding.batch}, "
-            "so nothing is known about the others"
+            f"without a defence only {finding.shown} of {finding.samples} {noun}s leak, so nothing is known about the "
+            "other samples"
         )
     labels = finding.labels
     if labels and labels.share > labels.guesses.best and labels.lucky and not labels.whole:

@@ -198,7 +198,7 @@ def test_page_and_figures_have_no_bounds_that_prove_nothing(tmp_path: Path) -> N
             "another": present,
         }
         folder.write_part("proved", 0, [curve])
-        assert ("Measured beside proved" in Path(write_report(folder)).read_text()) == there
+        assert ("Proved bound</th>" in Path(write_report(folder)).read_text()) == there
         assert ("proved" in write_figures(load(folder.url), str(tmp_path / "figures" / str(there)))) == there
 
 
@@ -231,7 +231,7 @@ def test_a_measurement_above_its_bound_is_an_error_of_ours(tmp_path: Path) -> No
         runs.attack(planted, None, str(tmp_path / "planted"), local, Progress())
     [left] = (tmp_path / "planted").iterdir()
     assert exits.status(RunFolder.open(str(left)))["state"] == "failed"
-    assert "Measured beside proved" in (left / "report.html").read_text()
+    assert "Proved bound</th>" in (left / "report.html").read_text()
 
 
 def test_the_command_ends_with_1_and_both_figures(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_steps_that_no_attack_undoes_are_refused() -> None:
         watch.seen()
     with Watch(nn.Sequential) as watch:
         net()(x)
-    with pytest.raises(UserError, match="no step of an optimiser"):
+    with pytest.raises(UserError, match="optimiser"):
         watch.seen()
 
 
@@ -159,5 +159,5 @@ def test_a_mod_defends_updates_alone() -> None:
 
     with pytest.raises(UserError, match="works on gradients"):
         defend([{"name": "dp_sgd", "noise_multiplier": 1.0}], net(), rounds=1)
-    with pytest.raises(UserError, match="keeps a state"):
+    with pytest.raises(UserError, match="state"):
         defend([{"name": "top_k", "k": 2, "error_feedback": True}], net(), rounds=1)

@@ -156,7 +156,7 @@ def test_images_are_shown_as_far_as_the_scenario_allows(images: str | None, tmp_
     said = samples.warning(folder)
     assert said is not None
     assert ("not known to be public" in said) == (images != "none")
-    assert "hold attacked samples in full" in said, "in the tables, whatever the page shows"
+    assert "snapshots" in said, "in the tables, whatever the page shows"
     assert (f"class {SECRET}" in page) == (images in ("worst", "all"))
 
 

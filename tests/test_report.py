@@ -669,12 +669,12 @@ def test_what_clients_weighed_and_how_they_scored_stands_in_the_report(tmp_path:
         )
     text = html(folder)
     assert "fedboosting (rule code)" in text
-    maps = re.findall(r'<svg [^>]*aria-label="Accuracy of every client.*?</svg>', text, re.DOTALL)
+    maps = re.findall(r'<svg [^>]*aria-label="Accuracy of each client.*?</svg>', text, re.DOTALL)
     assert len(maps) == 1
     for share in ("1", "56"):  # the last round's least and largest
         assert re.search(rf"<text[^>]*>{share}</text>", maps[0])
     assert "other clients" in text
-    assert "what clients' updates weighed" not in html(make_run(str(tmp_path)))
+    assert "weights of the clients' updates" not in html(make_run(str(tmp_path)))
 
 
 @pytest.mark.parametrize("rounds", [2, 3])

@@ -247,5 +247,5 @@ def test_a_run_reports_what_was_learnt_and_found_of_masks(tmp_path: Path) -> Non
     [told] = [row for row in run.read_table("inferences").to_pylist() if row["arm"] == "none"]
     assert 0 <= told["value"] <= 1
     page = run.read_text("report.html")
-    assert "of pixels, mean intersection over union" in page
+    assert "per pixel, mean intersection over union" in page
     assert "Test intersection over union" in page

@@ -722,7 +722,7 @@ def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: P
     assert chosen.chosen.title == "prune"
     page = folder.read_text("report.html")
     assert "Test accuracy by simulated time (min), one line per arm" in page
-    assert "Simulated, a round" in page
+    assert "Simulated time per round" in page
     last = on_the_clock([row for row in rows(folder, "rounds") if row["arm"] == "prune"])[-1]
     assert last["simulated_minutes"] == pytest.approx(found["prune"]["simulated_seconds"] / 60)
 
@@ -732,6 +732,6 @@ def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: P
 def test_a_run_without_devices_says_nothing_of_virtual_time(tmp_path: Path) -> None:
     folder = played(tmp_path, "federation.system=null", "federation.rounds=3")
     page = folder.read_text("report.html")
-    assert "Simulated time is virtual" not in page
+    assert "Simulated time is the time of the rounds" not in page
     assert "simulated time (min)" not in page
     assert usual_costs(rayfed.load(folder.url).settings()) == COSTS

@@ -236,19 +236,20 @@ def test_the_verdicts_are_a_row_for_each_arm_with_its_cost_and_its_guarantee(run
 
 
 def test_an_arm_with_several_batch_sizes_is_one_row(run: RunFolder) -> None:
-    rows = [attacked("none", "dlg", psnr=30.0, batch_size=1), attacked("none", "dlg", psnr=5.0, batch_size=4)]
+    rows = [attacked("none", "dlg", psnr=psnr, batch_size=size, distortion=0.5) for size, psnr in ((1, 30.0), (4, 5.0))]
     scenario = {"arms": {"none": []}}
     found = verdict_table(scenario, rows, verdicts(scenario, rows, []), [], [], "untrained weights")
     [row] = found.rows
     cells = dict(zip(found.headings, row.cells, strict=True))
     assert cells["Images reconstructed"] == "1 of 1 at batch size 1, 0 of 1 at batch size 4"
     assert cells["Max PSNR (dB)"] == "30.0", "of the batch size that leaks"
+    assert cells["Distortion"] == "0.500"
     assert "Epsilon" not in cells, "nothing was trained"
 
 
 def test_arms_that_were_not_attacked_share_a_reason(run: RunFolder) -> None:
     scenario = {"arms": {"none": [], "a": ["prune"], "b": ["prune"]}}
-    rows = [attacked("none", "dlg", psnr=30.0)]
+    rows = [attacked("none", "dlg", psnr=30.0, distortion=None)]
     found = verdict_table(scenario, rows, verdicts(scenario, rows, []), [], [], "untrained weights")
     assert [row.state for row in found.rows] == ["leaks", "not measured", "not measured"]
     assert sum(line.startswith("a, b: ") for line in found.reasons) == 1

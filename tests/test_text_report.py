@@ -61,7 +61,7 @@ def test_a_text_is_shown_as_a_text(tmp_path: Path) -> None:
     page = Path(write_report(run)).read_text()
     assert f"<span>{text['true'][3].replace('&', '&amp;')}</span>" in page
     assert "100.0 % of its tokens in place" in page
-    assert "The worst text" in page
+    assert "Best reconstruction" in page
 
 
 def test_a_record_is_shown_by_its_columns(tmp_path: Path) -> None:

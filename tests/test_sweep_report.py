@@ -176,7 +176,7 @@ def test_a_range_over_attacks_says_that_it_is_of_their_means() -> None:
 
 def test_every_swept_field_has_a_curve(page: Page) -> None:
     labels = [value for name, value in page.attributes if name == "aria-label" and value and " by arms." in value]
-    assert labels == [f"PSNR and test accuracy against {SIGMA} in arm noise"]
+    assert labels == [f"PSNR and test accuracy by {SIGMA} in arm noise"]
 
 
 @pytest.mark.parametrize("values", [(0.001, 1.0), ("a", "b"), (0.1, 0.2, 0.3)])

@@ -15,7 +15,6 @@ from rayfed.analysis import summary
 from rayfed.analysis.audit import Criterion, State, distortions, noun_of
 from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
-from rayfed.analysis.membership import area, stated
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.paired import of_victims, paired, paired_grid
 from rayfed.analysis.proved import Comparison, comparisons, telling, uncovered
@@ -199,8 +198,6 @@ def _leakage(
         "paired": paired_grid([one for one in paired(groups) if one.measure in (leading, "inferred")]),
         "claims": claims,
         "inference_metrics": INFERRED,
-        "area": area,
-        "stated": stated,
         "made": made(folder, {(claim.arm, claim.attack) for claim in claims if claim.metric == "class_share"}, samples),
         "scored": scored,
         "silences": silences(guesses, names),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rayfed.analysis.audit import FEWEST, IN_ANOTHER_ORDER, SLIGHT, Criterion, Finding, in_part, short_title
@@ -82,35 +83,34 @@ def _of_labels(rows: Sequence[LeakageRow], attacks: Sequence[Row]) -> str:
     return f"Labels: share recovered; the best guess without the update gets {shares}."
 
 
-def reasons(rows: Iterable[LeakageRow], criterion: Criterion, finished: bool = True, sizes: bool = False) -> list[str]:
+def reasons(rows: Sequence[LeakageRow], criterion: Criterion, finished: bool = True, sizes: bool = False) -> list[str]:
     """Return why arms are inconclusive or not measured, or leak only in part; arms with one reason share a line.
 
-    `sizes` adds the batch size to the name of the arm.
+    `sizes` adds the batch size to an arm if the reason does not hold for all its batch sizes.
     """
     missing = NOTHING_REBUILT if finished else UNFINISHED
-    return _by_reason(
-        (_named(row, sizes), reason)
-        for row in rows
-        for reason in (reasons_of(row.finding, criterion) if row.finding else [missing])
-    )
+    found = [
+        (row, reason) for row in rows for reason in (reasons_of(row.finding, criterion) if row.finding else [missing])
+    ]
+    return _by_reason(found, rows, sizes)
 
 
-def caveats(rows: Iterable[LeakageRow], criterion: Criterion, sizes: bool = False) -> list[str]:
+def caveats(rows: Sequence[LeakageRow], criterion: Criterion, sizes: bool = False) -> list[str]:
     """Return limits of the verdicts that the table does not show; `sizes` as in `reasons`."""
-    return _by_reason(
-        (_named(row, sizes), caveat) for row in rows if row.finding for caveat in caveats_of(row.finding, criterion)
-    )
+    found = [(row, caveat) for row in rows if row.finding for caveat in caveats_of(row.finding, criterion)]
+    return _by_reason(found, rows, sizes)
 
 
-def _named(row: LeakageRow, sizes: bool) -> str:
-    return f"{row.arm} at batch size {row.batch_size}" if sizes and row.batch_size else row.arm
+def _by_reason(found: Iterable[tuple[LeakageRow, str]], rows: Sequence[LeakageRow], sizes: bool) -> list[str]:
+    batches = Counter(row.arm for row in rows)
+    by_reason: dict[str, dict[str, list[int | None]]] = {}
+    for row, reason in found:
+        by_reason.setdefault(reason, {}).setdefault(row.arm, []).append(row.batch_size)
 
+    def named(arm: str, own: Sequence[int | None]) -> str:
+        return f"{arm} at batch size {', '.join(map(str, own))}" if sizes and len(own) < batches[arm] else arm
 
-def _by_reason(said: Iterable[tuple[str, str]]) -> list[str]:
-    arms: dict[str, dict[str, None]] = {}
-    for arm, reason in said:
-        arms.setdefault(reason, {})[arm] = None
-    return [f"{', '.join(names)}: {reason}" for reason, names in arms.items()]
+    return [f"{', '.join(named(*arm) for arm in arms.items())}: {reason}" for reason, arms in by_reason.items()]
 
 
 def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:

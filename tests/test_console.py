@@ -136,7 +136,7 @@ def test_arms_with_opponents_end_in_a_table_of_who_stands_whom(view: RunView) ->
     krum = [trained(0.875, "krum vs nobody"), trained(0.75, "krum vs door") | {"backdoor_accuracy": 0.5}]
     view.round_done([trained(0.5, "mean vs nobody"), *krum], [], [])
     view.finished("report.html")
-    table = printed(view).rpartition("backdoor works")[2].splitlines()
+    table = printed(view).rpartition("of their backdoor")[2].splitlines()
     assert [line.split() for line in table if "mean" in line or "krum" in line] == [
         ["mean", "50.0", "%", "–"], ["krum", "87.5", "%", "75.0", "%,", "50.0", "%"],
     ]  # fmt: skip

@@ -588,8 +588,8 @@ def _inference_rows(claim: Claim) -> Iterator[list[str]]:
                 value = f"{share(tpr.value)} ({share(tpr.low)} to {share(tpr.high)})"
                 yield [claim.arm, claim.attack, f"TPR at {100 * rate:g} % FPR", value, f"{100 * rate:g} %", NONE, ""]
     elif claim.value and claim.chance:
-        metric, value, chance = claim.metric.replace("_", " "), claim.value.mean, claim.chance.mean
-        yield [claim.arm, claim.attack, metric, f"{value:.2f}", f"{chance:.2f}", NONE, ""]
+        metric = claim.metric.replace("_", " ")
+        yield [claim.arm, claim.attack, metric, f"{claim.value.mean:.2f}", f"{claim.chance.mean:.2f}", NONE, ""]
     else:
         yield [claim.arm, claim.attack, claim.metric.replace("_", " "), "NOT MEASURED", NONE, NONE, "no result"]
 

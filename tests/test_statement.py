@@ -229,3 +229,27 @@ def test_there_is_no_statement_on_a_sweep_or_on_what_nobody_scored(tmp_path: Pat
     write_unscored(folder, "Attacks", [], [])
     code, output = run("statement", folder.url)
     assert (code, "NOT MEASURED" in output) == (2, True), output
+
+
+def test_membership_inference_is_a_table_with_control_and_rates(tmp_path: Path) -> None:
+    kinds = (("member", 2.0), ("non-member", 0.0))
+    scores = [
+        {"kind": kind, "sample": i, "score": shift + i % 7, "control": float(i % 7)}
+        for kind, shift in kinds
+        for i in range(100)
+    ]
+    row = {"arm": "none", "round": 0, "attack": "loss", "victim": 0, "repeat": 0, "status": "ok", "message": ""}
+    folder = small_run(str(tmp_path), {"arms": {"none": []}})
+    folder.write_part(
+        "inferences",
+        0,
+        [row | {"metric": "auc", "value": 0.8, "chance": 0.5, "control": 0.5, "candidates": 200, "scores": scores}],
+    )
+    table = section(of(folder), "Inference").blocks[0]
+    assert isinstance(table, Table)
+    cells = [dict(zip(table.headings, one, strict=True)) for one in table.rows]
+    assert cells[0]["Measure"] == "AUC, 100 members, 100 non-members"
+    assert cells[0]["Control"].startswith("0.500 ")
+    assert {one["Chance"] for one in cells} == {"0.5", "1 %"}, "no rate that 100 non-members cannot show"
+    [verdict] = of(folder)._table.rows
+    assert (verdict.state, of(folder)._table.headings[0]) == ("not measured", "Inference")

@@ -31,8 +31,8 @@ SCENARIO = {
     "sweep": {"fields": {}, "repeats": 3},
 }
 TOLD = (
-    "informed did worse than blind on flip (PSNR, labels recovered), although it has more knowledge, so this attack failed"
-    "; if the defence exposes a mask (`exposed`), check that first."
+    "informed did worse than blind on flip (PSNR, labels recovered), although it has more knowledge, so this attack "
+    "failed; if the defence exposes a mask (`exposed`), check that first."
 )
 
 

@@ -1,6 +1,6 @@
 """Start a local Ray, in the background while a command imports PyTorch and reads its scenario.
 
-This module imports neither PyTorch nor rayfed's other modules, so that Ray can start at once.
+This module imports no PyTorch and little of rayfed, so that Ray can start at once.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ import yaml
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.registry import component
 from rayfed.store import checkpoint
-from rayfed.store.folder import RunFolder
+from rayfed.store.folder import REPORT, RunFolder
 from rayfed.store.schemas import TABLES
 from rayfed.update import Update
 
@@ -384,8 +384,9 @@ def left_out(place: Path, round: int, client: int) -> Path:
 
 
 def kilobytes(run: Path) -> int:
-    """What a run takes in pages."""
-    return sum(-(-file.stat().st_size // 4096) * 4 for file in run.rglob("*") if file.is_file())
+    """Return the size of a run in whole pages, without its report: a run without room for the report finishes."""
+    files = (file for file in run.rglob("*") if file.is_file() and file.name != REPORT)
+    return sum(-(-file.stat().st_size // 4096) * 4 for file in files)
 
 
 def faults(undisturbed: Path, seconds: float, draw: random.Random) -> dict[str, Callable[[Path], Disturbed]]:

@@ -37,7 +37,7 @@ PATTERNS: dict[str, tuple[str, str]] = {
     "for, but for, in place of": (rf", for {_ARTICLES}\b|\bbut for\b|\bin place of\b", "because; except; instead of"),
     "of its own": (r"\bof (?:its|their|his|your|our) own\b", "its own"),
     "passes a bound": (r"\bpass(?:es|ed)? (?:the|a|its|their|no|any) bound", "exceeds a bound, passes a gate"),
-    "history": (r"\b(?:of today|since then|no longer|test_[a-z_]+)\b", "delete, or link a record"),
+    "history": (r"\b(?:of today|since then|test_[a-z_]+)\b", "delete, or link a record"),
     "where for if": (rf", where {_ARTICLES} [a-z]+", "if, when"),
     "card name": (r"\b(?:catalogue|crew|staff|stranger|ballot|mend|wherein|thereof|utili[sz]e)\b", "the field's term"),
     "Latin": (r"\b(?:e\.g\.|i\.e\.|etc\.)", "for example, that is"),

@@ -341,13 +341,19 @@ def test_a_warning_of_another_package_is_shown_once() -> None:
     assert [done.stderr.count(f"UserWarning: built {n}") for n in (1, 2)] == [1, 1], done.stderr
 
 
+def _with_default_signals() -> None:
+    """Let signals end this process, which background jobs of a shell (SIGINT) and of nohup (SIGHUP) ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signals, code: int) -> Path:
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        preexec_fn=_with_default_signals,
     )
     deadline = time.monotonic() + 120
     while not list(out.glob(f"*/rounds/part-{rounds:05d}*.parquet")):

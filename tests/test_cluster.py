@@ -146,5 +146,5 @@ def test_a_run_is_submitted_as_a_job(tmp_path: Path) -> None:
                 break
             time.sleep(2)
         assert said.returncode == 0, said.stdout + said.stderr
-    assert "report:" in said.stdout
+    assert "report.html" in said.stdout
     assert finished(out).read_table("rounds").num_rows == 2

@@ -131,7 +131,7 @@ def test_a_sweep_on_an_object_store(bucket: str, tmp_path: Path) -> None:
     found = rayfed.load(folder.url)
     assert {row["status"] for row in found.outcomes().to_pylist()} == {"finished"}
     assert folder.exists("report.html")
-    assert "To play" in run("recommend", folder.url, "--min-accuracy", "0")
+    assert "scenario.yaml" in run("recommend", folder.url, "--min-accuracy", "0")
     assert "idlg" in run("export", folder.url, "--format", "markdown")
     again = CliRunner().invoke(app, ["resume", folder.url])
     assert (again.exit_code, "nothing to resume" in again.output) == (2, True)

@@ -2,7 +2,7 @@
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", definition 3 and appendix A.4. BP_KI is the
 Kullback-Leibler divergence between no knowledge (pixels uniform over k bins) and the histogram of the reconstruction.
-The paper states neither k, the base of the logarithm, nor a rule for empty bins, for which definition 3 is infinite.
+The paper does not state k, the base of the logarithm, or a rule for empty bins, which make definition 3 infinite.
 Ten bins, base 10 and a floor of 1e-10 reproduce its figures best (`docs/findings/split-models.md`). The paper's other
 measure, BP_MSE, is `rayfed.metrics.images.mse`.
 """
@@ -33,7 +33,7 @@ def knowledge_increment(true: Tensor, guess: Tensor) -> Tensor:
 
 
 def posterior_knowledge(true: Tensor, guess: Tensor) -> Tensor:
-    """Return KL(posterior || prior) to base 10 without the floor, (N,). The maximum is 1, for an image of one value."""
+    """Return KL(posterior || prior) to base 10 without the floor, (N,). An image of one value has the maximum, 1."""
     shares = _shares(guess)
     divergence: Tensor = shares.xlogy(shares * _BINS).sum(1) / log(10)
     return divergence

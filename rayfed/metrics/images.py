@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SMALLEST_WINDOW = 3
 PSNR_CEILING = 100.0
-"""dB, for a mean squared error of 1e-10, far below 8-bit rounding. Higher values count as equal to it."""
+"""PSNR (dB) of a mean squared error of 1e-10, which is far below 8-bit rounding. Higher values count as equal to it."""
 
 
 def mse(a: Tensor, b: Tensor) -> Tensor:

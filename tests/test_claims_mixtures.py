@@ -102,7 +102,7 @@ def test_every_choice_of_partners_is_as_likely(public: bool) -> None:
     [(3, 0, InstaHide()), (1, 5, InstaHide(public=True)), (5, 1, InstaHide(public=True))],
 )
 def test_too_few_images_are_refused(samples: int, public: int, defence: InstaHide) -> None:
-    with pytest.raises(UserError, match="distinct"):
+    with pytest.raises(UserError, match="different"):
         data_method([defence])(client(samples, public))
 
 

@@ -201,7 +201,7 @@ def test_rounds_that_cannot_be_matched_together_are_refused(changes: Sequence[st
 
 
 def test_an_attack_without_a_training_has_no_earlier_rounds(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match="there is one without a training"):
+    with pytest.raises(ScenarioError, match="2 earlier rounds"):
         runs.attack(parsed(), None, str(tmp_path), local, Progress())
 
 

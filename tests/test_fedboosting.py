@@ -236,7 +236,7 @@ arms:
 
 
 def test_a_rule_that_validates_wants_a_validation_share() -> None:
-    with pytest.raises(ScenarioError, match=r"federation.validation: fedboosting has clients score models"):
+    with pytest.raises(ScenarioError, match=r"federation.validation: fedboosting"):
         scenarios.parse(TEXT, changes=["federation.validation=0"])
     scenarios.parse(TEXT, changes=["federation.validation=0", "arms.boosted={}"])
 

@@ -247,7 +247,7 @@ def test_a_grant_of_ones_own_is_named_by_its_path(seen: Any) -> None:
 
 
 def test_what_a_grant_does_not_declare_is_refused(seen: Any) -> None:
-    with pytest.raises(UserError, match=r"'tests\.test_grants:Chatty' gives loss, which its `fills` does not declare"):
+    with pytest.raises(UserError, match=r"'tests\.test_grants:Chatty' returns loss"):
         seen("tests.test_grants:Chatty")
 
 

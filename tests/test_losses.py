@@ -164,9 +164,9 @@ def test_two_classes_are_one_output_and_partitions_still_go_by_class() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"loss": "cross_entropy"}, "takes classes"),
+        ({"loss": "cross_entropy"}, "needs classes"),
         ({"loss": "binary_cross_entropy"}, "labels that are 0 or 1"),
-        ({"partition": {"name": "dirichlet", "alpha": 1.0}}, "take iid or quantity"),
+        ({"partition": {"name": "dirichlet", "alpha": 1.0}}, "iid or quantity"),
         ({"defences": ["dcs2"]}, "'dcs2' needs one class per sample"),
         ({"loss": "tests.test_losses:summed"}, "tests.test_losses:summed"),
     ],

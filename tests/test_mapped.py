@@ -126,8 +126,8 @@ IMAGE, LABEL = pa.array([b"12", b"34"], pa.binary(2)), pa.array([0, 1])
         ({}, {"image": pa.array([b"12", None], pa.binary(2)), "label": LABEL}, "nulls"),
         ({}, {"image": IMAGE, "label": pa.array([0, None])}, "nulls"),
         ({}, {"image": IMAGE[:0], "label": LABEL[:0]}, "of its 0 rows"),
-        ({"train": -1}, {"image": IMAGE, "label": LABEL}, "of its 2 rows -1"),
-        ({"train": 2}, {"image": IMAGE, "label": LABEL}, "of its 2 rows 2"),
+        ({"train": -1}, {"image": IMAGE, "label": LABEL}, "-1 of its 2 rows"),
+        ({"train": 2}, {"image": IMAGE, "label": LABEL}, "2 of its 2 rows"),
     ],
 )
 def test_what_does_not_hold_what_it_says_is_refused(

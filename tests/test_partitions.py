@@ -65,14 +65,14 @@ def test_the_generator_is_the_only_source_of_randomness(name, parameters):
 
 @pytest.mark.parametrize(("name", "parameters"), PARAMETERS)
 def test_more_clients_than_samples_are_refused_with_both_numbers(name, parameters):
-    with pytest.raises(UserError, match=r"9 samples to 10 clients.*fewer clients or more samples"):
+    with pytest.raises(UserError, match=r"9 samples among 10 clients.*fewer clients or more samples"):
         split(name, parameters, np.arange(9) % 3, 10)
 
 
 def test_limits_beyond_one_sample_a_client():
-    with pytest.raises(UserError, match=r"29 samples to 10 clients: one for each of 3 shards .* at least 30"):
+    with pytest.raises(UserError, match=r"29 samples among 10 clients: .* 3 shards .* at least 30"):
         split("shards", {"shards_per_client": 3}, np.zeros(29, np.int64), 10)
-    with pytest.raises(UserError, match=r"29 samples to 10 clients: 3 a client needs at least 30"):
+    with pytest.raises(UserError, match=r"29 samples among 10 clients: .* at least 30"):
         split("dirichlet", {"alpha": 1.0, "min_samples": 3}, np.zeros(29, np.int64), 10)
 
 

@@ -143,7 +143,7 @@ def test_more_layers_and_those_that_cannot_be_kept() -> None:
     assert not any("bn1" in name for name in private_names(model))
     with pytest.raises(UserError, match="only 0 are"):
         Split().adapt_model(build_model("mlp", {}, (1, 8, 8), 10, seed=0))
-    with pytest.raises(UserError, match=r"first 4 layers .* begins with 3"):
+    with pytest.raises(UserError, match=r"first 4 layers .* only 3 are"):
         Passport(layers=4).adapt_model(build_model("lenet", {}, (1, 16, 16), 10, seed=0))
     with pytest.raises(UserError, match="smaller than the kernel"):
         Passport(size=3).adapt_model(build_model("lenet", {}, (1, 16, 16), 10, seed=0))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server import TreeFold
 from rayfed.client import plan
+from rayfed.engine.gpus import KINDS, with_devices
 from rayfed.engine.stragglers import portions, shares
 
 
@@ -118,5 +119,8 @@ def test_shares_have_each_cohort_once(weights: list[int], workers: int, arms: in
 @pytest.mark.parametrize(("drawn", "size"), [(10, 1), (64, 1), (65, 2), (100, 2), (512, 8), (1000, 8), (100_000, 8)])
 def test_a_large_round_has_cohorts_for_a_large_cluster(drawn: int, size: int) -> None:
     text = f"name: t\nmodel: mlp\nfederation: {{rounds: 1, clients: 200000, clients_per_round: {drawn}}}"
-    assert plan.cohort_size(scenarios.parse(text)) == size
+    on_cpu = with_devices(scenarios.parse(text), dict.fromkeys(KINDS, 0))
+    assert plan.cohort_size(on_cpu) == size
     assert plan.cohort_size(scenarios.parse(text, changes=["training.vectorise=fused"])) == -(-drawn // 8)
+    on_gpu = with_devices(scenarios.parse(text), dict.fromkeys(KINDS, 1))
+    assert plan.cohort_size(on_gpu) == -(-drawn // 8)

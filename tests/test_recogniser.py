@@ -210,7 +210,7 @@ def test_the_command_trains_once_and_says_how_good_it_is(tmp_path: Path, monkeyp
         ([], "10 people; trained on 360 public images"),
         ([], "up to date"),
         (["--epochs", "20"], "different epochs"),
-        (["--set", "data.public=0"], "another data, epochs, images"),
+        (["--set", "data.public=0"], "data, epochs, images"),
     ):
         result = CliRunner().invoke(app, ["train-recogniser", str(file), *arguments, "--out", out])
         assert said in " ".join(result.output.split())

@@ -181,7 +181,7 @@ def test_recordings_by_mistake_are_refused_or_warned_of(tmp_path: Path, net: Net
     ):
         r.round(sent, good, images(0, 8))
     assert not (tmp_path / "x").exists()
-    with pytest.warns(UserWarning, match="what was returned is what was sent"):
+    with pytest.warns(UserWarning, match="zero everywhere"):
         recording(good, good, batch)
     with pytest.raises(UserError, match="another recording"):
         recording(Net(5).state_dict(), Net(5).state_dict(), batch, model=Net(5))

@@ -166,7 +166,7 @@ def test_one_driver_at_a_time_on_an_object_store(bucket: str) -> None:
     ("command", "expected"),
     [
         (["launch", "{scenario}", "--out", "s3://no-such-bucket/runs"], "--out"),
-        (["report", "s3://no-such-bucket/x"], "no run"),
+        (["report", "s3://no-such-bucket/x"], "not a run folder"),
     ],
 )
 def test_a_bucket_that_is_not_there(command: list[str], expected: str, bucket: str, tmp_path: Path) -> None:

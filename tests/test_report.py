@@ -444,7 +444,7 @@ def test_inferences_stand_beside_chance_and_generated_images_beside_true_ones(tm
     write_report(folder)
     page = Page(folder.read_text("report.html"))
     assert not page.open
-    few = "not measurable: it needs at least 1,000 non-members, these are 120"
+    few = "not measurable: it needs at least 1,000 non-members, but there are 120"
     found = ("membership (AUC)", "0.800, sd 0.071", "0.625", "grant public data", few)
     for text in (*found, "TPR at 1 % FPR", "3.3 %"):
         assert text in page.text

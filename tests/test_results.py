@@ -317,7 +317,7 @@ def test_png_of_a_diverged_image() -> None:
 
 @pytest.mark.parametrize("shape", [(28, 28), (0, 8, 8), (1, 1, 8, 8)])
 def test_png_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="an image is"):
+    with pytest.raises(ValueError, match="an image has shape"):
         encode_png(torch.zeros(shape))
 
 

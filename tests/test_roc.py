@@ -76,7 +76,7 @@ def test_victims_are_pooled_whatever_the_units_of_their_scores() -> None:
     assert found.auc.value > 0.85
     assert found.control is not None
     assert found.control.low <= 0.5 <= found.control.high
-    assert stated(found, 0.001).endswith("not measurable: it needs at least 1,000 non-members, these are 120")
+    assert stated(found, 0.001).endswith("not measurable: it needs at least 1,000 non-members, but there are 120")
     assert "to" in stated(found, 0.01)
 
 

@@ -75,7 +75,7 @@ def test_a_verdict_has_the_closest_reconstruction_beside_a_guess() -> None:
     assert words._figures(rows[2:], "inconclusive") == " (18.0 dB by c, baseline 19.0 dB)"
     assert words._figures([rows[0] | {"closest": None}], "leaks") == "", "as of outcomes of earlier versions"
     records = [{"answer": "leaks", "closest": 0.9, "closest_guess": 0.4, "attack": "a", "feature_accuracy": 0.9}]
-    assert words._figures(records, "leaks") == " (90% by a, baseline 40%)"
+    assert words._figures(records, "leaks") == " (90 % by a, baseline 40 %)"
 
 
 def test_the_page_of_a_sweep_that_broke_off_names_what_was_not_played(tmp_path: Path) -> None:

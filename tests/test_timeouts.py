@@ -88,7 +88,7 @@ def test_an_attack_that_takes_too_long_is_a_row(undisturbed: RunFolder, tmp_path
     ("method", "said"), [("evaluate", "client actor's `evaluate`"), ("score", "`score`"), ("get", "the server took")]
 )
 def test_anything_else_that_takes_too_long_ends_the_run(method: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(OverdueError, match=f"{said}.*`rayfed resume` goes on"):
+    with pytest.raises(OverdueError, match=f"{said}.*resources\\.timeout"):
         runs.launch(parsed(LIMIT), str(tmp_path), hanging(method), Progress())
     [path] = tmp_path.iterdir()
     assert RunFolder.open(str(path)).read_mapping("status.json")["state"] == "failed"
@@ -149,8 +149,8 @@ class Uneven:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("without: 2", r"no sample to client 1 \(2 of 3 clients have none\): use fewer clients"),
-        ("missing: 1", "2 clients, but federation.clients is 3"),
+        ("without: 2", r"gives no sample to client 1 \(2 of 3 clients have none\)"),
+        ("missing: 1", "splits samples among 2 clients, but federation.clients is 3"),
     ],
 )
 def test_clients_without_samples_are_refused(how: str, said: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from rayfed.client.devices import devices
 from rayfed.engine import runs
 from rayfed.engine.clock import LATE, LOST, SMALL, SURPLUS, Clock, RoundClock
 from rayfed.engine.executor import Call, Crashed, Done, Overdue
-from rayfed.engine.inputs import Inputs, prepare
-from rayfed.engine.local import LocalExecutor, local
+from rayfed.engine.inputs import prepare
+from rayfed.engine.local import LocalExecution, LocalExecutor, local
 from rayfed.engine.progress import Progress
 from rayfed.engine.work import Work, _Counter, counted, processed
 from rayfed.errors import RunError, ScenarioError, UserError
@@ -540,11 +539,7 @@ def test_an_over_selected_round_goes_on_without_a_client_that_never_answers(
                 never = call.method == "cohorts" and call.args[3] == [(bad,)]
                 yield from [Done(call, unfinished, [])] if never else super().run_clients([call])
 
-    @contextmanager
-    def failing(inputs: Inputs, progress: Progress) -> Iterator[Failing]:
-        yield Failing(inputs)
-
-    folder = runs.launch(s, str(tmp_path), failing, Progress())
+    folder = runs.launch(s, str(tmp_path), LocalExecution(Failing), Progress())
     told = {row["client"]: row["status"] for row in rows(folder, "clients")}
     assert len(told) == 8
     assert "times" in told.pop(bad)

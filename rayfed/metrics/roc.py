@@ -1,7 +1,7 @@
 """ROC analysis of membership scores: area, and true positive rates at low false positive rates.
 
 Sources: Carlini et al. 2022, "Membership Inference Attacks From First Principles", section 4, on low
-false positive rates; DeLong et al. 1988, "Comparing the Areas under Two or More Correlated Receiver Operating Characteristic Curves";
+false positive rates; DeLong et al. 1988, "Comparing the Areas under Two or More Correlated ROC Curves";
 Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial".
 """
 

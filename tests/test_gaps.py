@@ -215,7 +215,7 @@ def test_a_report_that_fails_costs_a_run_nothing_else(
 ) -> None:
     (tmp_path / "s.yaml").write_text(TEXT)
     with monkeypatch.context() as broken:
-        broken.setattr(report, "_contents", lambda folder: {}["no such\nfigure"])
+        broken.setattr(report, "_contents", lambda *_: {}["no such\nfigure"])
         code, output = run("launch", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "runs"))
     [place] = (tmp_path / "runs").glob("t-*")
     folder = RunFolder.open(str(place))

@@ -68,7 +68,7 @@ def _round(arm: str, round: int) -> dict[str, Any]:
     accuracy = 0.97 - noise / 2 - 0.6 * math.exp(-0.8 * round)
     return {
         "arm": arm, "round": round, "train_loss": loss, "test_loss": 1.1 * loss, "test_accuracy": accuracy,
-        "train_accuracy": accuracy / 2, "stranger_accuracy": 0.11, "stranger_mean_accuracy": 0.234,
+        "train_accuracy": accuracy / 2, "non_member_accuracy": 0.11, "non_member_mean_accuracy": 0.234,
         "clients": CLIENTS, "samples": 1000, "actor_seconds": 2.5, "bytes_up": 6 * 63176, "bytes_down": 6 * 63176,
     }  # fmt: skip
 
@@ -111,7 +111,7 @@ def _scores(true: torch.Tensor, guess: torch.Tensor, label: int, sample: int, at
         "true_label": label, "label": label if sample or attack == "idlg" else (label + 1) % 10,
         "label_accuracy": 1.0 if attack == "idlg" else 0.75,
         "mse": mse, "psnr": -10 * math.log10(mse), "ssim": math.exp(-12 * mse), "objective": mse,
-        "iterations": 400, "seconds": 12.5, "status": "ok", "message": "", "above_guessing": 5.0, "told_apart": 1.0,
+        "iterations": 400, "seconds": 12.5, "status": "ok", "message": "", "above_baseline": 5.0, "identified": 1.0,
     }  # fmt: skip
 
 

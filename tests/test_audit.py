@@ -83,8 +83,8 @@ def row(arm: str, batch: int, psnr: float | None, attack: str = "a", **more: Any
         "victim": 0,
         "sample": 0,
         "distortion": 0.0,
-        "above_guessing": 5.0,
-        "told_apart": 1.0,
+        "above_baseline": 5.0,
+        "identified": 1.0,
         "knowledge": "",
         "fit": 1e-6,
     }
@@ -144,8 +144,8 @@ def test_tables_and_texts_have_sections_of_their_own(tmp_path: Path) -> None:
 def test_a_leak_is_near_beyond_guessing_and_told_apart() -> None:
     assert IMAGES.leaks(row("none", 1, 15.0))
     assert not IMAGES.leaks(row("none", 1, 14.9))
-    assert not IMAGES.leaks(row("none", 1, 40.0, above_guessing=0.0))
-    assert not IMAGES.leaks(row("none", 1, 40.0, told_apart=0.0))
+    assert not IMAGES.leaks(row("none", 1, 40.0, above_baseline=0.0))
+    assert not IMAGES.leaks(row("none", 1, 40.0, identified=0.0))
     assert not IMAGES.leaks(row("none", 1, None))
     assert Criterion.of("pixels", 30.0).leaks(row("none", 1, 31.0))
 
@@ -545,12 +545,12 @@ def test_one_sentence_names_states_batches_and_the_attack() -> None:
 
 def test_a_leak_hardly_above_guessing_says_how_far() -> None:
     """Whether it is a leak is decided sample by sample, against a guess and hundreds of other samples."""
-    rows = [row("x", 1, 16.0, victim=i, above_guessing=gain) for i, gain in enumerate((0.4, -0.5, 0.2, -0.5))]
+    rows = [row("x", 1, 16.0, victim=i, above_baseline=gain) for i, gain in enumerate((0.4, -0.5, 0.2, -0.5))]
     assert states(*rows) == {("x", 1): "leaks"}
-    sure = [one | {"above_guessing": 1.0 + 0.1 * one["victim"]} for one in rows]
-    said_of("x", *sure, *(one | {"attack": "b", "above_guessing": 0.1} for one in sure))
-    assert "above guessing" not in said_of("x", *rows[1:], row("x", 1, 16.0, above_guessing=3.0))
-    row("x", 1, 12.0, victim=4, above_guessing=8.0)
+    sure = [one | {"above_baseline": 1.0 + 0.1 * one["victim"]} for one in rows]
+    said_of("x", *sure, *(one | {"attack": "b", "above_baseline": 0.1} for one in sure))
+    assert "above guessing" not in said_of("x", *rows[1:], row("x", 1, 16.0, above_baseline=3.0))
+    row("x", 1, 12.0, victim=4, above_baseline=8.0)
 
 
 def test_a_finding_keeps_the_closest_of_each_twin() -> None:
@@ -565,7 +565,7 @@ def test_a_finding_keeps_the_closest_of_each_twin() -> None:
 
 
 def test_the_closest_of_what_leaked_stands_beside_a_leak() -> None:
-    [found] = audit.findings([row("x", 1, 16.0), row("x", 1, 40.0, "b", above_guessing=-1.0)], IMAGES)
+    [found] = audit.findings([row("x", 1, 16.0), row("x", 1, 40.0, "b", above_baseline=-1.0)], IMAGES)
     assert (found.state, found.best, found.by) == ("leaks", 16.0, "a, non-adaptive")
 
 
@@ -761,7 +761,7 @@ def test_that_searches_take_long_is_told_before_the_trials(monkeypatch: pytest.M
 
 
 def test_a_near_reconstruction_that_is_no_leak_is_told_whatever_is_missing_beside_it() -> None:
-    near, late = row("none", 1, 35.0, told_apart=0.0), row("none", 1, None, "b", status=UNPLAYED, message=WANT_OF_TIME)
+    near, late = row("none", 1, 35.0, identified=0.0), row("none", 1, None, "b", status=UNPLAYED, message=WANT_OF_TIME)
     said = said_of("none", near, late)
     assert said.startswith("none: NOT MEASURED")
     assert audit.NEAR not in said_of("none", row("none", 1, 8.0), late)
@@ -1597,7 +1597,7 @@ def test_an_arm_of_a_run_needs_the_run(tmp_path: Path) -> None:
 def test_labels_of_a_batch_stand_beside_the_better_of_two_guesses() -> None:
     """Of 9 and 7 labels of two classes, eight of each are 15 of 16, which a batch of noise got, too."""
     rows = [
-        row("noise", 16, 8.0, sample=i, true_label=int(i < 9), label_accuracy=15 / 16, label_guess_accuracy=15 / 16)
+        row("noise", 16, 8.0, sample=i, true_label=int(i < 9), label_accuracy=15 / 16, label_baseline=15 / 16)
         for i in range(16)
     ]
     [found] = audit.findings(rows, IMAGES)
@@ -1611,7 +1611,7 @@ def test_an_undefended_gradient_that_nothing_found_explains_is_inconclusive() ->
         ("none", 1): "not reconstructed"
     }
     # of two samples one is explained
-    other = {"victim": 1, "told_apart": 0.0}
+    other = {"victim": 1, "identified": 0.0}
     assert states(row("none", 1, 8.0, fit=1e-6), row("none", 1, 8.0, fit=0.9, **other)) == {("none", 1): "inconclusive"}
     assert states(row("none", 1, 30.0, fit=0.9)) == {("none", 1): "leaks"}
     # a defence may have changed the gradient, so that the sample itself does not explain it
@@ -1633,19 +1633,19 @@ def test_an_undefended_gradient_that_nothing_found_explains_is_inconclusive() ->
 @pytest.mark.parametrize(("fit", "state"), [(1e-4, "inconclusive"), (1e-6, "not reconstructed")])
 def test_tokens_that_come_near_do_not_explain_a_gradient(fit: float, state: str) -> None:
     """As those that `tag` finds where adapters or the head alone are trained, of which 3 % are right."""
-    wrong = row("none", 1, None, status="ok", token_accuracy=0.03, above_guessing=-0.1, fit=fit)
+    wrong = row("none", 1, None, status="ok", token_accuracy=0.03, above_baseline=-0.1, fit=fit)
     assert [found.state for found in audit.findings([wrong], Criterion.of("tokens", None))] == [state]
 
 
 @pytest.mark.parametrize(("bag", "state"), [(0.95, "inconclusive"), (0.5, "not reconstructed")])
 def test_tokens_in_another_order_are_no_sign_that_a_text_is_hidden(bag: float, state: str) -> None:
     """A model that takes the mean of its words' vectors shows all words, and any order of them has its gradient."""
-    found = row("none", 1, None, status="ok", token_accuracy=0.38, rouge1=bag, above_guessing=0.2, fit=0.0)
+    found = row("none", 1, None, status="ok", token_accuracy=0.38, rouge1=bag, above_baseline=0.2, fit=0.0)
     [finding] = audit.findings([found], Criterion.of("tokens", None))
     assert finding.state == state
     told = Verdict("none", finding.state, audit.sentence([finding], Criterion.of("tokens", None)))
     assert (audit.IN_ANOTHER_ORDER in told.sentence) == (bag > 0.9)
-    part = {"parts_found": 0.38, "parts_guessed": 0.1, "parts_evidence": 50.0, "columns": None, "told_apart": 1.0}
+    part = {"parts_recovered": 0.38, "parts_baseline": 0.1, "parts_evidence": 50.0, "columns": None, "identified": 1.0}
     [finding] = audit.findings([found | part], Criterion.of("tokens", None))
     assert finding.state == "leaks"
     assert (audit.IN_ANOTHER_ORDER in audit.sentence([finding], Criterion.of("tokens", None))) == (bag > 0.9)

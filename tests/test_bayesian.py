@@ -65,7 +65,7 @@ def scored(arm: str, repeat: int, mse: float, bp_ki: float) -> dict[str, object]
 def trained(arm: str, accuracy: float, seconds: float) -> dict[str, object]:
     return {
         "arm": arm, "round": 0, "test_accuracy": accuracy, "train_accuracy": None, "test_loss": 1.0,
-        "stranger_accuracy": None, "stranger_mean_accuracy": None,
+        "non_member_accuracy": None, "non_member_mean_accuracy": None,
         "actor_seconds": seconds, "bytes_up": 1, "bytes_down": 1,
     }  # fmt: skip
 

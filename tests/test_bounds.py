@@ -184,7 +184,7 @@ def test_a_bound_that_nothing_could_pass_is_compared_with_nothing() -> None:
 
 
 def test_page_and_figures_have_no_bounds_that_prove_nothing(tmp_path: Path) -> None:
-    scores = {"psnr": 9.0, "told_apart": 0.0, "decoy_told_apart": 0.0}
+    scores = {"psnr": 9.0, "identified": 0.0, "decoy_identified": 0.0}
     for present, there in ((1.0, False), (0.4, True)):
         folder = small_run(str(tmp_path / str(there)), {"arms": {"dp": ["dp_sgd"]}})
         folder.write_part("attacks", 0, [attacked("dp", "a", i, **scores) for i in range(4)])

@@ -86,8 +86,8 @@ def test_buffers_that_hold_a_sample_and_were_not_solved_are_no_answer() -> None:
     seen = model[1].seen
     read = (seen - torch.cat([torch.zeros(1), seen[:-1]])) % 17 / 15
     assert psnr(read.view_as(images), images) > 25
-    rows = [row("none", 1, 30.0), row("noise", 1, 8.0, told_apart=0.0, knowledge="defence,code")]
-    told = row("noise", 1, 8.0, "buffers", told_apart=0.0, status="diverged", message=result.message)
+    rows = [row("none", 1, 30.0), row("noise", 1, 8.0, identified=0.0, knowledge="defence,code")]
+    told = row("noise", 1, 8.0, "buffers", identified=0.0, status="diverged", message=result.message)
     criterion = Criterion.of("pixels", None)
     for more, state in (([], "not reconstructed"), ([told], "inconclusive")):
         [found] = [one for one in findings([*rows, *more], criterion, closed=["buffers"]) if one.arm == "noise"]

@@ -270,9 +270,9 @@ def test_an_interrupted_sweep_has_the_page_of_what_is_there(
 
 
 def test_a_sweep_says_which_pareto_optimal_settings_leak() -> None:
-    both = {"status": "finished", "attack": "dlg", "guessing_accuracy": 0.1, "attacked": 1, "unanswered": 0}
+    both = {"status": "finished", "attack": "dlg", "baseline_accuracy": 0.1, "attacked": 1, "without_result": 0}
     rows = [
-        {**both, "trial": 0, "arm": "none", "test_accuracy": 0.9, "psnr": 40.0, "answer": "leaks", "verdict": "leaks"},
+        {**both, "trial": 0, "arm": "none", "test_accuracy": 0.9, "psnr": 40.0, "result": "leaks", "verdict": "leaks"},
         {**both, "trial": 1, "arm": "noise", "test_accuracy": 0.8, "psnr": 5.0, "verdict": "not reconstructed"},
     ]
     said = StringIO()

@@ -53,8 +53,8 @@ def attacked(psnr: float, arm: str = "none", attack: str = "dlg") -> dict[str, A
         "observes": "gradient",
         "sample": 0,
         "knowledge": "",
-        "above_guessing": 5.0,
-        "told_apart": 1.0,
+        "above_baseline": 5.0,
+        "identified": 1.0,
         "fit": 1e-6,
         "distortion": None,
     }

@@ -221,7 +221,7 @@ def test_what_proves_nothing_is_marked_and_never_bold() -> None:
 
 def test_repeats_that_prove_nothing_or_collapsed_are_marked_and_not_compared() -> None:
     rows = [
-        outcome(arm, seed=seed, repeat=seed, psnr=psnr, verdict=verdict, test_accuracy=accuracy, guessing_accuracy=0.1)
+        outcome(arm, seed=seed, repeat=seed, psnr=psnr, verdict=verdict, test_accuracy=accuracy, baseline_accuracy=0.1)
         for arm, psnr, verdicts, accuracies in (
             ("none", 30.0, ("leaks", "leaks", "leaks"), (0.9, 0.9, 0.9)),
             ("noise", 10.0, ("leaks", "inconclusive", "inconclusive"), (0.8, 0.8, 0.8)),
@@ -245,7 +245,7 @@ def test_means_that_are_printed_alike_are_a_tie_and_guessing_is_marked() -> None
         for name, mean in arms
         for one in [setting(name, attack=None)]
     ]
-    settings[2].rows[0] |= {"test_accuracy": 0.05, "guessing_accuracy": 0.13}  # type: ignore[operator]
+    settings[2].rows[0] |= {"test_accuracy": 0.05, "baseline_accuracy": 0.13}  # type: ignore[operator]
     found = grid(settings)
     assert [row[-1] for row in found.rows[:2]] == ["0.15 ± 0.14", "0.15 ± 0.14"]
     assert found.best == frozenset(), "all that are compared are alike"
@@ -353,7 +353,7 @@ def test_the_front_has_steps(measure: str, expected: str) -> None:
 
 def test_what_broke_off_is_marked_and_counted_and_never_bold() -> None:
     broken = setting("noise", psnr=3.0, test_accuracy=0.9)
-    broken.rows[0] |= {"unanswered": 2, "attacked": 3}  # type: ignore[operator]
+    broken.rows[0] |= {"without_result": 2, "attacked": 3}  # type: ignore[operator]
     found = grid(
         [setting("none", psnr=30.0, test_accuracy=0.8), setting("prune", psnr=20.0, test_accuracy=0.7), broken]
     )

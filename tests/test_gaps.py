@@ -260,7 +260,7 @@ def test_a_gate_passes_no_bound_on_a_metric_that_has_no_value() -> None:
     assert states(leaks, row("x", 9.0, ssim=None)) == {"none": "failed", "x": "not measured"}
     assert states(row("none", 40.0, ssim=nan), row("x", 9.0, ssim=nan)) == dict.fromkeys(("none", "x"), "not measured")
     assert states(leaks, row("x", 30.0, ssim=0.8), gap)["x"] == "failed", "what is known to leak leaks"
-    diverged = row("x", attack="b", above_guessing=None, told_apart=None, ssim=None)
+    diverged = row("x", attack="b", above_baseline=None, identified=None, ssim=None)
     assert states(leaks, holds, diverged)["x"] == "passed", "it found nothing that could be compared"
 
 

@@ -70,7 +70,7 @@ PSNR, LPIPS = Bound("psnr", 15.0), Bound("lpips_alex", 0.3)
 def row(arm: str, psnr: float | None = None, attack: str = "a", batch: int = 1, **more: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {"round": 0, "victim": 0, "sample": 0, "repeat": 0, "true_label": 1}
     usual |= {"knowledge": "defence,code", "fit": 1e-6}
-    usual |= {"above_guessing": 5.0, "told_apart": 1.0, "status": "ok", "message": "", "observes": "gradient"}
+    usual |= {"above_baseline": 5.0, "identified": 1.0, "status": "ok", "message": "", "observes": "gradient"}
     return usual | {"arm": arm, "attack": attack, "batch_size": batch, "psnr": psnr} | more
 
 
@@ -110,7 +110,7 @@ def test_a_passed_check_says_on_how_many_samples_it_is_shown() -> None:
     [check] = Played(SCENARIO, rows, [], True).checks([PSNR], ["x"])
     assert (check.state, check.value) == ("passed", 9.0)
     assert "1 of 2" in check.details
-    guessed = [row("none", 40.0), row("none", 30.0, sample=1, above_guessing=-1.0), *rows[2:]]
+    guessed = [row("none", 40.0), row("none", 30.0, sample=1, above_baseline=-1.0), *rows[2:]]
     [near] = Played(SCENARIO, guessed, [], True).checks([PSNR], ["x"])
     assert "1 of 2" in near.details
     [whole] = Played(SCENARIO, [row("none", 40.0), row("x", 9.0)], [], True).checks([PSNR], ["x"])
@@ -124,7 +124,7 @@ def test_nothing_passes_where_another_attack_raised() -> None:
 
 
 def test_a_value_that_exceeds_the_bound_but_not_the_baseline_is_marked() -> None:
-    guessed = [row("none", 19.1, above_guessing=-1.7), row("x", 19.3, above_guessing=-1.5)]
+    guessed = [row("none", 19.1, above_baseline=-1.7), row("x", 19.3, above_baseline=-1.5)]
     [check] = Played(SCENARIO, guessed, []).checks([PSNR], ["x"])
     assert (check.state, check.value) == ("inconclusive", 19.3)
     assert GUESSED in check.reason
@@ -145,11 +145,11 @@ def test_a_bare_number_bounds_what_samples_of_a_table_are_ranked_by() -> None:
 def test_a_passed_check_says_what_else_was_read() -> None:
     """A bound is on whole rows; columns and labels may be read all the same."""
     scenario = SCENARIO | {"metrics": {"names": default_names("records")}}
-    parts = {"parts_guessed": 0.2, "parts_evidence": 10.0}
-    labels = {"label_accuracy": 1.0, "label_guess_accuracy": 0.5, "knowledge": "defence,code"}
+    parts = {"parts_baseline": 0.2, "parts_evidence": 10.0}
+    labels = {"label_accuracy": 1.0, "label_baseline": 0.5, "knowledge": "defence,code"}
 
     def record(arm: str, share: float, sample: int = 0, label: int = 0) -> dict[str, Any]:
-        read = {"parts_found": share, "feature_accuracy": share, "sample": sample, "true_label": label}
+        read = {"parts_recovered": share, "feature_accuracy": share, "sample": sample, "true_label": label}
         return row(arm, batch=2, columns=[{"name": "age", "found": True, "guess": 0.2}], **parts, **labels, **read)
 
     rows = [record("none", 1.0), record("none", 1.0, 1, 1), record("x", 0.8), record("x", 0.8, 1, 1)]
@@ -163,7 +163,7 @@ def test_a_passed_check_says_what_else_was_read() -> None:
 
 
 def test_no_bound_on_whole_images_is_passed_where_pixels_were_read() -> None:
-    parts = {"parts_found": 0.3, "parts_guessed": 0.05, "parts_evidence": 30.0}
+    parts = {"parts_recovered": 0.3, "parts_baseline": 0.05, "parts_evidence": 30.0}
     rows = [row("none", 40.0), row("x", 9.0, **parts)]
     [check] = Played(SCENARIO, rows, []).checks([PSNR], ["x"])
     assert check.state == "inconclusive"
@@ -173,7 +173,7 @@ def test_no_bound_on_whole_images_is_passed_where_pixels_were_read() -> None:
 
 
 def test_the_reason_of_a_passed_value_that_exceeds_the_bound_begins_with_the_baseline() -> None:
-    rows = [row("none", 40.0), row("x", 16.0, above_guessing=-1.0)]
+    rows = [row("none", 40.0), row("x", 16.0, above_baseline=-1.0)]
     [check] = Played(SCENARIO, rows, []).checks([PSNR], ["x"])
     assert (check.state, check.value, check.reason) == ("passed", 16.0, GUESSED)
 
@@ -196,7 +196,7 @@ def test_every_bound_of_a_metric_counts() -> None:
 
 
 def test_a_bound_on_another_metric_is_not_passed_by_guesses_that_psnr_compares() -> None:
-    rows = [row("none", 40.0, ssim=0.9), row("x", 9.0, ssim=0.6, above_guessing=-1.0)]
+    rows = [row("none", 40.0, ssim=0.9), row("x", 9.0, ssim=0.6, above_baseline=-1.0)]
     assert states(Bound("ssim", 0.5), *rows) == {"none": "failed", "x": "inconclusive"}
 
 
@@ -207,9 +207,9 @@ def test_nothing_passes_that_nothing_shows() -> None:
     silent = row("x", None, status="failed", message="raised")
     assert states(PSNR, row("none", 40.0), silent)["x"] == "not measured"
     assert states(PSNR, row("none", 40.0), row("x", 9.0), finished=False) == {"none": "failed", "x": "not measured"}
-    assert states(PSNR, row("none", 40.0), row("x", 40.0, told_apart=0.0))["x"] == "inconclusive"
-    assert states(PSNR, row("none", 40.0), row("x", 40.0, above_guessing=0.0))["x"] == "passed"
-    assert states(PSNR, row("none", 40.0), row("x", 40.0, above_guessing=None))["x"] == "not measured"
+    assert states(PSNR, row("none", 40.0), row("x", 40.0, identified=0.0))["x"] == "inconclusive"
+    assert states(PSNR, row("none", 40.0), row("x", 40.0, above_baseline=0.0))["x"] == "passed"
+    assert states(PSNR, row("none", 40.0), row("x", 40.0, above_baseline=None))["x"] == "not measured"
     [check] = Played(SCENARIO, [row("none", 40.0)], []).checks([PSNR], ["x"])
     assert (check.state, check.reason) == ("not measured", NOTHING_REBUILT)
 
@@ -253,7 +253,7 @@ def test_labels_that_were_given_are_not_found() -> None:
     given = {"knowledge": "defence,code,labels"}
     rows = [*labels_of("none", [1] * 8), *labels_of("x", [1, 0] * 4), *labels_of("x", [1] * 8, "b", **given)]
     assert states(LABELS, *rows) == {"none": "failed", "x": "passed"}
-    assert states(LABELS, *rows, *labels_of("y", [1] * 8, above_guessing=-1.0))["y"] == "failed"
+    assert states(LABELS, *rows, *labels_of("y", [1] * 8, above_baseline=-1.0))["y"] == "failed"
     found = [*labels_of("none", [1] * 8, **given), *labels_of("x", [1] * 8, **given)]
     [only] = Played(SCENARIO, found, []).checks([LABELS], ["x"])
     assert (only.state, only.reason) == ("not measured", "a was given the labels")
@@ -326,12 +326,12 @@ def test_what_guesses_do_not_reach_as_often_is_no_pass(
     made = labels_of("x", [*[1.0] * whole, *[rest] * (updates - whole)], batch=batch)
     rows = [
         one | {"true_label": int(own), "victim": one["victim"] % clients, "round": one["victim"] // clients}
-        | {"label_guess_accuracy": even_guess(torch.tensor(labels[one["victim"]]), classes)}
+        | {"label_baseline": even_guess(torch.tensor(labels[one["victim"]]), classes)}
         for one, own in zip(made, labels.flatten(), strict=True)
     ]  # fmt: skip
     bare = [one | {"arm": "none", "label_accuracy": 1.0} for one in rows]
     assert states(LABELS, *bare, *rows)["x"] != "passed"
-    guesses = [one | {"label_accuracy": one["label_guess_accuracy"]} for one in rows]
+    guesses = [one | {"label_accuracy": one["label_baseline"]} for one in rows]
     [found] = named_labels.named(guesses)
     assert found.reaching(0.9) == 0 or not found.may_reach(0.9)
 
@@ -387,7 +387,7 @@ def test_the_budget_stands_beside_a_passed_check() -> None:
 
 def test_a_share_of_labels_that_is_no_number_is_not_measured() -> None:
     nan = float("nan")
-    rows = [*labels_of("none", [1] * 8), *labels_of("x", [nan] * 8, label_guess_accuracy=nan)]
+    rows = [*labels_of("none", [1] * 8), *labels_of("x", [nan] * 8, label_baseline=nan)]
     [check] = Played(SCENARIO, rows, []).checks([LABELS], ["x"])
     assert check.state == "not measured"
     assert named_labels.named(rows[8:]) == []
@@ -423,7 +423,7 @@ def test_luck_is_told_as_such(how: str, batch: int, skew: str) -> None:
         for i in range(1 if how == "proportion" else 12):
             made = labels_of("x", guessed(rng, labels, prior, how), f"a{i}", batch=batch)
             rows += [
-                one | {"true_label": int(own), "label_guess_accuracy": even_guess(torch.tensor(update), 10)}
+                one | {"true_label": int(own), "label_baseline": even_guess(torch.tensor(update), 10)}
                 for one, own, update in zip(made, labels.flatten(), np.repeat(labels, batch, 0), strict=True)
             ]
         beyond += any(not one.lucky or one.whole for one in named_labels.named(rows))
@@ -588,7 +588,7 @@ def test_bounds_have_names_of_what_is_measured() -> None:
     for text, said in {
         "ssimm=0.5": "'ssimm' is not measured here; did you mean 'ssim'? (valid: ",
         "membership.tpr=0.1": "not measured here",
-        "told_apart=1": "not measured here",
+        "identified=1": "not measured here",
         "bp_ki=1": "not measured here",
         "tokens=0.1": "not measured here",
         "psnr=much": "'much'",
@@ -648,7 +648,7 @@ def test_one_client_that_newly_leaks_fails_and_is_named() -> None:
 
 
 def test_an_update_leaks_by_the_runs_own_criterion() -> None:
-    rows = [row("x", 30.0), row("x", 30.0, "b"), row("x", 20.0, sample=1, told_apart=0.0), row("x", 14.0, victim=1)]
+    rows = [row("x", 30.0), row("x", 30.0, "b"), row("x", 20.0, sample=1, identified=0.0), row("x", 14.0, victim=1)]
     found = updates(Played(SCENARIO, rows, []), ["psnr"], ["x"])
     assert [(one["victim"], one["leaked"]) for one in found] == [(0, 1), (1, 0)]
 

@@ -138,8 +138,8 @@ def _finite(row: dict[str, Any]) -> bool:
 
 
 def _leaks(row: dict[str, Any]) -> bool:
-    near = _finite(row) and row["psnr"] >= LIMIT and (row["above_guessing"] or 0.0) > 0
-    return near and row["told_apart"] == 1
+    near = _finite(row) and row["psnr"] >= LIMIT and (row["above_baseline"] or 0.0) > 0
+    return near and row["identified"] == 1
 
 
 def _state(folder: Path) -> str:

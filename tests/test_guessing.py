@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayfed.metrics.guessing import Others, above_guessing, above_public, nearest_of, told_apart
+from rayfed.metrics.guessing import Others, above_baseline, above_public, identified, nearest_of
 from rayfed.samples import Column, Pixels, Records, SampleSpec, Tokens
 
 TEXTS = Tokens(tuple(map(str, range(50))), 6)
@@ -28,20 +28,20 @@ def others_of(sample: SampleSpec, count: int = 60) -> Others:
 @pytest.mark.parametrize("sample", [IMAGES, TEXTS, ROWS])
 def test_a_copy_says_more_than_any_guess_and_is_told_apart(sample: SampleSpec) -> None:
     true, others = drawn(sample, 4, 2), others_of(sample)
-    assert (above_guessing(sample, others)(true, true) > 0).all()
-    assert (told_apart(sample, others)(true, true) == 1).all()
+    assert (above_baseline(sample, others)(true, true) > 0).all()
+    assert (identified(sample, others)(true, true) == 1).all()
 
 
 @pytest.mark.parametrize("sample", [IMAGES, TEXTS, ROWS])
 def test_what_others_have_in_common_says_nothing(sample: SampleSpec) -> None:
     true, others = drawn(sample, 4, 2), others_of(sample)
     typical = others.inputs.mode(0).values if sample is TEXTS else others.inputs.mean(0)
-    assert (above_guessing(sample, others)(true, typical.expand_as(true)) <= 0).all()
+    assert (above_baseline(sample, others)(true, typical.expand_as(true)) <= 0).all()
 
 
 def test_no_constant_says_anything_of_an_image() -> None:
     true, others = drawn(IMAGES, 4, 2), others_of(IMAGES)
-    gain = above_guessing(IMAGES, others)
+    gain = above_baseline(IMAGES, others)
     for level in torch.linspace(0, 1, 21):
         assert (gain(true, level.expand_as(true)) <= 1e-6).all()
     assert (gain(true, true.mean((2, 3), keepdim=True).expand_as(true)) <= 1e-6).all()
@@ -50,7 +50,7 @@ def test_no_constant_says_anything_of_an_image() -> None:
 @pytest.mark.parametrize("sample", [IMAGES, TEXTS])
 def test_another_sample_is_not_told_for_ones_own(sample: SampleSpec) -> None:
     true, others = drawn(sample, 4, 2), others_of(sample)
-    told = told_apart(sample, others)
+    told = identified(sample, others)
     assert (told(true, others.inputs[:4]) == 0).all()
     assert (told(true, true.roll(1, 0)) == 0).all(), "samples of one batch are others to each other"
 
@@ -60,13 +60,13 @@ def test_copies_of_the_true_sample_are_no_others() -> None:
     others = others_of(IMAGES)
     doubled = Others(torch.cat([others.inputs, true]))
     near = (true + 0.01).clamp(0, 1)
-    assert (told_apart(IMAGES, doubled)(true, near) == 1).all()
-    assert (told_apart(IMAGES, doubled)(true[:1].repeat(2, 1, 1, 1), near[:1].repeat(2, 1, 1, 1)) == 1).all()
+    assert (identified(IMAGES, doubled)(true, near) == 1).all()
+    assert (identified(IMAGES, doubled)(true[:1].repeat(2, 1, 1, 1), near[:1].repeat(2, 1, 1, 1)) == 1).all()
 
 
 def test_noise_is_hardly_ever_told_apart() -> None:
     true, others = drawn(IMAGES, 40, 2), others_of(IMAGES, 300)
-    found = told_apart(IMAGES, others)(true, drawn(IMAGES, 40, 9))
+    found = identified(IMAGES, others)(true, drawn(IMAGES, 40, 9))
     assert found.sum() <= 2
 
 

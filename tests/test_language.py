@@ -317,9 +317,9 @@ def test_a_guess_names_each_token_as_often_as_it_occurs() -> None:
         has_places=True,
     )
     found = guesses(placed, CausalLM())
-    assert found["guessing_perplexity"] == pytest.approx(5 / 3**0.6, rel=1e-9)
-    assert found["guessing_accuracy"] == pytest.approx(min(1, 0.6 + 1.645 * (0.24 / 2) ** 0.5))
-    assert guesses(placed, PlaceCrossEntropy())["guessing_perplexity"] is None
+    assert found["baseline_perplexity"] == pytest.approx(5 / 3**0.6, rel=1e-9)
+    assert found["baseline_accuracy"] == pytest.approx(min(1, 0.6 + 1.645 * (0.24 / 2) ** 0.5))
+    assert guesses(placed, PlaceCrossEntropy())["baseline_perplexity"] is None
 
 
 @pytest.mark.engine
@@ -334,7 +334,7 @@ def test_a_language_model_learns_and_is_reported(tmp_path: Path, kind: str) -> N
     written = document(tmp_path / "t.parquet", kind, training=training, arms={"none": [], **arms})
     run = runs.launch(scenario.check(written, "t"), str(tmp_path), local, Progress())
     last = {row["arm"]: row for row in run.read_table("rounds").to_pylist()[-2:]}
-    assert last["none"]["guessing_perplexity"] == pytest.approx(20, rel=0.1)
+    assert last["none"]["baseline_perplexity"] == pytest.approx(20, rel=0.1)
     assert 1 < last["none"]["test_perplexity"] < 0.6 * len(SAMPLE.vocabulary)
     assert all(1 < row["test_perplexity"] < 1.1 * len(SAMPLE.vocabulary) for row in last.values())
     assert "per token, perplexity" in run.read_text("report.html")

@@ -145,8 +145,8 @@ def test_regression_is_judged_by_its_error_and_never_by_accuracy(tmp_path: Path)
     folder = runs.launch(scenario.check(REGRESSION, "t"), str(tmp_path), local, Progress())
     last = folder.read_table("rounds").to_pylist()[-1]
     assert last["test_accuracy"] is None
-    assert last["guessing_accuracy"] is None
-    assert 0 < last["test_error"] <= 1.05 * last["guessing_error"] < 0.3
+    assert last["baseline_accuracy"] is None
+    assert 0 < last["test_error"] <= 1.05 * last["baseline_error"] < 0.3
     assert "targets are quantities" in folder.read_text("report.html")
 
 
@@ -272,8 +272,8 @@ def test_attacks_on_classes_say_why_they_do_not_apply_and_the_audit_says_not_mea
     assert refused.status == "not applicable"
     row = {
         "arm": "none", "attack": "two_images batch 1, blind", "victim": 0, "sample": 0, "round": 0, "batch_size": 1,
-        "knowledge": "", "status": refused.status, "message": refused.message, "psnr": None, "above_guessing": None,
-        "told_apart": None, "true_label": None,
+        "knowledge": "", "status": refused.status, "message": refused.message, "psnr": None, "above_baseline": None,
+        "identified": None, "true_label": None,
     }  # fmt: skip
     said = sentence(findings([row], Criterion.of("pixels", None)), Criterion.of("pixels", None))
     assert "NOT MEASURED" in said
@@ -287,7 +287,7 @@ def test_an_error_of_targets_that_were_not_found_is_no_number() -> None:
     [row] = scorer.score(image, torch.tensor([[0.25]]), image, torch.tensor([[math.nan]]))
     assert (row["target_error"], row["label_accuracy"], row["true_label"]) == (None, None, None)
     [row] = scorer.score(image, torch.tensor([[0.25]]), image, torch.tensor([[0.5]]))
-    assert (row["target_error"], row["target_guess_error"]) == (0.25, None)
+    assert (row["target_error"], row["target_baseline"]) == (0.25, None)
 
 
 def test_an_error_of_targets_stands_beside_that_of_a_guess() -> None:
@@ -297,10 +297,10 @@ def test_an_error_of_targets_stands_beside_that_of_a_guess() -> None:
     image, number = torch.rand(1, 1, 4, 4), torch.tensor([[0.25, 1.0]])
     scorer = Scorer(("psnr",), others=Others(image, median=torch.tensor([0.75, 1.0])))
     [row] = scorer.score(image, number, image, number)
-    assert (row["target_error"], row["target_guess_error"]) == (0.0, 0.25)
+    assert (row["target_error"], row["target_baseline"]) == (0.0, 0.25)
     row |= {
         "arm": "none", "attack": "analytic batch 1, blind", "victim": 0, "round": 0, "batch_size": 1, "knowledge": "",
-        "status": "ok", "message": "", "above_guessing": 10.0, "told_apart": 1.0,
+        "status": "ok", "message": "", "above_baseline": 10.0, "identified": 1.0,
     }  # fmt: skip
     [found] = findings([row], Criterion.of("pixels", None))
     assert (found.targets, found.guessed) == (0.0, 0.25)

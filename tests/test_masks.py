@@ -260,13 +260,13 @@ def test_one_class_everywhere_is_what_guessing_comes_to(tmp_path: Path) -> None:
     written(tmp_path, masks)
     data = load(tmp_path)
     found, (share, classes) = guesses(data, PlaceCrossEntropy()), (np.bincount(data.test_labels.ravel()).max(), 3)
-    assert found["guessing_iou"] == pytest.approx(share / data.test_labels.size / classes)
+    assert found["baseline_iou"] == pytest.approx(share / data.test_labels.size / classes)
     constant = torch.nn.functional.one_hot(torch.tensor(np.bincount(data.test_labels.ravel()).argmax()), 3).float()
     everywhere = constant[None, :, None, None].expand(2, -1, 6, 8)
     counts = overlap(everywhere, torch.from_numpy(data.test_labels))
-    assert found["guessing_iou"] == pytest.approx(Evaluation(0, 0, 0, overlap=counts).iou)
-    assert found["guessing_accuracy"] is not None
-    assert found["guessing_perplexity"] is None
+    assert found["baseline_iou"] == pytest.approx(Evaluation(0, 0, 0, overlap=counts).iou)
+    assert found["baseline_accuracy"] is not None
+    assert found["baseline_perplexity"] is None
 
 
 def test_masks_of_probabilities_give_the_loss_and_the_slope_of_masks() -> None:

@@ -22,7 +22,7 @@ from rayfed.metrics.assignment import assign
 from rayfed.metrics.images import mse, psnr, ssim
 from rayfed.metrics.labels import even_guess, label_accuracy
 from rayfed.metrics.lpips import Lpips, LpipsUnavailable
-from rayfed.metrics.measures import MEASURES, worst_of
+from rayfed.metrics.measures import MEASURES, extreme_of
 from rayfed.metrics.score import Scorer
 
 
@@ -171,7 +171,7 @@ def test_a_diverged_image_has_no_metrics_and_does_not_spoil_the_others(digits):
 
 def test_only_the_named_metrics_are_in_a_row(digits):
     rows = Scorer(("psnr",)).score(digits, torch.arange(6), digits, torch.arange(6))
-    assert set(rows[0]) == {"sample", "order", "true_label", "label", "label_guess_accuracy", "psnr"}
+    assert set(rows[0]) == {"sample", "order", "true_label", "label", "label_baseline", "psnr"}
 
 
 def test_an_unknown_metric_is_named_with_the_nearest():
@@ -307,5 +307,5 @@ def test_lpips_with_imagenet_weights(net, arch, taps, shared_data, photographs):
 
 
 def test_the_worst_sample_of_a_metric_is_called_what_it_is_of():
-    titles = {name: MEASURES[worst_of(name)].title for name in ("psnr", "rouge1", "feature_accuracy")}
+    titles = {name: MEASURES[extreme_of(name)].title for name in ("psnr", "rouge1", "feature_accuracy")}
     assert [title.rpartition(", ")[2] for title in titles.values()] == ["worst image", "worst text", "worst record"]

@@ -17,7 +17,7 @@ from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.verdicts import run_findings
 from rayfed.errors import RunError, UserError
 from rayfed.metrics import roc
-from rayfed.metrics.measures import MEASURES, measure_of, worst_of
+from rayfed.metrics.measures import MEASURES, extreme_of, measure_of
 from rayfed.store.folder import RunFolder
 from tests.result_fixtures import BATCH, SIGMA, attacked, outcome, small_run, small_sweep
 
@@ -35,7 +35,7 @@ def test_a_row_for_every_arm_and_attack(tmp_path: Path) -> None:
         ("none", "dlg"), ("none", "idlg"), ("noise", "dlg"), ("noise", "membership"), ("idle", None)
     ]  # fmt: skip
     dlg = found["none", "dlg"]
-    assert (dlg["psnr"], dlg["psnr_worst"], dlg["mse_worst"], dlg["ssim"]) == (20, 30, 0.001, pytest.approx(0.3))
+    assert (dlg["psnr"], dlg["max_psnr"], dlg["min_mse"], dlg["ssim"]) == (20, 30, 0.001, pytest.approx(0.3))
     assert (dlg["images"], dlg["attack_seconds"], dlg["train_seconds"], dlg["bytes_up"]) == (2, 3.0, 2.0, 1000)
     assert found["noise", "dlg"]["psnr"] == 100
     assert found["noise", "membership"]["inferred"] == pytest.approx(0.3)
@@ -74,7 +74,7 @@ def test_an_attacker_with_the_code_has_to_explain_every_sample(
     """On the page and in the outcomes, on which recommendations rest."""
     document = {"arms": {"none": [], "noise": ["gaussian"]}}
     folder = small_run(str(tmp_path), document)
-    far = {"psnr": 8.0, "above_guessing": -5.0, "told_apart": 0.0}
+    far = {"psnr": 8.0, "above_baseline": -5.0, "identified": 0.0}
     rows = [attacked("none", "dlg", i, psnr=60.0, fit=0.0) for i in (0, 1)]
     rows += [attacked("noise", "dlg", i, fit=fit, **far) for i, fit in enumerate(fits)]
     folder.write_part("attacks", 0, rows)
@@ -84,7 +84,7 @@ def test_an_attacker_with_the_code_has_to_explain_every_sample(
 
 def test_an_attacker_with_the_code_has_to_work_and_to_meet_all_samples_of_a_batch_size(tmp_path: Path) -> None:
     document = {"arms": {"none": [], "noise": ["gaussian"]}}
-    far = {"psnr": 8.0, "above_guessing": -5.0, "told_apart": 0.0}
+    far = {"psnr": 8.0, "above_baseline": -5.0, "identified": 0.0}
     blind = [attacked("none", "dlg", i, psnr=60.0, knowledge="") for i in (0, 1)]
     blind += [attacked("noise", "dlg", i, knowledge="", **far) for i in (0, 1)]
     informed = [attacked("none", "weak", i, **far) for i in (0, 1)] + [
@@ -102,7 +102,7 @@ def test_an_attacker_with_the_code_has_to_work_and_to_meet_all_samples_of_a_batc
 
 
 def test_an_undefended_sample_has_to_be_explained(tmp_path: Path) -> None:
-    far = {"psnr": 8.0, "above_guessing": -5.0, "told_apart": 0.0}
+    far = {"psnr": 8.0, "above_baseline": -5.0, "identified": 0.0}
     other = small_run(str(tmp_path / "other"), {"arms": {"none": []}})
     other.write_part("attacks", 0, [attacked("none", "dlg", i, fit=0.9, **far) for i in (0, 1)])
     assert [row["verdict"] for row in outcomes(other)] == ["inconclusive"]
@@ -110,7 +110,7 @@ def test_an_undefended_sample_has_to_be_explained(tmp_path: Path) -> None:
 
 def test_of_an_own_defence_nothing_is_said_where_no_attacker_has_its_code(tmp_path: Path) -> None:
     """So that no recommendation rests on attackers who know less."""
-    far = {"psnr": 8.0, "above_guessing": -5.0, "told_apart": 0.0}
+    far = {"psnr": 8.0, "above_baseline": -5.0, "identified": 0.0}
     for knowledge, said in (("defence", "inconclusive"), ("defence,code", "not reconstructed")):
         folder = small_run(str(tmp_path / knowledge), {"arms": {"none": [], "own": ["my_defence:Clip"]}})
         rows = [attacked("none", "dlg", i, psnr=60.0, fit=0.0) for i in (0, 1)]
@@ -122,7 +122,7 @@ def test_of_an_own_defence_nothing_is_said_where_no_attacker_has_its_code(tmp_pa
 def test_of_a_run_that_broke_off_leaks_alone_are_known(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": {"none": [], "noise": ["gaussian"]}})
     rows = [attacked("none", "dlg", i, psnr=60.0) for i in (0, 1)]
-    rows += [attacked("noise", "dlg", i, psnr=8.0, above_guessing=-5.0, told_apart=0.0) for i in (0, 1)]
+    rows += [attacked("noise", "dlg", i, psnr=8.0, above_baseline=-5.0, identified=0.0) for i in (0, 1)]
     folder.write_part("attacks", 0, rows)
     inferred = {"arm": "noise", "round": 0, "victim": 1, "repeat": 0, "attack": "membership", "metric": "auc"}
     folder.write_part("inferences", 0, [inferred | {"value": 0.5, "chance": 0.5, "status": "ok"}])
@@ -148,9 +148,9 @@ def test_updates_on_which_an_attack_broke_off_are_counted(tmp_path: Path) -> Non
         for sample in range(2)
     ]
     folder.write_part("attacks", 0, rows)
-    found = {row["attack"]: (row["unanswered"], row["attacked"]) for row in outcomes(folder)}
+    found = {row["attack"]: (row["without_result"], row["attacked"]) for row in outcomes(folder)}
     assert found == {"dlg": (2, 4), "rows": (1, 4)}  # a closed form that finds that nothing fits has answered
-    assert outcomes_table(outcomes(folder))["unanswered"].to_pylist() == [2, 1]
+    assert outcomes_table(outcomes(folder))["without_result"].to_pylist() == [2, 1]
 
 
 def test_pmm_is_against_the_arm_that_is_alike_but_for_the_defence(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_the_weakest_guarantee_counts(tmp_path: Path) -> None:
 
 def test_the_worst_is_the_worst_for_who_protects() -> None:
     assert not measure_of("psnr").higher_is_better
-    assert measure_of(worst_of("mse")).higher_is_better
+    assert measure_of(extreme_of("mse")).higher_is_better
     with pytest.raises(UserError, match="did you mean 'test_accuracy'"):
         measure_of("test_acuracy")
 

@@ -58,7 +58,7 @@ def test_the_pairs_of_a_run_know_the_verdict_of_its_arms(tmp_path: Path) -> None
     folder = small_run(str(tmp_path), {"arms": ARMS, "attacks": [{"name": "dlg"}]})
     rows = [
         attacked(arm, "dlg", psnr=30.0 if arm == "none" else 9.0, victim=victim, true_label=3, distortion=0.0)
-        | {"above_guessing": 15.0 if arm == "none" else -3.0, "knowledge": "" if arm == "noise" else "defence,code"}
+        | {"above_baseline": 15.0 if arm == "none" else -3.0, "knowledge": "" if arm == "noise" else "defence,code"}
         for arm in ARMS
         for victim in range(3)
     ]
@@ -192,7 +192,7 @@ def test_what_diverged_or_failed_is_in_no_pair_and_counted(tmp_path: Path) -> No
 
 def test_a_seed_in_which_an_attack_failed_is_in_no_pair(tmp_path: Path) -> None:
     rows = swept_rows()
-    next(row for row in rows if row["arm"] == "noise" and row["attack"] == "dlg")["unanswered"] = 1
+    next(row for row in rows if row["arm"] == "noise" and row["attack"] == "dlg")["without_result"] = 1
     found = load(small_sweep(tmp_path, rows).url).paired()
     [of_psnr, *_] = [one for one in found if one.attack == "dlg" and one.measure == "psnr" and one.arm.endswith("0.01")]
     [of_accuracy] = [

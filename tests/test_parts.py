@@ -14,7 +14,7 @@ from rayfed.analysis.audit import Criterion, findings, sentence, unread
 from rayfed.analysis.parts import LEVEL, beyond_chance
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.chance import evidence
-from rayfed.metrics.guessing import Others, above_guessing, best_constants
+from rayfed.metrics.guessing import Others, above_baseline, best_constants
 from rayfed.metrics.parts import NAMES, parts
 from rayfed.metrics.score import Scorer
 from rayfed.samples import Column, Pixels, Records, Tokens
@@ -102,7 +102,7 @@ def test_a_guess_that_is_right_by_itself_is_no_part() -> None:
 
 def test_the_bound_on_chance_is_above_the_binomial_tail() -> None:
     for found in range(13, 41):
-        row = {"parts_found": found / 40, "parts_guessed": 0.3, "columns": None}
+        row = {"parts_recovered": found / 40, "parts_baseline": 0.3, "columns": None}
         row["parts_evidence"] = evidence(found / 40, 0.3, 40.0)
         tail = sum(comb(40, k) * 0.3**k * 0.7 ** (40 - k) for k in range(found, 41))
         if beyond_chance([attacked("none", "a", **row)]):
@@ -113,7 +113,7 @@ def test_the_bound_on_chance_is_above_the_binomial_tail() -> None:
 
 def figures(share: float, count: float = 7.0, **more: Any) -> dict[str, Any]:
     told = evidence(share, 0.3, count) if share > 0.3 else 0.0
-    return {"parts_found": share, "parts_guessed": 0.3, "parts_evidence": told, "columns": None, **more}
+    return {"parts_recovered": share, "parts_baseline": 0.3, "parts_evidence": told, "columns": None, **more}
 
 
 def test_repeats_of_a_sample_make_no_evidence_and_other_samples_do() -> None:
@@ -124,8 +124,8 @@ def test_repeats_of_a_sample_make_no_evidence_and_other_samples_do() -> None:
 
 def test_no_unread_samples_and_no_other_rounds_hide_one_that_is_read() -> None:
     one = attacked("none", "a", **figures(0.85, 20.0))
-    nothing = [attacked("none", "a", sample=k, **figures(0.2, 20.0, told_apart=0.0)) for k in range(1, 32)]
-    rounds = [attacked("none", "a", **figures(0.3, 20.0, told_apart=0.0)) | {"round": k} for k in range(1, 8)]
+    nothing = [attacked("none", "a", sample=k, **figures(0.2, 20.0, identified=0.0)) for k in range(1, 32)]
+    rounds = [attacked("none", "a", **figures(0.3, 20.0, identified=0.0)) | {"round": k} for k in range(1, 8)]
     for others in ([], nothing, rounds):
         part = beyond_chance([one, *others])
         assert part is not None
@@ -135,7 +135,7 @@ def test_no_unread_samples_and_no_other_rounds_hide_one_that_is_read() -> None:
 def test_one_column_that_is_read_in_all_records_is_named() -> None:
     def record(victim: int, hit: bool) -> dict[str, Any]:
         columns = [{"name": "diagnosis", "found": hit, "guess": 0.3}, {"name": "age", "found": False, "guess": 0.2}]
-        return attacked("none", "a", **figures(0.5 * hit, columns=columns, told_apart=0.0)) | {"victim": victim}
+        return attacked("none", "a", **figures(0.5 * hit, columns=columns, identified=0.0)) | {"victim": victim}
 
     part = beyond_chance([record(victim, True) for victim in range(16)])
     assert part is not None
@@ -145,12 +145,12 @@ def test_one_column_that_is_read_in_all_records_is_named() -> None:
 
 
 def test_what_is_no_number_is_no_evidence() -> None:
-    assert beyond_chance([attacked("none", "a", **figures(0.9, 40.0, parts_guessed=float("nan")))]) is None
+    assert beyond_chance([attacked("none", "a", **figures(0.9, 40.0, parts_baseline=float("nan")))]) is None
 
 
 def test_an_attack_that_reads_parts_without_a_defence_shows_that_it_works() -> None:
     bare = [attacked("none", "a", sample=k, **figures(0.88, 8.0, feature_accuracy=0.88)) for k in range(4)]
-    held = figures(0.2, 8.0, told_apart=0.0, feature_accuracy=0.2, above_guessing=-0.1)
+    held = figures(0.2, 8.0, identified=0.0, feature_accuracy=0.2, above_baseline=-0.1)
     behind = [attacked("noise", "a", sample=k, **held) for k in range(4)]
     criterion = Criterion.of("records", None)
     assert [one.state for one in findings([*bare, *behind], criterion)] == ["leaks", "not reconstructed"]
@@ -183,7 +183,7 @@ def test_texts_of_padding_alone_say_nothing() -> None:
     others = TEXTS.scored(torch.cat([torch.zeros(1, 8, dtype=torch.int64), torch.randint(1, 30, (50, 8))]))
     true, guess = (TEXTS.scored(torch.randint(1, 30, (3, 8))) for _ in range(2))
     for row in parts(TEXTS, Others(others), true, guess):
-        assert row["parts_guessed"] == row["parts_guessed"] < 1
+        assert row["parts_baseline"] == row["parts_baseline"] < 1
         assert row["parts_evidence"] >= 0
 
 
@@ -193,7 +193,7 @@ def test_the_best_constants_of_columns_are_guesses() -> None:
     others, true = (
         (torch.rand(n, 1, 1, 10, generator=torch.Generator().manual_seed(n)) < 0.3).float() for n in (300, 40)
     )
-    gain = above_guessing(coins, Others(others))(true, torch.zeros_like(true))
+    gain = above_baseline(coins, Others(others))(true, torch.zeros_like(true))
     assert (gain <= 1e-9).all()
     record, shares = best_constants(coins, Others(others))
     assert not record.any()
@@ -208,7 +208,7 @@ def test_of_texts_tokens_count_and_padding_does_not() -> None:
     guess[:, 0] = 0
     inputs = [TEXTS.scored(one) for one in (true, guess)]
     found = parts(TEXTS, Others(TEXTS.scored(others)), *inputs)
-    assert [row["parts_found"] for row in found] == [pytest.approx(5 / 6)] * 3
+    assert [row["parts_recovered"] for row in found] == [pytest.approx(5 / 6)] * 3
     assert all(row["columns"] is None for row in found)
     rows = [attacked("none", "a", sample=i, **row) for i, row in enumerate(found)]
     assert beyond_chance(rows)
@@ -220,16 +220,16 @@ def test_what_is_not_finite_has_no_parts() -> None:
     guess[0] = float("nan")
     first, second = told(true, guess)
     assert [first[name] for name in NAMES] == [None] * 4
-    assert second["parts_found"] == 1
+    assert second["parts_recovered"] == 1
 
 
 def test_others_are_matched_as_the_batch_is() -> None:
     """Of answers in any order the best pairs are made, which finds more of other records, too."""
     others, guess = rows(300, 1), rows(8, 3)
-    alone = parts(ROWS, Others(others), guess[:1], guess[:1])[0]["parts_guessed"]
+    alone = parts(ROWS, Others(others), guess[:1], guess[:1])[0]["parts_baseline"]
     best = [ROWS.found(one, guess[assign(one, guess, ROWS)]).double().mean() for one in others[: 300 // 8 * 8].split(8)]
     by_chance = (8 * float(sum(best)) + 1) / (len(best) * 8 + 1)
-    assert min(row["parts_guessed"] for row in parts(ROWS, Others(others), guess, guess)) >= by_chance - 1e-9
+    assert min(row["parts_baseline"] for row in parts(ROWS, Others(others), guess, guess)) >= by_chance - 1e-9
     assert by_chance > alone
 
 
@@ -339,6 +339,6 @@ def test_of_few_other_images_nothing_is_said_of_parts() -> None:
     [row] = of_images(true, true, photographs(19, 2))
     assert [row[name] for name in NAMES] == [None] * 4
     [row] = of_images(true, true, torch.cat([photographs(19, 2), true]))
-    assert row["parts_found"] is None, "a copy is no other image"
+    assert row["parts_recovered"] is None, "a copy is no other image"
     [row] = of_images(true, true, photographs(20, 2))
-    assert row["parts_found"] > 0.9
+    assert row["parts_recovered"] > 0.9

@@ -334,7 +334,7 @@ def test_a_run_keeps_secrets_from_the_server_and_survives_an_interruption(
     last = [row for row in clients if row["arm"] == "locked" and row["round"] == 2]
     [row] = [row for row in rounds if row["arm"] == "locked" and row["round"] == 2]
     assert row["test_accuracy"] == pytest.approx(sum(r["test_accuracy"] for r in last) / 4)
-    assert row["stranger_accuracy"] is not None
+    assert row["non_member_accuracy"] is not None
     assert row["train_accuracy"] is not None
     assert all(r["test_accuracy"] is None for r in clients if r["arm"] == "none")
 

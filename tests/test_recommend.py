@@ -29,7 +29,7 @@ def test_a_bound_is_read() -> None:
     assert bound(" psnr <= 12 ") == Bound("psnr", 12, True)
     assert bound("mse>=1e-2") == Bound("mse", 0.01, False)
     assert str(bound("psnr<=12")) == "PSNR ≤ 12 dB"
-    assert of_worst_image(LEAK) == Bound("psnr_worst", 12, True)
+    assert of_worst_image(LEAK) == Bound("max_psnr", 12, True)
     assert of_worst_image(USE) == USE
 
 
@@ -148,7 +148,7 @@ def of_verdicts(arm: str, verdicts: Sequence[str], psnr: Sequence[float], **colu
     """One setting with a verdict and a PSNR for every repeat."""
     why = {"inconclusive": "nobody had the code"}
     both = enumerate(zip(verdicts, psnr, strict=True))
-    told = [{"repeat": i, "seed": i, "verdict": one, "why": why.get(one), "psnr": value} for i, (one, value) in both]
+    told = [{"repeat": i, "seed": i, "verdict": one, "reason": why.get(one), "psnr": value} for i, (one, value) in both]
     [found] = settings([outcome(arm) | each | columns for each in told])
     return found
 
@@ -254,8 +254,8 @@ def test_no_bound_is_met_where_any_attack_failed_in_some_repeats() -> None:
 
 
 def test_nobody_uses_a_model_that_guesses() -> None:
-    noise = judged("noise", "not reconstructed", psnr=6.0, test_accuracy=0.12, guessing_accuracy=0.13)
-    rows = [judged("none", "leaks", psnr=30.0, test_accuracy=0.9, guessing_accuracy=0.13), noise]
+    noise = judged("noise", "not reconstructed", psnr=6.0, test_accuracy=0.12, baseline_accuracy=0.13)
+    rows = [judged("none", "leaks", psnr=30.0, test_accuracy=0.9, baseline_accuracy=0.13), noise]
     assert recommend(rows, [LEAK]).meeting == 0
     assert recommend(rows, [LEAK]).refused == {"noise": "its accuracy does not beat the majority class"}
     assert [each.arm for each in front(rows, "psnr", "test_accuracy").best] == ["none"]
@@ -266,7 +266,7 @@ def test_nobody_uses_a_model_that_guesses() -> None:
 @pytest.mark.parametrize("collapsed", [0, 1, 2])
 def test_it_says_in_how_many_repeats_the_model_guesses(collapsed: int) -> None:
     accuracies = [0.1] * collapsed + [0.9] * (3 - collapsed)
-    rows = [outcome("clip", seed=i, test_accuracy=a, guessing_accuracy=0.13) for i, a in enumerate(accuracies)]
+    rows = [outcome("clip", seed=i, test_accuracy=a, baseline_accuracy=0.13) for i, a in enumerate(accuracies)]
     remarks = recommendation.remarks(recommend(settings(rows), [bound("test_accuracy>=0.2")]))
     assert any(f" in {collapsed} of 3 repeats" in line for line in remarks) == bool(collapsed)
 
@@ -345,7 +345,7 @@ def test_the_command_answers_for_a_sweep(tmp_path: Path) -> None:
         ([], "at least one bound"),
         (["--where", "psrn<=12"], "did you mean 'psnr'"),
         (["--where", "psnr=12"], "MEASURE<=VALUE"),
-        (["--max-psnr", "12", "--worst"], "'psnr_worst'"),
+        (["--max-psnr", "12", "--worst"], "'max_psnr'"),
         (["--max-psnr", "12", "--cheapest", "psnr"], "'psnr' is not a cost"),
         (["--min-accuracy", "97"], "--min-accuracy"),
     ],

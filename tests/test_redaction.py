@@ -50,7 +50,7 @@ def plant(folder: RunFolder, images: str | None = None) -> RunFolder:
     folder.write_text("status.json", json.dumps({"state": "failed", "error": f"ValueError: {SECRET}"}))
     folder.write_part("partition", 0, [{"client": 1, "label": 3, "class_name": SECRET, "count": 9}])
     columns = [{"name": COLUMN, "found": True, "guess": 0.1}]
-    scored = {"above_guessing": 20.0, "told_apart": 1.0, "columns": columns}
+    scored = {"above_baseline": 20.0, "identified": 1.0, "columns": columns}
     failed = KEY | {"sample": 1, "status": "failed", "message": f"ValueError: {SECRET}", "batch_size": 1}
     folder.write_part("attacks", 7, [ROW | scored, failed])
     told = {"metric": "auc", "status": "failed", "message": f"KeyError: {SECRET}"}
@@ -131,7 +131,7 @@ def test_texts_are_shown_as_far_as_the_scenario_allows(images: str | None, times
     folder = make_run(str(tmp_path), {"none": []}, {})
     scenario = {"name": "t", "arms": {"none": []}, "data": {"name": "text", "root": "x"}, "output": {"images": images}}
     folder.write_text("scenario.yaml", yaml.safe_dump(scenario))
-    folder.write_part("attacks", 7, [TEXT | {"above_guessing": 0.5, "told_apart": 1.0}])
+    folder.write_part("attacks", 7, [TEXT | {"above_baseline": 0.5, "identified": 1.0}])
     folder.write_part("texts", 7, [KEY | {"true": [SECRET], "reconstructed": [SECRET], "right": [True]}])
     write_report(folder)
     page = folder.read_text("report.html")

@@ -183,7 +183,7 @@ def test_the_plot_and_its_table_have_every_arm_and_attack(run: RunFolder, page: 
     entries = page.data()["entries"]
     assert [(e["arm"], e["attack"]) for e in entries] == [(row["arm"], row["attack"]) for row in rows]
     for row, entry in zip(rows, entries, strict=True):
-        for name in ("psnr", "ssim_worst", "test_accuracy", "pmm", "bytes_up"):
+        for name in ("psnr", "max_ssim", "test_accuracy", "pmm", "bytes_up"):
             assert entry["values"][name][:3] == [pytest.approx(row[name]), None, None]
     assert page.tags.count("button") > len(entries)
 

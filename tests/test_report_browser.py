@@ -135,7 +135,7 @@ def test_the_table_of_settings_fits_a_desk_and_shows_all_when_asked(
 
 def test_axes_are_chosen(run: str, opened: Opened) -> None:
     page = opened(run)
-    page.select_option("#x-axis", "ssim_worst")
+    page.select_option("#x-axis", "max_ssim")
     page.select_option("#y-axis", "bytes_up")
     points = page.evaluate(POINTS)
     assert sorted(point[1] for point in points) == sorted(values(page, column_of(page, "SSIM, worst image")))

@@ -136,7 +136,7 @@ def test_what_a_leak_is_compared_with_is_not_listed_as_missing(tmp_path: Path) -
     folder = small_run(str(tmp_path), {"arms": {"none": [], "prune": ["prune"]}})
     late = {"status": "not played", "message": "not enough time (about 2 s)", "label_accuracy": None}
     rows = [attacked(arm, "idlg", psnr=None, **late) for arm in ("none", "prune")]
-    leak, near = (attacked("none", "dlg", psnr=30.0, sample=i, told_apart=float(i == 0)) for i in (0, 1))
+    leak, near = (attacked("none", "dlg", psnr=30.0, sample=i, identified=float(i == 0)) for i in (0, 1))
     folder.write_part("attacks", 0, [leak, near, *rows])
     unmeasured = words(section(of(folder), "Not measured"))
     assert "none, batch size 2: leaks: no time for idlg'" in unmeasured

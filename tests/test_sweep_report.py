@@ -67,14 +67,22 @@ def test_every_attacked_setting_has_a_verdict(sweep: SweepFolder, page: Page) ->
 
 def test_a_verdict_has_the_closest_reconstruction_beside_a_guess() -> None:
     rows = [
-        {"answer": "leaks", "closest": 17.8, "closest_guess": 14.3, "attack": "a", "psnr": 12.0},
-        {"answer": "leaks", "closest": 17.1, "closest_guess": 11.0, "attack": "b", "psnr": 12.0},
-        {"answer": "not reconstructed", "closest": 18.0, "closest_guess": 19.0, "attack": "c", "psnr": 18.0},
+        {"result": "leaks", "max_similarity": 17.8, "baseline_similarity": 14.3, "attack": "a", "psnr": 12.0},
+        {"result": "leaks", "max_similarity": 17.1, "baseline_similarity": 11.0, "attack": "b", "psnr": 12.0},
+        {
+            "result": "not reconstructed",
+            "max_similarity": 18.0,
+            "baseline_similarity": 19.0,
+            "attack": "c",
+            "psnr": 18.0,
+        },
     ]
     assert words._figures(rows, "leaks") == " (17.8 dB by a, baseline 14.3 dB)"
     assert words._figures(rows[2:], "inconclusive") == " (18.0 dB by c, baseline 19.0 dB)"
-    assert words._figures([rows[0] | {"closest": None}], "leaks") == "", "as of outcomes of earlier versions"
-    records = [{"answer": "leaks", "closest": 0.9, "closest_guess": 0.4, "attack": "a", "feature_accuracy": 0.9}]
+    assert words._figures([rows[0] | {"max_similarity": None}], "leaks") == "", "as of outcomes of earlier versions"
+    records = [
+        {"result": "leaks", "max_similarity": 0.9, "baseline_similarity": 0.4, "attack": "a", "feature_accuracy": 0.9}
+    ]
     assert words._figures(records, "leaks") == " (90 % by a, baseline 40 %)"
 
 
@@ -136,7 +144,7 @@ def test_the_worst_image_is_a_leak_where_there_is_one(tmp_path: Path) -> None:
 
     def read_with_another_sample_as_near_in(trial: str) -> Page:
         folder = sweep.trial(f"trials/{trial}")
-        folder.write_part("attacks", 0, [r | {"told_apart": 0.0} for r in folder.read_table("attacks").to_pylist()])
+        folder.write_part("attacks", 0, [r | {"identified": 0.0} for r in folder.read_table("attacks").to_pylist()])
         return read(sweep)
 
     page = read_with_another_sample_as_near_in("0000-0")  # which has the highest PSNR
@@ -167,7 +175,7 @@ def shown_arms(page: Page) -> set[str]:
 
 
 def test_a_range_over_attacks_says_that_it_is_of_their_means() -> None:
-    met = settings([row | {"psnr_worst": row["psnr"]} for row in swept_rows() if row["arm"] == "none"])
+    met = settings([row | {"max_psnr": row["psnr"]} for row in swept_rows() if row["arm"] == "none"])
     [said] = words.of_sweep(met, None, criterion_of({}, []), None, ["none"])[0].lines
     assert (
         "test accuracy 98.1 % (means over seeds), PSNR, worst image 5.0 dB to 40.1 dB (means over seeds of each" in said

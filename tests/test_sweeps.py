@@ -249,7 +249,7 @@ def test_a_trial_comes_to_what_its_scenario_comes_to_alone(
     alone = runs.launch(scenario_of(scenario, trial), str(tmp_path), local, Progress())
     [own] = outcomes(alone)
     [row] = [row for row in swept.outcomes().to_pylist() if row["trial"] == trial.name]
-    for name in ("test_accuracy", "test_loss", "psnr", "psnr_worst", "ssim", "bytes_up", "images"):
+    for name in ("test_accuracy", "test_loss", "psnr", "max_psnr", "ssim", "bytes_up", "images"):
         assert row[name] == own[name], name
     reference = next(r for r in swept.outcomes().to_pylist() if r["arm"] == "none" and r["training.lr"] == 0.1)
     assert row["pmm"] == pytest.approx(row["test_accuracy"] / reference["test_accuracy"])

@@ -164,17 +164,17 @@ def test_what_fills_texts_up_counts_in_no_metric() -> None:
     sample = Tokens(tuple("0123456789"), 6, pad=0)
     true = torch.tensor([[5, 6, 7, 8, 0, 0], [1, 2, 3, 4, 5, 6]])
     half = torch.tensor([[5, 6, 1, 1, 0, 0], [1, 2, 3, 9, 9, 9]])
-    names = ("token_accuracy", "rouge1", "above_guessing", "told_apart")
+    names = ("token_accuracy", "rouge1", "above_baseline", "identified")
     others = Others(sample.scored(torch.tensor([[9, 6, 0, 0, 0, 0], [9, 6, 8, 0, 0, 0]])))
     scorer, labels = Scorer(names, sample=sample, others=others), torch.zeros(2, dtype=torch.int64)
     first, second = scorer.score(true, labels, half, labels)
     assert (first["token_accuracy"], second["token_accuracy"]) == (0.5, 0.5)
     assert first["rouge1"] == pytest.approx(0.5)
-    assert first["above_guessing"] == pytest.approx(0.5 - 0.25)
+    assert first["above_baseline"] == pytest.approx(0.5 - 0.25)
     nothing = scorer.score(true, labels, torch.zeros_like(true), labels)
     assert [row["token_accuracy"] for row in nothing] == [0, 0]
     whole = scorer.score(true, labels, true, labels)
-    assert all(row["token_accuracy"] == row["rouge1"] == row["told_apart"] == 1 for row in whole)
+    assert all(row["token_accuracy"] == row["rouge1"] == row["identified"] == 1 for row in whole)
 
 
 def test_an_audit_finds_texts_in_tables(tmp_path: Path) -> None:

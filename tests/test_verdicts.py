@@ -47,7 +47,7 @@ SCENARIO = {"arms": ARMS, "attacks": [{"name": "dlg"}]}
 
 def row(arm: str, psnr: float | None, attack: str = "dlg", **more: Any) -> dict[str, Any]:
     gain = None if psnr is None else psnr - 12.0
-    usual = {"above_guessing": gain, "told_apart": 1.0, "true_label": 3, "distortion": 0.0, "message": ""}
+    usual = {"above_baseline": gain, "identified": 1.0, "true_label": 3, "distortion": 0.0, "message": ""}
     return attacked(arm, attack, psnr=psnr, **{**usual, **more})
 
 
@@ -76,10 +76,10 @@ def test_the_table_has_the_figures_of_the_sentences() -> None:
     rows = [row("bare", 30.0), row("bare", 20.0, batch_size=4, label_accuracy=None), row("noise", 9.0)]
     bare, larger, noise, masks = verdicts_table(SCENARIO, rows, list(ARMS), True).to_pylist()
     assert [bare[name] for name in ("arm", "batch_size", "verdict", "metric")] == ["bare", 2, "leaks", "psnr"]
-    assert [bare[name] for name in ("closest", "above_guessing", "attack")] == [30.0, 18.0, "dlg, adaptive"]
-    assert [bare[name] for name in ("leaked", "samples", "labels", "labels_guessed")] == [1, 1, 1.0, 1.0]
-    assert (larger["batch_size"], larger["labels"], larger["labels_guessed"]) == (4, None, None)
-    assert (noise["verdict"], noise["above_guessing"], bare["reason"]) == ("not reconstructed", -3.0, None)
+    assert [bare[name] for name in ("max_similarity", "above_baseline", "attack")] == [30.0, 18.0, "dlg, adaptive"]
+    assert [bare[name] for name in ("leaked", "samples", "labels", "labels_baseline")] == [1, 1, 1.0, 1.0]
+    assert (larger["batch_size"], larger["labels"], larger["labels_baseline"]) == (4, None, None)
+    assert (noise["verdict"], noise["above_baseline"], bare["reason"]) == ("not reconstructed", -3.0, None)
     assert {name for name, value in masks.items() if value is not None} == {"arm", "verdict", "reason"}
     [unfinished] = verdicts_table(SCENARIO, [], ["bare"], False).to_pylist()
     assert "not finished" in unfinished["reason"]
@@ -208,7 +208,7 @@ def test_what_was_planned_to_be_left_out_and_played_after_all_is_no_next_step() 
 
 def test_the_next_step_for_a_near_reconstruction_is_to_look_at_it() -> None:
     """If nothing leaks without a defence, longer searches come first."""
-    like = row("noise", 20.0, above_guessing=3.0, told_apart=0.0)
+    like = row("noise", 20.0, above_baseline=3.0, identified=0.0)
     for bare, shown in ((30.0, True), (9.0, False)):
         rows = [row("bare", bare), like]
         assert ("output.images" in next_step(SCENARIO, rows, verdicts(SCENARIO, rows, []))) == shown
@@ -223,7 +223,7 @@ def test_the_next_step_attacks_for_longer_what_was_not_reconstructed() -> None:
 
 
 def test_targets_read_off_nearer_than_the_median_are_told_as_labels_are() -> None:
-    sought = {"label_accuracy": None, "target_guess_error": 0.5}
+    sought = {"label_accuracy": None, "target_baseline": 0.5}
     rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.1, **sought)]
     verdicts(SCENARIO, rows, [])
     none = verdicts(SCENARIO, [row("bare", 30.0), row("noise", 9.0, target_error=0.6, **sought)], [])
@@ -261,15 +261,15 @@ def test_a_federations_protection_is_every_arms() -> None:
 
 
 def test_what_is_near_acquits_no_defence_though_another_sample_is_as_near() -> None:
-    told = of(row("bare", 30.0), row("noise", 17.0, told_apart=0.0))
+    told = of(row("bare", 30.0), row("noise", 17.0, identified=0.0))
     assert told["noise"].state == "inconclusive"
     assert any(one.startswith(NEAR) for one in told["noise"].lacking)
 
 
 def test_what_was_not_set_beside_a_guess_is_not_measured() -> None:
-    told = of(row("bare", 30.0, above_guessing=None), row("noise", 9.0, above_guessing=None))
+    told = of(row("bare", 30.0, above_baseline=None), row("noise", 9.0, above_baseline=None))
     assert {verdict.state for verdict in told.values()} == {"not measured"}
-    assert "without above_guessing and told_apart" in told["bare"].sentence
+    assert "without above_baseline and identified" in told["bare"].sentence
 
 
 def test_a_run_that_did_not_end_says_only_what_leaked() -> None:
@@ -295,17 +295,17 @@ def test_labels_that_were_given_were_not_found() -> None:
 
 @pytest.mark.parametrize("gain", [-1.0, 0.0])
 def test_what_is_no_leak_is_neither_the_worst_nor_called_reconstructed(gain: float) -> None:
-    guessed, leak, far = row("bare", 40.0, above_guessing=gain), row("bare", 30.0), row("bare", 14.0)
+    guessed, leak, far = row("bare", 40.0, above_baseline=gain), row("bare", 30.0), row("bare", 14.0)
     criterion = criterion_of(SCENARIO, [leak])
     assert closest([far, leak, guessed], criterion) == leak
     assert closest([far, guessed], criterion) == guessed, "the verdict's closest where nothing leaks"
     assert closest([row("bare", None)], criterion) is None
-    row("bare", 30.0, told_apart=0.0)
-    _public, _unknown = row("bare", 30.0, above_public=gain), row("bare", 30.0, above_guessing=None)
+    row("bare", 30.0, identified=0.0)
+    _public, _unknown = row("bare", 30.0, above_public=gain), row("bare", 30.0, above_baseline=None)
 
 
 def test_the_summary_names_one_closest_sample_as_the_verdict_does() -> None:
-    rows = [row("bare", 19.1, above_guessing=-1.0), row("bare", 14.4, sample=1), row("noise", 14.0)]
+    rows = [row("bare", 19.1, above_baseline=-1.0), row("bare", 14.4, sample=1), row("noise", 14.0)]
     told, criterion = of(*rows), criterion_of(SCENARIO, rows)
     said = words.of_run(arms_of("bare", "noise"), told, criterion, [], None, secure=False)
     leak = words.of_run(arms_of("bare"), of(row("bare", 30.0)), criterion, [], None, secure=False)
@@ -350,7 +350,7 @@ def test_how_many_at_the_threshold_are_beyond_a_guess_stands_beside_their_share(
     folder = small_run(str(tmp_path), scenario)
     rows = [(20.0, 3.0, 1.0), (18.0, 1.0, 0.0), (16.0, -1.0, 1.0), (9.0, -3.0, 1.0)]
     found = [
-        row("bare", psnr, sample=i, above_guessing=gain, told_apart=apart) for i, (psnr, gain, apart) in enumerate(rows)
+        row("bare", psnr, sample=i, above_baseline=gain, identified=apart) for i, (psnr, gain, apart) in enumerate(rows)
     ]
     folder.write_part("attacks", 0, found)
     key = {"arm": "bare", "round": 0, "attack": "dlg", "victim": 1, "repeat": 0, "sample": 0}
@@ -438,7 +438,7 @@ def test_trials_of_one_arm_find_their_reference_in_others() -> None:
     def row(
         arm: str, answer: str | None, attack: str = "a", lr: float = 0.1, knowledge: str = "defence,code"
     ) -> dict[str, Any]:
-        found = {"arm": arm, "attack": attack, "answer": answer, "trial": f"{arm}{lr}", "lr": lr}
+        found = {"arm": arm, "attack": attack, "result": answer, "trial": f"{arm}{lr}", "lr": lr}
         return found | {"knowledge": knowledge, "explains": True, "images": 2}
 
     def told(*rows: dict[str, Any]) -> list[str]:

@@ -282,7 +282,7 @@ class Finding:
 class Criterion:
     """Conditions of a leak: a reconstruction reaches the threshold, beats the baseline, and is identified."""
 
-    needs: ClassVar[tuple[str, ...]] = ("above_guessing", "told_apart")
+    needs: ClassVar[tuple[str, ...]] = ("above_baseline", "identified")
     """Metrics that the criterion needs in addition to the leading one."""
 
     modality: Modality
@@ -314,11 +314,11 @@ class Criterion:
     def near(self, row: Row) -> bool:
         """Return whether a row's reconstruction reaches the threshold and beats the baseline."""
         value = self.nearness(row)
-        return value is not None and value >= self.threshold and (row["above_guessing"] or 0.0) > 0
+        return value is not None and value >= self.threshold and (row["above_baseline"] or 0.0) > 0
 
     def leaks(self, row: Row) -> bool:
         """Return whether a row of attacks is a leak."""
-        return self.near(row) and row["told_apart"] == 1 and not self.like_public(row)
+        return self.near(row) and row["identified"] == 1 and not self.like_public(row)
 
     def like_public(self, row: Row) -> bool:
         """Return whether a public sample is at least as close as the row's reconstruction."""
@@ -340,13 +340,13 @@ class Criterion:
         value = self.nearness(row)
         if self.leaks(row):
             return "reconstructed"
-        if value is None or row["above_guessing"] is None or row["told_apart"] is None:
+        if value is None or row["above_baseline"] is None or row["identified"] is None:
             return "not compared with the baseline"
-        if row["above_guessing"] <= 0:
+        if row["above_baseline"] <= 0:
             return "does not beat the baseline"
         if self.like_public(row):
             return f"not closer than a public {self.noun}"
-        if row["told_apart"] != 1:
+        if row["identified"] != 1:
             return f"closer to another {self.noun}"
         return f"below {self.written(self.threshold)}"
 
@@ -456,7 +456,7 @@ def _finding(
     messages = (row.get("message") or "" for row in rows)
     lacking = next((said for said in messages if any(one in said for one in (UNREHEARSED, UNUSED, UNSOLVED))), "")
     if not leaks and any(criterion.near(row) for _, row in finite):
-        alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
+        alike = any(criterion.near(row) and row["identified"] == 1 for _, row in finite)
         but = "a public sample is as close" if alike else "it is closer to another sample"
         lacking = lacking or f"{NEAR}, but {but}: compare it with the original (output.images: all)"
     if not leaks and any(row.get(BAG) is not None and row[BAG] >= criterion.threshold for _, row in finite):
@@ -514,8 +514,8 @@ def _finding(
             for name in sorted({attack.partition(" batch ")[0] for attack, *_ in group - told})
         ),
         lacking=lacking,
-        gain=best[1]["above_guessing"] if best else None,
-        most=max((row["above_guessing"] for _, row in leaks if row["above_guessing"] is not None), default=None),
+        gain=best[1]["above_baseline"] if best else None,
+        most=max((row["above_baseline"] for _, row in leaks if row["above_baseline"] is not None), default=None),
         gains=_gains([row for _, row in finite]),
         attackers=len({row["attack"] for _, row in finite}),
         alike=len(
@@ -535,7 +535,7 @@ def _finding(
 def _gains(rows: Sequence[Row]) -> tuple[float, ...]:
     found: dict[tuple[Any, ...], float] = {}
     for row in rows:
-        if (gain := row["above_guessing"]) is not None:
+        if (gain := row["above_baseline"]) is not None:
             found[_sample(row)] = max(gain, found.get(_sample(row), gain))
     return tuple(found.values())
 
@@ -628,7 +628,7 @@ def _targets_found(rows: Sequence[Row]) -> float | None:
 
 
 def _targets_guessed(rows: Sequence[Row]) -> float | None:
-    errors = {_sample(row): row.get("target_guess_error") for row in rows}
+    errors = {_sample(row): row.get("target_baseline") for row in rows}
     known = [error for error in errors.values() if error is not None]
     return fmean(known) if known else None
 

@@ -13,7 +13,7 @@ from rayfed.analysis.settings import UNFINISHED, Estimate, Setting, of_attacks, 
 from rayfed.analysis.unanswered import BROKEN, MEANING, of_so_many
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
-from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
+from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.privacy.printing import at_most
 
 SHOWN = (
@@ -23,7 +23,7 @@ SHOWN = (
         name
         for metric in JUDGED
         if "settings" in metric.tables
-        for name in (metric.name, worst_of(metric.name))[: 1 + metric.worst_in_tables]
+        for name in (metric.name, extreme_of(metric.name))[: 1 + metric.worst_in_tables]
     ),
     "inferred",
     "epsilon",

@@ -122,7 +122,7 @@ class Reached(Criterion):
 
     def near(self, row: Row) -> bool:
         """Return whether a row's reconstruction exceeds the bound and beats the baseline."""
-        return self._at_bound(row) and (row["above_guessing"] or 0.0) > 0
+        return self._at_bound(row) and (row["above_baseline"] or 0.0) > 0
 
     def part(self, rows: Sequence[Row]) -> None:
         """Return None, because a bound applies to each sample separately."""

@@ -150,7 +150,7 @@ def _labels(rows: Sequence[Row]) -> dict[tuple[Any, ...], Sequence[int]]:
 def _guesses(rows: Sequence[Row]) -> Guesses:
     by_update = _labels(rows)
     pooled = Counter(label for labels in by_update.values() for label in labels)
-    evenly = {_update(row): row["label_guess_accuracy"] for row in rows if measured(row.get("label_guess_accuracy"))}
+    evenly = {_update(row): row["label_baseline"] for row in rows if measured(row.get("label_baseline"))}
     commonest = max(pooled, key=lambda label: pooled[label], default=None)
     named_commonest = {update: labels.count(commonest) / len(labels) for update, labels in by_update.items()}
     alike = {}

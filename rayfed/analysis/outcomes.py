@@ -19,7 +19,7 @@ from rayfed.analysis.unanswered import closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, weightiest
 from rayfed.documents import yaml_flow
 from rayfed.hidden import CHANNELS
-from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
+from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
@@ -53,7 +53,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "test_accuracy": arm.accuracy,
             "test_loss": arm.loss,
             **_training_time(sorted((r for r in rounds if r["arm"] == arm.name), key=lambda row: row["round"])),
-            "guessing_accuracy": _guessing([r for r in rounds if r["arm"] == arm.name]),
+            "baseline_accuracy": _guessing([r for r in rounds if r["arm"] == arm.name]),
             "bytes_up": arm.bytes_up or None,
             "bytes_down": arm.bytes_down or None,
             "simulated_seconds": arm.simulated.seconds if arm.simulated else None,
@@ -68,7 +68,9 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         ]
         for one in met:
             place = arm.name, one["attack"]
-            one["unanswered"], one["attacked"] = counted([*by_leak.get(place, []), *by_claim.get(place, [])], closed)
+            one["without_result"], one["attacked"] = counted(
+                [*by_leak.get(place, []), *by_claim.get(place, [])], closed
+            )
         found += [row | {"attack": None} | one for one in met or [{}]]
     return with_references(found, scenario, lambda row: ())
 
@@ -103,14 +105,14 @@ def with_verdicts(
     groups: dict[Any, dict[Any, str]] = {}
     for row in rows:
         answers = groups.setdefault(place(row), {})
-        if row.get("answer"):
-            answers[played(row)] = row["answer"]
-        if row.get("answer") == "leaks" and undefended(scenario, row["arm"]):
+        if row.get("result"):
+            answers[played(row)] = row["result"]
+        if row.get("result") == "leaks" and undefended(scenario, row["arm"]):
             working.setdefault(key(row), set()).add(played(row))
 
     met: dict[Any, list[Row]] = {}
     for row in rows:
-        if row.get("answer") == "not reconstructed":
+        if row.get("result") == "not reconstructed":
             met.setdefault((place(row), row.get("batch_size")), []).append(row)
     unread = {
         place(cell[0]): NONE_WORKS if any(_reads(row, cell) for row in cell) else NO_CODE
@@ -123,12 +125,12 @@ def with_verdicts(
     def judged(row: Row) -> dict[str, Any]:
         found = _verdict(groups[place(row)], working.get(key(row), set()))
         blind = bool(arm_spec(scenario, row["arm"]).get("defences")) and place(row) in unread
-        if row.get("answer") != "not reconstructed":
+        if row.get("result") != "not reconstructed":
             return {**row, "verdict": "inconclusive" if blind and found == "not reconstructed" else found}
         if blind and found == "not reconstructed":
             why = UNEXPLAINED_PART if place(row) in unexplained else unread[place(row)]
-            return {**row, "verdict": "inconclusive", "why": why}
-        return {**row, "verdict": found, "why": None}
+            return {**row, "verdict": "inconclusive", "reason": why}
+        return {**row, "verdict": found, "reason": None}
 
     return [judged(row) for row in rows]
 
@@ -167,7 +169,7 @@ def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
 
 def _guessing(rounds: Sequence[Row]) -> float | None:
     """Return the majority-class accuracy on the test set, from the last evaluated round."""
-    return next((row["guessing_accuracy"] for row in reversed(rounds) if row["test_accuracy"] is not None), None)
+    return next((row["baseline_accuracy"] for row in reversed(rounds) if row["test_accuracy"] is not None), None)
 
 
 def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
@@ -237,7 +239,7 @@ def _met(row: Row) -> tuple[str, str]:
 def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) -> dict[str, Any]:
     """Return `answer` and `why` of one attack on one arm, from its own rows: a `State`, or "not applicable"."""
     if all(row["status"] == INAPPLICABLE and not (row["message"] or "").startswith(CHANNELS) for row in rows):
-        return {"answer": INAPPLICABLE}
+        return {"result": INAPPLICABLE}
     closed = closed_forms(scenario)
     arm, criterion = rows[0]["arm"], criterion_of(scenario, rows)
     changed = not undefended(scenario, arm)
@@ -249,8 +251,8 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) ->
     reasons += [f"{WANT_OF_TIME}: {name}" for one in silent for name in one.unplayed]
     near = max((one for one in found if one.state == state), key=lambda one: one.best or 0.0)
     guessed = None if near.best is None or near.gain is None else near.best - near.gain
-    figures = {"closest": near.best, "closest_guess": guessed}
-    return {"answer": state, "why": "; ".join(dict.fromkeys(reasons)) or None, "explains": explained, **figures}
+    figures = {"max_similarity": near.best, "baseline_similarity": guessed}
+    return {"result": state, "reason": "; ".join(dict.fromkeys(reasons)) or None, "explains": explained, **figures}
 
 
 def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any], finished: bool) -> dict[str, Any]:
@@ -262,7 +264,7 @@ def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any], fin
     for metric in JUDGED:
         spread = leak.scores[metric.name]
         row[metric.name] = spread.mean if spread else None
-        row[worst_of(metric.name)] = (spread.high if metric.higher_is_closer else spread.low) if spread else None
+        row[extreme_of(metric.name)] = (spread.high if metric.higher_is_closer else spread.low) if spread else None
     return row
 
 

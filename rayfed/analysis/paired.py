@@ -125,7 +125,7 @@ def of_seeds(settings: Sequence[Setting]) -> list[Group]:
         return repr({path: value for path, value in one.fields.items() if not path.startswith("arms.")})
 
     def unanswered(one: Setting) -> frozenset[Hashable]:
-        return frozenset(row["seed"] for row in one.rows if row.get("unanswered"))
+        return frozenset(row["seed"] for row in one.rows if row.get("without_result"))
 
     return [
         Group(one.arm, one.title, one.attack, "seed", values(one), unanswered(one), shared(one), _doubted(one))

@@ -13,7 +13,7 @@ from rayfed.metrics.chance import evidence
 
 LEVEL = 1e-3
 """Significance level: maximum probability of as many hits by chance, for independent parts."""
-_FIGURES = ("parts_found", "parts_guessed", "parts_evidence")
+_FIGURES = ("parts_recovered", "parts_baseline", "parts_evidence")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _of_samples(attack: str, rows: Sequence[Row]) -> Part | None:
     """
     read, told = [], 0.0
     for same in _by_sample(rows).values():
-        hits = [row for row in same if row["told_apart"] == 1 and row["parts_evidence"] > 0]
+        hits = [row for row in same if row["identified"] == 1 and row["parts_evidence"] > 0]
         told += sum(row["parts_evidence"] for row in hits) / len(same)
         read += hits[:1]
     return _part(attack, read) if told >= -log(LEVEL) else None

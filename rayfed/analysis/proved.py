@@ -144,10 +144,10 @@ def _by_chance(control: Estimate) -> bool:
 
 def _of_samples(curve: Sequence[Row], attacks: Sequence[Row]) -> list[Comparison]:
     """Compare the share of identified samples with its bound, if a control was measured on other samples."""
-    asked = [row for row in attacks if row["repeat"] == 0 and measured(row.get("decoy_told_apart"))]
+    asked = [row for row in attacks if row["repeat"] == 0 and measured(row.get("decoy_identified"))]
     if not asked:
         return []
-    hits, decoys = (sum(row[name] == 1 for row in asked) for name in ("told_apart", "decoy_told_apart"))
+    hits, decoys = (sum(row[name] == 1 for row in asked) for name in ("identified", "decoy_identified"))
     return [_compared(curve, "another", "samples identified:", hits, len(asked), share(decoys, len(asked), _TAIL))]
 
 

@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 INAPPLICABLE = "not applicable"
 """Result of an attack that applies to no update of an arm."""
 UNFINISHED = "A run did not finish, so attacks may be missing"
-_ACCURACIES = "test_accuracy", "guessing_accuracy"
+_ACCURACIES = "test_accuracy", "baseline_accuracy"
 
 
 def of_rebuilt(measure: str) -> bool:
@@ -94,7 +94,7 @@ class Setting:
     @property
     def applies(self) -> bool:
         """Whether the attack applies to at least one update; also true without an attack."""
-        return self.attack is None or any(row.get("answer") != INAPPLICABLE for row in self.rows)
+        return self.attack is None or any(row.get("result") != INAPPLICABLE for row in self.rows)
 
     @property
     def hidden(self) -> bool:
@@ -116,8 +116,8 @@ class Setting:
 
     def _why(self, answer: str) -> str:
         """Return the reasons of attacks with this result or verdict, after a colon; empty without reasons."""
-        told = [row for row in self.rows if answer in (row.get("answer"), row.get("verdict"))]
-        reasons = dict.fromkeys(row["why"] for row in told if row.get("why"))
+        told = [row for row in self.rows if answer in (row.get("result"), row.get("verdict"))]
+        reasons = dict.fromkeys(row["reason"] for row in told if row.get("reason"))
         return f": {'; '.join(reasons)}" if reasons else ""
 
     @property
@@ -133,7 +133,7 @@ class Setting:
     @property
     def unanswered(self) -> tuple[int, int]:
         """Number of updates on which the attack diverged or failed, and number attacked, over all repeats."""
-        counts = [[row.get(name) or 0 for row in self.rows] for name in ("unanswered", "attacked")]
+        counts = [[row.get(name) or 0 for row in self.rows] for name in ("without_result", "attacked")]
         return sum(counts[0]), sum(counts[1])
 
     @property
@@ -147,7 +147,7 @@ class Setting:
     def collapsed(self) -> int:
         """Number of repeats that do not beat the majority class, if their mean does; else 0."""
         known = [row for row in self.rows if None not in map(row.get, _ACCURACIES)]
-        return 0 if self.useless else sum(row["test_accuracy"] <= row["guessing_accuracy"] for row in known)
+        return 0 if self.useless else sum(row["test_accuracy"] <= row["baseline_accuracy"] for row in known)
 
     @property
     def inconclusive(self) -> int:

@@ -377,7 +377,7 @@ def on_the_clock(rounds: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _strangers(row: Row) -> tuple[float, float] | None:
-    anew, averaged = row.get("stranger_accuracy"), row.get("stranger_mean_accuracy")
+    anew, averaged = row.get("non_member_accuracy"), row.get("non_member_mean_accuracy")
     return None if anew is None or averaged is None else (anew, averaged)
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from rayfed.analysis.outcomes import outcomes_table
 from rayfed.errors import RunError
 from rayfed.store.folder import SCENARIO, RunFolder, checked, completed
+from rayfed.store.renamed import OUTCOMES, with_present_names
 
 OUTCOMES_FILE = "outcomes.parquet"
 TRIALS = "trials"
@@ -76,7 +77,8 @@ class SweepFolder:
         if not self.files.exists(OUTCOMES_FILE):
             return outcomes_table([], self.fields, trials=True)
         try:
-            return _doubted(self._as_written(pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES_FILE)))))
+            table = pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES_FILE)))
+            return _doubted(self._as_written(with_present_names(table, OUTCOMES)))
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise RunError(f"cannot read '{self.url}/{OUTCOMES_FILE}': {error}; restore it from a copy") from error
 

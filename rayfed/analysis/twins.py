@@ -13,12 +13,12 @@ from typing import Any
 
 from rayfed.analysis.settings import Setting, of_attacks
 from rayfed.analysis.summary import undefended
-from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
+from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 
 _OF_DEFENCES = {"defence", "code"}
 """Grants that add no knowledge if there is no defence."""
 _MASK = "; if the defence exposes a mask (`exposed`), check that first"
-_WORST = {worst_of(metric.name) for metric in JUDGED}
+_WORST = {extreme_of(metric.name) for metric in JUDGED}
 _NEARLY = 0.01
 """Maximum relative difference that does not count as a failure."""
 _OF_ATTACKERS = ("label", "knowledge", "averages")

@@ -184,16 +184,16 @@ COLUMNS = pa.schema(
         ("batch_size", pa.int64()),  # null if no reconstruction attack was run
         ("verdict", pa.string()),  # one of `State`
         ("metric", pa.string()),
-        ("closest", pa.float64()),  # maximum of the metric, among leaks if there are any
-        ("above_guessing", pa.float64()),  # of that reconstruction, as in the table `attacks`
+        ("max_similarity", pa.float64()),  # maximum of the metric, among leaks if there are any
+        ("above_baseline", pa.float64()),  # of that reconstruction, as in the table `attacks`
         ("attack", pa.string()),  # attack of that reconstruction with its attacker, without batch size
         ("leaked", pa.int64()),
         ("samples", pa.int64()),
-        ("parts_found", pa.float64()),  # share of columns or tokens recovered; null if it may be due to chance
-        ("parts_guessed", pa.float64()),
+        ("parts_recovered", pa.float64()),  # share of columns or tokens recovered; null if it may be due to chance
+        ("parts_baseline", pa.float64()),
         ("labels", pa.float64()),  # share recovered by the best attack that was not given the labels
-        ("labels_guessed", pa.float64()),  # share recovered by the best of three guesses
-        ("labels_lucky", pa.bool_()),  # whether the share may be due to chance, as the best of many attempts
+        ("labels_baseline", pa.float64()),  # share recovered by the best of three guesses
+        ("labels_by_chance", pa.bool_()),  # whether the share may be due to chance, as the best of many attempts
         ("reason", pa.string()),  # reason of an inconclusive or unmeasured verdict
     ]
 )
@@ -216,16 +216,16 @@ def verdicts_table(
             "batch_size": one.batch,
             "verdict": one.state,
             "metric": metric,
-            "closest": one.best,
-            "above_guessing": one.gain,
+            "max_similarity": one.best,
+            "above_baseline": one.gain,
             "attack": one.by or None,
             "leaked": one.leaked,
             "samples": one.samples,
-            "parts_found": one.part.found if one.part else None,
-            "parts_guessed": one.part.guessed if one.part else None,
+            "parts_recovered": one.part.found if one.part else None,
+            "parts_baseline": one.part.guessed if one.part else None,
             "labels": one.labels.share if one.labels else None,
-            "labels_guessed": (one.labels.guesses.best or None) if one.labels else None,
-            "labels_lucky": one.labels.lucky if one.labels else None,
+            "labels_baseline": (one.labels.guesses.best or None) if one.labels else None,
+            "labels_by_chance": one.labels.lucky if one.labels else None,
             "reason": "; ".join(filter(None, (one.lacking, *one.awaited, *one.unplayed, *one.reasons))) or None,
         }
         for arm in arms

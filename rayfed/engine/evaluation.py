@@ -78,7 +78,7 @@ def guesses(data: Dataset, loss: Loss) -> Found:
     union of a constant mask. Values are None for words, and if the loss does not define them.
     """
     if data.has_words:
-        return {"guessing_accuracy": None, "guessing_error": None, "guessing_perplexity": None, "guessing_iou": None}
+        return {"baseline_accuracy": None, "baseline_error": None, "baseline_perplexity": None, "baseline_iou": None}
     if data.has_places:
         return _guesses_of_places(data, loss)
     count, labels = len(data.test_labels), torch.from_numpy(data.test_labels)
@@ -90,7 +90,7 @@ def guesses(data: Dataset, loss: Loss) -> Found:
         accuracy = min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / count))
     if loss.error(outputs, labels) is not None:
         error = float(np.abs(data.test_labels - np.median(data.test_labels, axis=0)).mean())
-    return {"guessing_accuracy": accuracy, "guessing_error": error, "guessing_perplexity": None, "guessing_iou": None}
+    return {"baseline_accuracy": accuracy, "baseline_error": error, "baseline_perplexity": None, "baseline_iou": None}
 
 
 def _guesses_of_places(data: Dataset, loss: Loss) -> Found:
@@ -105,10 +105,10 @@ def _guesses_of_places(data: Dataset, loss: Loss) -> Found:
     perplexity = exp(-float((shares * np.log(shares)).sum())) if of_tokens else None
     masks = data.sample.modality == "pixels"
     return {
-        "guessing_accuracy": accuracy,
-        "guessing_error": None,
-        "guessing_perplexity": perplexity,
-        "guessing_iou": share / len(shares) if masks else None,
+        "baseline_accuracy": accuracy,
+        "baseline_error": None,
+        "baseline_perplexity": perplexity,
+        "baseline_iou": share / len(shares) if masks else None,
     }
 
 
@@ -174,8 +174,8 @@ def evaluate_members(
             "test_error": known(mean(arm, "test", 2)),
             "test_perplexity": known(whole(arm).perplexity),
             "test_iou": known(whole(arm).iou),
-            "stranger_accuracy": known(found[arm, None][0]),
-            "stranger_mean_accuracy": known(found[arm, None][1]),
+            "non_member_accuracy": known(found[arm, None][0]),
+            "non_member_mean_accuracy": known(found[arm, None][1]),
         }
         for arm in asked
     }

@@ -82,7 +82,7 @@ def _rows(scenario: Scenario, unused: Unused) -> Iterator[dict[str, Any]]:
         spec = arm_spec(document, arm)
         if spec.get("protection") or scenario.federation.protection:
             continue
-        outcome = {"psnr": 0.0, "above_guessing": -1.0, "told_apart": 0.0} if spec.get("defences") else _FOUND
+        outcome = {"psnr": 0.0, "above_baseline": -1.0, "identified": 0.0} if spec.get("defences") else _FOUND
         for attack in _rebuilding(scenario):
             told, size = ",".join(attack.knowledge), 0 if attack.view.of_round else attack.batch_size
             known = {"knowledge": told, "fit": 0.0, "message": unused.get((arm, attack.title), ""), "status": "ok"}
@@ -93,7 +93,7 @@ def _rows(scenario: Scenario, unused: Unused) -> Iterator[dict[str, Any]]:
                     yield key | {"batch_size": size} | known | outcome
 
 
-_FOUND = {"psnr": 100.0, "above_guessing": 50.0, "told_apart": 1.0}
+_FOUND = {"psnr": 100.0, "above_baseline": 50.0, "identified": 1.0}
 
 
 def _why(lacking: str) -> str:

@@ -52,7 +52,7 @@ _UNKNOWN = 1.5
 _CUT_OFF = "trial not completed, no time"
 _OF_LABELS = (
     *("arm", "round", "attack", "victim", "repeat", "sample", "batch_size", "observes", "knowledge"),
-    *("true_label", "label_accuracy", "label_guess_accuracy", "target_error", "target_guess_error"),
+    *("true_label", "label_accuracy", "label_baseline", "target_error", "target_baseline"),
 )
 """Columns of the table `attacks` on recovered labels or numbers, with the key columns."""
 _LOADING = 0.5

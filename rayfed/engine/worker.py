@@ -197,8 +197,8 @@ class ClientWorker(ClientRuntime):
         true = truth.inputs.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         if truth.decoys is not None:
-            by_chance = self._scorer.told_apart(truth.decoys.cpu(), guess.images)
-            rows = [row | {"decoy_told_apart": hit or 0.0} for row, hit in zip(rows, by_chance, strict=True)]
+            by_chance = self._scorer.identified(truth.decoys.cpu(), guess.images)
+            rows = [row | {"decoy_identified": hit or 0.0} for row, hit in zip(rows, by_chance, strict=True)]
         orders = [row.pop("order") for row in rows]
         fit, between = None, None
         with self._noting("fit"):

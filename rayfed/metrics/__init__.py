@@ -17,9 +17,9 @@ TABLE = {
     "top1": "rayfed.metrics.top:TOP_1",
     "top3": "rayfed.metrics.top:TOP_3",
     "top5": "rayfed.metrics.top:TOP_5",
-    "above_guessing": "rayfed.metrics.guessing:ABOVE_GUESSING",
+    "above_baseline": "rayfed.metrics.guessing:ABOVE_BASELINE",
     "above_public": "rayfed.metrics.guessing:ABOVE_PUBLIC",
-    "told_apart": "rayfed.metrics.guessing:TOLD_APART",
+    "identified": "rayfed.metrics.guessing:IDENTIFIED",
     "mask_iou": "rayfed.metrics.masks:MASK_IOU",
     "label_accuracy": "rayfed.metrics.labels:LABEL_ACCURACY",
 }

@@ -35,7 +35,7 @@ class Others:
     """(k,), medians of their targets, the baseline for labels that are numbers. None: labels are classes."""
 
 
-def above_guessing(sample: SampleSpec, others: Others) -> Score:
+def above_baseline(sample: SampleSpec, others: Others) -> Score:
     """Return a function that computes the gain of reconstructions over the best baseline, in dB or as a share of parts.
 
     The function maps true samples (N, *shape) and reconstructions to (N,) float64. Parts are the tokens of a text or
@@ -139,7 +139,7 @@ def nearest_of(true: Tensor, pool: Tensor, sample: SampleSpec) -> Tensor:
     return found
 
 
-def told_apart(sample: SampleSpec, others: Others) -> Score:
+def identified(sample: SampleSpec, others: Others) -> Score:
     """Return a function that tests whether reconstructions are closer to their samples than to all other samples.
 
     The function maps true samples (N, *shape) and reconstructions to (N,) float64, 1 or 0. The other samples include
@@ -161,12 +161,12 @@ def told_apart(sample: SampleSpec, others: Others) -> Score:
     return told
 
 
-ABOVE_GUESSING = Metric(
-    name="above_guessing",
+ABOVE_BASELINE = Metric(
+    name="above_baseline",
     description="PSNR minus that of the best baseline without the update (dB); for texts and records, share of tokens "
     "or columns",
     title="above baseline",
-    function=above_guessing,
+    function=above_baseline,
     needs=("sample", "others"),
     higher_is_closer=True,
     modalities=("pixels", "tokens", "records"),
@@ -187,11 +187,11 @@ ABOVE_PUBLIC = Metric(
     outcome=False,
     success="threshold",
 )
-TOLD_APART = Metric(
-    name="told_apart",
+IDENTIFIED = Metric(
+    name="identified",
     description="1 if the reconstruction is closer to its original than to any other sample, 0 otherwise",
     title="identified",
-    function=told_apart,
+    function=identified,
     needs=("sample", "others"),
     higher_is_closer=True,
     modalities=("pixels", "tokens", "records"),

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.base import Metric
-from rayfed.metrics.known import METRICS, NOUNS
+from rayfed.metrics.known import METRICS
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Measure:
     """Minimum and maximum possible value."""
 
 
-def worst_of(metric: str) -> str:
-    """Return the column of a metric's value for the worst sample."""
-    return f"{metric}_worst"
+def extreme_of(name: str) -> str:
+    """Return the column of a metric's value for the sample that leaked most: `max_psnr`, `min_mse`."""
+    return f"{'max' if METRICS[name].higher_is_closer else 'min'}_{name}"
 
 
 def measure_of(name: str) -> Measure:
@@ -66,8 +66,8 @@ MEASURES: dict[str, Measure] = {
         for metric in JUDGED
     },
     **{
-        worst_of(metric.name): Measure(
-            f"{metric.title}, worst {NOUNS[metric.modalities[0]]}",
+        extreme_of(metric.name): Measure(
+            f"{metric.title}, {'maximum' if metric.higher_is_closer else 'minimum'}",
             "leakage",
             not metric.higher_is_closer,
             metric.unit,

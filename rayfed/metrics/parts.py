@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rayfed.samples import SampleSpec
 
-NAMES = ("parts_found", "parts_guessed", "parts_evidence", "columns")
+NAMES = ("parts_recovered", "parts_baseline", "parts_evidence", "columns")
 """Columns of a row about the parts of its sample."""
 _NEAR = 1.5 / 255, 8.5 / 255
 """Tolerances of a recovered pixel value, for exact and noisy reconstructions: one and eight grey levels and
@@ -39,8 +39,8 @@ _FEWEST = 20
 def parts(sample: SampleSpec, others: Others, true: Tensor, guess: Tensor) -> list[dict[str, Any]]:
     """Return for each sample the share of its parts that a reconstruction recovers, and the share without the update.
 
-    Takes true samples (N, *shape) and reconstructions. `parts_guessed` is the larger of two shares. One is the share of
-    the sample's parts that a baseline recovers. The other is the mean share of other samples' parts that the
+    Takes true samples (N, *shape) and reconstructions. `parts_baseline` is the larger of two shares. One is the share
+    of the sample's parts that a baseline recovers. The other is the mean share of other samples' parts that the
     reconstructions recover, matched in the same way. `parts_evidence` is the evidence against chance in nats
     (`rayfed.metrics.chance`), 0 if a baseline recovers as much. Its number of independent parts follows from the spread
     of the shares of other samples. For records, `columns` lists each column with `found` and the share of other records
@@ -76,15 +76,15 @@ def parts(sample: SampleSpec, others: Others, true: Tensor, guess: Tensor) -> li
 def _row(found: float, guessed: float, independent: float, of: float = 1.0) -> dict[str, Any]:
     """Return the columns for shares among the claimed parts, which are a share `of` all parts."""
     told = evidence(found, guessed, independent) if found > guessed else 0.0
-    return {"parts_found": found * of, "parts_guessed": guessed * of, "parts_evidence": told, "columns": None}
+    return {"parts_recovered": found * of, "parts_baseline": guessed * of, "parts_evidence": told, "columns": None}
 
 
 def _of_image(others: Tensor, true: Tensor, guess: Tensor, guessed: Sequence[Tensor]) -> dict[str, Any]:
     """Return the share of an image's values (C, H, W) that a reconstruction recovers.
 
     Only values that the reconstruction claims count. A value that fills part of it, such as grey, is not claimed.
-    `parts_guessed` is the largest of three shares: of any other image (M, C, H, W) that the reconstruction recovers, of
-    this image that a baseline recovers, and of this image that the reconstruction recovers with its values at random
+    `parts_baseline` is the largest of three shares: of any other image (M, C, H, W) that the reconstruction recovers,
+    of this image that a baseline recovers, and of this image that the reconstruction recovers with its values at random
     positions. Of the tolerances in `_NEAR`, the one with more evidence counts.
     """
     import torch

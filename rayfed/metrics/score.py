@@ -65,8 +65,8 @@ class Scorer:
         a metric raises, its column is empty and the reason is in `failures`. A row contains
 
         - `sample` and `order`: indices of the true image and of the reconstruction matched to it;
-        - `true_label` and `label`, the recovered one. For numbers, `target_error` and `target_guess_error`;
-        - `label_guess_accuracy` (`even_guess`);
+        - `true_label` and `label`, the recovered one. For numbers, `target_error` and `target_baseline`;
+        - `label_baseline` (`even_guess`);
         - the named metrics: None if the reconstruction or the metric is not finite, if a network has no weights, and
           for metrics of class labels if labels are numbers;
         - with `others`, the recovered parts (`rayfed.metrics.parts.parts`);
@@ -112,7 +112,7 @@ class Scorer:
         found: list[dict[str, Any]] = [dict.fromkeys(NAMES) for _ in guess]
         finite = guess.flatten(1).isfinite().all(1)
         if finite.any():
-            with noting_errors(partial(self.failures.setdefault, "parts_found")):
+            with noting_errors(partial(self.failures.setdefault, "parts_recovered")):
                 told = parts(self.sample, others, true[finite], guess[finite])
                 for place, row in zip(finite.nonzero()[:, 0].tolist(), told, strict=True):
                     found[place] = row
@@ -121,12 +121,12 @@ class Scorer:
     def _guessed_labels(self, true: Tensor) -> dict[str, list[float | None]]:
         """Return the column about labels guessed without the update, None for numbers and for classes per position."""
         known = even_guess(true, max(len(self.people), int(true.max()) + 1)) if _are_classes(true) else None
-        return {"label_guess_accuracy": [known] * len(true)}
+        return {"label_baseline": [known] * len(true)}
 
-    def told_apart(self, others: Tensor, images: Tensor) -> list[float | None]:
-        """Return the column `told_apart` with `others` (N, *shape) as true samples, which estimates chance."""
-        function, images = _functions(self).get("told_apart"), images.to(others)
-        return self._column("told_apart", function, others, images[assign(others, images, self.sample)])
+    def identified(self, others: Tensor, images: Tensor) -> list[float | None]:
+        """Return the column `identified` with `others` (N, *shape) as true samples, which estimates chance."""
+        function, images = _functions(self).get("identified"), images.to(others)
+        return self._column("identified", function, others, images[assign(others, images, self.sample)])
 
     def _column(
         self, name: str, function: Callable[..., Any] | None, true: Tensor, guess: Tensor
@@ -176,7 +176,7 @@ def _stated(true: Tensor, found: Tensor, order: Tensor, median: Tensor | None) -
     errors = (found[order] - true).abs().mean(1).tolist() if found.shape == true.shape else nothing
     told = [None if error is None or isnan(error) else error for error in errors]
     guessed = nothing if median is None else (median.to(true) - true).abs().mean(1).tolist()
-    return {"true_label": nothing, "label": nothing, "target_error": told, "target_guess_error": guessed}
+    return {"true_label": nothing, "label": nothing, "target_error": told, "target_baseline": guessed}
 
 
 def _are_classes(labels: Tensor) -> bool:

@@ -49,7 +49,7 @@ class Entry:
         rows = self.setting.rows
         told = [row.get("verdict") for row in rows]
         state = next((state for state in WEIGHT if state in told), "")
-        answers = {row.get("answer") for row in rows}
+        answers = {row.get("result") for row in rows}
         return "" if state == "leaks" and self.setting.attack and not answers & {"leaks", None} else state
 
     @property

@@ -220,10 +220,10 @@ def _beyond(
     found: dict[tuple[str, str, str], int] = {}
     for row in attacks:
         for metric, threshold in thresholds.items():
-            known = row.get("above_guessing") is not None and row.get("told_apart") is not None
+            known = row.get("above_baseline") is not None and row.get("identified") is not None
             if known and summary.measured(row.get(metric)):
                 met = row["arm"], row["attack"], metric
-                apart = row["above_guessing"] > 0 and row["told_apart"] == 1 and not criterion.like_public(row)
+                apart = row["above_baseline"] > 0 and row["identified"] == 1 and not criterion.like_public(row)
                 found[met] = found.get(met, 0) + (apart and METRICS[metric].passes(row[metric], threshold))
     return found
 

@@ -203,8 +203,8 @@ def _reasons(found: Sequence[Setting]) -> dict[str, list[str]]:
     """Return verdict -> reasons, for verdicts that have one."""
     reasons: dict[str, dict[str, None]] = {}
     for row in (row for one in found if one.attack for row in one.rows):
-        if row.get("why") and row.get("verdict"):
-            reasons.setdefault(row["verdict"], {})[row["why"]] = None
+        if row.get("reason") and row.get("verdict"):
+            reasons.setdefault(row["verdict"], {})[row["reason"]] = None
     return {state: list(why)[:MOST] for state, why in reasons.items()}
 
 

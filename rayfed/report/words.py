@@ -11,7 +11,7 @@ from rayfed.analysis.formats import called, decibel, fixed, in_words, near
 from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
 from rayfed.analysis.verdicts import WEIGHT, Verdict, closest
-from rayfed.metrics.measures import MEASURES, worst_of
+from rayfed.metrics.measures import MEASURES, extreme_of
 from rayfed.privacy.printing import at_most, caution
 from rayfed.report.caption import data_of, named
 from rayfed.report.provenance import begun_with, initial_weights
@@ -86,7 +86,9 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
         if state:
             by_state.setdefault(state, []).append(group[0].title + _figures(rows, state) + _in_some(rows, state))
             reasons = {
-                row["why"]: None for row in rows if state in (row.get("answer"), row.get("verdict")) and row.get("why")
+                row["reason"]: None
+                for row in rows
+                if state in (row.get("result"), row.get("verdict")) and row.get("reason")
             }
             if state == "inconclusive":
                 reasons = reasons or {"nothing leaks without a defence": None}
@@ -106,13 +108,15 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
 
 def _figures(rows: Sequence[Row], state: State) -> str:
     """Return the best reconstruction of a verdict, with its attack and the baseline; empty if it is not known."""
-    own = [row for row in rows if row.get("answer") == state] if state == "leaks" else rows
-    known = [row for row in own if measured(row.get("closest"))]
+    own = [row for row in rows if row.get("result") == state] if state == "leaks" else rows
+    known = [row for row in own if measured(row.get("max_similarity"))]
     if not known:
         return ""
-    row, criterion = max(known, key=lambda row: row["closest"]), Criterion.of(modality_of(rows), None)
-    baseline = "" if row["closest_guess"] is None else f", baseline {criterion.written(row['closest_guess'])}"
-    return f" ({criterion.written(row['closest'])} by {row['attack']}{baseline})"
+    row, criterion = max(known, key=lambda row: row["max_similarity"]), Criterion.of(modality_of(rows), None)
+    baseline = (
+        "" if row["baseline_similarity"] is None else f", baseline {criterion.written(row['baseline_similarity'])}"
+    )
+    return f" ({criterion.written(row['max_similarity'])} by {row['attack']}{baseline})"
 
 
 def unplayed(status: Mapping[str, Any]) -> str:
@@ -265,7 +269,7 @@ def _ranges(arm: str, settings: Sequence[Setting]) -> str:
     """Return the range of each measure over the settings of one arm."""
     count = len({repr(one.fields) for one in settings})
     parts = []
-    for name in ("test_accuracy", worst_of("psnr"), "train_seconds"):
+    for name in ("test_accuracy", extreme_of("psnr"), "train_seconds"):
         if known := [one for one in settings if name in one.measures]:
             range_ = _from_to(name, [one.measures[name].mean for one in known])
             parts.append(f"{MEASURES[name].title} {range_}{_meant(name, known)}")

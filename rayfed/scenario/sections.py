@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 from rayfed.documents import dump_yaml
 from rayfed.errors import nearest
 from rayfed.metrics.known import METRICS, default_names, default_success
+from rayfed.metrics.renamed import present
 from rayfed.scenario.components import (
     AggregationSpec,
     AttackSpec,
@@ -235,10 +236,11 @@ class Privacy(Section):
 
 
 def _known(names: Iterable[str]) -> AfterValidator:
-    """Return a validator that accepts only these names."""
+    """Return a validator that accepts only these names, and former names for them."""
     known = list(names)
 
     def check(name: str) -> str:
+        name = present(name)
         if name not in known:
             raise ValueError(nearest(name, known))
         return name

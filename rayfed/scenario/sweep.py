@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from rayfed.metrics.renamed import present
 from rayfed.scenario.components import Section
+
+_Column = Annotated[str, AfterValidator(present)]
 
 
 class Range(Section):
@@ -36,8 +39,8 @@ class Sweep(Section):
     """Number of settings to try with `random` and `optuna`."""
     repeats: Annotated[int, Field(ge=1)] = 1
     """Number of seeds per setting: the scenario's `seed` and the numbers after it. Default: 1."""
-    objectives: Annotated[list[str], Field(min_length=1)] = ["psnr", "test_accuracy"]
-    """Columns that `optuna` optimises. Leakage is the mean over images (`psnr_worst`: the image that leaked most), by
+    objectives: Annotated[list[_Column], Field(min_length=1)] = ["psnr", "test_accuracy"]
+    """Columns that `optuna` optimises. Leakage is the mean over images (`max_psnr`: the image that leaked most), by
     the strongest attack."""
     scheduler: Literal["asha", "median"] | None = None
     """Early stopping of trials with a low test accuracy. `asha`: asynchronous successive halving (Li 2020). `median`:

@@ -22,6 +22,7 @@ from rayfed.errors import RunError, nearest
 from rayfed.store import history
 from rayfed.store.files import Files, explained, located, tag
 from rayfed.store.lease import CLAIM
+from rayfed.store.renamed import with_present_names
 from rayfed.store.schemas import TABLES
 
 SCENARIO = "scenario.yaml"
@@ -161,7 +162,7 @@ class RunFolder(Files):
 
     def _read_part(self, name: str, schema: pa.Schema) -> pa.Table:
         try:
-            return checked(completed(table_of(self.read_bytes(name)), schema).cast(schema))
+            return checked(completed(with_present_names(table_of(self.read_bytes(name))), schema).cast(schema))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RunError(
                 f"cannot read '{self._url(name)}': {error}; the file is damaged or from another version of rayfed: "

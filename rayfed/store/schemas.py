@@ -92,21 +92,21 @@ TABLES: dict[str, pa.Schema] = {
             ),
             _value("test_iou", _real, "mean intersection over union of the classes on the test set; masks only"),
             _value("train_accuracy", _real, "share of all clients' own samples classified correctly, 0..1"),
-            _value("stranger_accuracy", _real, "test accuracy of a non-member with a random private part, 0..1"),
+            _value("non_member_accuracy", _real, "test accuracy of a non-member with a random private part, 0..1"),
             _value(
-                "stranger_mean_accuracy",
+                "non_member_mean_accuracy",
                 _real,
                 "test accuracy of a non-member with the mean of the clients' private parts but random keys, 0..1",
             ),
             _value("backdoor_accuracy", _real, "share of test images with the trigger classified as its target, 0..1"),
             _value(
-                "guessing_accuracy",
+                "baseline_accuracy",
                 _real,
                 "test accuracy of always predicting the majority class, 0..1: 95 % of test sets of this size have less",
             ),
-            _value("guessing_error", _real, "mean absolute error of always predicting the test set's median"),
-            _value("guessing_perplexity", _real, "perplexity of predicting each token's frequency in the test set"),
-            _value("guessing_iou", _real, "intersection over union of predicting the majority class at every pixel"),
+            _value("baseline_error", _real, "mean absolute error of always predicting the test set's median"),
+            _value("baseline_perplexity", _real, "perplexity of predicting each token's frequency in the test set"),
+            _value("baseline_iou", _real, "intersection over union of predicting the majority class at every pixel"),
             _value("clients", _int, "clients whose updates were aggregated"),
             _value("samples", _long, "training samples of those clients"),
             _value("actor_seconds", _real, "training time of the arm: sum of the wall times of its cohorts (s)"),
@@ -163,30 +163,30 @@ TABLES: dict[str, pa.Schema] = {
                 "target_error", _real, "mean absolute error of the targets that the attack returns; regression only"
             ),
             _value(
-                "label_guess_accuracy",
+                "label_baseline",
                 _real,
                 "mean share of the batch's labels recovered by guessing all classes equally often; null for regression",
             ),
             _value(
-                "target_guess_error",
+                "target_baseline",
                 _real,
                 "mean absolute error of guessing the medians of the test split; regression only",
             ),
             *_METRICS,
             _value(
-                "decoy_told_apart",
+                "decoy_identified",
                 _real,
                 "1 if the reconstruction is closer to a decoy than to other samples, else 0: another sample of the "
-                "victim with the same class that is not in the update, as a control of `told_apart`",
+                "victim with the same class that is not in the update, as a control of `identified`",
             ),
             _value(
-                "parts_found",
+                "parts_recovered",
                 _real,
                 "share of the sample's parts recovered, 0..1: columns of a record, tokens of a text, or pixels of an "
                 "image within 1 or 8 of 255 grey levels",
             ),
             _value(
-                "parts_guessed",
+                "parts_baseline",
                 _real,
                 "maximum share of parts recovered without the update, 0..1: this sample's parts by a guess, or other "
                 "samples' parts by these reconstructions; for images also by the same values at random places",
@@ -194,7 +194,7 @@ TABLES: dict[str, pa.Schema] = {
             _value(
                 "parts_evidence",
                 _real,
-                "evidence that `parts_found` is not chance (nats), with as many independent parts as the variance "
+                "evidence that `parts_recovered` is not chance (nats), with as many independent parts as the variance "
                 "over other samples implies; 0 if guesses recover as much",
             ),
             _value("columns", pa.list_(_COLUMN), "results for each column of a record; null for images and texts"),
@@ -392,13 +392,13 @@ OUTCOME_FIELDS = [
     _value("epsilon_adjacency", _string, "adjacency of neighbouring data sets, and the protected object"),
     _value("epsilon_against", _string, "attackers against which the guarantee holds"),
     _value(
-        "answer",
+        "result",
         _string,
         "result of this attack on this arm, before it is compared with an arm without a defence; or 'not applicable'",
     ),
-    _value("why", _string, "why the result is 'inconclusive' or 'not measured'"),
-    _value("closest", _real, "maximum PSNR (dB) or share of parts of the reconstructions"),
-    _value("closest_guess", _real, "PSNR (dB) or share of parts of the best guess (baseline) at the same sample"),
+    _value("reason", _string, "why the result is 'inconclusive' or 'not measured'"),
+    _value("max_similarity", _real, "maximum PSNR (dB) or share of parts of the reconstructions"),
+    _value("baseline_similarity", _real, "PSNR (dB) or share of parts of the best guess (baseline) at the same sample"),
     _value(
         "explains",
         pa.bool_(),
@@ -407,9 +407,9 @@ OUTCOME_FIELDS = [
     _value("verdict", _string, "verdict over all attacks on this arm, by the criteria of the audit"),
     _value("inferred_low", _real, "lower end of the 95 % interval of `inferred`, over a run's candidates or victims"),
     _value("attacked", _long, "number of updates attacked"),
-    _value("unanswered", _long, "number of attacked updates on which the attack diverged or failed"),
+    _value("without_result", _long, "number of attacked updates on which the attack diverged or failed"),
     _value(
-        "guessing_accuracy",
+        "baseline_accuracy",
         _real,
         "test accuracy of always predicting the majority class, 0..1: 95 % of test sets of this size have less",
     ),

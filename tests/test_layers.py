@@ -65,7 +65,12 @@ ARROWS = {
     "rayfed.privacy": {"rayfed.crypto.keys"},
     "rayfed.metrics": {"rayfed.models.pretrained"},
     # a column for every metric, every measure and every prior of a bound
-    "rayfed.store": {"rayfed.metrics.known", "rayfed.metrics.measures", "rayfed.privacy.tradeoff"},
+    "rayfed.store": {
+        "rayfed.metrics.known",
+        "rayfed.metrics.measures",
+        "rayfed.metrics.renamed",
+        "rayfed.privacy.tradeoff",
+    },
     # a defence on the server's side is a rule of aggregation; malicious clients meet both
     "rayfed.defences": {"rayfed.aggregation.base", "rayfed.aggregation.fedavg", "rayfed.aggregation.noisy_sum"},
     "rayfed.poisoning": {"rayfed.aggregation.weighted_sum", "rayfed.defences.base"},

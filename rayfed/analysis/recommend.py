@@ -20,6 +20,7 @@ from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, by_values, of_rebuilt
 from rayfed.analysis.summary import arm_and_opponent
 from rayfed.errors import UserError, nearest
+from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES, extreme_of, measure_of
 from rayfed.store.folder import SCENARIO
 
@@ -159,8 +160,8 @@ def usual_costs(settings: Sequence[Setting]) -> tuple[str, ...]:
 
 def of_worst_image(given: Bound) -> Bound:
     """Return the bound on the best reconstruction instead of the mean, if there is such a measure."""
-    worst = extreme_of(given.measure)
-    return Bound(worst, given.limit, given.at_most) if worst in MEASURES else given
+    column = extreme_of(given.measure) if given.measure in METRICS else ""
+    return Bound(column, given.limit, given.at_most) if column in MEASURES else given
 
 
 def recommend(

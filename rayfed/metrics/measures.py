@@ -67,7 +67,7 @@ MEASURES: dict[str, Measure] = {
     },
     **{
         extreme_of(metric.name): Measure(
-            f"{metric.title}, {'maximum' if metric.higher_is_closer else 'minimum'}",
+            f"{'max' if metric.higher_is_closer else 'min'} {metric.title}",
             "leakage",
             not metric.higher_is_closer,
             metric.unit,

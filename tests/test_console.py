@@ -12,13 +12,14 @@ import pytest
 import typer
 from rich.console import Console
 from rich.markup import escape
+from scipy.stats import binomtest
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.cli.common import errors_for_people
 from rayfed.engine.calling import shown
 from rayfed.errors import UserError
-from rayfed.report import terminal_sweep
+from rayfed.report import results_text, terminal_sweep
 from rayfed.report.terminal import console
 from rayfed.report.terminal_run import RunView, guarantee_lines
 from rayfed.store.folder import RunFolder
@@ -201,3 +202,9 @@ def test_a_sweep_says_after_its_first_trial_how_long_the_others_take(
             view.trial_done(SimpleNamespace(arm="none", values={}, repeat=0), [row])
         assert said.getvalue().count(" left for ") == 1
         assert told in said.getvalue()
+
+
+@pytest.mark.parametrize("samples", [1, 8, 300])
+def test_the_largest_share_that_may_leak_although_no_sample_did(samples: int) -> None:
+    exact = binomtest(0, samples, alternative="less").proportion_ci(0.95, "exact").high
+    assert results_text.largest_share(samples) == pytest.approx(exact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import ceil
 
 from rayfed.analysis.audit import FEWEST, IN_ANOTHER_ORDER, SLIGHT, Criterion, Finding, in_part, short_title
 from rayfed.analysis.formats import NONE, decibel_mean, share
@@ -53,26 +54,38 @@ def _attackers(attacks: Sequence[Row]) -> str:
 
 def legend(rows: Sequence[LeakageRow], attacks: Sequence[Row], criterion: Criterion) -> list[str]:
     """Return the meaning of the words in the table of leakage, a line each."""
-    noun, limit = criterion.noun, criterion.written(criterion.threshold)
+    limit = criterion.written(criterion.threshold)
     states = {row.state for row in rows}
     lines = []
     if "leaks" in states:
         lines.append(
-            f"LEAKS: at least one {noun} reaches {limit} and beats the baseline, the best guess without the update."
+            f"LEAKS: a reconstruction reaches {limit} and beats the baseline, the best guess without the update."
         )
     if "not reconstructed" in states:
-        lines.append(
-            f"Not reconstructed: by these attacks{_iterations(attacks)}. It is not a guarantee; only epsilon is."
-        )
+        lines.append(_of_not_reconstructed(rows, attacks, criterion))
     if states & {"inconclusive", "not measured"}:
         lines.append("Inconclusive, not measured: the run does not show whether the arm leaks.")
     unit = "PSNR in dB, higher is closer to the original" if criterion.modality == "pixels" else "Shares recovered"
     return [*lines, f"{unit}. {_of_labels(rows, attacks)}".strip()]
 
 
-def _iterations(attacks: Sequence[Row]) -> str:
+def _of_not_reconstructed(rows: Sequence[LeakageRow], attacks: Sequence[Row], criterion: Criterion) -> str:
+    """Return the scope of the verdict, with the share of samples that may leak in spite of it."""
+    samples = min(row.samples for row in rows if row.state == "not reconstructed")
     most = max((row["iterations"] for row in attacks if row.get("iterations")), default=0)
-    return f", with at most {most:,} iterations" if most else ""
+    budget = f" within {most:,} iterations" if most else ""
+    share = ceil(100 * largest_share(samples))
+    noun = criterion.noun
+    some = noun if samples == 1 else f"{noun}s"
+    return (
+        f"Not reconstructed: 0 of {samples} {some}{budget}, so at most {share} % of such {noun}s (95 % confidence). "
+        "Only epsilon is a guarantee."
+    )
+
+
+def largest_share(samples: int) -> float:
+    """Return the largest share of leaking samples, 0..1, at which none of some samples leaks with probability 5 %."""
+    return 1 - 0.05 ** (1 / samples)
 
 
 def _of_labels(rows: Sequence[LeakageRow], attacks: Sequence[Row]) -> str:
@@ -80,7 +93,7 @@ def _of_labels(rows: Sequence[LeakageRow], attacks: Sequence[Row]) -> str:
     if not majority:
         return "Labels were given to the attackers." if any(map(labels_given, attacks)) else ""
     shares = " to ".join(f"{100 * share:.0f} %" for share in dict.fromkeys((min(majority), max(majority))))
-    return f"Labels: share recovered; the best guess without the update gets {shares}."
+    return f"Labels: share recovered (best guess: {shares})."
 
 
 def reasons(rows: Sequence[LeakageRow], criterion: Criterion, finished: bool = True, sizes: bool = False) -> list[str]:

@@ -87,7 +87,7 @@ def epsilons(privacy: Iterable[Row]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for row in privacy:
         if row.get("epsilon") is not None:
-            found.setdefault(row["arm"], []).append(f"{at_most(row['epsilon'])} {row['unit']}")
+            found.setdefault(row["arm"], []).append(f"{at_most(row['epsilon'])} per {row['unit']}")
         elif row.get("defence"):  # the defence has a mechanism
             found.setdefault(row["arm"], []).append("withdrawn")
         elif row.get("note"):

@@ -77,7 +77,7 @@ def test_what_attacks_cannot_be_given_is_refused() -> None:
         given(gradient=of_batch() | {first: torch.full((16, 64), torch.nan)})
     with pytest.raises(UserError, match="gradient: 'state_dict'"):
         given(gradient={"state_dict": of_batch()})
-    with pytest.raises(UserError, match="needs its `local` steps"):
+    with pytest.raises(UserError, match="`local` training: give local="):
         given(returned=stepped())
     with pytest.raises(UserError, match="give either"):
         given()

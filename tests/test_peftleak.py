@@ -284,7 +284,7 @@ def test_what_a_client_was_sent_stays_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("net", "why"),
     [
-        pytest.param(lambda: build_model("lenet", {}, SHAPE, 10, seed=0), "no vision transformer", id="lenet"),
+        pytest.param(lambda: build_model("lenet", {}, SHAPE, 10, seed=0), "not a vision transformer", id="lenet"),
         pytest.param(lambda: _without_adapters(), "no adapter with a bias", id="no adapters"),
         pytest.param(lambda: _with_lora(), "LoRA", id="lora"),
         pytest.param(lambda: adapted(blocks=1), "no adapter with a bias|fewer than two blocks", id="one block"),

@@ -46,13 +46,13 @@ from rayfed.attacks.closed_form.rows import alike, inside, least_squares, middle
 from rayfed.registry import component
 from rayfed.update import Observation
 
-NO_LAYER = "no linear layer whose gradient is sent sees each sample as one vector that determines the sample"
+NO_LAYER = "no linear layer in the update receives each sample as one vector that determines the sample"
 _NO_BIAS = "the linear layer '{}' has no bias, so the samples of a batch cannot be separated"
 _NO_SCALE = (
-    "the linear layer '{}' has no bias, so the gradient gives only the direction of its input; the length requires "
-    "labels, and labels per position were not given"
+    "the linear layer '{}' has no bias, so the gradient gives only the direction of the layer's input; the length "
+    "can be computed only from labels, and labels per position were not given"
 )
-_NO_RATIOS = "the ratios of the gradients of '{}' and '{}' determine the sample but could not be solved for it ({})"
+_NO_RATIOS = "the ratios of the gradients of '{}' and '{}' determine the sample, but solving for the sample failed ({})"
 _RANK_ONE = 0.1
 """Maximum relative residual of a matrix after its rank-one part, for a gradient of a single sample."""
 _NO_ACCIDENT = 1e-2
@@ -73,7 +73,7 @@ _SAME = 1e-3
 
 @component
 class Analytic:
-    """Divide a linear layer's weight gradient by its bias gradient and invert the operations before the layer.
+    """Divide a linear layer's weight gradient by the bias gradient, then invert the operations before the layer.
 
     One sample: exact least squares over all rows. If there is no bias, or the weight gradient contradicts it, the scale
     with the best-fitting gradient is used. If the result does not fit the whole gradient, the attack also tries robust

@@ -1,8 +1,9 @@
 """APRIL: reconstruct one sample of a transformer with learned position embeddings, in closed form.
 
 A parameter p that is added entry by entry to a tensor u has the gradient dL/dp = dL/du = D. So the update contains the
-slope of the loss in u. A weight W that contributes only to u has the gradient dL/dW = d<u(x), D>/dW. The left side is
-sent, and the right side is a function of the sample x, linear if u is linear in x. So x solves a linear system.
+gradient of the loss with respect to u. A weight W that contributes only to u has the gradient dL/dW = d<u(x), D>/dW.
+The left side is sent, and the right side is a function of the sample x, linear if u is linear in x. So x solves a
+linear system.
 
 With patches X and patch-embedding weight W, the system is dL/dW = D^T X with the solution X = pinv(D^T) dL/dW. It is
 exact if there are at most as many patches as rows of W. Otherwise undetermined pixels stay grey.
@@ -28,9 +29,10 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
-_SEVERAL = "the attack needs a batch of one: the gradient of learned positions is a sum over the samples of a batch"
+_SEVERAL = "the attack needs a batch of one sample, because the gradient of learned positions is summed over the batch"
 _NOTHING_ADDED = (
-    "the update has no gradient of a parameter, such as learned positions, that is added to an affine map of the sample"
+    "no gradient in the update belongs to a parameter that the model adds to an affine function of the sample, such as "
+    "a learned position embedding"
 )
 _AFFINE = 1e-4
 """Maximum relative deviation of a gradient from linear interpolation if it is affine."""
@@ -53,8 +55,8 @@ class _Sum(NamedTuple):
 class April:
     """Solve for the sample from the gradients of the layers before a learned position embedding.
 
-    The gradient of the positions is the slope of the loss in the tokens. The position parameter and the weights before
-    it are detected by checking which gradients at a random sample satisfy the equations.
+    The gradient of the positions is the gradient of the loss with respect to the tokens. The position
+    parameter and the earlier weights are detected by checking which gradients at a random sample satisfy the equations.
     """
 
     place_labels: ClassVar[str] = "unneeded"
@@ -75,7 +77,7 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
 def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
     gradient = {name: tensor.to(probed.dtype) for name, tensor in observation.gradient.items()}
     if not all(tensor.isfinite().all() for tensor in gradient.values()):
-        return nothing_found(observation, "the gradient is not finite")
+        return nothing_found(observation, "the update contains values that are not finite")
     names = tuple(gradient)
     if probed.once(("no equation", names), lambda: _no_equation(probed, names)):
         return not_applicable(observation, _NOTHING_ADDED, inherent=True)
@@ -92,12 +94,12 @@ def _of_one(probed: Probe, observation: Observation) -> Reconstruction:
             solution = solve(told, target[telling], (1, *probed.shape), affine=True)
             if solution.residual < _RESIDUAL:
                 return answer(probed, observation, solution.samples, aligned=True)
-            return nothing_found(observation, f"the gradients of {', '.join(weights)} fit no sample")
+            return nothing_found(observation, f"no sample fits the gradients of {', '.join(weights)}")
     return not_applicable(observation, _NOTHING_ADDED)
 
 
 def _equations(probed: Probe, added: _Sum, weights: Sequence[str], gradient: Named) -> Callable[[Tensor], Tensor]:
-    """Return the map from a sample to the gradients of the weights before the sum, in one vector."""
+    """Return the function from a sample to the gradients of the weights before the sum, in one vector."""
     leaves = probed.leaves()
 
     def function(inputs: Tensor) -> Tensor:
@@ -129,7 +131,7 @@ def _chosen(function: Callable[[Tensor], Tensor], which: Tensor, inputs: Tensor)
 
 
 def _slope(added: _Sum, output: Tensor, gradient: Named) -> Tensor:
-    """Return the slope of the loss in a tensor: the gradient of the parameter that is added to it."""
+    """Return the gradient of the loss with respect to a tensor: that of the parameter that is added to it."""
     return gradient[added.parameter].flatten()[added.order].view_as(output)
 
 

@@ -15,7 +15,7 @@ from rayfed.update import Named, Observation
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """A reconstruction of the samples of one observation."""
+    """Result of an attack that reconstructs the samples of one observation."""
 
     images: Tensor
     """Inputs (N, *shape) in the format of the observation's `sample`, such as images (N, C, H, W) in [0, 1]; in any
@@ -76,7 +76,7 @@ class Attack(Protocol):
 
 @runtime_checkable
 class Checked(Protocol):
-    """An attack that can check before a run whether it applies."""
+    """An attack that can check, before a run, whether a model and samples are supported."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
         """Raise `UserError` if the attack does not support this model or these samples."""
@@ -88,7 +88,7 @@ InferenceMetric = Literal["auc", "accuracy", "class_share"]
 
 @dataclass(frozen=True)
 class Inference:
-    """A fact about a victim's data that an attack infers without reconstructing samples."""
+    """Result of an attack that infers a fact about a victim's data without reconstructing samples."""
 
     metric: InferenceMetric
     """`auc`: area under the ROC curve of the candidates' scores. `accuracy`: of predicting whether class `label` is in
@@ -157,7 +157,7 @@ class MaliciousServer(Protocol):
 
 
 class NotApplicable(Exception):
-    """Raised by an attack that detects during its work that it does not apply; the message gives the reason."""
+    """Exception for an attack that turns out not to apply to an observation; the message gives the reason."""
 
     def __init__(self, message: str, inherent: bool = False) -> None:
         super().__init__(message)
@@ -177,23 +177,25 @@ def not_applicable(observation: Observation, message: str, inherent: bool = Fals
 
 
 def check_form(results: Sequence[Any], observations: Sequence[Observation]) -> None:
-    """Raise `ValueError` unless there is one reconstruction of the right shape for each observation."""
+    """Raise `ValueError` unless an attack's `results` are one reconstruction of the right shape per observation."""
     if len(results) != len(observations):
-        raise ValueError(f"the attack returned {len(results)} results for {len(observations)} observations")
+        raise ValueError(
+            f"the attack returned {len(results)} results for {len(observations)} observations: return one for each"
+        )
     for result, observation in zip(results, observations, strict=True):
         if not isinstance(result, Reconstruction):
-            raise ValueError(f"the attack returned a {type(result).__name__}, not a Reconstruction")
+            raise ValueError(f"the attack returned a {type(result).__name__}: return a Reconstruction")
         if result.status in ("not applicable", "failed"):
             continue
         expected = observation.batch_size, *observation.sample.shape
         if tuple(result.images.shape) != expected:
-            raise ValueError(f"the attack returned images {tuple(result.images.shape)}, not {expected}")
+            raise ValueError(f"the attack returned images of shape {tuple(result.images.shape)}, expected {expected}")
         if len(result.labels) != observation.batch_size:
-            raise ValueError(f"the attack returned {len(result.labels)} labels, not {observation.batch_size}")
+            raise ValueError(f"the attack returned {len(result.labels)} labels for {observation.batch_size} samples")
 
 
 def failed(method: Attack | InferenceAttack, message: str) -> Guess:
-    """Return the result of an attack that did not finish."""
+    """Return an empty result with status "failed" for an attack that did not finish."""
     if isinstance(method, InferenceAttack):
         return Inference(metric=method.metric, status="failed", message=message)
     return Reconstruction(torch.empty(0), torch.empty(0, dtype=torch.int64), status="failed", message=message)

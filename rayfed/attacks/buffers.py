@@ -32,8 +32,8 @@ from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _NOTHING = "no buffer that clients return depends on the samples"
-_SEVERAL = "the client takes several local steps, and the later ones change the buffers at weights that are not sent"
-_FEW = "the returned buffers hold {} values that depend on the batch, but one sample has {}"
+_SEVERAL = "the client takes several local steps, and the attacker does not know the weights at the later steps"
+_FEW = "the returned buffers hold {} values that depend on the batch, but one sample has {} values"
 _SAME = 1e-9
 """Relative difference below which two batches leave a buffer at the same value, in double precision."""
 _FITS = 1e-3
@@ -75,7 +75,7 @@ def _reconstruction(model: nn.Module, probed: Probe, observation: Observation) -
 def _solved(
     probed: Probe, observation: Observation, kept: Callable[[Tensor], Named], sizes: Mapping[str, int]
 ) -> Reconstruction:
-    """Return the batch that yields the returned buffers; first only those affine in the batch, then all in `sizes`."""
+    """Return the batch that yields the returned buffers: try the buffers affine in the batch, then all in `sizes`."""
     shape, moved = (observation.batch_size, *observation.sample.shape), list(sizes)
     names = [name for name in moved if is_affine(_of(kept, [name]), probed.samples(shape[0], 1))]
     for chosen, affine in ((names, True), (moved, False)):
@@ -123,7 +123,7 @@ class _Followed(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation with its graph; a detached tensor is the tensor itself."""
+        """Run an operation with the autograd graph enabled, and replace `detach` by the identity."""
         if getattr(func, "__name__", "") == "detach" or getattr(func, "__self__", None) is Tensor.data:
             return args[0]
         with torch.enable_grad():

@@ -26,8 +26,8 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
 from rayfed.update import Observation
 
-_NO_LAYER = "no linear layer whose gradient is sent has an input that is affine in the sample and never negative"
-_SEVERAL = "the columns of several samples' gradients are summed and cannot be separated"
+_NO_LAYER = "no linear layer in the update has an input that is affine in the sample and never negative"
+_SEVERAL = "the attack needs a batch of one sample, because the columns of a gradient are summed over the batch"
 _SAME = 1e-3
 """Relative difference up to which values have the same size."""
 _SLACK = 0.01

@@ -36,7 +36,7 @@ _TRACED = 50
 
 @component
 class Dlg(GradientMatching):
-    """Fit images and soft labels to the gradient in squared L2 distance by L-BFGS; only images if labels are known.
+    """Fit images, and soft labels if the labels are unknown, to the gradient in squared L2 distance by L-BFGS.
 
     Pixels are unbounded during the search and clamped to [0, 1] at the end.
     """
@@ -48,7 +48,7 @@ class Dlg(GradientMatching):
 
     @property
     def evaluations(self) -> int:
-        """Maximum number of successive evaluations of the objective."""
+        """Return the maximum number of successive evaluations of the attack's objective."""
         return self.restarts * self.iterations * _STEPS
 
     def reconstruct(
@@ -76,7 +76,7 @@ class Dlg(GradientMatching):
         return [best[v] for v in range(len(observations))]
 
     def _starts(self, problem: Matching, observation: Observation, generator: torch.Generator) -> Tensor:
-        """Sample the starts of a victim, (restarts, D)."""
+        """Sample the starting points of a victim's search, (restarts, D)."""
         noise = torch.stack([torch.randn(problem.dimension, generator=generator) for _ in range(self.restarts)])
         return self._started(noise, observation)
 
@@ -107,7 +107,7 @@ def _reconstructions(problem: Matching, minima: Minima, victims: Tensor, snapsho
             snapshots=snapshots.until(ceil(steps[row] / _STEPS), images[row], row),
             iterations=ceil(steps[row] / _STEPS),
             status="ok" if isfinite(loss) else "diverged",
-            message="" if isfinite(loss) else "the objective is not finite at the start",
+            message="" if isfinite(loss) else "the objective is not finite at the starting point of the search",
         )
         for row, loss in enumerate(minima.values.tolist())
     ]

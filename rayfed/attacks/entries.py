@@ -29,10 +29,10 @@ from rayfed.registry import component
 from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Observation
 
-_NO_LAYER = "no linear layer with a bias whose gradient is sent sees one vector per sample that is not affine in it"
+_NO_LAYER = "no linear layer with a bias in the update receives one vector per sample that is not affine in the sample"
 _MIXED = "every input value of '{}' depends on several entries of the sample, so no entry can be recovered separately"
-_TOO_LARGE = "the inputs of '{}' and the entries of a sample are too many to test which depends on which"
-_SEVERAL = "the gradient of several samples does not give a layer's input for each of them"
+_TOO_LARGE = "'{}' has too many inputs and a sample too many entries to test which input depends on which entry"
+_SEVERAL = "the attack needs a batch of one sample, because a layer's gradient is summed over the batch"
 _LEVELS = 256
 """Number of values tried for an entry in [0, 1], as in 8-bit images."""
 _MOST = 2**24
@@ -49,7 +49,7 @@ _ALIKE = 1e-9
 class Entries:
     """Recover each entry of a single sample from a linear layer's input by trying all values.
 
-    Works for operations without a slope, such as rounding or table look-up.
+    Works for operations without a gradient, such as rounding or table look-up.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = MODALITIES

@@ -29,7 +29,7 @@ _LIKELY = 10.0
 def with_fit(
     found: Sequence[Reconstruction], observations: Sequence[Observation], model: nn.Module
 ) -> list[Reconstruction]:
-    """Return reconstructions with `fit`, `fits` and `nats`: how well their gradients match the observed ones.
+    """Return reconstructions with `fit`, `fits` and `nats`: how well each gradient matches the observed gradient.
 
     `fit` is the sine of the angle between the two gradients, divided by that of a grey sample. It is 0 for the true
     samples and any with the same gradient, and about 1 if a reconstruction explains no more than grey. `fits` are
@@ -52,7 +52,7 @@ def with_fit(
 def fit_of(
     images: Tensor, labels: Tensor, observation: Observation, model: nn.Module
 ) -> tuple[float | None, Tensor | None, float | None]:
-    """Return `fit`, `fits` and `nats` of samples (N, *shape); see `with_fit`."""
+    """Return `fit`, `fits` and `nats`: how well the gradient at samples (N, *shape) matches the observed gradient."""
     if not observation.update or observation.local.steps > 1:
         return None, None, None
     blank = observation.sample.blank(len(images))
@@ -74,7 +74,7 @@ def fit_of(
 
 
 def judged(found: Reconstruction, fit: float | None, fits: Tensor | None, nats: float | None) -> float | None:
-    """Return how much worse a reconstruction explains the update than the true samples, or None if not comparable.
+    """Return how much worse a reconstruction explains the update than the true samples do; None if not comparable.
 
     `fit`, `fits` and `nats` are those of the true samples. The result is the largest excess of the reconstruction's fit
     or fits over theirs, ignoring parts that the true samples do not fit either. It is 1 if the reconstruction is more

@@ -16,7 +16,7 @@ from rayfed.update import Named, Observation
 
 
 def without_tracking(model: nn.Module) -> nn.Module:
-    """Return a copy of a model that an attacker can differentiate as a function of its images.
+    """Return a copy of a model that an attacker can differentiate with respect to the images.
 
     Only modules in training mode change. Batch norms use the statistics of the batch and keep no running statistics,
     which cannot be updated under `torch.func.vmap`. Random modules run as in evaluation mode, because the client's
@@ -47,13 +47,13 @@ def _give_back(module: nn.Module, *_: Any) -> None:
 
 
 def buffers_for(model: nn.Module, observation: Observation) -> Named:
-    """Return the observed buffers and frozen parameters that `model`, a result of `without_tracking`, still has."""
+    """Return the observed values of the buffers and frozen parameters of `model`, a result of `without_tracking`."""
     return {name: observation.buffers[name] for name in buffers_of(model)}
 
 
 @torch.no_grad()
 def returned(model: nn.Module, observation: Observation, inputs: Tensor) -> Named:
-    """Return the buffers of a client after a pass on inputs (N, *shape), with random modules disabled."""
+    """Return a client's buffers after one forward pass on inputs (N, *shape), with random modules disabled."""
     device = next(iter(observation.weights.values())).device
     model = copy_model(model).to(device)
     draw_nothing(model)
@@ -68,7 +68,7 @@ def returned(model: nn.Module, observation: Observation, inputs: Tensor) -> Name
 
 @torch.no_grad()
 def run(model: nn.Module, observation: Observation, layer: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the input (n, ...) of the module `layer` and the logits (n, K) at the observed weights.
+    """Run the model at the observed weights; return the input (n, ...) of the module `layer` and the logits (n, K).
 
     `inputs` is (n, *shape) on any device.
     """

@@ -37,7 +37,7 @@ class Generator(nn.Module):
         self.to_label = nn.Linear(LATENT, classes)
 
     def forward(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images (N, C, H, W) in [0, 1] and label logits (N, K) of latents (N, LATENT)."""
+        """Generate images (N, C, H, W) in [0, 1] and label logits (N, K) from latents (N, LATENT)."""
         square = self.to_image(self.blocks(self.coarse(latents[:, :, None, None]))).sigmoid()
         height, width = self.size
         top, left = (square.shape[-2] - height) // 2, (square.shape[-1] - width) // 2

@@ -40,9 +40,10 @@ _TRACED = 50
 
 @component
 class Ggl:
-    """Search the latents of a generator trained on public images; labels are given or inferred.
+    """Search the latents of a generator, trained on public images, for images that have the observed gradient.
 
-    The result looks like a real image under every defence, so judge it only by its distance to the original.
+    Labels are given or inferred. The result looks like a real image under every defence, so judge the result only by
+    the distance to the original.
     """
 
     needs_classes: ClassVar[bool] = True
@@ -103,7 +104,7 @@ class Ggl:
 
 @dataclass(frozen=True)
 class LatentSearch:
-    """Gradient matching of V victims as a function of latents; a point has D = N * latent numbers."""
+    """Gradient-matching objective of V victims as a function of latents; a point holds the D values of N latents."""
 
     problem: Matching
     generator: Generator
@@ -111,23 +112,23 @@ class LatentSearch:
 
     @property
     def dimension(self) -> int:
-        """Length of a point."""
+        """Return D, the number of values in the latents of one batch."""
         return self.problem.images_shape[0] * self.generator.latent
 
     def images(self, latents: Tensor, victims: Tensor) -> Tensor:
-        """Return images (Q, N, C, H, W) of latents (Q, D), with the classes of each victim's labels."""
+        """Generate images (Q, N, C, H, W) from latents (Q, D) and the labels of victims (Q,)."""
         labels = self.problem.hard_labels(latents, victims)
         images = self.generator(latents.reshape(-1, self.generator.latent), labels.flatten())
         batches: Tensor = images.unflatten(0, labels.shape)
         return batches
 
     def values(self, latents: Tensor, victims: Tensor) -> Tensor:
-        """Return the objective (Q,) at points (Q, D) of victims (Q,); inf if it is not finite."""
+        """Return the objective (Q,) at latents (Q, D) of victims (Q,); non-finite values become infinity."""
         pixels = self.images(latents, victims).flatten(1)
         return _or_infinite(self.problem.values(pixels, victims) + self._penalty(latents))
 
     def value_and_gradient(self, latents: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `values` (Q,) and their gradients (Q, D), detached."""
+        """Return the objective (Q,) at latents (Q, D) and the gradient (Q, D) with respect to the latents, detached."""
         latents = latents.detach().requires_grad_()
         pixels, penalty = self.images(latents, victims).flatten(1), self._penalty(latents)
         values, slopes = self.problem.value_and_gradient(pixels, victims)
@@ -143,7 +144,7 @@ class Found:
     """Best latents of V searches so far."""
 
     def __init__(self, start: Tensor, snapshots: Snapshots) -> None:
-        """Start with the latents `start` (V, D), which stay the result if no value is finite."""
+        """Start with the latents `start` (V, D), which remain the result if no objective value is finite."""
         self.latents = start.clone()
         self.values = torch.full_like(start[:, 0], torch.inf)
         self.trace: list[Tensor] = []
@@ -152,7 +153,7 @@ class Found:
         snapshots.note(0, start)
 
     def note(self, latents: Tensor, values: Tensor) -> None:
-        """Record one iteration's latents (V, P, D) with their values (V, P)."""
+        """Record one iteration's latents (V, P, D) and objective values (V, P), and keep the best of each search."""
         smallest, index = values.min(1)
         better = smallest < self.values
         rows = torch.arange(len(values), device=values.device)
@@ -165,7 +166,7 @@ class Found:
 def evolve(
     search: LatentSearch, generators: Sequence[torch.Generator], iterations: int, population: int, snapshots: Snapshots
 ) -> Found:
-    """Run CMA-ES from N(0, I), one strategy per victim; evaluate a generation of all victims in one call."""
+    """Minimise the objective by CMA-ES from N(0, I), with one strategy per victim, and return the best latents."""
     device, count = search.problem.device, len(generators)
     seeds = [int(torch.randint(2**31, (), generator=g)) for g in generators]
     start = torch.zeros(count, search.dimension)
@@ -189,7 +190,10 @@ def evolve(
 def descend(
     search: LatentSearch, generators: Sequence[torch.Generator], iterations: int, lr: float, snapshots: Snapshots
 ) -> Found:
-    """Run Adam from one sample of N(0, I) per victim; entries of a gradient that are not finite are set to 0."""
+    """Minimise the objective by Adam from one sample of N(0, I) per victim, and return the best latents.
+
+    Entries of the gradient that are not finite are set to 0.
+    """
     start = torch.stack([torch.randn(search.dimension, generator=g) for g in generators]).to(search.problem.device)
     latents = start.clone().requires_grad_()
     victims = torch.arange(len(start), device=start.device)
@@ -218,5 +222,5 @@ def _reconstruction(images: Tensor, labels: Tensor, found: Found, victim: int, i
         snapshots=found.snapshots.until(iterations, images, victim),
         iterations=iterations,
         status="ok" if isfinite(loss) else "diverged",
-        message="" if isfinite(loss) else "the objective is not finite for any latent",
+        message="" if isfinite(loss) else "the objective is not finite at any of the latents that were tried",
     )

@@ -31,7 +31,7 @@ _FAR = 2.0
 
 @dataclass(frozen=True)
 class Given:
-    """A recorded update as an observation for attacks."""
+    """A recorded update, converted to an observation for attacks, with remarks on apparent errors."""
 
     observation: Observation
     remarks: tuple[str, ...]
@@ -49,7 +49,7 @@ def observe(
     gradient: Arrays | None = None,
     local: LocalTraining | None = None,
 ) -> Given:
-    """Return the observation of a client that was sent a state dict.
+    """Build the observation of a client from the state dict that was sent and the update that was recorded.
 
     Give either the state dict that the client `returned` after its `local` steps, or the `gradient` of the mean loss
     over its `batch_size` samples. Each may hold NumPy arrays, by name or in the order of `model.state_dict()`. Prefixes
@@ -71,9 +71,9 @@ def observe(
     torch.Size([10, 64])
     """
     if (returned is None) == (gradient is None):
-        raise UserError("give either the state that the client `returned`, or its `gradient`")
+        raise UserError("give either `returned`, the client's state dict after training, or `gradient`")
     if returned is not None and local is None:
-        raise UserError("a `returned` state needs its `local` steps: give local=LocalTraining(steps=..., lr=...)")
+        raise UserError("`returned` needs the client's `local` training: give local=LocalTraining(steps=..., lr=...)")
     if local is not None:
         local.check()
     check_model(model, type(model).__name__)
@@ -135,11 +135,12 @@ def _named(what: str, given: Named, needed: Iterable[str], known: Named, note: C
             raise UserError(f"{what}: {name} has shape {shapes}: check the model and its number of classes")
         if tensor.is_complex() and not known[name].is_complex():
             raise UserError(
-                f"{what}: {name} is {type_name(tensor.dtype)}, but the model's is real: give the state of this model"
+                f"{what}: {name} has complex values ({type_name(tensor.dtype)}), but the model's values are real: give "
+                "the tensors of this model"
             )
     typed = {name: tensor.to(known[name].dtype) for name, tensor in taken.items()}
     if bad := list_nonfinite(typed, known):
-        raise UserError(f"{what}: {bad[0]} has values that are not finite: give a finite update")
+        raise UserError(f"{what}: {bad[0]} has values that are not finite: give finite values")
     return typed
 
 
@@ -156,14 +157,14 @@ def _oddities(model: nn.Module, seen: Observation, difference: bool) -> Iterator
     is made if the update has no such bias or does not resemble one (noise, pruning, another loss).
     """
     if not any(tensor.count_nonzero() for tensor in seen.update.values()):
-        yield "the update is zero everywhere: the returned state equals the sent state"
+        yield "the update is zero everywhere: the returned state equals the sent state, or the gradient is zero"
         return
     entries = _last_bias(seen)
     if entries is None:
         return
     labels, others = int((entries < 0).sum()), int((entries > 0).sum())
     if labels > seen.batch_size >= others:
-        order = "sent and returned may be swapped" if difference else "it may be the step that is added to the weights"
+        order = "sent and returned may be swapped" if difference else "the gradient may be multiplied by minus one"
         yield (
             f"the update seems to have the wrong sign ({order}): {labels} entries of the last bias are negative, but "
             f"{seen.batch_size} samples have at most {seen.batch_size} labels; with the opposite sign, {others} are "
@@ -175,7 +176,7 @@ def _oddities(model: nn.Module, seen: Observation, difference: bool) -> Iterator
     ratio = _ratio(model, seen, entries) if seen.local.steps == 1 else None
     largest = float(entries.clamp(min=0).sum())
     if ratio is not None and not 1 / _FAR < ratio < _FAR:
-        found = f"{ratio:.3g} times as large as that of a mean loss at these weights, by the last bias"
+        found = f"{ratio:.3g} times as large as the gradient of a mean loss at these weights, judged by the last bias"
     elif largest > 1 + _ROUNDING:
         found = f"larger than that of any mean loss: the last bias' positive entries sum to {largest:.3g}, above 1"
     else:

@@ -33,10 +33,10 @@ _WARM_UP = 50 / 20_000
 
 @component
 class GradInversion(GradientMatching):
-    """Fit images in [0, 1] from several seeds that are pulled towards their mean; labels are given or inferred.
+    """Fit images in [0, 1] to the gradient from several random starts, and pull the starts towards their mean image.
 
-    The batch-norm prior is omitted if the model tracks no running statistics. The seed with the smallest objective is
-    returned; the group term is not part of this objective.
+    Labels are given or inferred. The batch-norm prior is omitted if the model tracks no running statistics. The seed
+    with the smallest objective is returned; the group term is not part of this objective.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)

@@ -42,7 +42,7 @@ _STEPS_A_CHANGE = 3
 """Steps per tried swap; a swap needs one evaluation, about a third of the time of a step."""
 _LEAST = 1e-3
 """Minimum length of a parameter's gradient in the distance, as a share of the whole; some are only rounding errors."""
-_NO_PATCHES = "the first trained operation that uses more than one pixel does not cut images into patches"
+_NO_PATCHES = "the model's first trainable operation on more than one pixel does not cut images into patches"
 
 
 class Patches(NamedTuple):
@@ -52,7 +52,7 @@ class Patches(NamedTuple):
     width: int
 
     def borders(self, images: Tensor) -> Tensor:
-        """Return the mean absolute difference across patch borders, vertical plus horizontal, of (..., C, H, W)."""
+        """Return the mean absolute pixel difference across vertical plus horizontal patch borders of (..., C, H, W)."""
         down = images[..., self.height :: self.height, :] - images[..., self.height - 1 : -1 : self.height, :]
         across = images[..., self.width :: self.width] - images[..., self.width - 1 : -1 : self.width]
         variation = images.new_zeros(images.shape[:-3])
@@ -62,7 +62,7 @@ class Patches(NamedTuple):
         return variation
 
     def places(self, shape: Sequence[int]) -> list[tuple[int, slice, slice]]:
-        """Return the image index, rows and columns of every whole patch of images of shape (N, C, H, W)."""
+        """Return the image index, rows and columns of every whole patch in images of shape (N, C, H, W)."""
         return [
             (image, slice(top, top + self.height), slice(left, left + self.width))
             for image in range(shape[0])
@@ -139,7 +139,7 @@ class GradVit(GradientMatching):
 
 
 def relative_distance(gradients: Named, targets: Named) -> Tensor:
-    """Return the Euclidean distance divided by the target's length, averaged over parameters, (Q,)."""
+    """Return the distance (Q,) of gradients from targets, relative to the target's norm, averaged over parameters."""
     pairs = [(g.reshape(len(g), -1), targets[name].reshape(len(g), -1)) for name, g in gradients.items()]
     lengths = torch.stack([vector_norm(target, dim=1) for _, target in pairs])
     apart = torch.stack([vector_norm(gradient - target, dim=1) for gradient, target in pairs])

@@ -44,7 +44,7 @@ _TRACED = 50
 
 @component
 class Grnn:
-    """Train a generator per victim that makes the whole batch: images and, if the labels are unknown, soft labels.
+    """Train one generator per victim so that the generated images, and unknown labels, have the observed gradient.
 
     Each image has one latent, sampled at the start and then fixed.
     """
@@ -59,7 +59,7 @@ class Grnn:
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of RMSprop. In the thesis: 0.99, with the same lr / (1 - momentum)."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the mean square of the slopes (PyTorch's `alpha`). In the thesis: 0.99."""
+    """Decay of the mean square of the gradients (PyTorch's `alpha`). In the thesis: 0.99."""
     mse: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the squared L2 distance of the gradients."""
     wd: Annotated[float, Field(ge=0)] = 1.0
@@ -88,7 +88,7 @@ class Grnn:
         return in_groups(lambda o, g: self._group(o, model, g), observations, generators)
 
     def distance(self, gradients: Named, targets: Named) -> Tensor:
-        """Return the weighted sum of the gradient distances (Q,)."""
+        """Return the weighted sum (Q,) of the squared L2, Wasserstein-1 and cosine distances between gradients."""
         terms = ((self.mse, squared_l2), (self.wd, wasserstein), (self.cd, one_minus_cosine))
         return torch.stack([weight * term(gradients, targets) for weight, term in terms if weight]).sum(0)
 
@@ -140,7 +140,7 @@ def wasserstein(gradients: Named, targets: Named) -> Tensor:
 
 
 def trained_together(problem: Matching) -> int:
-    """Return the number of victims whose generators are trained together."""
+    """Return the maximum number of victims whose generators can be trained together in memory."""
     with torch.device("meta"):
         generator = Generator(problem.images_shape[1:], problem.classes)
     size = sum(weight.numel() for weight in generator.parameters())
@@ -175,7 +175,7 @@ class Makers:
         )
 
     def points(self) -> Tensor:
-        """Return the generators' outputs as points (V, D) of the matching problem, with their graph."""
+        """Generate images and label logits as points (V, D) of the matching problem, with the autograd graph."""
         images, logits = vmap(lambda weights, latents: functional_call(self.network, weights, (latents,)))(
             self.weights, self.latents
         )
@@ -189,9 +189,9 @@ def _drawn(image_shape: tuple[int, ...], classes: int, generator: torch.Generato
 
 
 class RmsProp:
-    """RMSprop with momentum, in place; avoids the seconds of imports at the first use of `torch.optim.RMSprop`.
+    """RMSprop optimiser with momentum, without the slow imports at the first use of `torch.optim.RMSprop`.
 
-    It works entry by entry, so stacked problems stay independent even if the slopes of one are not finite.
+    The optimiser works entry by entry, so stacked problems stay independent even if the gradient of one is not finite.
     """
 
     def __init__(self, weights: Named, lr: float, momentum: float, smoothing: float) -> None:
@@ -202,7 +202,7 @@ class RmsProp:
 
     @torch.no_grad()
     def step(self, slopes: Sequence[Tensor]) -> None:
-        """Apply one step to the weights; `slopes` are in the order of the weights."""
+        """Update the weights in place by one step with the gradients `slopes`, in the order of the weights."""
         for weight, square, velocity, slope in zip(self.weights, self.squares, self.velocities, slopes, strict=True):
             square.mul_(self.smoothing).addcmul_(slope, slope, value=1 - self.smoothing)
             velocity.mul_(self.momentum).addcdiv_(slope, square.sqrt().add_(_EPSILON))

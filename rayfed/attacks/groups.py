@@ -19,7 +19,7 @@ Group = Callable[[Sequence[Observation], Sequence[torch.Generator]], list[Recons
 def in_groups(
     attack: Group, observations: Sequence[Observation], generators: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
-    """Attack each group of observations that form one batched problem; return results in the order of observations.
+    """Attack each group of observations that form one batched problem; return results in observation order.
 
     If the attack raises `NotApplicable`, all results of the group have that status and message.
     """

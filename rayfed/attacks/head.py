@@ -51,7 +51,7 @@ class Head:
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> Head:
-        """Detect the head of the clients' model."""
+        """Detect the head (the last layer) of the clients' model at the observed weights."""
         device = next(iter(observation.weights.values())).device
         network = without_tracking(model).to(device)
         state = {**observation.weights, **buffers_for(network, observation)}
@@ -67,11 +67,11 @@ class Head:
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
+        """Return the device of the model's weights."""
         return next(iter(self.state.values())).device
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Return the logits (n, K) of inputs (n, *shape), with their graph."""
+        """Return the logits (n, K) of inputs (n, *shape), with the autograd graph."""
         return _forward(self.model, self.state, None, inputs)[1]
 
     @torch.no_grad()
@@ -82,7 +82,7 @@ class Head:
         return features, torch.cat([logits for _, logits in found])
 
     def products(self, gradient: Named) -> tuple[Tensor | None, Tensor | None]:
-        """Return the means of r h^T (K, F) and of r (K,) from a gradient; each is None if it is unknown."""
+        """Return the batch means of r h^T (K, F) and r (K,) for residuals r and features h; None if unknown."""
         fitted = None if self.slopes is None else self.slopes.residual(gradient)
         if self.layer is None:
             return None, fitted
@@ -111,14 +111,17 @@ class _Slopes:
         return _SAME**2 * self.mean.square().mean(0).max()
 
     def exact(self, centred: bool) -> bool:
-        """Return whether the constant slopes determine r; if `centred`, r sums to zero over classes."""
+        """Return whether logit derivatives that are the same for all inputs determine the residuals r of the logits.
+
+        If `centred`, r is known to sum to zero over the classes.
+        """
         same = self.mean[:, self.variance <= self._rounding]
         if not centred:
             return bool(torch.linalg.matrix_rank(same) == len(same))
         return bool(torch.linalg.matrix_rank(same - same.mean(0)) == len(same) - 1)
 
     def residual(self, gradient: Named) -> Tensor:
-        """Return the weighted least-squares solution r (K,) for a gradient."""
+        """Return the residuals r (K,) of the logits for a gradient, by weighted least squares."""
         seen = torch.cat([gradient[name].flatten() for name in self.names]).double().nan_to_num(0, 0, 0)
         weights = 1 / (self.variance + self._rounding).clamp(min=torch.finfo(torch.float64).tiny)
         weighted = self.mean * weights

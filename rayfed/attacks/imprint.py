@@ -32,7 +32,7 @@ from rayfed.attacks.labels import filled, with_labels
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
-_NO_BLOCK = "the client was sent no imprint block: the server must modify the model (see `MaliciousServer`)"
+_NO_BLOCK = "the client's model has no imprint block: the server must modify the model first (see `MaliciousServer`)"
 _PHOTOGRAPHS = (0.45, 0.13)
 """Mean and standard deviation of brightness over natural photographs; CIFAR-10 has 0.473 and 0.121."""
 _TOLERANCE = 1e-3
@@ -40,7 +40,7 @@ _TOLERANCE = 1e-3
 
 
 class ImprintBlock(nn.Module):
-    """Linear layer, activation, and linear layer back to the image's shape (N, C, H, W)."""
+    """Imprint block: linear layer, activation, and linear layer back to the image's shape (N, C, H, W)."""
 
     def __init__(self, pixels: int, bins: int, sparse: bool) -> None:
         super().__init__()

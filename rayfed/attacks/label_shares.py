@@ -40,7 +40,7 @@ class _Moments(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Tensor, labels: Tensor) -> _Moments:
-        """Return the moments of `numbers` (..., S, M, K), averaged over the stages."""
+        """Return the moments of the predictions `numbers` (..., S, M, K), averaged over the stages."""
         mean = numbers.mean(-2, keepdim=True)
         means = (labels / labels.sum(0).clamp(min=1)).T @ numbers - mean
         between = labels.mean(0) @ means.square()
@@ -51,7 +51,7 @@ class _Moments(NamedTuple):
         )
 
     def expected(self, size: int, spread: float) -> Tensor:
-        """Return the expected mean square in a batch whose shares vary `spread` times as much as uniform sampling."""
+        """Return the expected mean square in a batch whose class shares vary `spread` times as much as uniform ones."""
         return _AWAY**2 * self.common + (spread * self.between + self.within) / size
 
 
@@ -96,7 +96,7 @@ class _Learnt(NamedTuple):
 
     @classmethod
     def of(cls, shown: Tensor, labels: Tensor, size: int, noise: float) -> _Learnt:
-        """Fit the regressions."""
+        """Fit ridge regressions of labels on features: to all stages, and to all stages except one for validation."""
         rest = [torch.cat([shown[:s], shown[s + 1 :]]) for s in range(len(shown) if len(shown) > 1 else 0)]
         others = [
             (_Fit.of(own, labels, size, noise), one - own.mean((0, 1))) for own, one in zip(rest, shown, strict=False)
@@ -104,15 +104,16 @@ class _Learnt(NamedTuple):
         return cls(_Fit.of(shown, labels, size, noise), others, labels, size, noise)
 
     def answers(self, ridge: int, spread: float) -> Tensor:
-        """Return cross-validated predictions for the own samples, (S, M, K)."""
+        """Return cross-validated label predictions (S, M, K) for the attacker's own samples."""
         if not self.others:
             return self.fit.without_each(ridge)[None]
         return torch.stack([one @ fit.slope(ridge, spread) for fit, one in self.others])
 
     def weights(self, away: Tensor, spreads: Tensor) -> Tensor:
-        """Return the probability of each spread for a batch with deviation `away` from the mean (chi-square density).
+        """Return the probability of each spread of class shares, given a batch's deviation `away` from the mean.
 
-        Only the largest ridge is used, which weights the directions in which classes differ most.
+        The density is chi-square. Only the largest ridge weight is used, which emphasises the directions in which
+        classes differ most.
         """
         last = len(self.fit.ridges) - 1
         slope, answers = self.fit.slope(last, 1), _Moments.of(self.answers(last, 1), self.labels)
@@ -123,7 +124,7 @@ class _Learnt(NamedTuple):
         return (-(slope.shape[1] - 1) / 2 * (expected.log() + off / expected) - spreads.log()).softmax(0)
 
     def estimate(self, spread: float, least: Tensor) -> _Estimate:
-        """Return the estimate with the smallest validation error among ridges of at least `least`."""
+        """Return the linear estimate with the smallest validation error among ridge weights of at least `least`."""
         tried = [i for i, ridge in enumerate(self.fit.ridges) if ridge >= least]
         told = self.labels - self.labels.mean(0)
         missed = [_Moments.of(self.answers(i, spread) - told, self.labels) for i in tried]
@@ -151,7 +152,7 @@ class _Fit(NamedTuple):
 
     @classmethod
     def of(cls, shown: Tensor, labels: Tensor, size: int, noise: float) -> _Fit:
-        """Decompose the differences between samples, stages and classes, for batches of `size` samples.
+        """Decompose the differences between samples, stages and classes, for regressions on batches of `size` samples.
 
         All samples of a batch share a stage, so averaging does not reduce differences between stages. Stages contain no
         information about labels.
@@ -179,7 +180,7 @@ class _Fit(NamedTuple):
         )
 
     def unexplained(self, away: Tensor, size: int) -> Tensor:
-        """Return the ridge with the maximum likelihood for a batch with deviation `away` (D,) from the mean.
+        """Return the maximum-likelihood ridge weight for a batch whose features deviate by `away` (D,) from the mean.
 
         The model is a normal distribution with the variance of the rows plus the ridge in every direction.
         """
@@ -207,7 +208,7 @@ class _Fit(NamedTuple):
         return self._solved(self.own.T @ self.labels + (spread - 1) * self.apart.T @ self.classes, ridge, spread)
 
     def slope(self, ridge: int, spread: float) -> Tensor:
-        """Return the slope (D, K) of the labels in the features."""
+        """Return the regression coefficients (D, K) from features to labels."""
         return self.directions.T @ self._turned(ridge, spread)
 
     def without_each(self, ridge: int) -> Tensor:

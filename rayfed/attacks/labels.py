@@ -55,7 +55,7 @@ Reconstruct = TypeVar("Reconstruct", bound=Callable[..., list[Reconstruction]])
 
 
 def last_linear(tensors: Named, classes: int) -> str | None:
-    """Return the module whose weight is the last matrix with `classes` rows, or None."""
+    """Return the path of the module whose weight is the last matrix with `classes` rows, or None."""
     names = [
         n for n, t in tensors.items() if t.ndim == 2 and t.shape[0] == classes and n.rpartition(".")[2] == "weight"
     ]
@@ -72,7 +72,7 @@ class Labels(NamedTuple):
 
 
 def one_label(cross: Tensor | None, residual: Tensor | None) -> Labels:
-    """Return the label of a single sample from r (K,), or from r h^T (K, F) with unknown h.
+    """Return a single sample's label from the residual r (K,), or from r h^T (K, F) with unknown features h.
 
     The label's entry of r is the only negative one and as large as all others together.
     """
@@ -116,7 +116,7 @@ class OwnProducts:
 
     @classmethod
     def of(cls, head: Head, observation: Observation) -> OwnProducts:
-        """Measure the products on the attacker's samples."""
+        """Compute the products of residuals and features on the attacker's own samples."""
         stages, numbers = own_samples(head, observation)
         features, logits = head.forward(stages.flatten(0, 1))
         labels = F.one_hot(numbers, observation.classes).double()
@@ -143,7 +143,7 @@ class LabelReader:
         return once("own products", what, self.given, lambda: OwnProducts.of(self.head, self.given))
 
     def read(self, observation: Observation) -> Labels:
-        """Return the labels of an observation."""
+        """Recover the labels of an observation from the observed gradient."""
         cross, residual = self.head.products(observation.gradient)
         size, smoothed = observation.batch_size, residual
         if residual is not None and (smoothing := getattr(losses.of(self.head.model), "label_smoothing", 0.0)):
@@ -169,7 +169,7 @@ class LabelReader:
 
 
 def one_samples_numbers(head: Head, observation: Observation) -> Tensor | None:
-    """Return the binary labels (1, K) of a single sample, inferred from its gradient; None if any is uncertain.
+    """Infer the binary labels (1, K) of a single sample from the gradient; return None if a label is uncertain.
 
     The residual of each output is (sigmoid - label) / K, which is negative if the label is 1.
     """
@@ -243,7 +243,7 @@ def _agreed(read: Sequence[Labels], rounds: Sequence[Observation]) -> Labels:
 
 
 def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
-    """Wrap an attack that needs labels: infer those that are not given."""
+    """Wrap the `reconstruct` method of an attack that needs labels: infer labels that are not given."""
 
     @wraps(reconstruct)
     def inferring(
@@ -255,7 +255,7 @@ def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
 
 
 def fits_labels(reconstruct: Reconstruct) -> Reconstruct:
-    """Wrap an attack that can fit labels with the samples: infer those that are not given.
+    """Wrap the `reconstruct` method of an attack that can fit labels: infer labels that are not given.
 
     If inferred labels are uncertain, run the attack with the likeliest and again with soft labels, and return the
     result with the smaller objective.

@@ -16,7 +16,10 @@ from rayfed.update import Named, Observation
 
 
 def unmixed(observation: Observation) -> Observation:
-    """Return the observation with the victim's update and buffers if it contains all mixtures of the round."""
+    """Recover the victim's update and buffers from the mixtures of the round; return the observation with both.
+
+    An observation without mixtures stays unchanged.
+    """
     shown = observation.shown
     if shown is None:
         return observation

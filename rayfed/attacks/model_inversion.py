@@ -27,7 +27,9 @@ from rayfed.registry import component
 from rayfed.samples import Modality, SampleSpec
 from rayfed.update import Observation
 
-_NOT_GRANTED = "it needs the victim's activations and a colluder's private part: `knowledge: [activations, colluder]`"
+_NOT_GRANTED = (
+    "the attack needs the victim's activations and a colluder's private part: add `knowledge: [activations, colluder]`"
+)
 _TRACED = 50
 
 
@@ -50,7 +52,7 @@ class ModelInversion:
     """Weight of an image's total variation, relative to the sum of squared errors of its activations."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
-        """Raise `UserError` unless the model has the module `cut` and runs it."""
+        """Raise `UserError` unless the model contains the module `cut` and runs the module in a forward pass."""
         Front(model, self.cut).names(sample)
 
     @needs_labels
@@ -111,5 +113,5 @@ def _reconstruction(
         snapshots=snapshots.until(steps, images, row),
         iterations=steps,
         status="ok" if isfinite(loss) else "diverged",
-        message="" if isfinite(loss) else "the objective is not finite at the start",
+        message="" if isfinite(loss) else "the objective is not finite at the starting point of the search",
     )

@@ -31,9 +31,9 @@ _DRAWN = 20
 
 
 def own_samples(head: Head, observation: Observation) -> tuple[Tensor, Tensor]:
-    """Return inputs in stages (S, n, *shape) and their labels (n,) int64.
+    """Return an attacker's own samples: inputs (S, n, *shape) in S stages of descent, and labels (n,) int64.
 
-    They depend only on the weights and on the granted public samples.
+    The samples depend only on the weights and on the granted public samples.
     """
     generator = torch.Generator().manual_seed(0)
     if "public" in observation.extra:

@@ -30,7 +30,7 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 _NO_LAYER = "no linear layer in the update receives each sample as one vector that determines the sample"
-_NONE = "the gradient of '{}' contains no sample at which the model's derivatives are in its span"
+_NONE = "no sample found at which the model's derivatives are in the span of the gradient of '{}'"
 _STARTS = 192
 _STEPS = 40
 _IDLE_ROUNDS = 4
@@ -84,7 +84,7 @@ def _reconstruction(probed: Probe, observation: Observation, generator: torch.Ge
     return not_applicable(observation, _NO_LAYER, inherent=True)
 
 
-_COUNTLESS = "it tries each possible label of a sample, but labels are numbers, or there are too many combinations"
+_COUNTLESS = "the attack tries all labels of a sample, but labels are numeric or have too many combinations"
 
 
 class _Search:
@@ -107,7 +107,7 @@ class _Search:
             self._length = float(layer.features(probed, samples).norm(dim=1).mean())
 
     def all(self) -> Tensor:
-        """Return the coordinates (n, b) of the inputs of all samples found."""
+        """Search for all samples of the batch, and return the coordinates (n, b) of the layer inputs found."""
         full = self._factors
         vectors, labels = full.right[:0] @ full.right.T, self._guesses[:0]
         idle = 0

@@ -69,18 +69,19 @@ _PLAUSIBLE = 0.3
 _SAME_TAG = 0.02
 """Maximum distance of two tags of one image, relative to the spread of tags, in addition to the noise."""
 
-_NO_EMBEDDING = "it is no vision transformer: no convolution cuts the image into non-overlapping patches"
-_NO_BLOCKS = "it has fewer than two blocks, and the last block stays unchanged so that the loss depends on all tokens"
+_NO_EMBEDDING = "the model is not a vision transformer: no convolution cuts the image into non-overlapping patches"
+_NO_BLOCKS = "the model has fewer than two blocks: the attack needs adapters in a block before the last one"
 _NO_ADAPTERS = (
-    "no adapter with a bias is trained before the last block: a linear layer to fewer values, ReLU or GELU, and a "
-    "linear layer back. LoRA adapters have neither bias nor activation"
+    "no adapter with a bias is trained before the last block: the attack needs a linear layer to fewer values, ReLU or "
+    "GELU, and a linear layer back. LoRA adapters have no bias and no activation"
 )
 _NO_POSITIONS = "the model has no position embedding with one vector for each patch"
 _TOLD = "{} of {} patches recovered with certainty"
-_NO_LENGTH = "some adapters have no norm before them, so it is unknown which patches are the only ones in their bin"
+_NO_LENGTH = "some adapters have no norm layer before them, so patches that are mixed in one bin cannot be identified"
 _UNTOUCHED = (
-    "no adapter receives patches with the weights that the client was sent: the server has to tamper with the frozen "
-    "model and the adapters (see `MaliciousServer`), but this attack cannot with such attention, MLPs or private parts"
+    "no adapter receives patches with the weights that the client was sent: the server must tamper with the frozen "
+    "model and the adapters (see `MaliciousServer`), but the attack does not support this model's attention, MLPs or "
+    "private parts"
 )
 _OTHER_PRECISION = "a model with weights of {} does not accept the float32 images of clients"
 _COARSE = "weights of {} are too coarse: the input of an adapter differs from the patch by a relative error above {}"
@@ -129,7 +130,7 @@ class _Transformer:
 
     @classmethod
     def found_in(cls, model: nn.Module, trained: Sequence[str], shape: tuple[int, ...]) -> list[_Transformer]:
-        """Return the parts for each convolution that may cut patches. Raises `NotApplicable` if a part is missing."""
+        """Return the parts for each convolution that may cut patches; raise `NotApplicable` if a part is missing."""
         found, reason = list[_Transformer](), NotApplicable(_NO_EMBEDDING, inherent=True)
         for embed, conv in model.named_modules():
             if _cuts(conv, shape):
@@ -165,32 +166,32 @@ class _Transformer:
         if positions is None:
             raise NotApplicable(_NO_POSITIONS, inherent=True)
         if conv.out_channels < 2 * (_TAGS + _CODES):
-            raise NotApplicable(f"tokens of {conv.out_channels} values are too narrow for patches and codes", True)
+            raise NotApplicable(f"tokens of {conv.out_channels} values are too narrow to hold patches and codes", True)
         return cls(model, embed, positions, inside, blocks, shape, grid)
 
     @property
     def width(self) -> int:
-        """Number of entries of a token."""
+        """Return the number of entries of a token."""
         return int(self._conv.out_channels)
 
     @property
     def places(self) -> int:
-        """Number of patches of an image."""
+        """Return the number of patches of an image."""
         return self.grid[0] * self.grid[1]
 
     @property
     def radius(self) -> float:
-        """Length R of a position code: twice that of the brightest patch."""
+        """Return the length R of a position code: twice the length of the brightest patch."""
         return float(self.basis.shape[1] ** 0.5)
 
     @property
     def known(self) -> slice:
-        """Entries of a token whose values the server knows."""
+        """Return the slice of a token's entries whose values the server knows."""
         return slice(len(self.basis) + _TAGS, self.width - 1)
 
     @property
     def tags(self) -> slice:
-        """Entries of a token that hold the tag of its image."""
+        """Return the slice of a token's entries that hold the tag of the token's image."""
         return slice(len(self.basis), len(self.basis) + _TAGS)
 
     @property
@@ -201,7 +202,7 @@ class _Transformer:
 
     @cached_property
     def basis(self) -> Tensor:
-        """Rows of E, (K, C * height * width) float64, lowest frequencies first."""
+        """Return the patch transform E, (K, C * height * width) float64, with the lowest frequencies first."""
         sizes = (self.shape[0], *self._conv.kernel_size)
         waves = [_cosines(size) for size in sizes]
         rows = torch.einsum("ax,by,cz->abcxyz", *waves).flatten(0, 2).flatten(1)
@@ -211,14 +212,20 @@ class _Transformer:
 
     @cached_property
     def codes(self) -> Tensor:
-        """Known entries of tokens, (positions + 1, S) float64. The last row is for tokens before the patches."""
+        """Return the known entries of each position's token, (positions + 1, S) float64.
+
+        The last row is for tokens before the patches.
+        """
         size = self.known.stop - self.known.start - 2
         drawn = torch.randn(self.places + 1, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         fixed = torch.tensor([1.0, 0.0]).double().expand(len(drawn), -1)
         return self.radius * torch.cat([F.normalize(drawn), fixed], 1)
 
     def measure(self, position: int) -> Tensor:
-        """Return a row (D,) that measures the brightness of one position and is below all images' values elsewhere."""
+        """Return an adapter row (D,) that measures the brightness of the patch at one position.
+
+        At all other positions, the row gives values below those of all images at `position`.
+        """
         units = self.codes[:, :-2] / self.radius
         alike = float((units @ units.T).fill_diagonal_(-1).max())
         row = torch.zeros(self.width, dtype=torch.float64)
@@ -231,7 +238,7 @@ class _Transformer:
 
     @torch.no_grad()
     def look(self, state: Named, images: Tensor) -> list[_Seen]:
-        """Return the input of each adapter for images (N, *shape) at these weights."""
+        """Return the input of each adapter for images (N, *shape) at the weights `state`."""
         copy = without_tracking(self.model)
         seen: dict[str, list[Tensor]] = defaultdict(list)
 
@@ -264,7 +271,7 @@ class _Transformer:
         )
 
     def plain(self, tokens: Tensor, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Undo scale and shift of tokens (..., P, D) at P positions. Returns tokens and relative errors."""
+        """Undo a norm layer's scale and shift of tokens (..., P, D); return the tokens and relative errors (..., P)."""
         known = self.codes[positions].to(tokens)
         entries, centred = tokens[..., self.known], known - known.mean(-1, keepdim=True)
         scale = (entries * centred).sum(-1, keepdim=True) / centred.square().sum(-1, keepdim=True)
@@ -274,7 +281,7 @@ class _Transformer:
         return plain, torch.where(scale[..., 0] > 0, error, torch.inf)
 
     def shown(self, state: Named) -> dict[int, bool]:
-        """Return the adapters that receive patches at these weights, and whether their inputs have one length."""
+        """Return the indices of adapters that receive patches, and whether the inputs of each have equal length."""
         drawn = torch.rand((4, *self.shape), generator=torch.Generator().manual_seed(0))
         images = drawn.to(_device(state))
         patches = self.cut(images).double()
@@ -293,17 +300,17 @@ class _Transformer:
         return good
 
     def cut(self, images: Tensor) -> Tensor:
-        """Return the patches of images, (N, positions, C * height * width)."""
+        """Cut images (N, *shape) into patches, (N, positions, C * height * width)."""
         return F.unfold(images, self._conv.kernel_size, stride=self._conv.kernel_size).transpose(1, 2)
 
     def joined(self, patches: Tensor) -> Tensor:
-        """Return the images (N, *shape) made of patches, NaN at borders that no patch covers."""
+        """Join patches to images (N, *shape), with NaN at borders that no patch covers."""
         size = (self.grid[0] * self._conv.kernel_size[0], self.grid[1] * self._conv.kernel_size[1])
         images = F.fold(patches.transpose(1, 2), size, self._conv.kernel_size, stride=self._conv.kernel_size)
         return F.pad(images, (0, self.shape[2] - size[1], 0, self.shape[1] - size[0]), value=torch.nan)
 
     def aims(self, adapters: Sequence[int]) -> list[_Aim]:
-        """Return the rows of these adapters assigned to each position."""
+        """Assign rows of the given adapters to patch positions."""
         shares: dict[int, list[tuple[int, slice]]] = {}
         groups: dict[int, list[int]] = {}
         for turn in range(max(len(adapters), self.places)):
@@ -325,7 +332,7 @@ class _Transformer:
 class PeftLeak:
     """Reconstruct image patches from adapter gradients, after sending the victims tampered weights (active attack).
 
-    The attack needs a trained bottleneck adapter in at least one block before the last. Clients must also accept the
+    The attack needs a trainable bottleneck adapter in at least one block before the last. Clients must also accept the
     frozen part of the model from this server. The result's message counts the patches recovered with certainty. Missing
     patches get the mean colour of the image's other patches. Labels are recovered from the gradient.
     """
@@ -348,7 +355,7 @@ class PeftLeak:
         extra: Mapping[str, Any],
         generator: torch.Generator,
     ) -> tuple[nn.Module, Named, Named]:
-        """Return the model with tampered weights, frozen and trained, or unchanged if the model is not supported."""
+        """Return the model with tampered weights, frozen and trainable; unchanged if the model is not supported."""
         unsent = without(_state(model), weights | buffers)
         kept = {name: tensor.detach().to(_device(weights)) for name, tensor in unsent.items()}
         try:

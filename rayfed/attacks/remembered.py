@@ -21,13 +21,16 @@ _MOST = 16
 
 
 class Memory:
-    """Cached results for one model, by kind and key."""
+    """Cache of attack results for one model, by kind and key."""
 
     def __init__(self) -> None:
         self._found: defaultdict[str, OrderedDict[Hashable, Any]] = defaultdict(OrderedDict)
 
     def once(self, kind: str, what: Hashable, find: Callable[[], Found], most: int = _MOST) -> Found:
-        """Return the cached result, or compute it with `find`. Keeps the `most` recently used results of a kind."""
+        """Return the result cached under `kind` and `what`, or compute and cache the result of `find`.
+
+        The cache keeps the `most` recently used results of a kind.
+        """
         known = self._found[kind]
         if what not in known:
             while len(known) >= most:
@@ -45,7 +48,10 @@ _ALONE: WeakKeyDictionary[nn.Module, Memory] = WeakKeyDictionary()
 
 @contextmanager
 def remembering(memory: Memory) -> Iterator[None]:
-    """Use `memory` for results of attacks in the block. All blocks of one memory must attack the same model."""
+    """Cache results of attacks within the `with` block in `memory`.
+
+    All blocks with the same `memory` must attack the same model.
+    """
     token = _MEMORY.set(memory)
     try:
         yield
@@ -54,7 +60,7 @@ def remembering(memory: Memory) -> Iterator[None]:
 
 
 def once(kind: str, what: Hashable, observation: Observation, find: Callable[[], Found], most: int = _MOST) -> Found:
-    """Return a result that depends on an observation's weights and public samples, cached inside `remembering`.
+    """Return the result of `find`, cached by an observation's weights and public samples inside `remembering`.
 
     `what` holds everything else in the observation on which the result depends. Outside `remembering`, `find` is called
     every time.
@@ -66,7 +72,7 @@ def once(kind: str, what: Hashable, observation: Observation, find: Callable[[],
 
 
 def once_for(model: nn.Module, kind: str, what: Hashable, find: Callable[[], Found]) -> Found:
-    """Return a cached result that depends only on a model and its current weights, not on the observation."""
+    """Return the result of `find`, cached for a model; the result must depend only on the model's current weights."""
     memory = _MEMORY.get()
     if memory is None:
         memory = _ALONE.setdefault(model, Memory())

@@ -1,4 +1,4 @@
-"""Run attacks on encrypted, masked or mixed updates, which yield nothing unless the key is broken or unmixed."""
+"""Run attacks on encrypted, masked or mixed updates, which reveal nothing until decrypted or unmixed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rayfed.attacks.mixed import unmixed
 from rayfed.attacks.undone import noted, undone
 from rayfed.update import Encrypted, Observation, Update
 
-_UNBROKEN = ", and factoring cannot break its key in any reasonable time"
-_NO_CLASSES = "it needs classes, but under this loss labels are numbers, or each token or pixel has a label"
-_ONE_LABEL = "it needs one label for each sample, but here each token or pixel has a label"
+_UNBROKEN = ", and factoring cannot break the key in any reasonable time"
+_NO_CLASSES = "the attack needs one class per sample, but labels are numbers, or each token or pixel has a label"
+_ONE_LABEL = "the attack needs one label per sample, but each token or pixel has a label"
 _NOT_GIVEN = (
-    "it needs the labels, but here each token or pixel has a label. Such labels are not inferred from an update and "
+    "the attack needs the labels, but each token or pixel has a label. Such labels are not inferred from an update and "
     "were not granted. The labels of a language model are its tokens, which are never granted"
 )
-_NOT_SHOWN = "the aggregation of this arm shows no client the update of another"
+_NOT_SHOWN = "the aggregation of this arm does not show clients the updates of other clients"
 
 
 def attempt(
@@ -34,9 +34,10 @@ def attempt(
     generators: Sequence[torch.Generator],
     factor: bool,
 ) -> Sequence[Guess]:
-    """Run an attack and return its results, or results without content for encrypted and hidden updates.
+    """Run an attack and return the results; encrypted and hidden updates give the status "not applicable".
 
-    An attack still runs if it does not read the update, or if it breaks the key first (`factor`).
+    The attack runs on encrypted or hidden updates if the attack does not read the update, or on encrypted updates if
+    the key can be broken first (`factor`).
     """
     observations = [undone(unmixed(observation)) for observation in observations]
     sealed = observations[0].sealed

@@ -39,7 +39,7 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 _NO_LAYER = "no linear layer in the update receives each sample as one vector that determines the sample"
-_NO_ZEROS = "no activation after the linear layer '{}' is flat: its derivatives have no zeros to search for"
+_NO_ZEROS = "no activation after the linear layer '{}' is flat, so the derivatives have no zeros to search for"
 _TOO_FEW = "the gradient of '{}' has too few zeros to separate the batch's samples"
 _CONSISTENT = 1e-3
 """Distance of the reconstructed batch's gradient from the observed one at which the search ends."""

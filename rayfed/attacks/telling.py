@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Standing:
-    """Progress of one search. An attack may run several, one after the other."""
+    """Progress of one search of an attack. An attack may run several searches, one after the other."""
 
     search: int
     """Index of the attack's search, from 1."""
@@ -28,7 +28,7 @@ class Standing:
 
     @property
     def left(self) -> float:
-        """Seconds left at this rate, or infinity before the first iteration is done."""
+        """Return the estimated seconds left in the search, or infinity before the first iteration is done."""
         return (self.iterations - self.iteration) * self.seconds / self.iteration if self.iteration else float("inf")
 
 
@@ -43,7 +43,7 @@ _LISTENER: ContextVar[_Listener | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def listening(hear: Callable[[Standing], None], every: float = 1.0) -> Iterator[None]:
-    """Call `hear` with the progress of searches in the block, at most once every `every` seconds."""
+    """Call `hear` with the progress of searches in the `with` block, at most once every `every` seconds."""
     token = _LISTENER.set(_Listener(hear, every))
     try:
         yield
@@ -52,7 +52,7 @@ def listening(hear: Callable[[Standing], None], every: float = 1.0) -> Iterator[
 
 
 def tell(iteration: int, iterations: int, values: Tensor) -> None:
-    """Report an iteration of a search with its objectives `values` (P,).
+    """Report one iteration of a search, with the objective values (P,), to the listener set by `listening`.
 
     Searches call this at every iteration, starting with 0. The values are read only when a report is due, because
     reading them makes a GPU wait.

@@ -28,7 +28,7 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 _DUMMIES = 64
-_NO_BIAS = "the update has no last linear layer with a bias, which is needed to recover the labels of concealed samples"
+_NO_BIAS = "the update has no last linear layer with a bias, from which to recover the labels of concealed samples"
 
 
 @component
@@ -122,7 +122,7 @@ class _Pairs(Matching):
     width: float = 1.0
 
     def images(self, points: Tensor) -> Tensor:
-        """Return the images (Q, 2N, C, H, W) of points (Q, D)."""
+        """Return the sensitive and then the concealed images (Q, 2N, C, H, W) at points (Q, D) of the search."""
         sensitive, concealed = super().images(points).chunk(2, dim=1)
         return torch.cat([sensitive, 0.5 + self.width * (concealed - 0.5)], dim=1)
 

@@ -10,7 +10,7 @@ from rayfed.update import Observation
 
 
 def undone(observation: Observation) -> Observation:
-    """Return the observation and its earlier rounds with the defences undone that the attacker can undo.
+    """Undo the defences that the attacker can undo, in an observation and in the observation's earlier rounds.
 
     Hidden updates stay unchanged.
     """
@@ -22,7 +22,7 @@ def undone(observation: Observation) -> Observation:
 
 
 def noted(guess: Guess, observation: Observation) -> Guess:
-    """Return the result with a note if nothing was undone, or if known code was not fully used.
+    """Return an attack's result with a note if no defence was undone, or if known code was not fully used.
 
     Reconstructions are of the samples that were trained on. If a defence transformed the samples invertibly, the
     original samples are returned.
@@ -35,7 +35,7 @@ def noted(guess: Guess, observation: Observation) -> Guess:
 
 
 def unused(observation: Observation) -> str:
-    """Return the reason why nothing was undone or known code was not fully used, or an empty string."""
+    """Return the reason why no defence was undone or known code was not fully used, or an empty string."""
     reason, beyond = observation.extra.get("undone"), observation.extra.get("beyond")
     if isinstance(reason, str):
         return reason

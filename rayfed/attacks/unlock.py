@@ -28,13 +28,13 @@ from rayfed.samples import SampleSpec
 from rayfed.update import Named, Observation
 
 _NOTHING_PRIVATE = (
-    "the update has the gradients of all the model's layers, so there is nothing to unlock: `dlg` suffices"
+    "the update has the gradients of all the model's layers, so there is nothing to unlock: use the attack `dlg`"
 )
 
 
 @component
 class Unlock(Dlg):
-    """Reconstruct images, soft labels and the model's private part, minimising the squared L2 distance by L-BFGS.
+    """Reconstruct images, soft labels and the model's private part, minimising the squared L2 distance of gradients.
 
     The private part starts at random values, or at those that the threat model grants. It is scaled by the standard
     deviation of each of its tensors. Images start between 0 and 1, because a lock often leads to the negative image

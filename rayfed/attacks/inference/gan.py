@@ -1,4 +1,4 @@
-"""GAN attack: a client trains a generator against the received model to generate images of other clients' class.
+"""GAN attack: a client trains a generator against the received model to generate images of a class.
 
 The received model is the discriminator, and the generator is trained until the model assigns its images to the class.
 The attacker uses only the weights, no update.
@@ -32,7 +32,7 @@ _BATCH = 32
 
 
 class Generator(nn.Module):
-    """Generator with a linear layer and two upsampling convolutions."""
+    """Image generator with a linear layer and two upsampling convolutions."""
 
     def __init__(self, image_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Generator(nn.Module):
         self.conv2 = nn.Conv2d(_CHANNELS, channels, 3, padding=1)
 
     def forward(self, latent: Tensor) -> Tensor:
-        """Return images (G, C, H, W) in [0, 1] of latents (G, 64)."""
+        """Generate images (G, C, H, W) in [0, 1] from latents (G, 64)."""
         hidden = F.leaky_relu(self.linear(latent), 0.2).unflatten(1, self.start)
         hidden = F.leaky_relu(self.conv1(F.interpolate(hidden, scale_factor=2)), 0.2)
         images: Tensor = self.conv2(F.interpolate(hidden, (self.height, self.width))).sigmoid()
@@ -52,7 +52,7 @@ class Generator(nn.Module):
 
 @component
 class Gan(OneByOne):
-    """Generate images of a class using only the weights, as any client could; metric: share of the class.
+    """Generate images of a class from the received weights only, as any client could; metric: share of the class.
 
     The share is determined by the nearest neighbours among the test images, not by the attacked model.
     """
@@ -73,7 +73,7 @@ class Gan(OneByOne):
 
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if self.target_class >= observation.classes:
-            message = f"there is no class {self.target_class}: classes are numbered from 0 to {observation.classes - 1}"
+            message = f"target_class: must be between 0 and {observation.classes - 1}, found {self.target_class}"
             return Inference(metric=self.metric, status="not applicable", message=message)
         device = next(iter(observation.weights.values())).device
         state = {**observation.weights, **buffers_for(model, observation)}
@@ -91,7 +91,8 @@ class Gan(OneByOne):
         with torch.no_grad():
             images = maker(torch.randn(self.images, _LATENT, generator=generator).to(device)).cpu()
         if not images.isfinite().all():
-            return Inference(metric=self.metric, status="diverged", message="the generated images are not finite")
+            message = "the generated images contain values that are not finite"
+            return Inference(metric=self.metric, status="diverged", message=message)
         chance = 1 / observation.classes
         return Inference(metric=self.metric, images=images, label=self.target_class, chance=chance)
 

@@ -43,12 +43,12 @@ _AT_ONCE = 32
 """Number of candidates whose gradients are held in memory at once."""
 _ENTRIES = 65_536
 """Maximum number of update entries in the regression: those with the largest gradients of candidates."""
-_NOBODY = "there are no candidates: grant `knowledge: [candidates]`"
+_NOBODY = "the attacker knows no candidates: add `knowledge: [candidates]`"
 _NO_MATCH = (
     "there are no candidates: no label of the update has two samples that no client trained on; "
     "increase the held-out share of clients (federation.validation)"
 )
-_NO_PUBLIC = "score `lira` trains shadow clients on public samples: grant `knowledge: [candidates, public]`"
+_NO_PUBLIC = "the score `lira` needs public samples to train shadow clients: add `knowledge: [candidates, public]`"
 
 
 @component
@@ -124,7 +124,7 @@ class _Candidates:
 
     @torch.no_grad()
     def each(self, score: Literal["loss", "norm", "cosine"]) -> Tensor:
-        """Return the score of each candidate, (M,)."""
+        """Return the score of each candidate, (M,): minus the loss, minus the gradient norm, or the cosine."""
         if score == "loss":
             return -self._losses(self.local)
         if score == "norm":
@@ -145,7 +145,7 @@ class _Candidates:
         return ridge(rows, update[entries].double())
 
     def likelihood_ratios(self, count: int, model: nn.Module, generator: torch.Generator) -> Tensor:
-        """Return the log likelihood ratio of each candidate's loss in shadow clients with and without the candidate.
+        """Return the log-likelihood ratio of each candidate's loss, from shadow clients with and without the candidate.
 
         `model` is the result of `without_tracking`. The batch of a shadow client contains up to half of the candidates
         and is filled with public samples.
@@ -195,9 +195,9 @@ class _Candidates:
 
 
 def ridge(rows: Tensor, seen: Tensor) -> Tensor:
-    """Return coefficients (M,) of a ridge regression of `seen` (D,) on `rows` (M, D), by generalised cross-validation.
+    """Return the coefficients (M,) of a ridge regression of `seen` (D,) on `rows` (M, D).
 
-    The penalty is the best of 23 values from 1e-10 to 10 times the largest eigenvalue.
+    Generalised cross-validation selects the penalty from 23 values from 1e-10 to 10 times the largest eigenvalue.
     """
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     values = values.clamp(min=0)
@@ -214,9 +214,10 @@ def ridge(rows: Tensor, seen: Tensor) -> Tensor:
 
 
 def log_ratios(seen: Tensor, shadows: Tensor, trained: Tensor) -> Tensor:
-    """Return log N(seen | with) - log N(seen | without) (M,), with a mean per candidate and one variance per side.
+    """Return each candidate's Gaussian log-likelihood ratio (M,), trained on the candidate against not trained on.
 
-    `shadows` (T, M) are the values in T shadow clients. `trained` (T, M) marks the clients that had the candidate.
+    `seen` (M,) are the values in the victim and `shadows` (T, M) the values in T shadow clients. `trained` (T, M) marks
+    the clients that trained on the candidate. Each candidate has its own means, and all share one variance per side.
     """
     logs = []
     for side in (trained, ~trained):

@@ -16,7 +16,7 @@ from rayfed.update import Observation
 
 
 class OneByOne(ABC):
-    """An attack that handles observations one at a time and measures the time of each."""
+    """Base class of an inference attack that handles observations one at a time and measures the time of each."""
 
     def infer(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

@@ -47,7 +47,7 @@ class PropertyInference(OneByOne):
 
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if "public" not in observation.extra:
-            message = "there are no public batches to train the classifier on: grant `knowledge: [public]`"
+            message = "the attack needs public samples to train the classifier on: add `knowledge: [public]`"
             return Inference(metric=self.metric, status="not applicable", message=message)
         images, labels = (t.cpu() for t in observation.extra["public"])
         holds = labels == self.target_class

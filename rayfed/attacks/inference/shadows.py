@@ -26,7 +26,7 @@ _SAMPLES_AT_ONCE = 256
 def shadow_updates(
     observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Yield the updates (p, D) of P shadow clients in chunks; tensors are concatenated in the observed update's order.
+    """Yield the updates (p, D) of P shadow clients in chunks, with tensors in the order of the observed update.
 
     `inputs` is (P, N, *shape) and `labels` (P, N), on any device. `model` is the result of `without_tracking`.
     """
@@ -53,6 +53,6 @@ def _undefended(observation: Observation, model: nn.Module, inputs: Tensor, labe
 
 
 def spread_as(values: Tensor, sent: Tensor) -> Tensor:
-    """Return the values `sent` (D,), permuted to the ranks of each row of `values` (P, D)."""
+    """Reorder the values `sent` (D,) for each row of `values` (P, D), so that the ranks equal the row's ranks."""
     places = values.argsort(1)
     return torch.empty_like(values).scatter_(1, places, sent.sort().values.to(values).expand_as(values))

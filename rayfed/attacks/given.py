@@ -132,7 +132,7 @@ def _named(what: str, given: Named, needed: Iterable[str], known: Named, note: C
     for name, tensor in taken.items():
         if tensor.shape != known[name].shape:
             shapes = f"{tuple(tensor.shape)}, but the model's is {tuple(known[name].shape)}"
-            raise UserError(f"{what}: {name} has shape {shapes}: check the model and its number of classes")
+            raise UserError(f"{what}: {name} has shape {shapes}: check the model and the number of classes")
         if tensor.is_complex() and not known[name].is_complex():
             raise UserError(
                 f"{what}: {name} has complex values ({type_name(tensor.dtype)}), but the model's values are real: give "

@@ -91,8 +91,7 @@ class Gan(OneByOne):
         with torch.no_grad():
             images = maker(torch.randn(self.images, _LATENT, generator=generator).to(device)).cpu()
         if not images.isfinite().all():
-            message = "the generated images contain values that are not finite"
-            return Inference(metric=self.metric, status="diverged", message=message)
+            return Inference(metric=self.metric, status="diverged", message="some generated images are not finite")
         chance = 1 / observation.classes
         return Inference(metric=self.metric, images=images, label=self.target_class, chance=chance)
 

@@ -286,7 +286,7 @@ def test_a_gradient_in_steps_is_refused() -> None:
     seen = observe(model, digit(3), torch.tensor([3]))
     [found] = Idlg(iterations=1).reconstruct([seen], model, seeded(0))
     assert found.status == "not applicable"
-    assert "cannot be differentiated in its inputs" in found.message
+    assert "cannot be differentiated with respect to the inputs" in found.message
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -1,4 +1,4 @@
-"""Match reconstructions to samples by distance, because a gradient does not contain the order of the batch."""
+"""Match reconstructions to true samples by distance, because a gradient does not contain the order of the batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assign(true: Tensor, reconstructed: Tensor, sample: SampleSpec = _IMAGE) -> 
 
 
 def matched(cost: Tensor) -> Tensor:
-    """Return a distinct column for each row of costs (N, M), N <= M, that minimises the total cost, (N,) int64."""
+    """Return a distinct column for each row of costs (N, M), N <= M, with minimum total cost, (N,) int64."""
     from scipy.optimize import linear_sum_assignment  # takes 0.5 s to import, and some processes never score
 
     _, columns = linear_sum_assignment(cost.cpu().numpy())

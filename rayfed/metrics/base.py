@@ -1,4 +1,4 @@
-"""Interface of metrics: the function that scores reconstructions, its unit, title and thresholds."""
+"""Interface of metrics: the scoring function of a metric, and its unit, title and thresholds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """Declaration of a metric of reconstructions, shared by tables, reports and scenarios.
+    """Declaration of a metric of reconstructions, used by tables, reports and scenarios.
 
     Scenarios are checked against declarations without PyTorch, so modules that declare metrics import it inside
     functions. Names are table columns: do not reuse a name that is in existing tables.
@@ -74,11 +74,11 @@ class Metric:
 
     @property
     def of_labels(self) -> bool:
-        """Whether it compares labels, and is therefore not measured if labels were granted."""
+        """Return whether the metric compares labels, in which case attacks with granted labels are not measured."""
         return self.compares in ("masks", "labels")
 
     def __post_init__(self) -> None:
-        """Write the docstring that `rayfed list` and `rayfed describe` show."""
+        """Write the metric's docstring, which `rayfed list` and `rayfed describe` show."""
         facts = (
             f"For {', '.join(self.modalities)}. "
             f"{'Higher' if self.higher_is_closer else 'Lower'} is closer to the truth."
@@ -91,14 +91,14 @@ class Metric:
 
     @property
     def table_heading(self) -> str:
-        """Heading of the metric's table column."""
+        """Return the heading of the metric's column in tables."""
         return self.heading or f"{self.title[0].upper()}{self.title[1:]}"
 
     @property
     def short_name(self) -> str:
-        """Abbreviated name."""
+        """Return the metric's abbreviated name, for narrow tables."""
         return self.short or self.table_heading
 
     def passes(self, value: float, threshold: float) -> bool:
-        """Return whether a value reaches a threshold, or is closer to the truth."""
+        """Return whether a metric's value reaches a threshold, or is closer to the true sample than the threshold."""
         return value >= threshold if self.higher_is_closer else value <= threshold

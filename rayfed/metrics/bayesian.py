@@ -1,4 +1,4 @@
-"""Bayesian knowledge increment (BP_KI) of a reconstruction, which is independent of the true image.
+"""Bayesian knowledge increment (BP_KI) of a reconstruction, computed without the true image.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", definition 3 and appendix A.4. BP_KI is the
 Kullback-Leibler divergence between no knowledge (pixels uniform over k bins) and the histogram of the reconstruction.
@@ -23,7 +23,7 @@ _FLOOR = 1e-10
 
 
 def knowledge_increment(true: Tensor, guess: Tensor) -> Tensor:
-    """Return the Bayesian knowledge increment (BP_KI) of images (N, C, H, W) in [0, 1], (N,) float64.
+    """Return the Bayesian knowledge increment (BP_KI) of images `guess` (N, C, H, W) in [0, 1], (N,) float64.
 
     It is KL(prior || posterior) to base 10: 0 if all bins hold equally many pixels, 8 for an image of one value. `true`
     is ignored.
@@ -33,7 +33,7 @@ def knowledge_increment(true: Tensor, guess: Tensor) -> Tensor:
 
 
 def posterior_knowledge(true: Tensor, guess: Tensor) -> Tensor:
-    """Return KL(posterior || prior) to base 10 without the floor, (N,). An image of one value has the maximum, 1."""
+    """Return KL(posterior || prior) to base 10 without a floor, (N,). An image of one value has the maximum, 1."""
     shares = _shares(guess)
     divergence: Tensor = shares.xlogy(shares * _BINS).sum(1) / log(10)
     return divergence

@@ -1,4 +1,4 @@
-"""Metrics of a reconstruction relative to baselines without an update.
+"""Metrics of a reconstruction relative to baselines that do not use the update.
 
 An image of average brightness, or the nearest of many other images, is close to many images. Reconstructions are
 therefore compared with the best of such baselines, and with other samples.
@@ -25,7 +25,7 @@ _TIE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Others:
-    """Samples of the same kind that no victim has."""
+    """Samples of the same data set that no victim has, for baselines and comparisons."""
 
     inputs: Tensor
     """(M, *shape), in the format of the data's `sample`."""
@@ -52,7 +52,7 @@ def above_baseline(sample: SampleSpec, others: Others) -> Score:
 
 
 def guesses(sample: SampleSpec, others: Others, true: Tensor) -> list[Tensor]:
-    """Return baselines for samples (N, *shape), each (N, *shape).
+    """Return the baselines for samples (N, *shape) that do not use the update, each (N, *shape).
 
     The first is the mean of other samples, or the most common token at each position of texts. For images, the second
     is the true mean of each channel. For records, it is the most common value of each column.
@@ -70,7 +70,7 @@ def guesses(sample: SampleSpec, others: Others, true: Tensor) -> list[Tensor]:
 
 @lru_cache(maxsize=4)
 def best_constants(sample: Records, others: Others) -> tuple[Tensor, list[float]]:
-    """Return the record (1, 1, F) that is correct for most others in each column, and its share of hits per column.
+    """Return the record (1, 1, F) of best constants for each column, and the share of other records that each matches.
 
     A continuous value is correct within the tolerance of its column (`Column.near`).
     """
@@ -88,7 +88,7 @@ def best_constants(sample: Records, others: Others) -> tuple[Tensor, list[float]
 
 
 def above_public(sample: SampleSpec, others: Others) -> Score:
-    """Return a function that computes the gain of reconstructions over the nearest public sample.
+    """Return a function that computes the gain of reconstructions over the nearest public sample, in dB or as a share.
 
     The nearest sample is chosen with the true sample, which no attacker knows, so this baseline is an upper bound. The
     gain is NaN if the data have no public samples.
@@ -121,7 +121,7 @@ def _score(sample: SampleSpec) -> Score:
 
 
 def nearest_of(true: Tensor, pool: Tensor, sample: SampleSpec) -> Tensor:
-    """Return for each sample (N, *shape) the nearest one in a pool (M, *shape), (N, *shape).
+    """Return for each sample (N, *shape) the nearest sample of a pool (M, *shape) that is no copy, (N, *shape).
 
     Exact copies in the pool are skipped, because a public sample needs no protection. If no other sample is left, the
     result is zeros.

@@ -14,7 +14,7 @@ _CHUNK = 64
 
 
 class Identity:
-    """Metric based on a face recogniser from a file, which must have been trained on the people in the data.
+    """Rank of the true person, by a face recogniser from a file that was trained on the people in the data.
 
     Raises `NetworkUnavailable` if there is no such file, or if it knows other people. The message shows how to train
     one.
@@ -29,7 +29,7 @@ class Identity:
         self.recogniser, self.people = recogniser, people
 
     def __call__(self, labels: Tensor, guess: Tensor) -> Tensor:
-        """Return the rank (N,) of the true person among all people, from 1.
+        """Return the rank (N,) of the true person among all people, starting from 1.
 
         Takes the labels (N,) int64 of the true images, and reconstructions (N, C, H, W) in [0, 1]. In a tie, the true
         person ranks last.

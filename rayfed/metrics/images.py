@@ -1,4 +1,4 @@
-"""Metrics of pixels and structure for pairs of images.
+"""Metrics of pixel errors and structural similarity for pairs of images.
 
 Source of SSIM: Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity", in
 scikit-image's definition (uniform window of 7).
@@ -21,7 +21,7 @@ PSNR_CEILING = 100.0
 
 
 def mse(a: Tensor, b: Tensor) -> Tensor:
-    """Return the mean squared error of each pair: (N, C, H, W) twice to (N,) float64."""
+    """Return the mean squared error of each pair of images: (N, C, H, W) twice to (N,) float64."""
     return (a.double() - b.double()).square().flatten(1).mean(1)
 
 
@@ -31,7 +31,7 @@ def psnr(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Return the structural similarity of each pair, at most 1: (N, C, H, W) twice to (N,) float64.
+    """Return the structural similarity of each pair of images, at most 1: (N, C, H, W) twice to (N,) float64.
 
     Images with a side under 7 pixels use the largest odd window that fits. Raises `UserError` for images with a side
     under 3 pixels.
@@ -40,7 +40,9 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
     side = min(a.shape[-2:])
     if side < _SMALLEST_WINDOW:
-        raise UserError(f"SSIM needs images of at least 3 x 3 pixels; found {a.shape[-2]} x {a.shape[-1]}")
+        raise UserError(
+            f"SSIM needs images of at least 3 x 3 pixels, found {a.shape[-2]} x {a.shape[-1]}; remove `ssim`"
+        )
     window = min(7, side - 1 + side % 2)
     pairs = zip(a.double().cpu().numpy(), b.double().cpu().numpy(), strict=True)
     values = [structural_similarity(x, y, win_size=window, data_range=1, channel_axis=0) for x, y in pairs]

@@ -1,4 +1,4 @@
-"""Metrics of inference attacks that do not reconstruct samples."""
+"""Metrics of inference attacks, which do not reconstruct samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NEIGHBOURS = 5
 
 
 def correct(probability: Tensor, holds: bool) -> float:
-    """Return 1 if a probability (1,) of yes predicts the true state of a yes-or-no question, else 0."""
+    """Return 1 if the attack's probability of yes (1,) predicts the truth of a yes-or-no question, else 0."""
     return float((probability.item() > 0.5) == holds)
 
 
@@ -25,5 +25,5 @@ def class_share(images: Tensor, label: int, known: Tensor, known_labels: Tensor)
 
 
 def nearest(images: Tensor, among: Tensor) -> Tensor:
-    """Return for each image (G, C, H, W) the nearest one in `among` (M, C, H, W)."""
+    """Return for each image (G, C, H, W) the nearest image in `among` (M, C, H, W), by Euclidean distance."""
     return among[torch.cdist(images.flatten(1), among.flatten(1)).argmin(1)]

@@ -22,7 +22,10 @@ def _found() -> dict[str, Metric]:
     found = {name: registry.find("metrics", name) for name in registry.table("metrics")}
     for name, metric in found.items():
         if not (isinstance(metric, Metric) and metric.name == name and name.isidentifier()):
-            raise UserError(f"'{name}' is registered as a metric but is no `rayfed.metrics.base.Metric` of that name")
+            raise UserError(
+                f"the registered metric '{name}' is not a `rayfed.metrics.base.Metric` with this name; correct the "
+                f"entry point in the group `rayfed.metrics`"
+            )
     return found
 
 
@@ -31,18 +34,18 @@ METRICS = _found()
 
 
 def metrics_of(modality: Modality) -> tuple[str, ...]:
-    """Return the metrics for samples of a modality, those with this main modality first."""
+    """Return the names of the metrics for samples of a modality, those with this main modality first."""
     fitting = [metric for metric in METRICS.values() if modality in metric.modalities]
     return tuple(metric.name for metric in sorted(fitting, key=lambda metric: metric.modalities[0] != modality))
 
 
 def default_names(modality: Modality) -> list[str]:
-    """Return the default metrics for samples of a modality."""
+    """Return the names of the metrics that are computed by default for samples of a modality."""
     return [name for name in metrics_of(modality) if modality in METRICS[name].default_of]
 
 
 def default_success(modality: Modality) -> dict[str, float]:
-    """Return the default thresholds of success for samples of a modality."""
+    """Return the default thresholds of success for samples of a modality, by metric."""
     return {m.name: m.threshold for m in METRICS.values() if m.threshold is not None and m.modalities[0] == modality}
 
 
@@ -52,6 +55,6 @@ def leading(modality: Modality) -> Metric:
 
 
 def modality_by(names: Collection[str]) -> Modality:
-    """Return the modality for which these metrics were computed: pixels unless a leading metric shows another one."""
+    """Return the modality for which the metrics `names` were computed: pixels unless a leading metric shows another."""
     led = (metric for metric in METRICS.values() if metric.leads and metric.modalities[0] != "pixels")
     return next((metric.modalities[0] for metric in led if metric.name in names), "pixels")

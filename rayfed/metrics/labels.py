@@ -1,4 +1,4 @@
-"""Accuracy of recovered labels."""
+"""Accuracy of recovered labels, and the accuracy of guessing labels without the update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def label_accuracy(true: Tensor, found: Tensor) -> float:
-    """Return the share of a batch's labels that were recovered, as multisets: (N,) int64 twice to a number in [0, 1].
+    """Return the share of a batch's labels that were recovered, in any order: (N,) int64 twice to a number in [0, 1].
 
     The order is ignored, but not the counts: for [1, 1, 2], the result [2, 1, 0] recovers two thirds.
     """

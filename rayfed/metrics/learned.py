@@ -1,4 +1,4 @@
-"""Metrics that use networks from files (`lpips`, `noise`), declared without importing PyTorch."""
+"""Declarations of metrics that use networks from files (`lpips`, `noise`), without importing PyTorch."""
 
 from __future__ import annotations
 

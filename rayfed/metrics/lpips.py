@@ -1,4 +1,4 @@
-"""Learned perceptual image patch similarity (LPIPS), from local weights.
+"""Learned perceptual image patch similarity (LPIPS), with weights from a local file.
 
 Source: Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric". The linear heads,
 version 0.1, come with the `lpips` package. The package would download the backbone's ImageNet weights. Here they come
@@ -37,11 +37,11 @@ _CHUNK = 16
 
 
 class LpipsUnavailable(UserError):
-    """Error for a backbone whose weights are missing or invalid."""
+    """Error for a backbone network of LPIPS whose weights are missing or invalid."""
 
 
 class Lpips:
-    """Perceptual distance between images, computed with one backbone.
+    """Learned perceptual distance between images (LPIPS), computed with one backbone network.
 
     `weights` is a file, or a folder to search for the usual file names. None searches torch's hub cache. Files may
     contain a whole torchvision state dict (`features.0.weight`) or that of `features` only (`0.weight`), in any
@@ -68,7 +68,9 @@ class Lpips:
 
     def _prepare(self, images: Tensor) -> Tensor:
         if images.shape[1] not in (1, 3):
-            raise UserError(f"LPIPS needs images of 1 or 3 channels; found {images.shape[1]}")
+            raise UserError(
+                f"LPIPS needs images of 1 or 3 channels, found {images.shape[1]}; remove LPIPS from the metrics"
+            )
         images = images.float().expand(-1, 3, -1, -1)
         side = min(images.shape[-2:])
         if side < _SMALLEST[self.net]:

@@ -1,4 +1,4 @@
-"""Overlap of recovered masks with the true ones."""
+"""Overlap of recovered segmentation masks with the true masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def mask_iou(true: Tensor, found: Tensor) -> Tensor:
-    """Return the intersection over union of masks (N, H, W) int64, averaged over the classes in either, (N,) float64.
+    """Return the intersection over union of masks (N, H, W) int64, averaged over the classes in either mask, (N,).
 
     Pixels without a class in either mask are ignored. The result is NaN if no pixel is left.
     """

@@ -13,7 +13,7 @@ from rayfed.metrics.known import METRICS
 
 @dataclass(frozen=True)
 class Measure:
-    """Column of the outcomes by which settings can be compared."""
+    """Column of the table of outcomes by which settings can be compared."""
 
     title: str
     kind: Literal["leakage", "utility", "cost"]
@@ -29,12 +29,12 @@ class Measure:
 
 
 def extreme_of(name: str) -> str:
-    """Return the column of a metric's value for the sample that leaked most: `max_psnr`, `min_mse`."""
+    """Return the column name of a metric's value for the sample that leaked most: `max_psnr`, `min_mse`."""
     return f"{'max' if METRICS[name].higher_is_closer else 'min'}_{name}"
 
 
 def measure_of(name: str) -> Measure:
-    """Return the measure of a column. Raises `UserError` for an unknown one, with the closest valid names."""
+    """Return the measure of a column of outcomes. Raises `UserError` with similar names for an unknown column."""
     if name not in MEASURES:
         raise UserError(f"unknown measure '{name}': {nearest(name, MEASURES)}")
     return MEASURES[name]

@@ -15,7 +15,7 @@ _CHUNK = 64
 
 
 class NoiseRatio:
-    """Metric based on an evaluation network from a file, by default the one shipped with rayfed.
+    """Share of noise in images, estimated by an evaluation network from a file, by default the network in rayfed.
 
     Raises `NetworkUnavailable` if there is no such file. The message shows how to train one.
     """
@@ -25,9 +25,9 @@ class NoiseRatio:
         self.evaluator = evaluator
 
     def __call__(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return the estimated share of noise in `guess`, images (N, C, H, W) with C = 1 or 3: (N,) in [0, 1]."""
+        """Return the estimated share of noise in the images `guess` (N, C, H, W), C = 1 or 3: (N,) in [0, 1]."""
         if guess.shape[1] not in (1, 3):
-            raise UserError(f"noise_ratio needs images of 1 or 3 channels; found {guess.shape[1]}")
+            raise UserError(f"noise_ratio needs images of 1 or 3 channels, found {guess.shape[1]}; remove the metric")
         network = load_evaluator(self.evaluator, guess.device)
         with torch.no_grad():
             return torch.cat([network(images.float()) for images in guess.split(_CHUNK)])

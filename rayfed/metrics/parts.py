@@ -1,4 +1,4 @@
-"""Recovered parts of samples: columns of records, tokens of texts, and pixels of images.
+"""Shares of samples' parts that attacks recover: columns of records, tokens of texts, and pixels of images.
 
 An update may leak part of a sample: all columns of a record but one, most words of a text, or a quarter of an image.
 The recovered share is compared with the baseline, and with the share of other samples that the same reconstruction
@@ -37,7 +37,7 @@ _FEWEST = 20
 
 
 def parts(sample: SampleSpec, others: Others, true: Tensor, guess: Tensor) -> list[dict[str, Any]]:
-    """Return for each sample the share of its parts that a reconstruction recovers, and the share without the update.
+    """Return for each sample the share of its parts that a reconstruction recovers, and the baseline's share.
 
     Takes true samples (N, *shape) and reconstructions. `parts_baseline` is the larger of two shares. One is the share
     of the sample's parts that a baseline recovers. The other is the mean share of other samples' parts that the

@@ -14,13 +14,13 @@ _SHARE = 0.99
 
 
 def distance(weights: Sequence[Tensor]) -> float:
-    """Return the mean squared Euclidean distance over all pairs of clients' weights, including each with itself."""
+    """Return the mean squared Euclidean distance over all pairs of clients' weights, including equal clients."""
     stacked = torch.stack([w.flatten() for w in weights]).double()
     return 2 * float((stacked - stacked.mean(0)).square().sum(1).mean())
 
 
 def rank(matrix: Tensor) -> int:
-    """Return the number of largest singular values that make up 99 % of their sum.
+    """Return a matrix's numerical rank: the number of largest singular values that add up to 99 % of the total.
 
     This is our interpretation of the paper's threshold.
     """

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 def feature_accuracy(sample: Records) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function for the share of columns recovered, within `rayfed.samples.TOLERANCE` if continuous.
+    """Return a function that computes the share of a record's columns that were recovered, within tolerances.
 
-    The function maps true records (N, 1, 1, F) and reconstructions to (N,) float64 in [0, 1].
+    The function maps true records (N, 1, 1, F) and reconstructions to (N,) float64 in [0, 1]. Continuous columns have
+    the tolerance `rayfed.samples.TOLERANCE`.
     """
     return lambda true, guess: sample.found(true, guess).double().mean(1)
 

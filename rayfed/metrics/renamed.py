@@ -24,5 +24,5 @@ NAMES = {
 
 
 def present(name: str) -> str:
-    """Return the present name of a metric, measure or column."""
+    """Return the present name of a metric, measure or column, which older versions may have named otherwise."""
     return NAMES.get(name, name)

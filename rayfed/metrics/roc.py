@@ -1,4 +1,4 @@
-"""ROC analysis of membership scores: area, and true positive rates at low false positive rates.
+"""ROC analysis of membership scores: area under the curve, and true positive rates at low false positive rates.
 
 Sources: Carlini et al. 2022, "Membership Inference Attacks From First Principles", section 4, on low
 false positive rates; DeLong et al. 1988, "Comparing the Areas under Two or More Correlated ROC Curves";
@@ -19,7 +19,7 @@ _TAIL = 0.025
 
 @dataclass(frozen=True)
 class Estimate:
-    """Share with its 95 % confidence interval."""
+    """Estimated share with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -27,10 +27,10 @@ class Estimate:
 
 
 def auc(members: Sequence[float], others: Sequence[float]) -> Estimate:
-    """Return the probability that a member scores higher than a non-member, with ties counting half.
+    """Return the area under the ROC curve: the probability that a member's score exceeds a non-member's score.
 
-    The interval is DeLong's. If the scores do not overlap, its width would be zero, and the exact interval for the
-    smaller number of scores is used.
+    Equal scores count half. The interval is DeLong's. If the scores do not overlap, its width would be zero, and the
+    exact interval for the smaller number of scores is used.
     """
     above, below = _placements(members, others), _placements(others, members)
     value, fewer = float(above.mean()), min(len(above), len(below))
@@ -65,12 +65,12 @@ def false_positives(others: Sequence[float], rate: float) -> tuple[int, float]:
 
 
 def needed(rate: float) -> int:
-    """Return the number of non-members needed to distinguish a false positive rate from 0."""
+    """Return the minimum number of non-members to distinguish a false positive rate from 0."""
     return ceil(1 / rate - 1e-9)
 
 
 def share(hits: int, of: int, tail: float = _TAIL) -> Estimate:
-    """Return hits / of with its exact (Clopper-Pearson) interval, with probability `tail` outside at each end."""
+    """Return hits / of with its exact (Clopper-Pearson) interval, with probability `tail` beyond each end."""
     from scipy.stats import beta  # takes 1 s to import
 
     low = float(beta.ppf(tail, hits, of - hits + 1)) if hits else 0.0

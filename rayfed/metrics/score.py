@@ -1,4 +1,4 @@
-"""Score reconstructions: compare each image with the true one that it is matched to.
+"""Score reconstructions: compare each true sample with the reconstruction that matches it best.
 
 Scoring runs in the process that has the true samples, never in that of an attack.
 """
@@ -30,7 +30,7 @@ _IMAGE = Pixels(1, 1, 1)
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores reconstructed batches by named metrics. Raises `UserError` for a metric of other modalities."""
+    """Scorer of reconstructed batches, by named metrics. Raises `UserError` for a metric of other modalities."""
 
     names: tuple[str, ...]
     lpips_weights: Path | None = None
@@ -55,11 +55,11 @@ class Scorer:
                 raise UserError(f"metrics: unknown metric of {self.sample.modality} '{name}': {nearest(name, known)}")
 
     def unavailable(self) -> list[str]:
-        """Return the reasons for columns that stay empty, such as weights that cannot be loaded."""
+        """Return the reasons why columns of metrics stay empty, such as weights that cannot be loaded."""
         return _load(self)[1]
 
     def score(self, true_images: Tensor, true_labels: Tensor, images: Tensor, labels: Tensor) -> list[dict[str, Any]]:
-        """Return one row for each true image, in order.
+        """Return one row of metrics for each true image, in order.
 
         Images are (N, C, H, W) in [0, 1], labels (N,) int64. Reconstructions may be in any order and on any device. If
         a metric raises, its column is empty and the reason is in `failures`. A row contains
@@ -124,7 +124,7 @@ class Scorer:
         return {"label_baseline": [known] * len(true)}
 
     def identified(self, others: Tensor, images: Tensor) -> list[float | None]:
-        """Return the column `identified` with `others` (N, *shape) as true samples, which estimates chance."""
+        """Return the column `identified` with `others` (N, *shape) as true samples, to estimate chance."""
         function, images = _functions(self).get("identified"), images.to(others)
         return self._column("identified", function, others, images[assign(others, images, self.sample)])
 
@@ -155,7 +155,7 @@ class Scorer:
         return [None if value is None or isnan(value) else value] * len(true)
 
     def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
-        """Return the rows of an attack without results: true labels, and None for all other columns."""
+        """Return the rows for an attack without a reconstruction: true labels, and None in all other columns."""
         empty = dict.fromkeys(("label", *self.names))
         known = true_labels.tolist() if _are_classes(true_labels) else [None] * len(true_labels)
         return [{"sample": i, "true_label": label} | empty for i, label in enumerate(known)]
@@ -188,7 +188,7 @@ def _numbers(values: Any, count: int) -> list[float]:
     """Return a metric's values as numbers. Raises `ValueError` unless there is one for each sample."""
     found = torch.as_tensor(values, dtype=torch.float64)
     if found.shape != (count,):
-        raise ValueError(f"it returns {tuple(found.shape)} values for {count} samples; expected ({count},)")
+        raise ValueError(f"the metric returned shape {tuple(found.shape)} for {count} samples; expected ({count},)")
     return found.tolist()
 
 

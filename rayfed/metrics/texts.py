@@ -1,4 +1,4 @@
-"""Metrics of texts: tokens at their positions, and phrases at any position.
+"""Metrics of texts: correct tokens at their positions, and shared phrases at any position.
 
 Source of ROUGE: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries", as defined by the `rouge-score`
 package (F-measure). The metrics use the data's tokens, without stemming or further splitting.

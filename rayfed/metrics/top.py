@@ -1,4 +1,4 @@
-"""Top-k re-identification metrics, based on the recogniser in `identity`."""
+"""Top-k re-identification metrics, based on the face recogniser in `identity`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOP = {"top1": 1, "top3": 3, "top5": 5}
 
 
 def chance(metric: str, people: int) -> float:
-    """Return the value of a metric in `TOP` for random guessing among `people`, 0..1."""
+    """Return a top-k metric's expected value, 0..1, for random guessing among `people`."""
     return min(1.0, TOP[metric] / people)
 
 

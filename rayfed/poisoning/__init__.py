@@ -1,4 +1,4 @@
-"""Poisonings: behaviours of malicious clients, one per file. `TABLE` lists those that a scenario can name."""
+"""Poisonings: behaviours of malicious clients, one per file. `TABLE` lists the names for scenarios."""
 
 TABLE: dict[str, str] = {
     "a_little_is_enough": "rayfed.poisoning.a_little_is_enough:ALittleIsEnough",

@@ -31,15 +31,15 @@ class ALittleIsEnough(Poisoning):
     colluders."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """Raise `UserError` if the malicious clients are a majority, for which the default of `z` is undefined."""
+        """Raise `UserError` if most clients of a round are malicious, because the default of `z` is then undefined."""
         if self.z is None and 2 * malicious >= clients:
             raise UserError(
-                f"a_little_is_enough: {malicious} of the {clients} clients of a round are malicious, which is no "
-                f"minority: use fewer, or set z"
+                f"a_little_is_enough: {malicious} of the {clients} clients of a round are malicious, but the default "
+                f"of z requires a minority; use fewer malicious clients, or set z"
             )
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return the shifted mean, equal for all colluders, with the client's buffers."""
+        """Return the shifted mean of the honest updates, equal for all malicious clients, with the client's buffers."""
         z = deviations(insight.clients, len(insight.honest)) if self.z is None else self.z
 
         def lie(name: str) -> Tensor:
@@ -50,6 +50,6 @@ class ALittleIsEnough(Poisoning):
 
 
 def deviations(clients: int, malicious: int) -> float:
-    """Return the largest z at which a majority, including malicious clients, is beyond the shifted mean, at least 0."""
+    """Return the largest z >= 0 at which a majority, including malicious clients, is beyond the shifted mean."""
     supporters = clients // 2 + 1 - malicious
     return max(0.0, NormalDist().inv_cdf((clients - malicious - supporters) / (clients - malicious)))

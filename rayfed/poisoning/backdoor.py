@@ -39,14 +39,16 @@ class Backdoor(Poisoning):
     """Factor on the trained update. With the number of clients, the mean becomes the client's model."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """Raise `UserError` unless the target class exists and the square fits into the image."""
+        """Raise `UserError` if the target class does not exist or the square does not fit into the image."""
         if self.target >= classes:
-            raise UserError(f"backdoor: target {self.target}: classes are numbered from 0 to {classes - 1}")
+            raise UserError(f"backdoor: target {self.target} is not a class of the data; use 0 to {classes - 1}")
         if self.size >= min(image_shape[1:]):
-            raise UserError(f"backdoor: size {self.size} covers images of {image_shape[1]} x {image_shape[2]} pixels")
+            raise UserError(
+                f"backdoor: size {self.size} must be below the images' {image_shape[1]} x {image_shape[2]} pixels"
+            )
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
-        """Stamp a share of the samples and label them as the target class."""
+        """Return the client's samples, of which a share is stamped with the square and labelled as the target class."""
         count = len(data.labels)
         some = torch.randperm(count, generator=generator)[: ceil(self.share * count)].to(data.labels.device)
         images, labels = data.inputs.clone(), data.labels.clone()
@@ -54,11 +56,11 @@ class Backdoor(Poisoning):
         return data._replace(inputs=images, labels=labels)
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return the update multiplied by the scale."""
+        """Return the update multiplied by `scale`."""
         return replace(update, tensors=scaled(update.tensors, self.scale))
 
     def triggered(self, test: Batch) -> Batch:
-        """Return the images of other classes, stamped and labelled as the target class."""
+        """Return the test images of other classes, stamped with the square and labelled as the target class."""
         others = test.rows((test.labels != self.target).nonzero().flatten())
         return Batch(self._stamped(others.inputs), torch.full_like(others.labels, self.target))
 

@@ -1,4 +1,4 @@
-"""Interface of poisonings: changes to the data or update of a malicious client.
+"""Interface of poisonings: changes to the data or the update of a malicious client.
 
 A poisoning is a frozen dataclass whose fields are the scenario's parameters. It wraps the client's defences: it changes
 the data before them and the update after them. Clipping or noise on the client therefore constrains only honest
@@ -19,7 +19,7 @@ from rayfed.update import Update
 
 @dataclass(frozen=True)
 class Insight:
-    """Knowledge of a malicious client beyond its update."""
+    """Information that a malicious client has in addition to its update."""
 
     clients: int
     """Number of clients in the round."""
@@ -31,7 +31,7 @@ class Insight:
 
 
 class Poisoning:
-    """Base class of poisonings. Its methods change nothing."""
+    """Base class of poisonings. Its methods leave data and updates unchanged."""
 
     colludes: ClassVar[bool] = False
     """Whether it needs the honest updates of all malicious clients, which are then recomputed for each cohort."""
@@ -39,14 +39,14 @@ class Poisoning:
     """Whether it trains a backdoor, which `triggered` defines."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """Raise `UserError` if the poisoning is undefined for such data, or for the largest malicious share."""
+        """Raise `UserError` if the poisoning is undefined for the data, or for the largest malicious share."""
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
-        """Return all samples of the client for training. `generator` is the same in every round."""
+        """Return the samples on which the malicious client trains. `generator` is the same in every round."""
         return data
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return the update to send instead of the honest update, which has passed the client's defences."""
+        """Return the update that a malicious client sends instead of its honest update, which passed the defences."""
         return update
 
     def triggered(self, test: Batch) -> Batch:

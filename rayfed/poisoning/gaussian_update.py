@@ -25,7 +25,7 @@ class GaussianUpdate(Poisoning):
     """Standard deviation of every value, in the units of the update."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return noise in the shapes of the update."""
+        """Return Gaussian noise in the shapes of the update's tensors."""
         check_types(update.tensors, "gaussian_update")
         noise = {name: torch.randn(t.shape, generator=insight.generator).to(t) for name, t in update.tensors.items()}
         return replace(update, tensors={name: self.deviation * tensor for name, tensor in noise.items()}, bits=32)

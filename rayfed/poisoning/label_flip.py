@@ -26,12 +26,12 @@ class LabelFlip(Poisoning):
     """True class and the class that replaces it. Other classes stay unchanged. Default: flip all classes."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """Raise `UserError` unless the data have both classes."""
+        """Raise `UserError` if the data lack a class of `pair`."""
         if self.pair and max(self.pair) >= classes:
-            raise UserError(f"label_flip: pair {list(self.pair)}: classes are numbered from 0 to {classes - 1}")
+            raise UserError(f"label_flip: pair {list(self.pair)} has unknown classes; use 0 to {classes - 1}")
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
-        """Return the samples with flipped labels."""
+        """Return the client's samples with flipped labels."""
         if self.pair is None:
             return data._replace(labels=classes - 1 - data.labels)
         before, after = self.pair

@@ -25,5 +25,5 @@ class ScaledUpdate(Poisoning):
     """Factor on the honest update. Default: the number of clients in the round, by which the mean divides it."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return the update multiplied by the factor."""
+        """Return the update multiplied by `factor`."""
         return replace(update, tensors=scaled(update.tensors, self.factor or float(insight.clients)))

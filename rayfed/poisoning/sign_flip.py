@@ -15,7 +15,7 @@ from rayfed.update import Update
 
 @component
 class SignFlip(Poisoning):
-    """Send the negative of the update, so that the server ascends the loss.
+    """Send the update multiplied by minus `factor`, so that the server ascends the loss.
 
     Source: Li et al. 2019, 'RSA: Byzantine-robust stochastic aggregation methods'.
     """
@@ -24,5 +24,5 @@ class SignFlip(Poisoning):
     """Factor on the honest update."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Return the update multiplied by minus the factor."""
+        """Return the update multiplied by minus `factor`."""
         return replace(update, tensors=scaled(update.tensors, -self.factor))

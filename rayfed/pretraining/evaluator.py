@@ -53,13 +53,16 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Evaluator:
-    """Train an evaluation network and return it in evaluation mode, on the CPU. Deterministic.
+    """Train an evaluation network, and return the network in evaluation mode, on the CPU. Deterministic.
 
     `tiles` is (N, 3, H, W) uint8. In an epoch, every tile is used at each of the eleven noise shares. A batch contains
     all shares. Raises `DataError` for fewer tiles than one batch.
     """
     if len(tiles) < _BATCH:
-        raise DataError(f"an evaluation network needs at least {_BATCH} tiles of {_SIDE} pixels; found {len(tiles)}")
+        raise DataError(
+            f"training an evaluation network needs at least {_BATCH} tiles of {_SIDE} pixels, found {len(tiles)}; use "
+            f"more or larger images"
+        )
     device = device or torch.device("cpu")
     with seeds.global_stream(seed, "evaluator"):
         network = Evaluator().to(device)
@@ -84,7 +87,7 @@ def train(
 def make(
     specs: Sequence[DataSpec], path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None
 ) -> bool:
-    """Train on images of data sets and save, unless `path` has that network. Returns whether it was trained.
+    """Train an evaluation network on data sets and save the file. Returns False if `path` has this network already.
 
     Without `epochs`, it takes about 500 steps, on a subset if there are many tiles. Raises `UserError` if `path` holds
     another network.
@@ -128,13 +131,13 @@ def pyramid(images: np.ndarray) -> np.ndarray:
 
 
 def varied(images: Tensor, draws: torch.Generator) -> Tensor:
-    """Convert a quarter of the images (N, 3, H, W) in [0, 1] to pure black and white, as in scripts and drawings."""
+    """Convert a quarter of the images (N, 3, H, W) in [0, 1] to pure black and white, like drawings."""
     two_tone = _drawn(len(images), _TWO_TONE, draws)
     return torch.where(two_tone, (images > images.mean((1, 2, 3), keepdim=True)).float(), images)
 
 
 def noisy(images: Tensor, shares: Tensor, draws: torch.Generator) -> Tensor:
-    """Mix images (N, 3, H, W) with shares (N,) of uniform noise. A quarter of the results is grey."""
+    """Mix images (N, 3, H, W) with shares (N,) of uniform noise, and convert a quarter of the results to grey."""
     noise = torch.rand(images.shape, generator=draws)
     shares = shares[:, None, None, None]
     mixed, grey = (1 - shares) * images + shares * noise, _drawn(len(images), _GREY, draws)

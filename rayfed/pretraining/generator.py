@@ -50,13 +50,13 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Generator:
-    """Train a generator and return it in evaluation mode, on the CPU. Deterministic.
+    """Train a generator of images, and return the generator in evaluation mode, on the CPU. Deterministic.
 
     `images` is (N, C, H, W) as stored, `labels` (N,) int64. An epoch leaves out the last, incomplete batch. Raises
     `DataError` for fewer images than one batch.
     """
     if len(images) < _BATCH:
-        raise DataError(f"a generator needs at least {_BATCH} images for training; found {len(images)}")
+        raise DataError(f"training a generator needs at least {_BATCH} images, found {len(images)}; use more images")
     device = device or torch.device("cpu")
     shape = (images.shape[1], images.shape[2], images.shape[3])
     with seeds.global_stream(seed, "generator"):
@@ -80,7 +80,7 @@ def train(
 
 
 def make(spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None) -> bool:
-    """Train on the public data and save, unless `path` has that generator. Returns whether it was trained.
+    """Train a generator on the public data and save the file. Returns False if `path` has this generator already.
 
     Without `epochs`, it takes about 3,000 steps of 64 images. Raises `UserError` if no data are public, or if `path`
     holds another generator.
@@ -88,7 +88,7 @@ def make(spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Pr
     data = spec.load()
     if data.public_images is None or data.public_labels is None:
         raise UserError(
-            "data.public: a generator is trained on images that no client owns, but there are none: "
+            "data.public: a generator is trained on images that no client owns, but there are none; "
             "set a share of the training samples aside, for example `public: 0.1`"
         )
     images = in_memory(data.public_images)

@@ -1,4 +1,4 @@
-"""Search for a policy of transformations for the defence `ats`.
+"""Search for a policy of image transformations for the defence `ats`.
 
 Random policies are scored on public data, without training a model for each. The privacy score measures how well a
 gradient guides an attacker. It is the mean cosine between the gradients of the transformed image and of points on a
@@ -53,7 +53,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ScoredPolicy:
-    """Policy with its privacy and accuracy scores."""
+    """Policy of image transformations with its privacy and accuracy scores."""
 
     policy: str
     privacy: float
@@ -64,7 +64,7 @@ class ScoredPolicy:
 
 @dataclass(frozen=True)
 class Examiner:
-    """Scores policies on fixed images, noise and models, so that scores are comparable."""
+    """Scorer of transformation policies on fixed images, noise and models, so that scores are comparable."""
 
     model: nn.Module
     """Model as an attacker runs it."""
@@ -81,14 +81,14 @@ class Examiner:
     seed: int
 
     def score(self, policy: str | None) -> ScoredPolicy:
-        """Return the scores of a policy, or of the untransformed images for None."""
+        """Return the scores of a transformation policy, or of the untransformed images if `policy` is None."""
         images = self.images
         if policy is not None:
             images = Ats(policy=policy).transform(images, seeds.torch_generator(self.seed, "transform"))
         return ScoredPolicy(policy or "", self.privacy(images[: self.attacked]), self.accuracy(images))
 
     def privacy(self, images: Tensor) -> float:
-        """Return the mean cosine between gradients at images and on the paths to them, averaged over images."""
+        """Return the privacy score: mean cosine between gradients at images and on paths from noise to the images."""
         generator = seeds.torch_generator(self.seed, "noise")
         steps = torch.arange(_PATH + 1) / _PATH
         found = []
@@ -102,7 +102,7 @@ class Examiner:
         return float(torch.stack(found).mean())
 
     def accuracy(self, images: Tensor) -> float:
-        """Return minus the mean of log v + 1 / v over eigenvalues v of the Jacobian's correlations."""
+        """Return the accuracy score: minus the mean of log v + 1 / v over the Jacobian's correlation eigenvalues v."""
         scores = []
         for batch in images[: _BATCHES * _CORRELATED].split(_CORRELATED):
             batch = batch.detach().requires_grad_()
@@ -123,7 +123,7 @@ def search(
     seed: int,
     progress: Progress = lambda *_: None,
 ) -> tuple[list[ScoredPolicy], ScoredPolicy]:
-    """Return the accepted policies, most private first, and the scores of the untransformed images.
+    """Return the policies of sufficient accuracy score, most private first, and the untransformed images' scores.
 
     A policy is accepted if its accuracy score is at most the share `tolerance` below that of the untransformed images.
     Raises `UserError` if there are too few public images, or if no policy is accepted.
@@ -137,8 +137,8 @@ def search(
     passing = [found for found in scored if found.accuracy >= plain.accuracy * (1 + tolerance)]
     if not passing:
         raise UserError(
-            f"none of {candidates} policies keeps the accuracy score: the best has "
-            f"{max(found.accuracy for found in scored):.3g}, but {plain.accuracy * (1 + tolerance):.3g} is required; "
+            f"none of {candidates} policies reaches the required accuracy score of "
+            f"{plain.accuracy * (1 + tolerance):.3g} (best: {max(found.accuracy for found in scored):.3g}); "
             f"raise --tolerance or --candidates"
         )
     return sorted(passing, key=lambda found: found.privacy), plain
@@ -150,7 +150,7 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
     if data.public_images is None or len(data.public_images) < needed:
         found = 0 if data.public_images is None else len(data.public_images)
         raise UserError(
-            f"data.public: the search needs at least {needed} images that no client owns, but there are {found}: "
+            f"data.public: the search needs at least {needed} images that no client owns, but there are {found}; "
             f"set a larger share of the training samples aside, for example `public: 0.3`"
         )
     assert data.public_labels is not None
@@ -169,8 +169,8 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
     right = float((logits.argmax(1) == labels).float().mean())
     if right < 2 / len(data.classes):
         raise UserError(
-            f"after {epochs} epochs on the public images the model classifies {right:.0%} of them correctly, too few "
-            f"to score policies: change training.lr, or raise --epochs"
+            f"after {epochs} epochs on the public images, the model classifies only {right:.0%} of the images "
+            f"correctly, too few to score policies; change training.lr, or raise --epochs"
         )
     return Examiner(
         model=model,
@@ -185,7 +185,7 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
 
 
 def random_policies(count: int, seed: int) -> list[str]:
-    """Return distinct random policies of one to three transformations."""
+    """Return distinct random policies of one to three image transformations."""
     draw = seeds.numpy_generator(seed, "policies")
     found: dict[str, None] = {}
     while len(found) < count:
@@ -195,7 +195,7 @@ def random_policies(count: int, seed: int) -> list[str]:
 
 
 def write(path: Path, found: Sequence[ScoredPolicy], plain: ScoredPolicy) -> str:
-    """Write the best policy, or the hybrid of the best ones, as a scenario's `defences`, and return it."""
+    """Write the best policy, or a hybrid of the best policies, as a scenario's `defences`. Returns the policy."""
     policy = "+".join(scored.policy for scored in found)
     lines = [f"# {s.policy}: privacy score {s.privacy:.3f}, accuracy score {s.accuracy:.3f}" for s in found]
     lines.append(f"# untransformed images: privacy score {plain.privacy:.3f}, accuracy score {plain.accuracy:.3f}")

@@ -1,4 +1,4 @@
-"""Train the face recogniser on augmented images: moved, mirrored, blurred and noisy ones.
+"""Train the face recogniser on augmented images: moved, mirrored, blurred and noisy images.
 
 Source: Ren 2023 (thesis), section 3.3.4. The thesis trains its recognisers on the attacked images. Here, training uses
 the public data if there are any: other images of the same people.
@@ -52,13 +52,15 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Recogniser:
-    """Train a recogniser and return it in evaluation mode, on the CPU. Deterministic.
+    """Train a face recogniser, and return the recogniser in evaluation mode, on the CPU. Deterministic.
 
     `images` is (N, C, H, W), `labels` (N,) int64. An epoch leaves out the last, incomplete batch of 64. Raises
     `DataError` if a person has no image.
     """
     if missing := people - len(np.unique(labels)):
-        raise DataError(f"a recogniser needs an image of each of {people} classes; {missing} have none")
+        raise DataError(
+            f"a recogniser needs images of all {people} classes, but {missing} classes have none; add images"
+        )
     device = device or torch.device("cpu")
     # The global random state determines the initial weights and the dropout.
     with seeds.global_stream(seed, "recogniser", cuda=device.type == "cuda"):
@@ -111,14 +113,14 @@ def _moves(count: int, draws: torch.Generator) -> Tensor:
 def make(
     spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None
 ) -> tuple[bool, Dataset]:
-    """Train on `faces` and save, unless `path` has that recogniser. Returns whether it was trained, and the data.
+    """Train a recogniser on `faces` and save the file. Returns whether a training was needed, and the data.
 
     Without `epochs`, it takes about 500 steps. Raises `UserError` if `path` holds another recogniser, or if labels are
     words.
     """
     data = spec.load()
     if data.has_words:
-        raise DataError("a recogniser distinguishes classes, but the labels of these data are words")
+        raise DataError("a recogniser needs one class per image, but the data set's labels are words; use other data")
     images, labels = faces(data)
     epochs = epochs or ceil(_STEPS / max(1, len(images) // _BATCH))
     origin = Origin(spec.model_dump(mode="json"), sha256(images.tobytes()).hexdigest(), seed, epochs)
@@ -140,7 +142,7 @@ def faces(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def held_out(path: Path, data: Dataset) -> dict[str, float]:
-    """Return the metrics of `TOP`, 0..1, of a file's recogniser on the test images."""
+    """Return the top-k metrics (`TOP`), 0..1, of a file's recogniser on the test images."""
     asked, labels = Identity(str(path), data.classes), torch.from_numpy(data.test_labels)
     places = asked(labels, data.sample.tensor(in_memory(data.test_images)))
     return {name: float((places <= k).double().mean()) for name, k in TOP.items()}

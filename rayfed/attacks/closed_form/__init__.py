@@ -1,1 +1,1 @@
-"""Shared code of closed-form attacks: a model under study (`probe.py`), linear layers (`layers.py`), equations."""
+"""Code shared by closed-form attacks: a recorded model (`probe.py`), its linear layers (`layers.py`), equations."""

@@ -1,4 +1,4 @@
-"""Run closed-form attacks: provide the model's probe and labels, and turn solutions into reconstructions."""
+"""Run closed-form attacks: infer missing labels, and convert the solutions of equations to reconstructions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Find = Callable[[Probe, Observation, torch.Generator], Reconstruction]
 def studied(
     find: Find, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
-    """Return the results of a closed form for all observations, with one probe of the model per kind of batch.
+    """Return the reconstructions by a closed form for all observations, with one probe of the model per kind of batch.
 
     The probe is cached for the attacker's other closed forms. If required labels (`labelled`) cannot be inferred, the
     results' messages give the reason. Weight norm is removed from the model first.
@@ -54,7 +54,7 @@ def studied(
 def _found(find: Find, probed: Probe, observation: Observation, generator: torch.Generator) -> Reconstruction:
     """Return the result of a closed form on one observation, independent of the other observations."""
     if not observation.update:
-        return not_applicable(observation, "the update is empty")
+        return not_applicable(observation, "the update contains no parameters")
     try:
         return find(probed, observation, generator)
     except NotApplicable as reason:
@@ -64,7 +64,7 @@ def _found(find: Find, probed: Probe, observation: Observation, generator: torch
 def labelled(
     find: Callable[[Probe, Observation], Reconstruction], probed: Probe, observation: Observation
 ) -> Reconstruction:
-    """Return the result of a closed form with labels, which are inferred from the gradient if they are not given.
+    """Return a closed form's reconstruction, with labels that are inferred from the gradient if they are not given.
 
     `observation` must be the object passed by `studied`. If labels cannot be inferred, the message gives the reason.
     Inferring the labels of a batch takes many passes, so call this only after the closed form is known to apply.
@@ -94,7 +94,7 @@ def _labelled(group: Sequence[Observation], model: nn.Module) -> dict[int, tuple
 
 
 def distance(probe: Probe, observation: Observation, images: Tensor, labels: Tensor, scaled: bool = True) -> float:
-    """Return the relative distance between the gradient at some samples and the observed one; 0 for the true samples.
+    """Return the relative distance between a batch's gradient and the observed gradient; 0 for the true samples.
 
     Observed values that are not finite are ignored. Without `scaled`, only directions count, because the loss may be a
     sum or a mean: the result is then the sine of the angle.
@@ -118,7 +118,7 @@ def _pairs(found: Named, observation: Observation, probe: Probe) -> Iterator[tup
 
 
 def agreement(probe: Probe, observation: Observation, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return the share of sent values that equal the gradient at some samples, and the relative L1 distance.
+    """Return the share of observed gradient values that equal a batch's gradient, and the relative L1 distance.
 
     The share is 0 if the gradient is not finite. The distance is taken after multiplying the gradient by the best
     factor; it is robust to large noise on some values. Sent values that are 0 or not finite are ignored.
@@ -139,7 +139,7 @@ def agreement(probe: Probe, observation: Observation, images: Tensor, labels: Te
 
 
 def fitted_numbers(probe: Probe, observation: Observation, images: Tensor) -> Tensor:
-    """Return the numeric labels (N, K) for which images have the observed gradient, by least squares.
+    """Return the numeric labels (N, K) for which the images' gradient fits the observed gradient, by least squares.
 
     One step is exact for binary cross entropy and squared error, whose gradients are affine in the labels. A user's own
     loss takes several steps.
@@ -188,7 +188,7 @@ def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool
 
 
 def nothing_found(observation: Observation, message: str) -> Reconstruction:
-    """Return grey samples, for a closed form that applies but finds no solution for this observation.
+    """Return grey samples as the reconstruction of a closed form that applies but found no solution.
 
     The status is "diverged", or "failed" if the gradient is not finite, because a better attack could ignore values
     that are not finite.

@@ -1,4 +1,4 @@
-"""Reconstruct a batch and its labels from a linear layer's inputs and the slopes of the loss in its outputs."""
+"""Reconstruct a batch and its labels from a linear layer's inputs and the loss's derivatives at its outputs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.update import Observation
 
 _NO_SCALE = (
-    "the linear layer '{}' has no bias, so the scale of its inputs can be found only by trying all labels; numeric "
-    "labels cannot be enumerated"
+    "linear layer '{}' has no bias, so the attack finds the scale of the layer's inputs by trying all labels, but "
+    "numeric labels cannot be enumerated; grant the labels with `knowledge: [labels]`"
 )
 
 
 def samples_behind(
     probe: Probe, observation: Observation, layer: Layer, inputs: Tensor, slopes: Tensor
 ) -> Reconstruction:
-    """Reconstruct samples from a layer's inputs (n, F [+ 1]) and slopes (n, O), both known up to a scale per sample.
+    """Reconstruct samples from a layer's inputs (n, F [+ 1]) and output gradients (n, O), up to one scale per sample.
 
     With a bias, the last input is 1, which gives the scale. Without one, the scale is chosen so that the model's slopes
     match. Each sample gets the class that its slopes fit best. Samples repeat if there are fewer than the batch has.

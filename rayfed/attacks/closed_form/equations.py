@@ -55,7 +55,7 @@ def is_affine(function: Map, samples: Tensor) -> bool:
 
 
 def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -> Solution:
-    """Solve f(x) = target for samples of a shape (N, *shape) by least squares, starting from grey.
+    """Return the least-squares solution of f(x) = target for samples x of a shape (N, *shape), starting from grey.
 
     An affine f takes one step, which is exact if f determines the samples. Any other f takes at most twenty steps. If f
     does not depend on a sample's brightness, as after a layer norm, the sample is shifted into [0, 1]. If f does not

@@ -1,4 +1,4 @@
-"""Factorise the gradient of a linear layer into slopes and inputs, up to a change of basis."""
+"""Factorise the gradient of a linear layer into its inputs and output gradients, up to a change of basis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Factors(NamedTuple):
     """Error of the columns of `left`, estimated from the largest singular value that should be 0."""
 
     def guides(self, biased: bool) -> tuple[Tensor, Tensor]:
-        """Return the gradient's rows in the coordinates of `right`, (O', b), and the coordinates' last column (b, 1).
+        """Return the gradient's rows in the coordinates of `right`, (O', b), and the last coordinate's column (b, 1).
 
         With a bias, rows are divided by the bias gradient and are thus mixtures of inputs. Without, they have length 1.
         """
@@ -46,7 +46,7 @@ class Factors(NamedTuple):
 
 
 def factorise(layer: Layer, observation: Observation) -> Factors | str:
-    """Return the factors of a layer's gradient, or the reason why they cannot be those of the whole batch."""
+    """Return the singular vectors of a layer's gradient, or the reason why they cannot be those of the whole batch."""
     gradient, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     size = observation.batch_size
     if bias is not None:
@@ -54,17 +54,17 @@ def factorise(layer: Layer, observation: Observation) -> Factors | str:
     if not gradient.isfinite().all():
         return f"the gradient of '{layer.weight}' is not finite"
     if size > min(gradient.shape):
-        return f"'{layer.weight}' has too few inputs or outputs for a batch of {size}"
+        return f"layer '{layer.weight}' has fewer inputs or outputs than the batch has samples ({size})"
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     noise = max(float(values[size]) if size < len(values) else 0.0, 1e-7 * float(values[0]))
     rank = int((values[:size] > 10 * noise).sum())
     if rank == 0 or (rank < size and noise > 1e-5 * float(values[0])):
-        return f"the gradient of '{layer.weight}' shows {rank} of {size} samples above noise and rounding"
+        return f"the gradient of '{layer.weight}' has rank {rank}, above noise and rounding, for {size} samples"
     return Factors(left[:, :rank], values[:rank], right[:rank], noise / float(values[rank - 1]))
 
 
 def outputs_of(probe: Probe, layer: Layer, factors: Factors) -> Tensor | None:
-    """Return the matrix (O, b) that maps an input's coordinates to the layer's outputs; None if they are not linear.
+    """Return the matrix (O, b) from an input's coordinates to the layer's outputs, or None if no matrix fits.
 
     The outputs do not include a bias that is added later.
     """

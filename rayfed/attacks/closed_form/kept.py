@@ -27,9 +27,10 @@ _DISTINCT = 0.5
 
 
 def kept(layer: Layer, observation: Observation) -> tuple[Tensor, bool] | None:
-    """Return a layer's input (F,) from agreeing values, and whether its scale is known; None if too few values agree.
+    """Return a layer's input (F,) from unchanged gradient values, and whether its scale is known, or None.
 
-    The scale follows from agreeing values of the bias; without these, the input is known up to scale and sign.
+    Returns None if too few values agree. The scale follows from agreeing values of the bias; without these, the input
+    is known up to scale and sign.
     Quantised gradients are rejected, because their values agree by chance. An entry without agreeing rows is set to one
     row's value within the range of the other entries: the closest to a regularised least-squares estimate.
     """

@@ -1,4 +1,4 @@
-"""Detect linear layers that see one vector per sample, from their gradients.
+"""Detect linear layers that receive one vector per sample, from their gradients.
 
 For z = W h + b, one sample's gradients are dL/dW = d h^T and dL/db = d, with d the slope of the loss in z. Two
 parameters are such a W and b if these equations hold at a random sample.
@@ -36,21 +36,21 @@ class Layer:
     """Number of inputs F; smaller than the weight's width if the weight stacks several layers."""
 
     def features(self, probe: Probe, inputs: Tensor) -> Tensor:
-        """Return the layer's inputs (N, F), with their graph to samples `inputs` (N, *shape)."""
+        """Return the layer's inputs (N, F) for samples `inputs` (N, *shape), with the autograd graph to the samples."""
         return probe.run(inputs)[0][self.use].inputs[self.operand].reshape(len(inputs), -1)
 
     def matrix(self, gradient: Named) -> Tensor:
-        """Return the layer's part of a gradient as (O, F)."""
+        """Return the gradient of the layer's weight as a matrix (O, F)."""
         weight = gradient[self.weight].double()
         return weight.flatten(1).T if self.transposed else weight.reshape(-1, self.width)
 
     def vector(self, gradient: Named) -> Tensor | None:
-        """Return the bias's part of a gradient, (O,), or None without a bias."""
+        """Return the gradient of the layer's bias, (O,), or None for a layer without a bias."""
         return None if self.bias is None else gradient[self.bias].double().flatten()
 
 
 def linear_layers(probe: Probe, sent: Named) -> list[Layer]:
-    """Return the linear layers whose gradients are sent, in the order of the forward pass.
+    """Return the linear layers whose gradients the client sent, in the order of the forward pass.
 
     Weights that are applied at several positions of a sample, such as in convolutions and recurrent layers, are
     excluded. Raises `NotApplicable` if the model does not accept a single sample.
@@ -108,7 +108,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def front(probe: Probe, layer: Layer) -> tuple[bool, int]:
-    """Return whether a layer's input is affine in the sample, and the number of its entries."""
+    """Return whether a linear layer's input is an affine function of the sample, and the input's number of entries."""
     found: tuple[bool, int] = probe.once(("front", layer), lambda: _front(probe, layer))
     return found
 

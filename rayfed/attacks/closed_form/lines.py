@@ -1,4 +1,4 @@
-"""Find the scale of samples that are known up to scale: the best-fitting points on lines."""
+"""Find the scale of samples that are known only up to scale: search lines for the best-fitting points."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ZOOMS = 8
 
 
 def best_points(origins: Tensor, directions: Tensor, miss: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the points of lines inside [0, 1] that minimise `miss`, and their scales (N,).
+    """Return the point with the smallest `miss` on each line, within [0, 1], and the points' scales (N,).
 
     `origins` and `directions` are (N, *shape). `miss(points, scales)` returns (N,) for one point per line. The search
     evaluates evenly spaced points and repeats this around the best one.

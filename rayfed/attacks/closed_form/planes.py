@@ -1,4 +1,4 @@
-"""Find planes through the origin that contain many of a set of points exactly."""
+"""Find planes through the origin that each contain many of a set of points exactly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MISPLACED = 0.02
 
 
 class Sides(NamedTuple):
-    """Constraint on the points of a plane: exactly the points that some vector y maps below 0."""
+    """Constraint on planes: each plane contains exactly the points that some vector y maps below 0."""
 
     map: Tensor
     """(O, b): one row per point."""
@@ -39,7 +39,7 @@ class Sides(NamedTuple):
 
 
 def planes(points: Tensor, noise: float, sides: Sides | None, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield sets of independent unit normals (at most b, b) of planes that contain many of the points (O, b).
+    """Yield sets of at most b independent unit normals (b,) of planes that contain many of the points (O, b).
 
     The search has rounds. The first sets of a round hold the normals with the best scores; later sets are partly
     random. `noise` is the error of a point's entries, in the points' units. Points and normals are float64.

@@ -1,4 +1,4 @@
-"""Study a model: record the operations that read its parameters, and compute gradients at the attacker's samples.
+"""Record the operations that read a model's parameters, and compute gradients at the attacker's samples.
 
 Closed forms detect layers by relations between gradients, not by the names or types of modules. A relation that holds
 at a random sample holds, in exact arithmetic, at all samples.
@@ -65,7 +65,7 @@ class Probe:
 
     @contextmanager
     def reading(self, labels: Callable[[], Any]) -> Iterator[None]:
-        """Set the function that infers labels within a block; it is called at most once, when labels are needed."""
+        """Set the function that infers labels within a `with` block; the function is called at most once."""
         self.read_labels = cache(labels)
         try:
             yield
@@ -102,25 +102,25 @@ class Probe:
         return torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * self._outputs).reshape(-1, self._outputs)
 
     def gradient(self, inputs: Tensor, labels: Tensor) -> Named:
-        """Return the gradient of the mean loss of a batch (N, *shape) by parameter, without a graph."""
+        """Return the gradient of a batch's mean loss by parameter name, detached, for inputs (N, *shape)."""
         inputs = inputs.to(self.device, self.dtype if inputs.is_floating_point() else None)
         with NotRounded():
             return gradients.gradient(self._model, self.weights, self._buffers, inputs, labels.to(self.device))[0]
 
     @cached_property
     def own_gradient(self) -> Named:
-        """Gradient at one random sample; raises any error of the model on a single sample."""
+        """Return the gradient at one random sample; raises any error of the model on a single sample."""
         return self.gradient(self.samples(1), self.blank(1))
 
     def gradients(self, inputs: Tensor, labels: Tensor, names: Sequence[str]) -> Named:
-        """Return per-sample gradients (N, *) of the named parameters, without a graph."""
+        """Return the per-sample gradients (N, *) of the parameters `names`, detached."""
         own, inputs = {name: self.weights[name] for name in names}, inputs.to(self.device, self.dtype)
         fixed = self._buffers | {name: tensor for name, tensor in self.weights.items() if name not in own}
         with NotRounded():
             return gradients.per_sample_gradients(self._model, own, fixed, inputs, labels.to(self.device))
 
     def run(self, inputs: Tensor, outputs: Mapping[int, Tensor] | None = None) -> tuple[list[Use], Named, Tensor]:
-        """Return the operations that read parameters, in order, the parameters as leaves of the graph, and the logits.
+        """Run a forward pass, and return the operations that read parameters, the parameters as leaves, and the logits.
 
         `inputs` is (N, *shape) and part of the graph if it requires a gradient. `outputs` replaces the outputs of
         operations, by their index.
@@ -132,18 +132,18 @@ class Probe:
         return recorder.uses, leaves, logits
 
     def leaves(self) -> Named:
-        """Return the parameters as leaves of a graph."""
+        """Return copies of the parameters that are leaves of the autograd graph, by name."""
         return {name: w.clone().requires_grad_() for name, w in self.weights.items()}
 
     def reached(self, inputs: Tensor, leaves: Named, last: int) -> Use:
-        """Return the operation that reads parameters with index `last`; later operations are not run."""
+        """Run a forward pass up to the operation that reads parameters with index `last`, and return that operation."""
         recorder = _Recorder(inputs, leaves, {}, last)
         with torch.enable_grad(), NotRounded(), recorder, suppress(_Reached):
             functional_call(self._model, {**leaves, **self._buffers}, (inputs,))
         return recorder.uses[last]
 
     def slopes(self, use: int, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the slopes of each sample's loss in the outputs (N, O) of an operation, (N, R, O).
+        """Return the gradients (N, R, O) of each sample's loss with respect to an operation's outputs (N, O).
 
         `labels` is (R, N), with R classes for each sample, or (R, N, K) numbers. The model must not mix samples.
         """
@@ -176,7 +176,7 @@ def _tried_probe(model: nn.Module, observation: Observation, dtype: torch.dtype)
 
 
 class NotRounded(TorchFunctionMode):
-    """Skip rounding operations, whose slope is zero; for gradient descent, rounding is then a small error."""
+    """Torch function mode that skips rounding operations, whose derivative is zero."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

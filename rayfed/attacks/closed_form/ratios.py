@@ -1,4 +1,4 @@
-"""Solve for a single sample from the ratio of two parameters' gradients, such as those of scale and shift.
+"""Reconstruct a single sample from the ratio of two parameters' gradients, such as those of scale and shift.
 
 For y = s * h + b, the gradients of one sample are d * h and d, entry by entry. Their ratio h does not depend on the
 label. Pairs of such parameters are detected by test inputs and labels, not by the type of a layer.
@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 
 def pairs(probe: Probe, sent: Named) -> list[Pair]:
-    """Return the pairs whose gradients are sent and have at least as many entries as a sample, most ratios first.
+    """Return the pairs of parameters whose gradients were sent and suffice for a sample, most known ratios first.
 
     Of the two orders of a pair, the one with more uniform ratios is kept, because the other divides by values near
     zero.
@@ -67,7 +67,7 @@ def _pairs(probe: Probe, names: Sequence[str]) -> Iterator[Pair]:
 
 
 def solved(probe: Probe, observation: Observation, pair: Pair, weighted: bool) -> Tensor:
-    """Return the sample (1, *shape) whose ratios of two parameters' gradients fit the observed ratios best.
+    """Return the sample (1, *shape) for which the ratios of the pair's gradients fit the observed ratios best.
 
     If `weighted`, each ratio is weighted by its denominator, because noise affects ratios with a small one more.
     """

@@ -17,7 +17,7 @@ _NEIGHBOURS = 3
 
 
 def least_squares(layer: Layer, observation: Observation) -> Tensor:
-    """Return the layer's input (F,) by least squares over all rows; without a bias, up to scale and sign.
+    """Return a linear layer's input (F,) by least squares over all rows; without a bias, up to scale and sign.
 
     Entries that are 0 or not finite are ignored, because a defence may have removed them. Without a bias, only rows
     that are not finite are ignored.
@@ -32,12 +32,12 @@ def least_squares(layer: Layer, observation: Observation) -> Tensor:
 
 
 def middle(layer: Layer, observation: Observation) -> Tensor:
-    """Return the input (F,) of a layer with a bias as the median over rows, which tolerates a few wrong values."""
+    """Return the input (F,) of a layer with a bias as the median over gradient rows, despite a few wrong values."""
     return _ratios(layer, observation).nanmedian(0).values.nan_to_num(0)
 
 
 def alike(layer: Layer, observation: Observation) -> Tensor | None:
-    """Return the input (F,) of a layer with a bias from values on which three rows agree, even if most are wrong.
+    """Return the input (F,) of a layer with a bias from the values on which three gradient rows agree best.
 
     Return None if the layer has too few rows.
     """
@@ -50,9 +50,9 @@ def alike(layer: Layer, observation: Observation) -> Tensor | None:
 
 
 def inside(layer: Layer, observation: Observation) -> Tensor | None:
-    """Return the input (F,) of a layer with a bias from the row closest to [0, 1]; None if no row is finite.
+    """Return the input (F,) of a layer with a bias from the gradient row whose input is closest to [0, 1], or None.
 
-    The estimate is right even if noise has changed all other rows.
+    The estimate is right even if noise has changed all other rows. Returns None if no row is finite.
     """
     ratios = _ratios(layer, observation)
     ratios = ratios[ratios.isfinite().all(1)]

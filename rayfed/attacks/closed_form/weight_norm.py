@@ -1,4 +1,4 @@
-"""Remove weight norm: compute the gradient of a weight from those of its length and its direction.
+"""Remove weight norm: compute a weight's gradient from the gradients of its length and of its direction.
 
 An update does not contain the gradient of a weight `w = g v / |v|`, only those of g and v. Row by row, they are
 `dL/dg = dL/dw . v/|v|` and `dL/dv = g/|v| (dL/dw - dL/dg v/|v|)`, and they determine `dL/dw`. So closed forms can study
@@ -57,7 +57,7 @@ class _Norm:
 def without_weight_norm(
     model: nn.Module, observations: Sequence[Observation]
 ) -> tuple[nn.Module, Sequence[Observation]]:
-    """Return a model without weight norm and observations of it, or the arguments if the model has none.
+    """Return a model without weight norm and the observations of that model; unchanged if there is no weight norm.
 
     A weight norm is kept if its length or its direction was not sent.
     """

@@ -1,1 +1,1 @@
-"""Shared parts of gradient-matching attacks: the problem, priors, optimisers, options, simulated local steps."""
+"""Parts shared by gradient-matching attacks: the problem, priors, optimisers, options, simulated local steps."""

@@ -26,7 +26,7 @@ _TRACED = 50
 
 @dataclass(frozen=True)
 class Descent:
-    """Results of descent on P problems."""
+    """Result of Adam on P independent problems."""
 
     best: Tensor
     """(P, D), the point with the smallest finite value of each problem, or its start if no value was finite."""
@@ -51,7 +51,7 @@ def adam(
     boxed: int | None = None,
     beta2: float = BETA2,
 ) -> Descent:
-    """Run Adam on P independent problems (P, D), one step for each step size in `rates`.
+    """Run Adam on P independent problems (P, D), with one step for each step size in `rates`.
 
     The first `boxed` numbers of a point (all if None) are limited to [0, 1]. `signed` descends along the sign of the
     gradients. `noise` samples (P, D), which is scaled by the step size and added to every step. Gradients that are not
@@ -86,7 +86,7 @@ def adam(
 
 
 def best_restarts(problem: Matching, descent: Descent, owners: Tensor, snapshots: Snapshots) -> list[Reconstruction]:
-    """Return the best restart of each victim. `owners` (P,) are the victims of the rows, in blocks of equal size."""
+    """Return each victim's best restart. `owners` (P,) are the victims of the rows, in blocks of equal size."""
     victims = owners.unique_consecutive()
     restarts = len(owners) // len(victims)
     ranked = descent.best_values.reshape(-1, restarts).argmin(1)
@@ -106,5 +106,5 @@ def _reconstruction(images: Tensor, labels: Tensor, descent: Descent, row: int, 
         snapshots=snapshots.until(descent.iterations, images, row),
         iterations=descent.iterations,
         status="ok" if finite else "diverged",
-        message="" if finite else "the objective is no longer finite; the images are the best before that",
+        message="" if finite else "the objective became NaN or infinite; the images are the best before that step",
     )

@@ -1,4 +1,4 @@
-"""Batch-norm statistics as priors: the mean and variance of a batch at each batch norm.
+"""Priors from batch-norm statistics: the mean and variance of a batch at the input of each batch norm.
 
 A client returns the running statistics after its local steps. Let b_j be the batch mean in step j. A batch norm of
 momentum m updates its running mean to r_j = (1 - m) r_(j-1) + m b_j. The running variance is updated with the unbiased
@@ -32,7 +32,7 @@ Moments = dict[str, tuple[Tensor, Tensor]]
 
 
 def batch_norm_prior(model: nn.Module, observation: Observation) -> Prior | None:
-    """Return the prior: distances of mean and variance (divided by N) from the running ones, summed over batch norms.
+    """Return the prior: distances of the images' batch-norm mean and variance (over N) from the running statistics.
 
     Returns None if the model has no running statistics, if they still have their initial values, or if the client
     returned statistics of its batch. All victims of the problem must have received the observation's weights.
@@ -56,7 +56,7 @@ def batch_norm_prior(model: nn.Module, observation: Observation) -> Prior | None
 
 
 def returned_moments(model: nn.Module, observation: Observation) -> Moments:
-    """Return the mean moments of a client's batches for every batch norm whose statistics changed in its local steps.
+    """Return the mean and variance of a client's batches at each batch norm whose statistics its local steps changed.
 
     See the module docstring for the derivation.
     """
@@ -77,7 +77,7 @@ def returned_moments(model: nn.Module, observation: Observation) -> Moments:
 
 @dataclass(frozen=True)
 class MovedStatistics:
-    """Distance of images' moments from the moments that V clients returned (`returned_moments`)."""
+    """Distance of the images' batch-norm statistics from those that V clients returned (`returned_moments`)."""
 
     targets: dict[str, tuple[Tensor, Tensor]]
     """Name of a batch norm -> means and variances (V, C)."""
@@ -92,7 +92,7 @@ class MovedStatistics:
     def of(
         cls, observations: Sequence[Observation], model: nn.Module, network: nn.Module, state: Named, each: Any = vmap
     ) -> MovedStatistics | None:
-        """Return the distance for a group of observations (`in_groups`), or None if no statistics changed.
+        """Return the distance for a group of observations (`in_groups`), or None if no batch-norm statistics changed.
 
         `model` is the clients' model, `network` the copy from `without_tracking`, and `state` the copy's tensors.
         """

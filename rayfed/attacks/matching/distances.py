@@ -20,7 +20,7 @@ Distance = Callable[[Named, Named], Tensor]
 
 
 def squared_l2(gradients: Named, targets: Named) -> Tensor:
-    """Return the squared Euclidean distance over all layers, (Q,)."""
+    """Return the squared Euclidean distance between gradients, summed over all layers, (Q,)."""
     return inner(difference := {name: g - targets[name] for name, g in gradients.items()}, difference)
 
 

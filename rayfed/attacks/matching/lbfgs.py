@@ -36,7 +36,7 @@ _WINDOW, _PROGRESS = 100, 0.01
 
 @dataclass(frozen=True)
 class Minima:
-    """End points of P minimised problems."""
+    """Result of L-BFGS on P independent problems."""
 
     points: Tensor
     """(P, D)"""
@@ -67,7 +67,7 @@ def minimise(
     target: Tensor | float = 0.0,
     watch: Callable[[int, Tensor], None] | None = None,
 ) -> Minima:
-    """Minimise P independent problems from `start` (P, D).
+    """Minimise P independent problems from the points `start` (P, D) by L-BFGS.
 
     Each problem ends when its value is at most its `target` (P,), when it has settled, or when it cannot improve.
     Values never increase. A trial whose value or gradient is not finite counts as too long a step. A problem whose

@@ -24,10 +24,11 @@ def local_update(
     local: LocalTraining,
     way: Way = TOGETHER,
 ) -> Named:
-    """Return the weights before minus those after `local`, SGD on one client's images, with the graph to the images.
+    """Return the update of one client that trains on `images` with the steps `local`, differentiable in the images.
 
-    `images` is (N, C, H, W), `labels` (N,) int64 or (N, K) probabilities. Every epoch uses the images in the same
-    order, because only the client knows its permutations.
+    The update is the weights before training minus the weights after SGD. `images` is (N, C, H, W), `labels` (N,) int64
+    or (N, K) probabilities. Every epoch uses the images in the same order, because only the client knows its
+    permutations.
     """
     dtype = images.dtype  # passes may have lower precision than the sum of many small steps
     now, velocity = weights, Named()
@@ -55,7 +56,7 @@ def many_local_updates(
     own: Named | None = None,
     way: Way = TOGETHER,
 ) -> Named:
-    """Return the local updates of Q clients with images (Q, N, C, H, W), computed by `way`. See `local_update`.
+    """Return the updates of Q clients with images (Q, N, C, H, W), as `local_update` computes each update.
 
     Each tensor has a leading dimension Q, including those of `own`, which are buffers that differ between clients.
     """
@@ -65,7 +66,7 @@ def many_local_updates(
 
 
 def batches(samples: int, local: LocalTraining) -> Iterator[slice]:
-    """Yield the samples of each step's batch, epoch after epoch."""
+    """Yield the slice of samples in each local step's batch, epoch after epoch."""
     size, low = local.batch_size or samples, 0
     for _ in range(local.steps):
         yield slice(low, min(low + size, samples))

@@ -1,4 +1,4 @@
-"""Options of gradient-matching attacks: layers, start, how local steps are matched.
+"""Options of gradient-matching attacks: the layers to match, the start, and how to match local steps.
 
 Sources: Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage in Federated Learning" (DCS2), table 4,
 for the start at a class's average image (an adaptive attack); Geiping et al. 2020, "Inverting Gradients", section 6,
@@ -23,7 +23,7 @@ from rayfed.samples import SampleSpec
 from rayfed.update import Observation
 
 _NO_PUBLIC = "the start `class_average` is a mean of public images; grant them with `knowledge: [public]`"
-_NO_CLASSES = "the start `class_average` needs classes, but labels are numbers, or each token or pixel has a label"
+_NO_CLASSES = "the start `class_average` needs one class per sample, but labels are numbers, or per token or pixel"
 _NO_LABELS = "the start `class_average` needs labels; grant them with `knowledge: [labels]`, or use `idlg`"
 
 
@@ -95,12 +95,12 @@ class GradientMatching:
 
 
 def model_dtype(precision: str | None) -> torch.dtype:
-    """Return the dtype of a model's passes for the name of a precision, float32 for None."""
+    """Return the dtype of a model's forward and backward passes for a precision's name; float32 for None."""
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def class_averages(observation: Observation) -> Tensor:
-    """Return the mean public image of each label's class, (N, C, H, W), or of all images if the class has none."""
+    """Return the mean public image of each label's class, (N, C, H, W); of all images for a class without any."""
     images, labels = (part.cpu() for part in observation.extra["public"])
     assert observation.labels is not None
     averages = []

@@ -1,4 +1,4 @@
-"""Priors on natural images that an attacker assumes without a gradient.
+"""Priors on natural images, which an attacker assumes without knowledge of the gradient.
 
 Sources: Rudin, Osher and Fatemi 1992, "Nonlinear total variation based noise removal algorithms"; Yin et al. 2021, "See
 through Gradients", section 3 (L2 norm, batch-norm statistics).
@@ -16,7 +16,7 @@ Prior = Callable[[Tensor], Tensor]
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Return the anisotropic total variation, (..., C, H, W) -> (...): mean absolute difference of neighbours.
+    """Return the anisotropic total variation, (..., C, H, W) -> (...): mean absolute difference of adjacent pixels.
 
     The sum of the vertical and horizontal means, for any number of channels. Only pairs of pixels inside the image
     count, so a bright border adds nothing. Inputs of one row are table records, whose neighbouring columns are

@@ -47,7 +47,7 @@ _IMAGES_AT_ONCE_GPU = 512
 
 
 def matched_layers(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
-    """Return the parameters to match, in the order of `names`. None selects all.
+    """Return the names of the parameters to match, in the order of `names`. `patterns` of None selects all.
 
     Selected are names that match a pattern (`fnmatch`; all names if every pattern has `!`), except those that match a
     pattern after `!`. Raises `UserError` for a pattern that matches no parameter, and if no parameter is left.
@@ -56,7 +56,7 @@ def matched_layers(names: Iterable[str], patterns: Sequence[str] | None) -> list
     chosen = _fitting(known, [p for p in patterns or () if not p.startswith("!")]) or set(known)
     chosen -= _fitting(known, [p[1:] for p in patterns or () if p.startswith("!")])
     if not chosen:
-        raise UserError(f"layers: {', '.join(patterns or ())} leaves no parameter to match: exclude fewer")
+        raise UserError(f"layers: {', '.join(patterns or ())} leaves no parameter to match; exclude fewer layers")
     return [name for name in known if name in chosen]
 
 
@@ -86,7 +86,7 @@ def _cast(tensors: Named, dtype: torch.dtype) -> Named:
 
 @dataclass(frozen=True)
 class Matching:
-    """Matching problems of V victims with the same batch size N.
+    """Gradient-matching problems of V victims with the same batch size N.
 
     A point is a row of D numbers, which start with the pixels of one victim's images. If labels are unknown, their N*K
     logits follow (N*K*H*W for masks). Unknown model tensors are last, as differences from `sought` in standard
@@ -150,7 +150,7 @@ class Matching:
         model_dtype: torch.dtype | None = None,
         alone: bool = True,
     ) -> Self:
-        """Return the problem of a group of observations (`in_groups`), including their earlier rounds.
+        """Return the matching problem of a group of observations (`in_groups`), including their earlier rounds.
 
         `alone` is False for one of several rounds. `dtype` is the precision of the problem, and `model_dtype` that of
         the model's gradients if it differs. Models that do not run in float64 use float32.
@@ -211,27 +211,27 @@ class Matching:
 
     @property
     def rounds(self) -> tuple[Matching, ...]:
-        """Problems of all rounds, this one first."""
+        """Return the problems of all rounds: the attacked round first, then the earlier rounds."""
         return self, *self.earlier
 
     @property
     def device(self) -> torch.device:
-        """Device of the observed weights."""
+        """Return the device of the observed gradients."""
         return next(iter(self.targets.values())).device
 
     @property
     def pixels(self) -> int:
-        """Number of entries of a point that are pixels."""
+        """Return the number of entries of a point that are pixels."""
         return prod(self.images_shape)
 
     @property
     def dimension(self) -> int:
-        """Length of a point."""
+        """Return the number of entries of a point: pixels, label logits and unknown model tensors."""
         return self.shown + sum(tensor.numel() for tensor in self.sought.values())
 
     @property
     def shown(self) -> int:
-        """Number of entries of a point that are pixels or label logits."""
+        """Return the number of entries of a point that are pixels or label logits."""
         return self.pixels + (prod(self._logits_shape) if self.labels is None else 0)
 
     @property
@@ -241,7 +241,7 @@ class Matching:
 
     @property
     def at_once(self) -> int:
-        """Number of points in one vectorised call for the best speed."""
+        """Return the number of points that one vectorised call handles fastest."""
         size = _IMAGES_AT_ONCE_GPU // self.images_shape[0]
         if self.device.type == "cpu":
             matched = sum(target[0].numel() for one in self.rounds for target in one.targets.values())
@@ -260,19 +260,19 @@ class Matching:
         return self.fitting.each
 
     def images(self, points: Tensor) -> Tensor:
-        """Return the images (Q, N, C, H, W) of points (Q, D)."""
+        """Return the images (Q, N, C, H, W) that points (Q, D) encode."""
         images: Tensor = points[:, : self.pixels].unflatten(1, self.images_shape)
         return images
 
     def begun(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return starts (Q, D) of victims (Q,), with logits of the assumed labels if there are any."""
+        """Return the points (Q, D) at which searches for victims (Q,) start, with logits of any assumed labels."""
         if self.supposed is None:
             return points
         shares = torch.lerp(torch.full_like(self.supposed, 1 / self.classes), self.supposed, _BELIEVED)[victims]
         return torch.cat([points[:, : self.pixels], shares.log().flatten(1).to(points), points[:, self.shown :]], 1)
 
     def hard_labels(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return the known labels, or the most likely ones by the logits: (Q, N) or (Q, N, H, W) int64.
+        """Return the known labels, or the labels with the largest logits: (Q, N) or (Q, N, H, W) int64.
 
         Labels that are numbers (Q, N, K) are returned as float32.
         """
@@ -285,7 +285,7 @@ class Matching:
         return torch.stack([inner(one.targets, one.targets) for one in self.rounds]).sum(0)
 
     def losses(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return the objective at points (Q, D) of victims (Q,), with its graph: (Q,)."""
+        """Return the objective at points (Q, D) of victims (Q,), with its autograd graph: (Q,)."""
         images, gradients, targets = self._matched(points, victims)
         loss = self.distance(gradients, targets)
         if self.sent is not None and self.sent.signs is not None:
@@ -326,11 +326,11 @@ class Matching:
         return self.distance({name: -target for name, target in targets.items()}, targets) / 2
 
     def values(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return `losses` (Q,), detached. A third of the work if no derivative is needed."""
+        """Return `losses` (Q,), detached. Takes a third of the work of `value_and_gradient`."""
         return torch.cat(self._in_chunks(lambda *chunk: self.losses(*chunk).detach(), points, victims))
 
     def judged(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return values (Q,) that compare the ends of different searches, without the true images."""
+        """Return values (Q,) that compare the end points of different searches, without the true images."""
         judge = None if self.relative is None else self.relative.judge
         values = replace(self, relative=judge).values(points, victims)
         if self.sent is None or self.sent.signs is None:
@@ -340,7 +340,7 @@ class Matching:
 
     @property
     def ways(self) -> list[Self]:
-        """The problem with each measure for sign-only updates that the search tries."""
+        """Return copies of the problem, one for each measure of sign-only updates that the search tries."""
         return [self] if self.sent is None else [replace(self, sent=sent) for sent in self.sent.ways]
 
     def _nats(self, points: Tensor, victims: Tensor) -> Tensor:
@@ -350,7 +350,7 @@ class Matching:
         return sign_nats(gradients, targets) + image_nats(seen)
 
     def value_and_gradient(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `losses` (Q,) and their gradients (Q, D), detached."""
+        """Return `losses` (Q,) and their gradients with respect to the points (Q, D), detached."""
 
         def both(chunk: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
             chunk.requires_grad_()
@@ -363,7 +363,7 @@ class Matching:
         return torch.cat(values), torch.cat(slopes)
 
     def objective(self, victims: Tensor) -> Replayed:
-        """Return `value_and_gradient` at points (Q, D) of these victims (Q,), for repeated calls by a search."""
+        """Return `value_and_gradient` as a function of points (Q, D) of fixed victims (Q,), for repeated calls."""
         parts = self.distance, self.prior, self.relative, self.sent, self.through
         names = [getattr(part, "__qualname__", type(part).__qualname__) for part in parts]
         kind = repr(self.model), self.images_shape, self.local, self.model_dtype, *names

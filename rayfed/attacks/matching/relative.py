@@ -60,7 +60,7 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True)
 class RelativeVariation:
-    """Distance of V victims' gradients times the exponential of the variation of their first `count` images."""
+    """Gradient distance of V victims times the exponential of the total variation of their first `count` images."""
 
     cosines: Tensor
     """(V,), cosine between the exact and the observed gradient, estimated from the noise."""
@@ -74,19 +74,19 @@ class RelativeVariation:
 
     @property
     def weights(self) -> tuple[Self, ...]:
-        """Copies of this prior, one for each weight of the total variation that the search tries."""
+        """Return copies of this prior, one for each weight of the total variation that the search tries."""
         smaller = _PER_VARIATION * self.reach / _COUNTING
         first = replace(self, weight=_PER_VARIATION / self.rounds)
         return (first, replace(self, weight=smaller)) if smaller < _APART * first.weight else (first,)
 
     @property
     def judge(self) -> Self:
-        """Copy of this prior with the weight for comparing the ends of searches."""
+        """Return a copy of this prior with the weight for comparing the end points of searches."""
         return replace(self, weight=_COMPARING / self.rounds)
 
     @classmethod
     def of(cls, observations: Sequence[Observation], sent: Sent | None) -> Self:
-        """Return the prior for observations of equal batch size. Noise is estimated only for unaltered gradients."""
+        """Return the prior for observations of equal batch size. Noise is estimated only in unaltered gradients."""
         first = observations[0]
         shares = torch.tensor([_noise_share([o, *o.earlier]) for o in observations])
         if sent is not None:
@@ -117,12 +117,12 @@ def _noise_share(rounds: Sequence[Observation]) -> float:
 
 
 def image_nats(images: Tensor) -> Tensor:
-    """Return D TV / b of images (Q, N, C, H, W), (Q,): the nats that describe them, up to a constant."""
+    """Return the description length of images (Q, N, C, H, W), in nats up to a constant, by total variation, (Q,)."""
     return _PER_VARIATION / 2 * images[0].numel() * total_variation(images).mean(1)
 
 
 def noise_share(gradient: Named, rank: int) -> float:
-    """Return the share of a gradient's squared norm that is noise, from 0 to 1, estimated from its linear layers.
+    """Return the share of a gradient's squared norm that is noise, from 0 to 1, estimated from the linear layers.
 
     `rank` is the maximum rank of an exact gradient. The smallest estimate of all layers counts, because a layer that
     sees a sample at several positions has a higher rank. The result is 0 if no layer gives an estimate.

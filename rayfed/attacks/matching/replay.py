@@ -26,7 +26,7 @@ _UNFIT: set[tuple[Hashable, torch.Size]] = set()
 
 
 class Replayed:
-    """Objective that is replayed on a GPU after the first calls at points of one shape, with the same bits.
+    """Objective that runs as a CUDA graph after the first calls at points of one shape, with bit-identical results.
 
     On a CPU, every call runs normally. On a GPU, calls also run normally if the objective cannot be captured, for
     example because it reads a value back. The same applies if memory is short, or if the first replay differs from a

@@ -1,4 +1,4 @@
-"""Run most passes of a search in bfloat16 on processors that are faster in it.
+"""Run most forward and backward passes of a search in bfloat16 on processors that compute faster in bfloat16.
 
 Steps along the sign of a gradient need few of its digits. On ConvNets and ResNets, gradients in bfloat16 and float32
 agree in sign at 93 to 99 of 100 pixels until the images are nearly reconstructed. The last steps run in float32.
@@ -23,7 +23,7 @@ _ALIKE = 0.9
 
 
 def rounded(problem: Matching, points: Tensor, victims: Tensor) -> Matching:
-    """Return the problem with passes in bfloat16, or unchanged if that is not faster or gives different gradients.
+    """Return the problem with passes in bfloat16, or unchanged if bfloat16 is slower or changes the gradients.
 
     `points` (Q, D) of victims (Q,) are the starts of the search. The problem stays in float32 if it uses returned
     statistics, simulated steps, weight decay or derivatives by finite differences.

@@ -1,4 +1,4 @@
-"""Compute gradients in the weights that can be differentiated again, for any model.
+"""Compute gradients with respect to the weights that can be differentiated again, for any model.
 
 There are three ways, the fastest first. `TOGETHER` runs many problems in one vmap call. `IN_TURN` runs autograd on one
 problem after the other, for models that vmap does not support: recurrent layers, branches on values, checkpoints.
@@ -42,29 +42,29 @@ OneGradient = Callable[[nn.Module, Named, Named, Tensor, Tensor], Named]
 _DRAWS = 3
 """Number of trial points. A kink (ReLU, max pooling) close to a trial point invalidates the differences there."""
 _NONE = (
-    "the model's gradient cannot be differentiated in its inputs ({}), so no search can follow it; attack with closed "
-    "forms, or write the layer in operations that PyTorch differentiates"
+    "the model's gradient cannot be differentiated with respect to the inputs ({}), which gradient matching needs; use "
+    "a closed-form attack, or write the layer with operations that PyTorch can differentiate twice"
 )
 _OTHER = "autograd does not return the derivative of the gradient"
-_JUMPS = "it changes only in steps, as after a threshold or a quantisation table, so its derivative is zero"
+_JUMPS = "the gradient changes only in steps, as after a threshold or a quantisation table"
 _AT_ONCE = 2
 """Number of samples per batch, and of batches, in a trial."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """Way to compute the gradients of many problems with their graphs."""
+    """Method to compute the gradients of many problems with their autograd graphs."""
 
     gradient: OneGradient
     together: bool = False
     """Whether `gradient` works inside vmap."""
 
     def each(self, one: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that maps `one` over tensors, or dictionaries of them, with a leading dimension Q."""
+        """Return a function that applies `one` along the leading dimension Q of tensors, or dictionaries of tensors."""
         return vmap(one) if self.together else in_turn(one)
 
     def differentiate(self, value: Tensor, point: Tensor) -> None:
-        """Add the derivative of a value, computed from `gradients`, to the `grad` of the leaf `point`.
+        """Add the derivative of a value, computed from `gradients`, to the `grad` of the leaf tensor `point`.
 
         Backward passes to the weights are skipped, which saves a sixth of the work. `DIFFERENCED` cannot skip them,
         because reentrant checkpoints support only full passes.
@@ -74,7 +74,7 @@ class Way:
     def gradients(
         self, model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, own: Named
     ) -> Named:
-        """Return gradients of Q batches at the same weights, for images (Q, N, *shape), labels (Q, N) or (Q, N, K).
+        """Return the gradients of Q batches at the same weights: images (Q, N, *shape), labels (Q, N) or (Q, N, K).
 
         Each tensor has a leading dimension Q, including those of `own`, which are buffers that differ between batches.
         """
@@ -150,9 +150,9 @@ DIFFERENCED = Way(_differenced)
 
 
 def way_of(model: nn.Module, network: nn.Module, weights: Named, images_shape: tuple[int, ...], labels: Tensor) -> Way:
-    """Return the result of `fitting_way` for `network`, a differentiable copy of `model`, computed once per model.
+    """Return `fitting_way` of `network`, a differentiable copy of `model`, computed once per model.
 
-    `weights` are the trained weights, in the precision to test. The trial uses the model's state moved at random,
+    `weights` are the trainable weights, in the precision to test. The trial uses the model's state moved at random,
     because zeros would hide errors. It does not use the observation, so results for one observation do not depend on
     another.
     """
@@ -182,7 +182,7 @@ def _moved(weights: Named) -> Named:
 
 
 def fitting_way(model: nn.Module, weights: Named, buffers: Named, images_shape: tuple[int, ...], labels: Tensor) -> Way:
-    """Return the fastest way whose second derivatives of the model are correct at random inputs (N, *shape).
+    """Return the fastest `Way` whose second derivatives of the model are correct at random inputs (N, *shape).
 
     `labels` is (N,) int64 or (N, K), or only those of the first sample. Raises `NotApplicable` if no way is correct.
     """

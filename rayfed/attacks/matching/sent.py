@@ -1,4 +1,4 @@
-"""Infer from an update's zeros and magnitudes which gradient values were sent, without knowledge of the defence.
+"""Infer which gradient values a client sent from the update's zeros and magnitudes, without knowing the defence.
 
 A gradient has zeros without any defence: rows for units that no sample activates, and columns for inputs that are zero
 in all samples. Zeros from a defence are recognised because the gradient of N samples cannot have them.
@@ -48,7 +48,7 @@ _LEVELS = 2**16
 
 @dataclass(frozen=True)
 class Sent:
-    """Evidence on which values of V victims' gradients were sent. Each tensor has a leading dimension V."""
+    """Evidence on which gradient values V victims sent. Each tensor has a leading dimension V."""
 
     bounds: Named
     """Magnitudes up to which a value costs nothing: 0 for matched values, infinite for unknown ones."""
@@ -66,7 +66,7 @@ class Sent:
         model: nn.Module,
         alone: bool = True,
     ) -> Self | None:
-        """Return the evidence in observations of one batch size on the tensors `names`, or None if all was sent.
+        """Return the evidence in observations of one batch size on the tensors `names`; None if all values were sent.
 
         Unless `alone` (without other rounds), zeros of a quantiser count as values. An adaptive attacker also has masks
         of the values that the defence left unchanged: all other values are unknown.
@@ -88,20 +88,20 @@ class Sent:
 
     @property
     def altered(self) -> Tensor:
-        """(V,) bool: whether the values are neither the exact gradient nor the gradient plus noise."""
+        """Return whether each victim's values are neither the exact gradient nor the gradient plus noise, (V,) bool."""
         return self.thinned if self.signs is None else self.thinned | self.signs
 
     @property
     def ways(self) -> tuple[Self, ...]:
-        """Copies of this evidence, one for each way to match a sign-only update: by signs, and as a gradient."""
+        """Return copies of this evidence, one for each way to match a sign-only update: by signs, and as a gradient."""
         return (self,) if self.signs is None else (self, replace(self, signs=None))
 
     def matched(self, targets: Named) -> Named:
-        """Return the targets (V, ...) with unknown values set to zero."""
+        """Return the observed gradients `targets` (V, ...) with unknown values set to zero."""
         return {name: target.masked_fill(self.bounds[name].isinf(), 0) for name, target in targets.items()}
 
     def like(self, gradients: Named, targets: Named, victims: Tensor) -> Named:
-        """Return gradients of victims (Q,), moved as close to the targets as the bounds allow.
+        """Return the gradients of victims (Q,), moved as close to the observed gradients as the bounds allow.
 
         If values are missing, each gradient is first scaled to the norm of its target over the values that were sent.
         """
@@ -136,7 +136,7 @@ def _norms(tensors: Named) -> Tensor:
 
 
 def vectors_entering(model: nn.Module, observation: Observation) -> dict[str, int]:
-    """Return the number of vectors that enter each matrix (O, I) of a model for an observation's samples, by name.
+    """Return the number of vectors that multiply each weight matrix (O, I) for an observation's samples, by name.
 
     Matrices whose use is not observed are missing. The result is empty for a model that cannot be probed.
     """
@@ -155,7 +155,7 @@ def vectors_entering(model: nn.Module, observation: Observation) -> dict[str, in
 
 
 def bounds(gradient: Named, weights: Named, entering: Callable[[], dict[str, int]], alone: bool = True) -> Named | None:
-    """Return an upper bound on the magnitude of each value that was not sent, 0 for values that were sent.
+    """Return an upper bound on the magnitude of each gradient value that was not sent; 0 for values that were sent.
 
     The bound is infinite if a zero carries no information. Returns None if all zeros can be those of a gradient: whole
     rows and columns of each tensor, or bounds too small to matter. `entering` counts the vectors that enter each
@@ -190,7 +190,7 @@ def _bound(tensor: Tensor, threshold: Tensor | None, silent: bool) -> Tensor:
 
 
 def signs_alone(gradient: Named) -> bool:
-    """Return whether an update contains only the signs of most values: every tensor has a single magnitude."""
+    """Return whether an update contains only signs of most values: every tensor has a single magnitude."""
     cores = [core for tensor in gradient.values() if (core := _core(tensor)).numel()]
     sent = [core[core != 0].abs() for core in cores]
     most = sum(map(len, sent)) > sum(core.numel() for core in cores) / 2
@@ -198,7 +198,7 @@ def signs_alone(gradient: Named) -> bool:
 
 
 def wrong_signs(gradients: Named, targets: Named) -> Tensor:
-    """Return the share (Q,) of the gradients' squared norm in values whose sign differs from the target's.
+    """Return the share (Q,) of the gradients' squared norm in values whose sign differs from the target's sign.
 
     Each tensor has a leading dimension Q. Tensors are weighted by their number of values, because signs do not reveal
     the norm of a tensor.
@@ -215,7 +215,7 @@ def wrong_signs(gradients: Named, targets: Named) -> Tensor:
 
 
 def sign_nats(gradients: Named, targets: Named) -> Tensor:
-    """Return the nats that describe which of n signs are wrong in Q gradients, (Q,): n H(d), with d the wrong share."""
+    """Return the nats n H(d) that encode which of n signs are wrong in Q gradients, (Q,), d being the wrong share."""
     told = torch.stack([(t != 0).reshape(len(t), -1).sum(1) for t in targets.values()]).sum(0)
     right = torch.stack([(gradients[name] * t > 0).reshape(len(t), -1).sum(1) for name, t in targets.items()]).sum(0)
     share = (1 - right / told.clamp(min=1)).clamp(max=0.5)

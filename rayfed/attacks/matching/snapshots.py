@@ -1,4 +1,4 @@
-"""Store snapshots of reconstructions during an attack. The report shows them as image strips."""
+"""Store snapshots of reconstructions during an attack, which the report shows as image strips."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 4
 
 
 class Snapshots:
-    """Snapshots of P problems of one call at iterations 0, 10, 100, 1000 and so on.
+    """Snapshots of P problems' best images at iterations 0, 10, 100, 1000 and so on.
 
     A snapshot is the result that the attack would return if it ended there. Snapshots copy tensors and compute nothing.
     """
@@ -24,7 +24,7 @@ class Snapshots:
         self._taken: list[tuple[int, Tensor]] = []
 
     def note(self, step: int, points: Tensor) -> None:
-        """Copy the best points (P, D) after a step, if a snapshot is due."""
+        """Copy the best points (P, D) after a step, if a snapshot is due at this step."""
         if step != self._next * self._steps:
             return
         with torch.no_grad():
@@ -32,6 +32,6 @@ class Snapshots:
         self._next = max(10, 10 * self._next)
 
     def until(self, iterations: int, images: Tensor, row: int) -> tuple[tuple[int, Tensor], ...]:
-        """Return the snapshots of problem `row` up to `iterations`. The last is `images` (N, C, H, W)."""
+        """Return the snapshots of problem `row` before `iterations`, and `images` (N, C, H, W) as the last snapshot."""
         before = [(iteration, taken[row]) for iteration, taken in self._taken if iteration < iterations]
         return (*before, (iterations, images[:_SHOWN]))

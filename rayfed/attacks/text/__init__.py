@@ -1,1 +1,1 @@
-"""Attacks on texts, which recover token numbers."""
+"""Attacks on texts: recover the numbers of the tokens."""

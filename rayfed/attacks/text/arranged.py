@@ -28,7 +28,7 @@ _MOST, _MOST_NUMBERS = 3000, 2**31
 
 
 def arranged(observation: Observation, model: nn.Module, table: str, tokens: Tensor) -> Tensor:
-    """Return tokens (L,) of a single text in the order, and with the counts, that match the gradient.
+    """Return a single text (L,) of the given tokens, in the order and with the counts that match the gradient best.
 
     All given tokens occur. The rows of the weight `table` are compared separately, because early tokens may hardly move
     the other gradients. The tokens are returned unchanged if the model is too large to try every pair of positions

@@ -56,39 +56,36 @@ _MOST_OPTIONS = 24
 """Maximum number of tokens to try at a position. If the span is almost the whole space, all tokens are near it."""
 _FURTHER = 6
 """Maximum number of inputs to use whose vectors depend on several tokens: those of about two blocks."""
-_NO_PRODUCT = "the update has no gradients of weights that multiply the vector of each token separately"
-_PROMPTED = "a soft prompt before a text moves its tokens to positions that this attack does not support"
-_STEPS = "an update of several local steps mixes the spans of several weights: observe the gradient, or one step"
+_NO_PRODUCT = "the update has no gradient of weights that multiply each token's vector, which the attack needs"
+_PROMPTED = "the model has a soft prompt, which moves the text's tokens to positions that this attack does not support"
+_STEPS = "the attack needs the gradient of one local step, but the update has several; use one local step"
 _FULL = (
-    "the batch has {tokens} tokens, and the inputs of the first weights have {room} dimensions: with at least as many "
-    "tokens as dimensions, all vectors lie in the span"
+    "the batch has {tokens} tokens, but the attack needs fewer tokens than the first layer's inputs have dimensions "
+    "({room}); use a smaller batch or shorter texts"
 )
 _UNMOVED = (
-    "the gradient of {name} and of all weights that multiply each token's whole vector is zero, as for an adapter's A "
-    "at the first step, when its B is zero; B's gradient has {room} numbers per token, which identify fewer than "
-    "{room} tokens: the batch has {tokens}. Attack a later step, when B is not zero, or an adapter of larger rank"
+    "the gradient of {name} is zero, as for a low-rank adapter's A while B is zero, and B's gradient identifies fewer "
+    "than {room} tokens, but the batch has {tokens}; attack a later step, or an adapter of larger rank"
 )
-_FEW_SUMS = (
-    "the gradient of {name} has {rank} sums of the vectors of {tokens} tokens (an adapter has as many as its rank): "
-    "{why}"
-)
-_OF_SEVERAL = "with so few, only a single text can be recovered, not a batch"
-_NOT_UNIQUE = "several texts fit them"
-_TOO_LARGE = "the vectors of all tokens at all positions have {numbers:.1e} numbers and do not fit in memory"
+_FEW_SUMS = "the gradient of {name} has rank {rank} for {tokens} tokens (a low-rank adapter's rank is the limit): {why}"
+_OF_SEVERAL = "with a rank below the number of tokens, the attack can recover a single text, but not a batch"
+_NOT_UNIQUE = "several different texts fit the gradient"
+_TOO_LARGE = "the vectors of all tokens at all positions ({numbers:.1e} values) do not fit in memory"
 _UNFINISHED = (
-    "no text was found that explains the gradient: tokens are the best match, and another search may recover more"
+    "the search found no text that explains the gradient; the result has the best tokens found, another attack may "
+    "recover more"
 )
 _APART = (
-    "no texts were found whose vectors lie in the span of later layers: tokens are the best match, and another search "
-    "may recover more of them"
+    "the search found no texts whose vectors lie in the span of later layers; the result has the best tokens found, "
+    "another seed may recover more"
 )
 _REPEATED = (
-    "fewer different texts were found than the batch has: copies of these replace the missing ones, and another "
-    "search may recover them"
+    "the search found fewer different texts than the batch has; copies replace the missing texts, another seed may "
+    "recover them"
 )
 _MOST_NUMBERS = 1 << 30
 """Maximum number of values in all tokens' vectors at all positions for a pursuit: 4 GB."""
-_NO_ORDER = "no weights reveal which tokens belong to one text, or their order"
+_NO_ORDER = "no observed gradient reveals which tokens belong to one text, or the order of the tokens"
 
 
 @component
@@ -185,7 +182,7 @@ class Dager:
 
 @dataclass(frozen=True)
 class Span:
-    """Span of a product's inputs for the batch, computed from the gradient."""
+    """Span of the vectors that a layer's weights multiply for a batch, computed from the weights' gradient."""
 
     inputs: Callable[[Tensor], Tensor]
     """Function from token numbers (n, L) to the product's inputs, (n, L, width)."""
@@ -205,7 +202,7 @@ class Span:
 
     @classmethod
     def of(cls, observation: Observation, entrance: Entrance) -> Span:
-        """Return the span of the inputs of a product.
+        """Return the span of a product's input vectors, one vector for each token.
 
         The basis has as many directions as the batch has tokens. If all possible vectors would lie in a span of that
         size, the basis has the gradient's rank, which is lower if repeated tokens have equal vectors.
@@ -220,25 +217,25 @@ class Span:
 
     @classmethod
     def of_whole(cls, observation: Observation, entrance: Entrance) -> Span:
-        """Return the span of a product's inputs for whole texts, with as many directions as the batch has texts."""
+        """Return the span of a product's input vectors, one vector for each text."""
         gradient, size = entrance.gradient(observation.gradient).double(), observation.batch_size
         directions = torch.linalg.svd(gradient, full_matrices=False).U.T[:size]
         return cls(entrance.inputs, directions, 1, room=len(gradient), rank=size, gradient=gradient)
 
     @property
     def sums(self) -> int:
-        """Number of sums of input vectors in the gradient."""
+        """Return the number of sums of input vectors that the gradient contains: its number of columns."""
         return self.gradient.shape[1]
 
     @torch.no_grad()
     def of_tokens(self, vocabulary: int) -> Tensor:
-        """Return the distance of each token at each position from the span, relative to its norm, (vocabulary, L)."""
+        """Return the relative distance of each token's vector at each position from the span, (vocabulary, L)."""
         tokens = torch.arange(vocabulary).split(_TOKENS_AT_ONCE)
         return torch.cat([self.distance(self.inputs(some[:, None].expand(-1, self.length))) for some in tokens])
 
     @torch.no_grad()
     def vectors(self, vocabulary: int) -> Tensor:
-        """Return the inputs for each token at each position, (L, vocabulary, width)."""
+        """Return the input vector of the weights for each token at each position, (L, vocabulary, width)."""
         found: Tensor | None = None
         for some in torch.arange(vocabulary).split(_TOKENS_AT_ONCE):
             entering = self.inputs(some[:, None].expand(-1, self.length)).transpose(0, 1)
@@ -250,12 +247,12 @@ class Span:
 
     @torch.no_grad()
     def entering(self, numbers: Tensor, place: int) -> Tensor:
-        """Return the inputs at a position for texts (n, L), (n, width)."""
+        """Return the weights' input vectors at position `place` of texts (n, L), (n, width)."""
         return torch.cat([self.inputs(some)[:, place] for some in numbers.split(_TOKENS_AT_ONCE)])
 
     @torch.no_grad()
     def of_places(self, numbers: Tensor) -> Tensor:
-        """Return the distances of texts (n, L) from the span at each position that gradients contain, (n, L)."""
+        """Return the distances of the texts' vectors from the span at each position that gradients contain, (n, L)."""
         return torch.cat([self.distance(self.inputs(some)[:, : self.seen]) for some in numbers.split(_TOKENS_AT_ONCE)])
 
     def distance(self, vectors: Tensor) -> Tensor:

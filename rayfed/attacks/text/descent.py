@@ -1,4 +1,4 @@
-"""Assemble the texts of a batch by coordinate descent: one token at a time, each minimising the text's distance.
+"""Assemble the texts of a batch by coordinate descent: choose one token at a time to minimise a text's distance.
 
 The distance of a text is given per position. It is the distance of its vectors in later layers, which depend on all its
 tokens, from the span of the batch's vectors.
@@ -28,7 +28,7 @@ Distance = Callable[[Tensor], Tensor]
 
 
 def put_together(sought: Iterable[Tensor], distance: Distance, count: int) -> tuple[Tensor, float]:
-    """Return the texts (count, L) with the smallest distances of those in `sought`, and their mean distance.
+    """Return the texts (count, L) in `sought` with the smallest distances from the span, and their mean distance.
 
     The search ends early if `count` different texts are in the span.
     """
@@ -57,7 +57,7 @@ def from_random(
 
 
 def from_groups(told: Grouped, starts: int, distance: Distance, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield texts (count, L) from descents that start at the grouped texts, smallest distances first.
+    """Yield texts (count, L) from descents that start at the grouped texts, texts with the smallest distances first.
 
     A token that occurs once in the batch is removed from other texts if a text with it is in the span. Texts outside
     the span are started again, with every other position resampled.

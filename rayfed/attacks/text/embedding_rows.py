@@ -41,7 +41,7 @@ _NOTHING = 1e-6
 
 @component
 class EmbeddingRows:
-    """Recover the tokens whose rows of the embedding table have a gradient. With noise, use the largest rows.
+    """Recover the tokens whose rows of the embedding table have a gradient. With noise, use the rows of largest norm.
 
     The order of a single text is recovered from position vectors, from tables with rows per position, or by matching
     the gradient. The order in a batch is unknown, so its texts are bags of words.
@@ -114,7 +114,7 @@ def outputs_of(rows: Tensor) -> Tensor | None:
 
 
 def apart_from(rows: Tensor, basis: Tensor) -> Tensor:
-    """Return rows (n, width) minus their projections on the span of an orthonormal basis (r, width)."""
+    """Return rows (n, width) minus the rows' projections on the span of an orthonormal basis (r, width)."""
     return rows - (rows @ basis.T) @ basis
 
 
@@ -135,7 +135,7 @@ def _by_place(observation: Observation, lookup: Lookup) -> Reconstruction:
 
 
 def bag(rows: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """Return `count` of the given tokens (count,): each once, and then in proportion to the norms of their rows."""
+    """Return `count` tokens (count,): each given token once, then copies in proportion to the norms of the rows."""
     norms = rows[tokens].norm(dim=1)
     expected = count * norms / norms.sum()
     counts = torch.ones_like(tokens)
@@ -145,7 +145,7 @@ def bag(rows: Tensor, tokens: Tensor, count: int) -> Tensor:
 
 
 def ordered(rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
-    """Return the tokens (L,) of a single text by expressing `rows` (V, width) in gradients of positions (L, width)."""
+    """Return a single text's tokens (L,), with table gradients `rows` (V, width) and position gradients (L, width)."""
     shares = rows[tokens] @ torch.linalg.pinv(places)
     return tokens[shares.argmax(0)]
 

@@ -33,7 +33,7 @@ _ALONE = 1e-4
 
 
 class Grouped(NamedTuple):
-    """Texts of a batch that may be correct at most positions."""
+    """Texts of a batch that grouping recovered; most positions may be correct."""
 
     texts: Tensor
     """Token numbers (count, L) int64."""
@@ -45,7 +45,7 @@ class Grouped(NamedTuple):
     """For each position, all tokens whose vectors lie in the span."""
 
     def without(self, texts: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return `likely` and `possible` minus tokens of these texts that occur once, unless nothing would be left."""
+        """Return `likely` and `possible` minus the tokens of `texts` that occur once, but never an empty list."""
 
         def left(options: Tensor, place: int) -> Tensor:
             gone = [text[place] for text in texts if text[place] in self.once]
@@ -58,7 +58,7 @@ class Grouped(NamedTuple):
 
 @torch.no_grad()
 def grouped(tokens: Tensor, vectors: Tensor, inside: Tensor, gradient: Tensor, count: int) -> Grouped | None:
-    """Return `count` texts of tokens (T,) whose vectors (T, L, width) lie in the span of a gradient (width, out).
+    """Return `count` texts of tokens (T,) whose vectors (T, L, width) lie in a gradient's span (width, out), or None.
 
     `inside` (T, L) marks the positions at which they do. Returns None if vectors at one position are combinations of
     those at others, as without position vectors. Also returns None if fewer than `count` tokens occur once in the

@@ -1,4 +1,4 @@
-"""Recover the last tokens of causal language models, which are in the gradient only as targets.
+"""Recover the last token of texts of causal language models, which affects the gradient only as a target.
 
 The loss does not depend on the input at a text's last position, so no gradient of weights before the outputs contains
 it. The gradient of the outputs contains it as the target of the position before. Subtracting the contribution of the
@@ -29,12 +29,12 @@ _TRIED = 4
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Return whether a model's loss is causal language modelling."""
+    """Return whether a model is trained for causal language modelling, according to its loss."""
     return isinstance(losses.of(model), CausalLM)
 
 
 def with_last_tokens(observation: Observation, model: nn.Module, found: Tensor, known: int) -> Tensor:
-    """Return texts (N, L) with the token after the first `known` positions recovered, and padding after it.
+    """Return texts (N, L) with the token after the first `known` positions recovered, followed by padding.
 
     Texts are unchanged if there is no such position, or if the update has no output weights.
     """

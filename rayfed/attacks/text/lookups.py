@@ -18,7 +18,7 @@ _TEXTS_AT_ONCE = 512
 
 
 class Lookup(NamedTuple):
-    """Rows of a parameter that a forward pass looks up."""
+    """Rows of a parameter that a forward pass looks up for a text's tokens."""
 
     parameter: str
     rows: int
@@ -71,7 +71,7 @@ _READS: dict[Any, Callable[..., tuple[int, Tensor]]] = {
 
 
 def rows_of_places(observation: Observation, model: nn.Module) -> Lookup | None:
-    """Return the rows (V, L) that each token looks up at each position, in a parameter where they all differ.
+    """Return the rows (V, L) that each token looks up at each position, in a parameter where all rows differ, or None.
 
     Returns None if tokens share rows between positions, or if no gradient of such a parameter is observed.
     """

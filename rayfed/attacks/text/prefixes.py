@@ -1,4 +1,4 @@
-"""Recover a text of a causal model position by position: extend each prefix by tokens that keep it in the span.
+"""Recover a causal model's text token by token: extend each prefix by tokens whose vectors stay in the span.
 
 The vector at a position in later layers depends only on the tokens up to it, so a prefix can be judged before the rest
 is known. Without position vectors, a repeated token has the same vector everywhere, and all copies are in the span if
@@ -26,7 +26,7 @@ _NEW = 1e-5
 
 @torch.no_grad()
 def looks_back_only(options: Sequence[Tensor], inputs: Function) -> bool:
-    """Return whether inputs at a position are independent of later tokens. For the arguments see `grown`.
+    """Return whether the inputs at a position are independent of later tokens. For the arguments see `grown`.
 
     The test changes the later half of a text, at the positions with several options.
     """
@@ -40,7 +40,7 @@ def looks_back_only(options: Sequence[Tensor], inputs: Function) -> bool:
 def grown(
     options: Sequence[Tensor], seen: int | None, entering: Callable[[Tensor, int], Tensor], distance: Function
 ) -> Tensor:
-    """Return the text (1, L) with the most vectors, and directions of them, in the span.
+    """Return the text (1, L) with the most vectors, and most independent directions of vectors, in the span.
 
     `options` holds the possible tokens at each position. Gradients contain the first `seen` positions (None: all). The
     others keep their first option. `entering` returns the inputs for texts (n, L) at a position, (n, width), and

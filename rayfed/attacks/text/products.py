@@ -28,7 +28,7 @@ _OF_TWO = {torch.ops.aten.mm.default: 0, torch.ops.aten.bmm.default: 0, torch.op
 
 @dataclass(frozen=True)
 class Factor:
-    """Matrix (in, out) that multiplies activations: a view of a parameter."""
+    """Weight matrix (in, out) that multiplies activations: a view of a parameter."""
 
     name: str
     size: tuple[int, int]
@@ -37,12 +37,12 @@ class Factor:
 
     @classmethod
     def of(cls, name: str, view: Tensor) -> Factor:
-        """Return the factor for a view of the parameter `name`."""
+        """Return the weight matrix for a view of the parameter `name`."""
         stride, offset = view.stride(), int(view.storage_offset())
         return cls(name, (view.shape[0], view.shape[1]), (stride[0], stride[1]), offset)
 
     def gradient(self, update: Named) -> Tensor:
-        """Return the factor's gradient (in, out) from the gradients of the parameters."""
+        """Return the weight matrix's gradient (in, out) from the gradients of the parameters."""
         return update[self.name].contiguous().as_strided(self.size, self.stride, self.offset)
 
 
@@ -87,7 +87,7 @@ class _Recorder(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Entrance:
-    """Product in a model that multiplies weights with a vector for each position, or for each text."""
+    """Product of weight matrices with an input vector for each position, or for each text."""
 
     factors: tuple[Factor, ...]
     inputs: Callable[[Tensor], Tensor]
@@ -95,21 +95,21 @@ class Entrance:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the parameters of the factors."""
+        """Return the names of the parameters that hold the weight matrices."""
         return frozenset(factor.name for factor in self.factors)
 
     def gradient(self, update: Named) -> Tensor:
-        """Return the gradients of all factors, concatenated, (in, out)."""
+        """Return the gradients of all weight matrices, concatenated along the outputs, (in, out)."""
         return torch.cat([factor.gradient(update) for factor in self.factors], 1)
 
     def is_by_place(self, text: Tensor) -> bool:
-        """Return whether the input vector at each position of a text (L,) depends only on the token there."""
+        """Return whether the input vector at each position of a text (L,) depends only on the token at the position."""
         alone = torch.stack([self.inputs(token.expand(1, len(text)))[0, at] for at, token in enumerate(text)])
         return torch.allclose(self.inputs(text[None])[0], alone, rtol=1e-4, atol=1e-5)
 
 
 def entrances(observation: Observation, model: nn.Module, whole: bool = False) -> list[Entrance]:
-    """Return a model's products for which gradients of the factors are observed, in the order of a forward pass.
+    """Return the model's products with weights whose gradients are observed, in the order of the forward pass.
 
     Their inputs have a vector for each position, or one for each text if `whole`.
     """

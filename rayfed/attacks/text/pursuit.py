@@ -1,4 +1,4 @@
-"""Greedy joint sparse recovery: find a text whose token vectors span a gradient that has fewer rows than tokens.
+"""Find a text whose token vectors span a gradient with fewer rows than tokens, by greedy joint sparse recovery.
 
 The gradient of a matrix with r outputs, such as an adapter's A, has r rows. Each is a sum of the vectors of all tokens.
 With n > r tokens, no vector lies in the span of the rows, but the vectors of the text together span the rows. For
@@ -34,7 +34,7 @@ _SWEEPS = 4
 
 
 class Pursued(NamedTuple):
-    """Text found by the pursuit."""
+    """Text that the greedy search (`pursued`) found."""
 
     tokens: Tensor
     """(L,) int64."""
@@ -46,7 +46,7 @@ class Pursued(NamedTuple):
 
 @torch.no_grad()
 def pursued(rows: Tensor, vectors: Tensor) -> Pursued:
-    """Return the text whose token vectors span rows (r, width). `vectors` (L, V, width) are those of all tokens."""
+    """Return the text whose token vectors span rows (r, width). `vectors` (L, V, width) holds all tokens' vectors."""
     norms = torch.linalg.vector_norm(vectors, dim=-1).square()
     left = rows = _spanning(rows.double(), 0.0)
     outside = norms.clone()

@@ -1,4 +1,4 @@
-"""TAG: fit the vectors of a text's tokens to the gradient, and return the nearest tokens.
+"""TAG: fit the vectors of a text's tokens to the gradient, and return the tokens with the nearest vectors.
 
 Source: Deng et al. 2021, "TAG: Gradient Attack on Transformer-based Language Models", equation 5 and algorithm 1. Ours:
 the vectors start at those of random tokens and stay within the bounds of the table. If the update has the table's
@@ -28,11 +28,11 @@ from rayfed.registry import component
 from rayfed.samples import Modality, Pixels
 from rayfed.update import Named, Observation
 
-_NO_TABLE = "the model has no embedding layer for tokens, whose vectors could be fitted"
+_NO_TABLE = "the attack fits the vectors of an embedding layer, but the model has no embedding layer"
 
 
 class Vectors(nn.Module):
-    """Substitute for an embedding table that ignores tokens and returns the vectors set last."""
+    """Substitute for an embedding table: ignores the tokens and returns the vectors set last."""
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ class Vectors(nn.Module):
         self.held: Tensor | None = None
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Return the vectors (N, L, width)."""
+        """Return the vectors set last, (N, L, width), for any token numbers."""
         assert self.held is not None
         return self.held
 
 
 @component
 class Tag:
-    """Recover tokens by fitting their vectors, minimising squared L2 plus `alpha` times L1 distance by Adam.
+    """Recover tokens by fitting their vectors to the gradient: Adam on squared L2 plus `alpha` times L1 distance.
 
     Labels are granted or inferred.
     """
@@ -128,7 +128,7 @@ class Tag:
             trace=[(i, values[rows][best].item()) for i, values in descent.trace],
             iterations=descent.iterations,
             status="ok" if finite else "diverged",
-            message="" if finite else "the objective is no longer finite; the text is the best before that",
+            message="" if finite else "the objective became NaN or infinite; the text is the best before that step",
         )
 
     @staticmethod
@@ -137,7 +137,7 @@ class Tag:
 
 
 def on_vectors(model: nn.Module, table: str, low: Tensor, high: Tensor) -> nn.Module:
-    """Return a model copy whose input is tokens' vectors, (N, 1, L, width), scaled to 0 at `low` and 1 at `high`."""
+    """Return a model copy with token vectors (N, 1, L, width) as inputs, scaled to 0 at `low` and 1 at `high`."""
     model = copy_model(model)
     replaced = model.get_submodule(table)
     assert isinstance(replaced, nn.Embedding)

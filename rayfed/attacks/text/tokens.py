@@ -12,19 +12,19 @@ from rayfed import gradients
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.update import Named, Observation
 
-NO_TABLE = "the update has no gradient of an embedding layer for tokens"
+NO_TABLE = "the attack needs the gradient of the token embedding table, which the update does not contain"
 _BEYOND = 5.0
 """Number of deviations from the median above which the norm of a row is more than noise."""
 
 
 def table_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
-    """Return the path and module of a model's first embedding layer, the token table, or None."""
+    """Return the path and module of a model's first embedding layer, the token table, or None if there is none."""
     tables = ((path, module) for path, module in model.named_modules() if isinstance(module, nn.Embedding))
     return next(tables, None)
 
 
 def tokens_in(rows: Tensor, most: int) -> Tensor:
-    """Return at most `most` tokens whose rows of the table's gradient (V, width) are not zero, largest norms first.
+    """Return at most `most` tokens whose rows in the table's gradient (V, width) are not zero, largest norms first.
 
     If noise has made every row non-zero, only rows with outlying norms count (median absolute deviation).
     """
@@ -39,17 +39,17 @@ def tokens_in(rows: Tensor, most: int) -> Tensor:
 
 
 def texts(numbers: Tensor, observation: Observation) -> Tensor:
-    """Return token numbers (N * L,) or (N, L) in the form of a reconstruction, (N, L) on the CPU."""
+    """Return token numbers (N * L,) or (N, L) in a reconstruction's format, (N, L) on the CPU."""
     return numbers.reshape(observation.batch_size, -1).cpu()
 
 
 def is_finite(observation: Observation) -> bool:
-    """Return whether all values of an update are finite, which fails for diverged models."""
+    """Return whether all values of a client's update are finite."""
     return all(bool(torch.isfinite(t).all()) for t in observation.update.values())
 
 
 def gradient_of_noise(observation: Observation, model: nn.Module) -> Named:
-    """Return the gradient at a noise text. Its zeros do not depend on the text."""
+    """Return the gradient at a random text. Which gradient rows are zero does not depend on the text."""
     device = next(iter(observation.weights.values())).device
     network = without_tracking(model).to(device)
     text = observation.sample.noise(1, torch.Generator().manual_seed(2)).to(device)

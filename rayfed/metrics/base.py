@@ -42,7 +42,7 @@ class Metric:
     """Fields of `Scorer` to pass to the function."""
     unit: str = ""
     ceiling: float = inf
-    """Largest distinct value. Higher values, as for exact copies, count as equal to it."""
+    """Largest distinct value. Higher values, as for exact copies, count as equal to the ceiling."""
     bounds: tuple[float, float] = (-inf, inf)
     """Minimum and maximum of the metric, at which intervals are clipped. Those of shares and hits are 0 and 1."""
     format: Literal["number", "error", "share", "hit"] = "number"
@@ -58,16 +58,16 @@ class Metric:
     worst_in_tables: bool = False
     """Whether the table of settings also shows the value of the worst sample."""
     outcome: bool = True
-    """Whether outcomes contain its mean and worst value, so that settings can be compared by it."""
+    """Whether outcomes contain the metric's mean and worst value, to compare settings."""
     default_of: tuple[Modality, ...] = ()
     """Modalities for which the metric is computed by default."""
     leads: bool = False
-    """Whether samples of its main modality are ranked by it."""
+    """Whether samples of the main modality are ranked by this metric."""
     success: Literal["curve", "threshold"] | None = "curve"
     """Whether a scenario may set a threshold of success. With `curve`, the report also draws the share of samples per
     threshold and can sort images by the metric."""
     threshold: float | None = None
-    """Default threshold of success for samples of its main modality."""
+    """Default threshold of success for samples of the main modality."""
     chart: tuple[float, float] | None = None
     """Range of thresholds on the chart: the start if all samples pass the hardest threshold, and the end, beyond which
     differences are invisible. None: the range of the measured values."""

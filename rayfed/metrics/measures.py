@@ -21,9 +21,9 @@ class Measure:
     """Whether a higher value is better for the data owner. A low PSNR is good, and so is a high accuracy."""
     unit: str = ""
     share: bool = False
-    """Whether to show it in per cent."""
+    """Whether to show the value in per cent."""
     proved: bool = False
-    """Whether it is a proved upper bound instead of a measurement. The value of the weakest repeat counts."""
+    """Whether the value is a proved upper bound instead of a measurement. The value of the weakest repeat counts."""
     bounds: tuple[float, float] = (-inf, inf)
     """Minimum and maximum possible value."""
 

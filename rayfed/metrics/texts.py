@@ -43,7 +43,7 @@ def _written(texts: Tensor) -> list[str]:
 
 
 class _AsWritten:
-    """Tokeniser that splits at spaces, with the interface of the package."""
+    """Tokeniser that splits at spaces, with the interface of `rouge_score`."""
 
     def tokenize(self, text: str) -> list[str]:
         return text.split()

@@ -41,7 +41,9 @@ class Backdoor(Poisoning):
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
         """Raise `UserError` if the target class does not exist or the square does not fit into the image."""
         if self.target >= classes:
-            raise UserError(f"backdoor: target {self.target} is not a class of the data; use 0 to {classes - 1}")
+            raise UserError(
+                f"backdoor: target {self.target} is not a class of the data; use a class from 0 to {classes - 1}"
+            )
         if self.size >= min(image_shape[1:]):
             raise UserError(
                 f"backdoor: size {self.size} must be below the images' {image_shape[1]} x {image_shape[2]} pixels"

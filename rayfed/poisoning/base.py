@@ -34,9 +34,9 @@ class Poisoning:
     """Base class of poisonings. Its methods leave data and updates unchanged."""
 
     colludes: ClassVar[bool] = False
-    """Whether it needs the honest updates of all malicious clients, which are then recomputed for each cohort."""
+    """Whether the poisoning needs the honest updates of all malicious clients, which each cohort then recomputes."""
     has_trigger: ClassVar[bool] = False
-    """Whether it trains a backdoor, which `triggered` defines."""
+    """Whether the poisoning trains a backdoor, which `triggered` defines."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
         """Raise `UserError` if the poisoning is undefined for the data, or for the largest malicious share."""

@@ -28,7 +28,9 @@ class LabelFlip(Poisoning):
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
         """Raise `UserError` if the data lack a class of `pair`."""
         if self.pair and max(self.pair) >= classes:
-            raise UserError(f"label_flip: pair {list(self.pair)} has unknown classes; use 0 to {classes - 1}")
+            raise UserError(
+                f"label_flip: pair {list(self.pair)} has unknown classes; use classes from 0 to {classes - 1}"
+            )
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
         """Return the client's samples with flipped labels."""

@@ -59,7 +59,7 @@ def train(
     """
     if missing := people - len(np.unique(labels)):
         raise DataError(
-            f"a recogniser needs images of all {people} classes, but {missing} classes have none; add images"
+            f"{missing} of the {people} classes have no image; a recogniser needs at least one image of each class"
         )
     device = device or torch.device("cpu")
     # The global random state determines the initial weights and the dropout.

@@ -29,9 +29,9 @@ class Layer:
     transposed: bool
     """Whether the weight is (F, O), not (O, F)."""
     use: int
-    """Index into the probe's uses."""
+    """Index of the layer's operation in the uses that `Probe.run` returns."""
     operand: int
-    """Index into the inputs of that use."""
+    """Index of the layer's input among the operation's inputs."""
     width: int
     """Number of inputs F; smaller than the weight's width if the weight stacks several layers."""
 

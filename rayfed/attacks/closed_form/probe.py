@@ -30,16 +30,16 @@ class Use(NamedTuple):
     """One operation of a forward pass that reads parameters."""
 
     names: frozenset[str]
-    """Parameters that it reads, directly or through a tensor computed from them."""
+    """Parameters that the operation reads, directly or through a tensor computed from them."""
     inputs: tuple[Tensor, ...]
-    """Other tensors that it reads, with their graph."""
+    """Other tensors that the operation reads, with their autograd graph."""
     output: Tensor
 
 
 class Probe:
     """A copy of a model at the weights that a client was sent, in double precision if the model supports it.
 
-    It is independent of the update and shared by all closed forms.
+    A probe does not depend on the update, and all closed forms share it.
     """
 
     def __init__(self, model: nn.Module, observation: Observation, dtype: torch.dtype) -> None:

@@ -29,7 +29,7 @@ class Descent:
     """Result of Adam on P independent problems."""
 
     best: Tensor
-    """(P, D), the point with the smallest finite value of each problem, or its start if no value was finite."""
+    """(P, D), the point with the smallest finite value of each problem, or the start if no value was finite."""
     best_values: Tensor
     """(P,), the values at `best`, inf if none was finite."""
     last: Tensor

@@ -111,9 +111,9 @@ class Matching:
     prior: Prior | None
     """Prior, added to the distance."""
     local: LocalTraining
-    """Local steps from which the targets result."""
+    """Local steps of the client, from which the observed gradients result."""
     simulated: bool
-    """Whether to simulate the steps. Otherwise a gradient at the weights is matched, clipped once."""
+    """Whether to simulate the local steps. Otherwise one gradient at the weights is matched, clipped once."""
     supposed: Tensor | None
     """(V, N, K) probabilities of soft labels at the start of a search (`begun`). None: no assumed labels."""
     has_numbers: bool
@@ -131,7 +131,7 @@ class Matching:
     statistics: MovedStatistics | None = None
     """Distance from the batch-norm statistics that the clients returned. None if none changed."""
     way: Way = TOGETHER
-    """Way to compute the model's gradients with their graphs."""
+    """Method to compute the model's gradients with their autograd graphs."""
     earlier: tuple[Matching, ...] = ()
     """Problems of the same images at the weights of earlier rounds. All gradients are compared as one vector."""
     fitting: Fitting = field(default_factory=Fitting)

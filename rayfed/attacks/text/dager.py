@@ -58,7 +58,10 @@ _FURTHER = 6
 """Maximum number of inputs to use whose vectors depend on several tokens: those of about two blocks."""
 _NO_PRODUCT = "the update has no gradient of weights that multiply each token's vector, which the attack needs"
 _PROMPTED = "the model has a soft prompt, which moves the text's tokens to positions that this attack does not support"
-_STEPS = "the attack needs the gradient of one local step, but the update has several; use one local step"
+_STEPS = (
+    "the update sums several local steps, but the attack needs the gradient of one step; observe the gradient, or train "
+    "with one local step"
+)
 _FULL = (
     "the batch has {tokens} tokens, but the attack needs fewer tokens than the first layer's inputs have dimensions "
     "({room}); use a smaller batch or shorter texts"
@@ -196,7 +199,7 @@ class Span:
     gradient: Tensor
     """Gradient (width, out): sums of the input vectors, one for each output of the weights."""
     name: str = ""
-    """Name of the first of the weights."""
+    """Name of the first weight that multiplies the vectors."""
     seen: int | None = None
     """Number of leading positions whose vectors are in gradients. None: all."""
 

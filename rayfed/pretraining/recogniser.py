@@ -59,7 +59,7 @@ def train(
     """
     if missing := people - len(np.unique(labels)):
         raise DataError(
-            f"{missing} of the {people} classes have no image; a recogniser needs at least one image of each class"
+            f"a recogniser needs images of all {people} classes; {missing} without images: add images, or leave out the class"
         )
     device = device or torch.device("cpu")
     # The global random state determines the initial weights and the dropout.

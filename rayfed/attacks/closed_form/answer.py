@@ -34,7 +34,7 @@ Find = Callable[[Probe, Observation, torch.Generator], Reconstruction]
 def studied(
     find: Find, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
-    """Return the reconstructions by a closed form for all observations, with one probe of the model per kind of batch.
+    """Return a closed form's reconstructions for all observations, with one probe of the model per kind of batch.
 
     The probe is cached for the attacker's other closed forms. If required labels (`labelled`) cannot be inferred, the
     results' messages give the reason. Weight norm is removed from the model first.
@@ -162,7 +162,7 @@ def fitted_numbers(probe: Probe, observation: Observation, images: Tensor) -> Te
 
 
 def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool) -> Reconstruction:
-    """Return images (N, *shape) as a reconstruction; its `loss` is the sine of the angle between gradients.
+    """Return images (N, *shape) as a reconstruction whose `loss` is the sine of the angle between gradients.
 
     The loss is NaN unless the labels are `aligned` with the images, as for a single sample. It is also NaN if labels
     per position were not given.

@@ -27,7 +27,7 @@ _DISTINCT = 0.5
 
 
 def kept(layer: Layer, observation: Observation) -> tuple[Tensor, bool] | None:
-    """Return a layer's input (F,) from unchanged gradient values, and whether its scale is known, or None.
+    """Return a layer's input (F,) from unchanged gradient values, and whether the input's scale is known, or None.
 
     Returns None if too few values agree. The scale follows from agreeing values of the bias; without these, the input
     is known up to scale and sign.

@@ -40,11 +40,11 @@ class _Norm:
         return f"{self.path}.{self.name}".lstrip(".")
 
     def value(self, weights: Named) -> Tensor:
-        """Return the weight."""
+        """Return the weight that the weight norm computes from length and direction."""
         return torch._weight_norm(weights[self.direction], weights[self.length], self.dimension)
 
     def gradient(self, weights: Named, gradient: Named) -> Tensor:
-        """Return the gradient in the weight, from those in its length and direction."""
+        """Return the gradient with respect to the weight, from the gradients of its length and direction."""
         length, direction = (weights[name].double() for name in (self.length, self.direction))
         of_length, of_direction = (gradient[name].double() for name in (self.length, self.direction))
         norm = torch.norm_except_dim(direction, 2, self.dimension)

@@ -56,7 +56,7 @@ def batch_norm_prior(model: nn.Module, observation: Observation) -> Prior | None
 
 
 def returned_moments(model: nn.Module, observation: Observation) -> Moments:
-    """Return the mean and variance of a client's batches at each batch norm whose statistics its local steps changed.
+    """Return the mean and variance of a client's batches at each batch norm whose statistics the local steps changed.
 
     See the module docstring for the derivation.
     """
@@ -114,8 +114,7 @@ class MovedStatistics:
         return cls(targets, _Probe(network, names, correction=1), state, each, shares)
 
     def __call__(self, images: Tensor, victims: Tensor) -> Tensor:
-        """Return the distance (Q,) of images (Q, N, C, H, W) from the moments that victims (Q,) returned, with its
-        graph.
+        """Return the distance (Q,) of images (Q, N, C, H, W) from victims' (Q,) batch-norm statistics, differentiable.
 
         The distance is the mean over channels and batch norms of squared differences of means and standard deviations,
         in units of the returned standard deviation.

@@ -126,7 +126,7 @@ class _Memory:
 
     @property
     def empty(self) -> Tensor:
-        """Mask (Q,) bool of the problems for which no step and change of the gradient is stored."""
+        """Return a mask (Q,) bool of the problems for which no step and change of the gradient is stored."""
         return (self.sy.diagonal(dim1=1, dim2=2) == 0).all(1)
 
     def keep(self, which: Tensor) -> None:
@@ -142,7 +142,7 @@ class _Memory:
             self.scale[which] = 1
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """Store a pair (Q, D) in place of the oldest one."""
+        """Store a step and a gradient change (Q, D), which replace the oldest pair."""
         curvature, squared = (step * change).sum(1), change.square().sum(1)
         counts = curvature > 1e-10 * squared
         step, change = (torch.where(counts[:, None], t, torch.zeros_like(t)) for t in (step, change))

@@ -326,7 +326,7 @@ class Matching:
         return self.distance({name: -target for name, target in targets.items()}, targets) / 2
 
     def values(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return `losses` (Q,), detached. Takes a third of the work of `value_and_gradient`."""
+        """Return `losses` (Q,), detached, with a third of the work of `value_and_gradient`."""
         return torch.cat(self._in_chunks(lambda *chunk: self.losses(*chunk).detach(), points, victims))
 
     def judged(self, points: Tensor, victims: Tensor) -> Tensor:
@@ -340,7 +340,7 @@ class Matching:
 
     @property
     def ways(self) -> list[Self]:
-        """Return copies of the problem, one for each measure of sign-only updates that the search tries."""
+        """Return copies of the problem, one for each way to match a sign-only update that the search tries."""
         return [self] if self.sent is None else [replace(self, sent=sent) for sent in self.sent.ways]
 
     def _nats(self, points: Tensor, victims: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class RelativeVariation:
         return cls(cosines.to(device), min(1.0, pixels / values), first.batch_size, 1 + len(first.earlier))
 
     def __call__(self, distance: Tensor, images: Tensor, victims: Tensor) -> Tensor:
-        """Return the objective of distances (Q,), one minus the cosine, and images (Q, N, C, H, W) of victims (Q,)."""
+        """Return the objective (Q,) for cosine distances (Q,) and images (Q, N, C, H, W) of victims (Q,)."""
         cosine = self.cosines[victims].to(distance)
         # (1 - c^2) / 2c has the same weight as log(1 - c^2); near c = 1 it equals the distance
         within = self.reach * (1 - cosine.square()) / (2 * cosine)

@@ -42,7 +42,7 @@ class Replayed:
         self._is_checked = False
 
     def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values and slopes at points."""
+        """Return the objective's values (P,) and gradients (P, D) at points (P, D)."""
         has_graph = self._graph is not None and points.shape == self._points.shape
         if has_graph and self._is_checked:
             return self._replayed(points)

@@ -300,11 +300,11 @@ class _Trial:
 
     @property
     def alone(self) -> Self:
-        """The trial with only its first batch."""
+        """Return the trial with only the first batch."""
         return replace(self, images=self.images[:1], labels=self.labels[:1])
 
     def to(self, dtype: torch.dtype) -> Self:
-        """Return the trial in another precision."""
+        """Return the trial converted to another dtype."""
 
         def cast(tensors: Named) -> Named:
             return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
@@ -319,7 +319,7 @@ class _Trial:
         return torch.cat([flatten(gradient(self.model, self.weights, self.buffers, x, y)[0]) for x, y in pairs])
 
     def slope(self, way: Way) -> Tensor:
-        """Return the derivative of <`along`, gradients> in the images, computed by a way."""
+        """Return the derivative of <`along`, gradients> with respect to the images, computed by `way`."""
         images = self.images.clone().requires_grad_()
         found = way.gradients(self.model, self.weights, self.buffers, images, self.labels, {})
         way.differentiate(torch.stack([(g * self.along[name]).sum() for name, g in found.items()]).sum(), images)

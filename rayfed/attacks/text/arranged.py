@@ -57,7 +57,7 @@ class _Search:
         self._weights, self._labels = observation.weights, observation.labels.to(self._device)
 
     def found(self, tokens: Tensor) -> Tensor:
-        """Return the best text of all descents. Each descent orders the tokens and then adjusts their counts.
+        """Return the best text of all descents. Each descent orders the tokens and then adjusts the counts.
 
         The tokens are returned unchanged if the labels are unknown, because gradients cannot be compared without them.
         """

@@ -59,8 +59,8 @@ _FURTHER = 6
 _NO_PRODUCT = "the update has no gradient of weights that multiply each token's vector, which the attack needs"
 _PROMPTED = "the model has a soft prompt, which moves the text's tokens to positions that this attack does not support"
 _STEPS = (
-    "the update sums several local steps, but the attack needs the gradient of one step; observe the gradient, or train "
-    "with one local step"
+    "the update sums several local steps, but the attack needs the gradient of one step; observe the gradient, or "
+    "train with one local step"
 )
 _FULL = (
     "the batch has {tokens} tokens, but the attack needs fewer tokens than the first layer's inputs have dimensions "

@@ -72,7 +72,7 @@ class _Search:
         self._tied = table is not None and f"{table[0]}.weight" in outputs.names
 
     def found(self) -> Tensor:
-        """Return the texts with the tokens whose gradient is closest to the observed one."""
+        """Return the texts with the tokens whose gradient is closest to the observed gradient."""
         before = self._texts[:, : self._place]
         vectors = self._outputs.inputs(self._texts)[:, self._place - 1].double()
         left = {name: seen - own for (name, seen), own in zip(self._seen.items(), self._known.values(), strict=True)}

@@ -58,9 +58,7 @@ def train(
     `DataError` if a person has no image.
     """
     if missing := people - len(np.unique(labels)):
-        raise DataError(
-            f"a recogniser needs images of all {people} classes; {missing} without images: add images, or leave out the class"
-        )
+        raise DataError(f"a recogniser needs images of all {people} classes; {missing} have no image, so add images")
     device = device or torch.device("cpu")
     # The global random state determines the initial weights and the dropout.
     with seeds.global_stream(seed, "recogniser", cuda=device.type == "cuda"):

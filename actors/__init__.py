@@ -1,1 +1,1 @@
-"""Run federations on Ray: actors, pools and executors. Contains no algorithms."""
+"""Execution of federations on Ray: actors, actor pools and executors. Contains no algorithms."""

@@ -1,4 +1,4 @@
-"""Share actors between several runs of a process, which saves importing PyTorch again."""
+"""Pool of Ray actors that several runs of a process share, which saves importing PyTorch again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Acquired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
 
 
 class ActorPool:
-    """A pool that creates actors, and keeps released ones for the next run of this process."""
+    """Pool that creates Ray actors, and keeps released actors for the next run of this process."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, ResourceShare], list[ActorHandle[Any]]] = defaultdict(list)
@@ -28,7 +28,7 @@ class ActorPool:
         self._machines: dict[Machine, None] = {}
 
     def acquire(self, kind: type, share: ResourceShare, *arguments: Any) -> Acquired:
-        """Return a released or new actor with this share of a node and these arguments."""
+        """Return a released or new actor of class `kind`, with a `share` of a node and the given constructor arguments."""
         key = kind.__name__, share
         if self._idle[key]:
             actor = self._idle[key].pop()
@@ -44,7 +44,7 @@ class ActorPool:
         return actor, self._asked[-1]
 
     def machines(self) -> list[Machine]:
-        """Return the machines of all actors that have started so far, without repetition."""
+        """Return the machines of all actors that have started so far, without duplicates."""
         up, self._asked = ray.wait(self._asked, num_returns=len(self._asked), timeout=0) if self._asked else ([], [])
         for told in up:
             with suppress(RayError):  # the actor died, or its error reaches the caller that waits for it
@@ -52,7 +52,7 @@ class ActorPool:
         return list(self._machines)
 
     def release(self, actor: ActorHandle[Any], keep: bool) -> None:
-        """Keep an idle actor for a later `acquire`, or end an actor and its pending calls."""
+        """Keep an idle actor for a later `acquire` if `keep` is true, or else end the actor and its pending calls."""
         key = self._kinds[actor]
         if keep:
             self._idle[key].append(actor)

@@ -1,4 +1,4 @@
-"""Run an attacker in its own process, which never receives data or the scenario's seed."""
+"""Ray actor for an attacker, whose process never receives the data or the scenario's seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayfed.update import Observation
 
 
 class AttackerActor(Renewable, Attacker):
-    """An actor that runs the methods of `Attacker` on its share of a node."""
+    """Ray actor that runs the methods of `Attacker` on a share of a node."""
 
     def __init__(self, share: ResourceShare, sample: SampleSpec, classes: int) -> None:
         super().__init__(sample, classes, set_up(share))
@@ -25,14 +25,14 @@ class AttackerActor(Renewable, Attacker):
     def attack(
         self, attack: AttackSpec, arm: ResolvedArm, observations: Sequence[Observation], keys: Sequence[bytes]
     ) -> tuple[list[Guess], list[Guess]]:
-        """Return the results of `Attacker.attack`, and publish the progress of its searches."""
+        """Run an attack, return the results of `Attacker.attack`, and publish the progress of searches."""
         with listening(standings.post):
             return super().attack(attack, arm, observations, keys)
 
     def begin_attack(
         self, attack: AttackSpec, arm: ResolvedArm, observations: Sequence[Observation], keys: Sequence[bytes]
     ) -> Peak:
-        """Make the first iterations of an attack, and return the most GPU memory that this process has had."""
+        """Run the first iterations of an attack, and return the peak GPU memory of this process."""
         with suppress(_Begun), listening(_end_soon, every=0):
             super().attack(attack, arm, observations, keys)
         return peak()

@@ -1,4 +1,4 @@
-"""Ask Ray's autoscaler for more nodes that a run could use."""
+"""Requests to Ray's autoscaler for more nodes that a run could use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actors.cluster import Allotment
 
 @contextmanager
 def asking(most: Allotment) -> Iterator[None]:
-    """Ask Ray's autoscaler for room for all these actors during the block. No effect without an autoscaler.
+    """Request room for all actors of an allotment from Ray's autoscaler during the block. No effect without one.
 
     A cluster keeps only the latest request of all drivers, even after that driver was killed.
     """

@@ -1,4 +1,4 @@
-"""Keep track of pending and running calls to actors, and of their deadlines."""
+"""Queues of pending and running calls to actors, with the calls' deadlines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayfed.engine.executor import Call
 
 @dataclass(frozen=True)
 class Started:
-    """A call that was sent to an actor."""
+    """Call that was sent to an actor."""
 
     slot: int
     """Number of the actor. Numbers are never reused."""
@@ -31,7 +31,7 @@ class Started:
 
 
 class Waiting:
-    """The calls that were not sent to an actor yet, with one queue per preferred node."""
+    """Calls that were not sent to an actor yet, in one queue per preferred node."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
         self._queues: defaultdict[str, deque[tuple[Call, int]]] = defaultdict(deque)
@@ -44,12 +44,12 @@ class Waiting:
         return self._number
 
     def put_back(self, call: Call, losses: int) -> None:
-        """Put a call back at the front of its queue, with the number of actors that died during it."""
+        """Put a call back at the front of the call's queue; `losses` is the number of actors that died during the call."""
         self._queues[call.node].appendleft((call, losses))
         self._number += 1
 
     def take(self, node: str, idle: bool) -> tuple[Call, int] | None:
-        """Remove and return the next call for an actor on a node. None if calls should wait for another node.
+        """Remove and return the next call for an actor on `node`; None if the waiting calls should go to other nodes.
 
         An `idle` actor also takes calls of other nodes, from the longest queue.
         """
@@ -63,14 +63,14 @@ class Waiting:
 
 
 class Running:
-    """The calls that were sent to actors, by the reference to their first result, and the actors that can take more.
+    """Calls that were sent to actors, by the reference to each call's first result, and actors that can take more calls.
 
     An actor runs its calls in order, so only the first call of each actor is executing and has a deadline. If an actor
     dies, it died during this call. Methods except the iteration are fast for thousands of actors.
     """
 
     def __init__(self, slots: Iterable[int]) -> None:
-        """Start with the numbers of the actors that have started."""
+        """Initialise without calls; `slots` are the numbers of the actors that have started."""
         self._queues: defaultdict[int, deque[tuple[ray.ObjectRef[Any], Started]]] = defaultdict(deque)
         self._worked_at: dict[ray.ObjectRef[Any], Started] = {}
         self._ends: list[tuple[float, int, ray.ObjectRef[Any]]] = []
@@ -82,7 +82,7 @@ class Running:
             self.up(slot)
 
     def __iter__(self) -> Iterator[ray.ObjectRef[Any]]:
-        """Yield the references of the executing calls, in the order in which they started."""
+        """Yield the result references of the executing calls, in the order in which the calls started."""
         return iter(self._worked_at)
 
     def __bool__(self) -> bool:
@@ -90,15 +90,15 @@ class Running:
 
     @property
     def busy(self) -> set[int]:
-        """Return the numbers of the actors that have calls."""
+        """Return the numbers of the actors that are executing a call."""
         return {started.slot for started in self._worked_at.values()}
 
     def up(self, slot: int) -> None:
-        """Note that an actor can take calls, with its present number of calls."""
+        """Register that an actor can take calls, with the actor's present number of calls."""
         heappush(self._free, (len(self._queues[slot]), slot))
 
     def freest(self, slots: Container[int]) -> tuple[int, int] | None:
-        """Return the smallest number of calls of an actor, and that actor's number. None if there is no actor.
+        """Return the actor with the fewest calls, as (number of calls, actor's number); None if there is no actor.
 
         `slots` are the actors that have not ended. Among equal actors, the lowest number is returned.
         """
@@ -110,18 +110,18 @@ class Running:
         return None
 
     def pass_over(self) -> None:
-        """Skip the actor that `freest` returned until its present call has ended."""
+        """Skip the actor that `freest` returned until the actor's present call has ended."""
         heappop(self._free)
 
     def add(self, done: ray.ObjectRef[Any], started: Started) -> None:
-        """Add a call that was sent to an actor."""
+        """Add a call that was sent to an actor; `done` is the reference to the call's first result."""
         self._queues[started.slot].append((done, started))
         if len(self._queues[started.slot]) == 1:
             self._begin(done, started)
         self.up(started.slot)
 
     def pop(self, done: ray.ObjectRef[Any]) -> Started:
-        """Remove and return an executing call, which has ended or whose actor will be ended."""
+        """Remove and return an executing call that has ended or whose actor will be ended."""
         ended = self._worked_at.pop(done)
         queue = self._queues[ended.slot]
         queue.popleft()
@@ -136,17 +136,17 @@ class Running:
             heappush(self._ends, (monotonic() + started.call.limit, next(self._numbers), done))
 
     def behind(self, slot: int) -> list[Started]:
-        """Remove and return the calls that are queued on an actor after the call that was removed by `pop`."""
+        """Remove and return the calls that are queued on an actor after the call that `pop` removed."""
         queue = self._queues[slot]
         return [self.pop(queue[0][0]) for _ in range(len(queue))]
 
     @property
     def worked_at(self) -> Iterator[tuple[ray.ObjectRef[Any], Call]]:
-        """Return the executing calls, without queued ones."""
+        """Return the executing calls with the references to their first results, without queued calls."""
         return ((done, started.call) for done, started in self._worked_at.items())
 
     def next_end(self) -> tuple[float, ray.ObjectRef[Any]] | None:
-        """Return the earliest deadline of the executing calls, and its call. None if no call has a limit."""
+        """Return the earliest deadline of the executing calls, and the reference of that call; None if no call has a limit."""
         while self._ends:
             end, _, done = self._ends[0]
             if done in self._worked_at:

@@ -1,4 +1,4 @@
-"""Run a client worker in its own process."""
+"""Ray actor for a client worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayfed.scenario import Scenario
 
 
 class ClientActor(Renewable, ClientWorker):
-    """An actor that runs the methods of `ClientWorker` on its share of a node. Only these actors have data."""
+    """Ray actor that runs the methods of `ClientWorker` on a share of a node. Only client actors have data."""
 
     def __init__(
         self, share: ResourceShare, scenario: Scenario, data: Dataset, parts: Parts, validation: Parts

@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster or start one, and compute how many actors fit on it."""
+"""Connection to a Ray cluster, and computation of how many actors fit on the cluster's nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TMPDIR_LENGTH = 35
 
 @contextmanager
 def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
-    """Connect to Ray during the block: the present connection, the cluster at `address`, or a local Ray.
+    """Connect to Ray during the block: use the present connection, the cluster at `address`, or a new local Ray.
 
     A cluster receives the user's own modules. A local Ray does not need them, and copying would take seconds.
     """
@@ -53,7 +53,7 @@ def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
 
 
 def available_gpus(address: str | None, scenario: Scenario) -> dict[str, int]:
-    """Return, by kind of actor, the number of GPUs that it may be on, in the cluster or on this machine."""
+    """Return the number of GPUs that each kind of actor may use, in the cluster or on this machine."""
     if not address and not ray.is_initialized():
         return gpus_here()
     with connected(address, scenario):
@@ -67,14 +67,14 @@ def available_gpus(address: str | None, scenario: Scenario) -> dict[str, int]:
 
 @contextmanager
 def _explaining_start(address: str | None) -> Iterator[None]:
-    """Turn errors while starting or connecting to Ray into a `ResourceError`."""
+    """Convert errors while starting or connecting to Ray into a `ResourceError`."""
     try:
         yield
     except Exception as error:
         if address:
             raise ResourceError(
                 f"no Ray cluster at '{address}': {error}; start one with `ray start --head`, or omit --address. "
-                f"If the cluster needs a token, set RAY_AUTH_MODE=token here too."
+                f"If the cluster needs a token, set RAY_AUTH_MODE=token on this machine, too."
             ) from error
         if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
             raise ResourceError(
@@ -89,7 +89,7 @@ def _explaining_start(address: str | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Allotment:
-    """The numbers of actors that a run starts, by kind, and the share of a node for each."""
+    """Number of actors of each kind that a run starts, and the share of a node for one actor of each kind."""
 
     clients: int
     client: ResourceShare
@@ -107,12 +107,12 @@ class Allotment:
         return not one_gpu and all(share.num_cpus >= 1 for share in shares)
 
     def describe(self) -> str:
-        """Describe the numbers of actors and their shares in words."""
+        """Return a text with the numbers of client actors and attackers, and the actors' shares of a node."""
         kinds = [(self.clients, "client actor", self.client), (self.attackers, "attacker", self.attacker)]
         return ", ".join(f"{n} {what}{'s' * (n > 1)} of {share} each" for n, what, share in kinds if n)
 
     def environment(self, server_in_driver: bool = False) -> dict[str, object]:
-        """Return the cluster's part of environment.json: its resources, and the shares of the actors."""
+        """Return the cluster's part of environment.json: the cluster's resources, and the shares of the actors."""
         have = ray.cluster_resources()
         clients, attackers = f"{self.clients} clients ({self.client})", f"{self.attackers} attackers ({self.attacker})"
         server = "the server in the driver's process" if server_in_driver else f"1 server ({self.server})"
@@ -125,7 +125,7 @@ class Allotment:
 
 
 def allot(scenario: Scenario, client_calls: int, attack_calls: int, before: Allotment | None = None) -> Allotment:
-    """Divide the cluster's present resources among the run's actors, at most one for each concurrent call.
+    """Divide the cluster's present resources among a run's actors, at most one actor for each concurrent call.
 
     The server is on the driver's node, because other nodes may be removed and a run ends with its driver anyway.
     `before` is the run's last allotment, which is returned if the nodes are the same.
@@ -139,7 +139,7 @@ def allot(scenario: Scenario, client_calls: int, attack_calls: int, before: Allo
 
 
 class Node(NamedTuple):
-    """The resources of one node that actors can use."""
+    """Resources of one cluster node that actors can use."""
 
     cpus: float
     gpus: float
@@ -147,7 +147,7 @@ class Node(NamedTuple):
 
 
 def alive() -> dict[str, Node]:
-    """Return the living nodes of the cluster, by Ray's identifier."""
+    """Return the resources of the cluster's living nodes, by Ray's identifier of the node."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return {
         node["NodeID"]: Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0), node["Labels"])
@@ -156,7 +156,7 @@ def alive() -> dict[str, Node]:
 
 
 def wanted(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Return the maximum number of actors that a run can use: one for each concurrent call.
+    """Return the largest allotment that a run can use: one actor for each concurrent call.
 
     Clients and attackers on nodes with the same labels take turns, so one of each shares a core.
     """
@@ -172,12 +172,12 @@ def wanted(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotmen
 
 
 def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Divide nodes among the run's actors, with at least one of each kind. See `allot`."""
+    """Divide the resources of nodes among a run's actors, with at least one actor of each kind."""
     r, most = scenario.resources, wanted(scenario, client_calls, attack_calls)
     client, attacker = [most.client], [most.attacker] * bool(most.attackers)
 
     def slots(kinds: Sequence[ResourceShare], *others: Alike) -> int:
-        """Return how many actors of each of these kinds fit next to the others; at least one."""
+        """Return how many actors of each kind in `kinds` fit in addition to the actors `others`; at least one."""
 
         def too_many(n: int) -> bool:
             return not fits(nodes, [(most.server, 1), *others, *((kind, n) for kind in kinds)])
@@ -200,7 +200,7 @@ def _without(labels: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
 
 
 def allot_trial(scenario: Scenario) -> Allotment:
-    """Return the actors of one trial of a sweep, with the share of a node for each.
+    """Return the allotment of one trial of a sweep: the trial's actors, and each actor's share of a node.
 
     Trials run in parallel, so each has one actor per kind unless the scenario asks for more.
     """
@@ -218,7 +218,7 @@ def allot_trial(scenario: Scenario) -> Allotment:
 
 
 def check(allotment: Allotment, nodes: Sequence[Node]) -> None:
-    """Raise `ResourceError` if the actors do not fit on the nodes. A cluster without CPUs passes, as it may grow."""
+    """Raise `ResourceError` if the allotted actors do not fit on the nodes, unless no node has a CPU yet."""
     if not any(node.cpus for node in nodes):
         return
     _check_node("server", allotment.server, nodes)
@@ -233,7 +233,7 @@ Alike = tuple[ResourceShare, int]
 
 
 def fits(nodes: Sequence[Node], actors: Sequence[Alike]) -> bool:
-    """Return whether actors with these shares fit, each on one node, and each fraction of a GPU on one GPU.
+    """Return whether the actors fit on the nodes: each actor on one node, and each fraction of a GPU on one GPU.
 
     Actors that need labels are placed first, then the largest, each on the first node with room. Equal actors are
     placed together, which is fast for many actors.
@@ -256,14 +256,14 @@ def _rank(share: ResourceShare) -> tuple[bool, float, float]:
 
 @dataclass
 class _Free:
-    """The free resources of a node."""
+    """Free resources of a node."""
 
     cpus: float
     gpus: list[float]
     labels: Mapping[str, str]
 
     def take(self, share: ResourceShare, most: int) -> int:
-        """Take a share up to `most` times, as far as it fits, and return how often."""
+        """Take a share from the free resources up to `most` times, and return how many times the share fitted."""
         if not share.may_be_on(self.labels):
             return 0
         taken = most
@@ -321,7 +321,7 @@ def _no_label(what: str, share: ResourceShare, nodes: Sequence[Node]) -> str:
     own = sorted({f"{name}={value}" for node in nodes for name, value in node.labels.items() if name != _NODE_ID})
     return (
         f"resources.{what}.labels: no node has {asked} (nodes have {', '.join(own) or 'no labels'}): start one with "
-        f"`ray start --labels {asked}`, add the labels to its node type in cluster.yaml, or remove them here"
+        f"`ray start --labels {asked}`, add the labels to its node type in cluster.yaml, or remove resources.{what}.labels"
     )
 
 

@@ -1,4 +1,4 @@
-"""Execute runs on Ray, with client workers, attackers and the server as actors that are replaced when they die."""
+"""Execution of runs on Ray: client workers, attackers and the server are actors, which are replaced if they die."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from rayfed.scenario import Scenario
 
 @dataclass(frozen=True)
 class RayExecution:
-    """Opens executors on Ray: the connected one, the cluster at `address`, or a new local one."""
+    """Function object that opens executors on Ray: the connected cluster, the cluster at `address`, or a new local Ray."""
 
     address: str | None = None
 
     def num_gpus(self, scenario: Scenario) -> dict[str, int]:
-        """Return the number of GPUs of Ray's cluster, or of this machine if Ray is started for the run."""
+        """Return the number of GPUs in Ray's cluster for each kind of actor, or on this machine if Ray is not running yet."""
         return available_gpus(self.address, scenario)
 
     @contextmanager
     def __call__(self, inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
-        """Open an executor with as many actors as the cluster has room for."""
+        """Open an executor with as many actors as the run can use and the cluster has room for."""
         scenario = inputs.scenario
         with connected(self.address, scenario):
             calls = count_calls(scenario, len(inputs.data.test_labels))
@@ -64,24 +64,24 @@ class RayExecution:
 
 
 def on_ray(address: str | None = None) -> RayExecution:
-    """Return an execution on Ray: the connected one, the cluster at `address`, or a new local one."""
+    """Return a function that opens executors on Ray: the connected cluster, the one at `address`, or a new local Ray."""
     return RayExecution(address)
 
 
 @dataclass(frozen=True)
 class TrialExecution:
-    """Opens executors for successive trials, within one allotment and with the actors of one pool."""
+    """Function object that opens executors for the trials of a sweep, with one allotment and the actors of one pool."""
 
     allotment: Allotment
     actor_pool: ActorPool
 
     def num_gpus(self, scenario: Scenario) -> dict[str, int]:
-        """Return 0 for each kind: the allotment has the actors' GPUs, and no `num_gpus` is `auto` any more."""
+        """Return 0 GPUs for each kind of actor, because the allotment already contains the actors' GPUs."""
         return dict.fromkeys(KINDS, 0)
 
     @contextmanager
     def __call__(self, inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
-        """Open an executor; its actors are kept for the next trial."""
+        """Open an executor for one trial, and keep the executor's actors for the next trial."""
         executor = RayExecutor(lambda _: self.allotment, self.actor_pool, progress.note)
         with connected(None, inputs.scenario), _closing(executor, keep=True):
             yield executor
@@ -112,7 +112,7 @@ LOOK = 2.0
 
 
 class RayExecutor:
-    """An executor that runs calls on all its actors in parallel (`rayfed.engine.executor.Executor`).
+    """Executor that runs calls in parallel on Ray actors (`rayfed.engine.executor.Executor`).
 
     The number of actors changes when the cluster grows or shrinks.
     """
@@ -124,7 +124,7 @@ class RayExecutor:
         note: Callable[[str], None],
         in_driver: bool = False,
     ) -> None:
-        """Start with the allotment that `room` returns.
+        """Initialise with the allotment that `room` returns; the actors start later.
 
         `room` is called with the last allotment when the cluster may have changed. With `in_driver`, the server is in
         this process instead of an actor.
@@ -140,11 +140,11 @@ class RayExecutor:
 
     @property
     def clients(self) -> int:
-        """Return the number of client actors."""
+        """Return the number of client actors, which is the number of concurrent client calls."""
         return self._allotment.clients
 
     def nodes(self) -> dict[str, int]:
-        """Return the nodes of the client actors that have started."""
+        """Return the number of started client actors on each node."""
         return self._clients.nodes() if self._clients else {}
 
     def describe(self) -> str:
@@ -160,7 +160,7 @@ class RayExecutor:
         return [this_machine("driver", torch.device("cpu")), *self._actor_pool.machines()]
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Start the actors and wait for the client actors, so that the first round does not include their start."""
+        """Start the actors, and wait for the client actors, so that the first round does not include the start."""
         data = inputs.data
         self._attackers_made_of = data.sample.published(), len(data.classes)
         shared = [ray.put(value) for value in (data, Parts.of(inputs.parts), Parts.of(inputs.validation))]
@@ -174,19 +174,19 @@ class RayExecutor:
         )
         self._clients.wait()
         if self._clients.losses:
-            self._note(f"{self._clients.losses} client actor died while starting and was replaced")
+            self._note(f"{self._clients.losses} client actor(s) died while starting and were replaced")
         if self._allotment.attackers and (self._allotment.attacker.num_gpus or self._allotment.apart):
             self._started_attackers().wait()  # raises before training if a GPU is missing
 
     def check_server(self) -> None:
-        """Wait until the server has started."""
+        """Wait until the server has started. Raises `Lost` if the server died."""
         assert self._server is not None
         if ready := self._server.ready():
             with telling_losses():
                 wait_for([ready])
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """End the server, which may hold the sums of an unfinished round, and start a new one."""
+        """Replace the server, which may hold the sums of an unfinished round, by a new server."""
         if self._server:
             self._server.close(keep=False)
         if self._in_driver:
@@ -195,7 +195,7 @@ class RayExecutor:
             self._server = OnActor(self._actor_pool, self._allotment.server, roles, saved)
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """Run calls on client actors."""
+        """Run calls on client actors, and yield each result as the call ends."""
         assert self._clients is not None
         return self._noting_losses(self._clients, partial(self._clients.run, calls), "clients", "client actor")
 
@@ -205,7 +205,7 @@ class RayExecutor:
         return self._allotment.apart
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
-        """Run calls on attackers. They start with the first calls, unless they have their own cores."""
+        """Run calls on attackers, and yield each result as the call ends. Attackers start on first use."""
         if not calls:
             return iter(())  # most rounds have no attacks, and starting an actor slows down the others for seconds
         attackers = self._started_attackers()
@@ -217,12 +217,12 @@ class RayExecutor:
         return self._noting_losses(attackers, begin, "attackers", "attacker")
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call a method of the server. Calls run in order, not in parallel."""
+        """Call a method of the server, and return references to the results. Calls run in order, not in parallel."""
         assert self._server is not None
         return self._server.serve(method, args, returns)
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
-        """Return values from this process or the object store."""
+        """Return the values of references, from this process or from Ray's object store."""
         with telling_losses():
             if limit is not None and len(ray.wait(list(refs), num_returns=len(refs), timeout=limit)[0]) < len(refs):
                 raise OverdueError("the server", limit)
@@ -232,7 +232,7 @@ class RayExecutor:
                 raise original(error) from None
 
     def close(self, keep: bool = False) -> None:
-        """End all actors. With `keep`, release them to the actor pool instead."""
+        """End all actors or, with `keep`, release all actors to the actor pool for the next run."""
         for pool in (self._clients, self._attackers):
             if pool:
                 pool.close(keep)

@@ -1,4 +1,4 @@
-"""Start a local Ray, in the background while a command imports PyTorch and reads its scenario.
+"""Start of a local Ray, in the background while a command imports PyTorch and reads the scenario.
 
 This module imports no PyTorch and little of rayfed, so that Ray can start at once.
 """
@@ -21,7 +21,7 @@ _OWN_LIMIT, _RAYS_LIMIT = 1 << 20, 100 << 10
 
 
 def connect(**options: Any) -> None:
-    """Call `ray.init` without Ray's own output."""
+    """Call `ray.init` with the given options, and suppress Ray's own output."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -29,7 +29,7 @@ def connect(**options: Any) -> None:
 
 
 def start() -> None:
-    """Start Ray on this machine, on 127.0.0.1 only, and remove the files of dead sessions."""
+    """Start a local Ray that listens only on 127.0.0.1, and remove the files of dead Ray sessions."""
     ray_files.guard_token()
     # If memory is short, kill one actor at a time, the youngest first, and not the server.
     os.environ.setdefault("RAY_worker_killing_policy_by_group", "true")
@@ -40,13 +40,13 @@ def start() -> None:
 
 
 def most_in_a_message() -> int:
-    """Return the maximum size in bytes of an argument that is sent in the call's message, not by the object store."""
+    """Return the maximum size in bytes of an argument that Ray sends in a call's message, not by the object store."""
     return int(os.environ.get(_LIMIT, _RAYS_LIMIT))
 
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Disconnect from Ray after the block, and stop a Ray that `start` has started.
+    """Disconnect from Ray after the block, and stop Ray if `start` has started it.
 
     If the block fails, Ray's logs are kept until another Ray is started.
     """
@@ -96,7 +96,7 @@ def _without_what_nobody_asks() -> Iterator[None]:
 
 
 class _Background(Thread):
-    """A thread that starts Ray and lives until Ray is no longer needed, as Ray's processes end with this thread."""
+    """Thread that starts Ray and lives as long as Ray is needed, because Ray's processes end with this thread."""
 
     def __init__(self) -> None:
         super().__init__(name="local-ray", daemon=True)
@@ -104,7 +104,7 @@ class _Background(Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Start Ray and wait until it is no longer needed."""
+        """Start Ray, and wait until Ray is no longer needed."""
         try:
             start()
         except Exception as error:
@@ -140,7 +140,7 @@ def starting() -> Iterator[None]:
 
 
 def is_up() -> bool:
-    """Return whether a Ray was started in the background. Waits for its start, and raises the error of a failed one."""
+    """Return whether Ray was started in the background. Waits for the start, and raises the error of a failed start."""
     if _background is None:
         return False
     _background.up.wait()

@@ -1,4 +1,4 @@
-"""Shares of GPUs for `num_gpus: auto`, from the memory that one client actor and one attacker need."""
+"""GPU shares for `num_gpus: auto`, computed from the memory that one client actor and one attacker need."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _LOWER = {
 
 
 def with_shares(inputs: Inputs, note: Callable[[str], None]) -> Scenario:
-    """Return the scenario with a number in place of each `num_gpus: auto`, and note what was measured.
+    """Replace each `num_gpus: auto` of a scenario by a number, measured on GPUs, and print the measured memory.
 
     One client actor, alone on a GPU, trains the first cohort of each arm. Then one attacker, alone on a GPU, begins
-    each attack. Raises `ResourceError` if no GPU has room for them.
+    each attack. Raises `ResourceError` if no GPU has room for such an actor.
     """
     scenario = inputs.scenario
     kinds = [kind for kind in KINDS if getattr(scenario.resources, kind).num_gpus == "auto"]
@@ -58,7 +58,7 @@ def with_shares(inputs: Inputs, note: Callable[[str], None]) -> Scenario:
 
 
 def with_measured_shares(scenario: Scenario, note: Callable[[str], None] = lambda _: None) -> Scenario:
-    """Return a sweep's scenario with a number in place of each `num_gpus: auto`, measured on the first trial."""
+    """Replace each `num_gpus: auto` of a sweep's scenario by a number, measured on the first trial."""
     gpus = available_gpus(None, scenario)
     if not any(gpus.values()):
         return with_devices(scenario, gpus)
@@ -70,7 +70,7 @@ def with_measured_shares(scenario: Scenario, note: Callable[[str], None] = lambd
 
 
 def shares_of(peaks: Mapping[str, Peak]) -> dict[str, float]:
-    """Return the share of a GPU for one actor of each kind, given their peaks.
+    """Return the share of a GPU for one actor of each kind, given each kind's peak of GPU memory.
 
     As many actors of each kind as fit share a GPU. If one of each does not fit, the last kind gets what the first one
     leaves: an attacker attacks fewer victims at a time if memory runs out. Raises `ResourceError` if an actor does not
@@ -89,7 +89,7 @@ def shares_of(peaks: Mapping[str, Peak]) -> dict[str, float]:
 
 
 def describe(peaks: Mapping[str, Peak], shares: Mapping[str, float]) -> str:
-    """Describe the measured memory, and how many actors of each kind share a GPU."""
+    """Return a text with the GPU memory measured for each kind of actor, and how many actors share a GPU."""
     peak = next(iter(peaks.values()))
     total, others = peak.total / _GIB, peak.others / _GIB
     needs = ", ".join(f"{_ACTOR[kind]} needs {peak.took / _GIB:.2f} GiB" for kind, peak in peaks.items())
@@ -145,7 +145,7 @@ def _measure(inputs: Inputs, scenario: Scenario, kinds: Sequence[str]) -> dict[s
 
 
 def check_alone(allotment: Allotment) -> None:
-    """Raise `ResourceError` if the cluster cannot hold the only actor of an allotment."""
+    """Raise `ResourceError` if the cluster has no room for an allotment with a single actor."""
     check(allotment, list(alive().values()))
 
 

@@ -1,4 +1,4 @@
-"""Set up an actor's process: threads, device, and the serialisation of tensors."""
+"""Setup of an actor's process: threads, device, and the serialisation of tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rayfed.user_exits import exits_refused
 
 @dataclass(frozen=True)
 class ResourceShare:
-    """The share of a node that one actor may use."""
+    """Share of a node (CPUs, GPUs) that one actor may use."""
 
     num_cpus: float
     num_gpus: float
@@ -42,16 +42,16 @@ class ResourceShare:
 
     @property
     def threads(self) -> int:
-        """Return the number of threads, which affects the order of sums in convolutions."""
+        """Return the number of PyTorch threads of the actor, which affects the order of sums in convolutions."""
         return max(1, ceil(self.num_cpus))
 
     def may_be_on(self, labels: Mapping[str, str]) -> bool:
-        """Return whether the share allows a node with these labels."""
+        """Return whether the actor may be placed on a node with the given labels."""
         return all((labels.get(name) == value.strip("!")) != value.startswith("!") for name, value in self.labels)
 
 
 def set_up(share: ResourceShare) -> torch.device:
-    """Apply a share to this process and return its device.
+    """Apply a share of a node to this process (threads, GPU memory), and return the device to compute on.
 
     The number of threads depends on the scenario and not on the machine, because it changes the order of sums in
     convolutions. Ray uses a fraction of a GPU only for scheduling, so the memory is limited here.
@@ -84,7 +84,7 @@ def keep_freed_memory() -> None:
 
 
 class Arrival(NamedTuple):
-    """The place where an actor has started."""
+    """Machine and node on which an actor has started."""
 
     machine: Machine
     node: str
@@ -92,29 +92,29 @@ class Arrival(NamedTuple):
 
 
 class Renewable:
-    """Base class of actors, which report their machine and can be reused by the next run."""
+    """Base class of Ray actors that report their machine and can be reused by the next run."""
 
     computes = True
     """Whether the actor computes on the GPU of its share."""
 
     def __init_subclass__(cls) -> None:
-        """Turn exits in calls into errors. Otherwise Ray would end the actor and repeat the call."""
+        """Convert exits in calls into errors; otherwise Ray would end the actor and repeat the call."""
         super().__init_subclass__()
         for name, method in inspect.getmembers(cls, inspect.isfunction):
             if not name.startswith("_"):
                 setattr(cls, name, exits_refused()(method))
 
     def machine(self, share: ResourceShare) -> Machine:
-        """Return the machine of this process. Raises `ResourceError` if its arithmetic is not as the scenario asks."""
+        """Return the machine of this process. Raises `ResourceError` if the scenario requires other arithmetic."""
         check_arithmetic(share.deterministic)
         return this_machine(type(self).__name__, device_for(share.num_gpus if self.computes else 0))
 
     def arrive(self, share: ResourceShare) -> Arrival:
-        """Return the place where this process runs. Raises the errors of `machine`."""
+        """Return the machine and the node of this process. Raises the errors of `machine`."""
         return Arrival(self.machine(share), ray.get_runtime_context().get_node_id())
 
     def renew(self, share: ResourceShare, *arguments: Any) -> Arrival:
-        """Initialise the actor again with this share and these arguments. Returns and raises as `arrive` does."""
+        """Initialise a reused actor again with a share and constructor arguments, and return the result of `arrive`."""
         self.__dict__.clear()
         self.__init__(share, *arguments)  # type: ignore[misc]
         return self.arrive(share)

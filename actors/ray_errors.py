@@ -1,4 +1,4 @@
-"""Classify Ray's exceptions: which calls to repeat, and which message to show the user."""
+"""Classification of Ray's exceptions: which calls to repeat, and which message to show to the user."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _NODE_DIED = "its node has died"
 
 
 class Loss(Enum):
-    """The cause of an actor's death."""
+    """Cause of an actor's death: node, memory or process."""
 
     NODE = auto()
-    """Its node is gone. The call is not the cause."""
+    """The actor's node is gone. The call is not the cause."""
     MEMORY = auto()
-    """Ray's memory killer ended it because memory was short. The call may not be the cause."""
+    """Ray's memory killer ended the actor because memory was short. The call may not be the cause."""
     PROCESS = auto()
-    """Its process ended: the call crashed, or the process was killed."""
+    """The actor's process ended: the call crashed, or the process was killed."""
 
 
 def loss_of(error: Exception) -> Loss:
-    """Return the cause of an actor's death, from one of the exceptions in `DEATHS`."""
+    """Return the cause of an actor's death, given the exception that Ray raised (one of `DEATHS`)."""
     if isinstance(error, OutOfMemoryError):
         return Loss.MEMORY
     if isinstance(error, NodeDiedError) or getattr(error, "preempted", False) or _NODE_DIED in str(error):
@@ -48,7 +48,7 @@ def loss_of(error: Exception) -> Loss:
 
 
 def original(error: RayTaskError) -> Exception:
-    """Return the exception that the call raised, or Ray's own error about an argument or the machine.
+    """Return the exception that an actor's call raised, or Ray's own error about an argument or the machine.
 
     Exceptions other than `UserError` get the actor's traceback as a note.
     """
@@ -61,13 +61,13 @@ def original(error: RayTaskError) -> Exception:
 
 
 def brief(error: Exception) -> str:
-    """Return the message of one of `DEATHS`. For Ray's memory killer, only the first line, which has the numbers."""
+    """Return the message of an actor's death; for Ray's memory killer only the first line, which has the numbers."""
     return str(error).partition("\n")[0] if loss_of(error) is Loss.MEMORY else str(error)
 
 
 @contextmanager
 def telling_losses() -> Iterator[None]:
-    """Turn Ray's errors about a dead server and lost objects in the block into `Lost`."""
+    """Convert Ray's errors about a dead server or lost objects in the block into `Lost`."""
     try:
         yield
     except DEATHS as error:
@@ -78,7 +78,7 @@ def telling_losses() -> Iterator[None]:
 
 @contextmanager
 def in_words_for_people() -> Iterator[None]:
-    """Turn Ray's errors about the machine in the block into a `ResourceError` with advice.
+    """Convert Ray's errors about the machine (disk, raylet) in the block into a `ResourceError` with advice.
 
     A `KeyboardInterrupt` becomes `Killed` if another signal caused it, because Ray knows only Ctrl-C.
     """
@@ -99,7 +99,7 @@ def in_words_for_people() -> Iterator[None]:
 
 
 def raylet_died() -> ResourceError:
-    """Return the error for a run whose local raylet has died."""
+    """Return the error to raise if Ray's node process on this machine (raylet) has died during a run."""
     return ResourceError(
         "Ray's raylet on this machine has died. It was killed, or had no memory or disk space: see its log raylet.err "
         "in Ray's temporary folder, by default /tmp/ray/session_latest/logs. Complete rounds are kept and `rayfed "

@@ -1,4 +1,4 @@
-"""Protect Ray's token on this machine, and remove the session folders of killed drivers."""
+"""Protection of Ray's token on this machine, and removal of the session folders of killed drivers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _session: IO[bytes] | None = None
 
 
 def guard_token() -> None:
-    """Make Ray's token file readable only for its owner. Ray creates it readable for all users.
+    """Make Ray's token file readable only for the file's owner, because Ray creates the file readable for all users.
 
     With the token, other users could run code as the owner. Does nothing if the environment sets another token or mode.
     """
@@ -37,7 +37,7 @@ def guard_token() -> None:
 
 
 def claim_session() -> None:
-    """Mark the Ray session of this process as rayfed's, and remove marked sessions whose drivers are dead."""
+    """Mark this process's Ray session folder as rayfed's, and remove marked session folders of dead drivers."""
     import ray
 
     global _session
@@ -49,7 +49,7 @@ def claim_session() -> None:
 
 
 def remove_dead(root: Path) -> None:
-    """Remove the session folders in `root` that a rayfed driver marked and no process locks."""
+    """Remove the Ray session folders in `root` that a rayfed driver marked and that no process locks."""
     for folder in root.glob("session_*"):
         if (folder / MARK).exists() and not folder.is_symlink() and (lock := _locked(folder)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -57,7 +57,7 @@ def remove_dead(root: Path) -> None:
 
 
 def leave_session(remove: bool) -> None:
-    """Unlock and, with `remove`, delete this process's session folder after Ray has stopped."""
+    """Unlock this process's Ray session folder after Ray has stopped and, with `remove`, delete the folder."""
     global _session
     if _session:
         if remove:

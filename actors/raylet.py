@@ -1,4 +1,4 @@
-"""Watch the local raylet, so that a run ends with a report before Ray kills the driver after the raylet's death."""
+"""Watch on the local raylet (Ray's node process): if the raylet dies, the run ends with a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from actors.ray_errors import raylet_died
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Interrupt the block with a `ResourceError` when the raylet dies, and disconnect from Ray.
+    """Interrupt the block with a `ResourceError` if the raylet (Ray's node process) dies, and disconnect from Ray.
 
     Does nothing in other threads than the main thread, which cannot be interrupted.
     """
@@ -46,7 +46,7 @@ def watched() -> Iterator[None]:
 
 
 class _Watch(Thread):
-    """A thread that waits for the end of a connection to the raylet."""
+    """Thread that waits for the end of a connection to the raylet."""
 
     def __init__(self) -> None:
         super().__init__(name="raylet-watch", daemon=True)
@@ -65,7 +65,7 @@ class _Watch(Thread):
             signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
 
     def end(self) -> None:
-        """Stop the thread."""
+        """Close the connection and stop the thread."""
         self._over = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

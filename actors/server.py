@@ -1,4 +1,4 @@
-"""Run the server in its own process."""
+"""Ray actor for the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rayfed.engine.server import ArmState, Server, ServerRole
 
 
 class ServerActor(Renewable, Server):
-    """An actor that runs the methods of `Server`. It does not train, so its model stays on the CPU."""
+    """Ray actor that runs the methods of `Server`. The server does not train, so the models stay on the CPU."""
 
     computes = False
 

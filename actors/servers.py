@@ -1,4 +1,4 @@
-"""Run a server on an actor, or in the driver's process if it only adds updates.
+"""Server of a run on Ray: on an actor, or in the driver's process if the server only adds updates.
 
 An actor costs an import of PyTorch and three calls per round. It is needed for timeouts, for a driver that survives a
 crash of the server, and for separate memory.
@@ -27,7 +27,7 @@ LIGHT = 16 << 20
 
 
 def only_adds(inputs: Inputs) -> bool:
-    """Return whether a run's server can be in the driver: it adds updates of a small model with rayfed's own code."""
+    """Return whether the server can run in the driver, because it only adds updates of a small model with rayfed's code."""
     scenario, resources = inputs.scenario, inputs.scenario.resources
     if scenario.privacy.secure or resources.timeout is not None or resources.server.num_cpus is not None:
         return False
@@ -42,20 +42,20 @@ def only_adds(inputs: Inputs) -> bool:
 
 
 class Serving(Protocol):
-    """Interface of a server for the executor."""
+    """Interface through which the executor calls the server."""
 
     def serve(self, method: str, args: tuple[Any, ...], returns: int) -> Any:
-        """Call a method and return a reference to its result, or to each of several results. Calls run in order."""
+        """Call a method of the server, and return a reference to each result. Calls run in order."""
 
     def ready(self) -> Ref | None:
-        """Return a reference that is ready when the server has started. None if it already has."""
+        """Return a reference that is ready when the server has started; None if the server has already started."""
 
     def close(self, keep: bool) -> None:
-        """End the server. With `keep`, keep its actor for another run."""
+        """End the server or, with `keep`, keep the server's actor for another run."""
 
 
 class OnActor:
-    """A server on its own actor."""
+    """Server that runs on a separate Ray actor."""
 
     def __init__(
         self, pool: ActorPool, share: ResourceShare, roles: dict[str, ServerRole], saved: dict[str, ArmState]
@@ -64,27 +64,27 @@ class OnActor:
         self.actor, _ = pool.acquire(ServerActor, share, roles, saved)
 
     def serve(self, method: str, args: tuple[Any, ...], returns: int) -> Any:
-        """Send the call to the actor. Errors are raised when the result is fetched."""
+        """Send a call to the server's actor, and return references. Errors are raised when a result is fetched."""
         return getattr(self.actor, method).options(num_returns=returns).remote(*args)
 
     def ready(self) -> Ref | None:
-        """Return a reference that is ready when the actor has started."""
+        """Return a reference that is ready when the server's actor has started."""
         ready: Ref = self.actor.__ray_ready__.remote()
         return ready
 
     def close(self, keep: bool) -> None:
-        """Release the actor to its pool, which keeps or ends it."""
+        """Release the server's actor to the actor pool, which keeps the actor if `keep` is true, and else ends the actor."""
         self._pool.release(self.actor, keep)
 
 
 class InDriver:
-    """A server in the driver's process. Its results stay in this process until a call needs them."""
+    """Server in the driver's process. Results stay in this process until a call needs them."""
 
     def __init__(self, threads: int, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         self._threads, self._server = threads, Server(roles, saved)
 
     def serve(self, method: str, args: tuple[Any, ...], returns: int) -> Any:
-        """Run the call in this process, with the number of threads of the server's share."""
+        """Run a server call in this process, with the number of threads of the server's share."""
         before = torch.get_num_threads()
         with telling_losses():
             try:
@@ -99,8 +99,8 @@ class InDriver:
         return Held(result) if returns == 1 else [Held(one) for one in result]
 
     def ready(self) -> Ref | None:
-        """Return None, as the server is always ready."""
+        """Return None, because a server in this process is always ready."""
         return None
 
     def close(self, keep: bool) -> None:
-        """Do nothing, as the server has no actor."""
+        """Do nothing, because a server in this process has no actor to release."""

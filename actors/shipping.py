@@ -1,4 +1,4 @@
-"""Send the user's own code to the nodes of a cluster, which have only rayfed installed."""
+"""Transfer of the user's own code to the nodes of a cluster, which have only rayfed installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayfed.scenario import Scenario, dotted_paths
 
 
 def runtime_env(scenario: Scenario) -> dict[str, Any]:
-    """Return Ray's `runtime_env` for a scenario: environment variables, and the modules of its dotted paths.
+    """Return Ray's `runtime_env` for a scenario: environment variables, and the user's modules that the scenario names.
 
     These are all modules imported so far from the folders for dotted paths and from PYTHONPATH, except installed
     packages. Checking the scenario has imported them.

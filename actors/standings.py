@@ -1,4 +1,4 @@
-"""Send the progress of searches from attackers to the driver, through Ray's key-value store.
+"""Transfer of the progress of searches from attackers to the driver, through Ray's key-value store.
 
 An actor cannot take other calls during a search, so it writes its progress and the driver reads it. Lost reports are
 not repeated, because they only inform the user.
@@ -19,14 +19,14 @@ _NAMESPACE = b"rayfed_standings"
 
 
 def post(standing: Standing) -> None:
-    """Write the progress of the search in this actor's present call."""
+    """Publish the progress of the search that the actor's present call runs."""
     with suppress(Exception):  # a failed report must not end the search
         key = ray.get_runtime_context().get_task_id()
         table._internal_kv_put(str(key), json.dumps(asdict(standing)), namespace=_NAMESPACE)
 
 
 def look(call: ray.ObjectRef[object]) -> Standing | None:
-    """Return the progress of a call's search, by the reference to its result. None before the first report."""
+    """Return the progress of a call's search, given the reference to the call's result; None before the first report."""
     with suppress(Exception):
         if written := table._internal_kv_get(call.task_id().hex(), namespace=_NAMESPACE):
             return Standing(**json.loads(written))
@@ -34,6 +34,6 @@ def look(call: ray.ObjectRef[object]) -> Standing | None:
 
 
 def forget(call: ray.ObjectRef[object]) -> None:
-    """Delete the progress of a call from the store."""
+    """Delete the progress of a call's search from Ray's key-value store."""
     with suppress(Exception):
         table._internal_kv_del(call.task_id().hex(), namespace=_NAMESPACE)

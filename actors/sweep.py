@@ -1,4 +1,4 @@
-"""Run sweeps on Ray Tune: parallel trials, stopped early by a scheduler and logged by trackers."""
+"""Execution of sweeps on Ray Tune: parallel trials, stopped early by a scheduler and logged by trackers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TUNE = "tune"
 
 
 def on_tune(address: str | None = None) -> SweepExecution:
-    """Return an execution of sweeps on Ray: the present connection, the cluster at `address`, or a new local Ray."""
+    """Return a function that runs sweeps on Ray: the connected cluster, the one at `address`, or a new local Ray."""
 
     def execution(recorder: SweepRecorder) -> None:
         folder = recorder.folder
@@ -84,7 +84,7 @@ def _tuner(scenario: Scenario, recorder: SweepRecorder, callback: _Recording) ->
 
 
 def scheduler(sweep: Sweep, rounds: int) -> TrialScheduler | None:
-    """Return the scheduler that stops trials early by their test accuracy. None if the sweep has none."""
+    """Return the scheduler that stops trials early by their test accuracy; None if the sweep names no scheduler."""
     common: dict[str, Any] = {"time_attr": "rounds", "metric": "test_accuracy", "mode": "max"}
     if sweep.scheduler == "asha":
         # Trials are stopped at max_t. None reaches it, as each ends by itself before.
@@ -107,7 +107,7 @@ def _search(recorder: SweepRecorder) -> OptunaSearch:
 
 
 def _trainable(scenario: Scenario, recorder: SweepRecorder) -> Any:
-    """Return the function that plays a setting's repeats one after another and reports the objectives."""
+    """Return the function that runs a setting's repeats one after another and reports the objectives."""
     folder, places = recorder.folder, search_places()
     allotment, objectives = allot_trial(scenario), swept(scenario).objectives
 
@@ -129,7 +129,7 @@ def _trainable(scenario: Scenario, recorder: SweepRecorder) -> Any:
 
 
 class _Recording(tune.Callback):
-    """A Tune callback that records the ends of trials."""
+    """Tune callback that records the ends of trials."""
 
     def __init__(self, recorder: SweepRecorder) -> None:
         self._recorder = recorder
@@ -140,17 +140,17 @@ class _Recording(tune.Callback):
         return {}  # nothing to save: a sweep continues from its outcomes, not from Tune's state
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
-        """Record a trial that has finished, failed, or was stopped by a scheduler."""
+        """Record that a trial has finished, failed, or been stopped by a scheduler."""
         self._recorder.end(_repeats(trial.config), (trial.last_result or {}).get("error"))
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
-        """Record that a trial's process has died."""
+        """Record that a trial's process has died, with Ray's error message."""
         error = trial.get_error()  # None if Tune knows only that the process is gone
         said = str(getattr(error, "cause", None) or error) if error else "the trial's process died repeatedly"
         self.lost.append((_repeats(trial.config), said))
 
     def give_up(self) -> None:
-        """Record trials as failed if their process has died too often."""
+        """Record the trials whose process has died too often as failed."""
         for repeats, error in self.lost:
             self._recorder.end(repeats, error)
 

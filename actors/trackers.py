@@ -1,4 +1,4 @@
-"""Create the experiment trackers that a sweep names, as callbacks of Tune."""
+"""Experiment trackers (TensorBoard, MLflow, Weights & Biases) that a sweep names, as callbacks of Tune."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayfed.scenario import Sweep
 
 
 def trackers(sweep: Sweep, folder: SweepFolder) -> list[tune.Callback]:
-    """Return the callbacks of the trackers that a sweep names, with its options.
+    """Return Tune callbacks for the experiment trackers that a sweep names, with the sweep's options.
 
     Raises `UserError` if a tracker's package is not installed, or if Weights & Biases has no key.
     """

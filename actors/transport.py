@@ -1,4 +1,4 @@
-"""Send tensors between actors as NumPy arrays, which Ray reads without a copy.
+"""Transfer of tensors between actors as NumPy arrays, which Ray reads without a copy.
 
 Reading 44 MB from the object store takes 0.3 ms as a NumPy array, and 177 ms as a pickled tensor. Arrays are copied on
 arrival, because the store's memory is read-only and a defence that writes to it would crash the process.
@@ -22,7 +22,7 @@ from rayfed.memory import on_host
 
 
 def register() -> None:
-    """Register the serialiser of tensors in this process. Tensors on a GPU arrive on the CPU."""
+    """Register the serialiser of tensors for Ray in this process. Tensors on a GPU arrive on the CPU."""
     ray.util.register_serializer(Tensor, serializer=_to_numpy, deserializer=_to_tensor)
 
 
@@ -35,20 +35,20 @@ def _to_tensor(array: np.ndarray) -> Tensor:
 
 
 class Held:
-    """A value in the driver's process, which is put into the object store only when a call needs it."""
+    """Value in the driver's process, which is put into Ray's object store only when a call needs the value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     @cached_property
     def argument(self) -> Any:
-        """Return the value as an argument: small weights directly, other values as references to the object store."""
+        """Return the value as an argument of a call: small weights directly, other values as object references."""
         small = isinstance(self.value, Sent) and self.value.broadcast is None
         return self.value if small and self.value.nbytes <= most_in_a_message() else ray.put(self.value)
 
 
 def fetched(values: Iterable[Any]) -> list[Any]:
-    """Return the values, with each `Held` and each reference replaced by its content."""
+    """Return `values` with each `Held` and each object reference replaced by its value."""
     known = [value.value if isinstance(value, Held) else value for value in values]
     references = [value for value in known if isinstance(value, ray.ObjectRef)]
     got = iter(ray.get(references) if references else ())  # `ray.get([])` would start Ray if it is not connected

@@ -1,4 +1,4 @@
-"""Run a trial of a sweep as a Ray Tune trainable that reports every round."""
+"""Trial of a sweep as a Ray Tune trainable that reports every round."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Trainable = Callable[[dict[str, Any]], None]
 
 
 def trainable(scenario: Scenario) -> Trainable:
-    """Return a trainable for Ray Tune, see `rayfed.tune.trainable`."""
+    """Return a Ray Tune trainable that runs a scenario with the values of a trial (see `rayfed.tune.trainable`)."""
     scenario = with_measured_shares(scenario)
     allotment, places = allot_trial(scenario), search_places()
 
@@ -43,7 +43,7 @@ def trainable(scenario: Scenario) -> Trainable:
 
 
 def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
-    """Reserve resources for a trainable and its actors in one placement group, so that two trials cannot deadlock."""
+    """Reserve resources for a trial and the trial's actors in one placement group, so that two trials cannot deadlock."""
     shares = [allotment.client] * allotment.clients + [allotment.attacker] * allotment.attackers
     if allotment.server.num_cpus:
         shares.append(allotment.server)
@@ -54,7 +54,7 @@ def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
 
 @cache
 def own_actor_pool() -> ActorPool:
-    """Return the actor pool of this process, which is shared by successive trials."""
+    """Return the actor pool of this process, which successive trials share."""
     return ActorPool()
 
 
@@ -63,12 +63,12 @@ Places = tuple[list[str], list[str], str]
 
 
 def search_places() -> Places:
-    """Return this process's folders of modules and files, for the processes of trials."""
+    """Return the folders in which this process finds modules and files, for the processes of trials."""
     return list(sys.path), list(registry.SEARCHED), str(Path.cwd())
 
 
 def prepare_process(places: Places) -> None:
-    """Set up a trial's process: one thread, and the driver's folders of modules and files.
+    """Set up a trial's process: one PyTorch thread, and the driver's folders of modules and files.
 
     Tune changes to the trial's own folder, in which the scenario's relative paths do not exist.
     """
@@ -82,7 +82,7 @@ def prepare_process(places: Places) -> None:
 
 
 class Reporter(Progress):
-    """Report every round of a run to Tune."""
+    """Progress display that reports every round of a run to Tune."""
 
     def __init__(self) -> None:
         self._attacks: dict[str, list[dict[str, Any]]] = {}
@@ -93,7 +93,7 @@ class Reporter(Progress):
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """Report the accuracy and the mean scores of a round."""
+        """Report a round's losses and accuracy, and the mean scores of attacks, to Tune."""
         for row in attacks:
             self._attacks.setdefault(row["arm"], []).append(row)
         metrics: dict[str, Any] = {"rounds": 1 + max((row["round"] for row in rows), default=0)}

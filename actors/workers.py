@@ -1,4 +1,4 @@
-"""Run calls on a pool of actors: yield results as they finish, and repeat calls when an actor dies.
+"""Pool of actors that runs calls: yields results as they finish, and repeats calls if an actor dies.
 
 Every call is a pure function of its arguments, so a call can be repeated when its actor is lost.
 """
@@ -35,11 +35,11 @@ PATIENCE = 30.0
 
 
 class ActorsLost(ResourceError):
-    """Several actors died during the same call, or while starting."""
+    """Error if several actors died during the same call, or while starting."""
 
 
 class Workers:
-    """A pool of equal actors that run calls. Dead actors are replaced, and the pool's size follows the cluster.
+    """Pool of equal actors that run calls. Dead actors are replaced, and the pool grows and shrinks with the cluster.
 
     If Ray ends actors because memory is short, only half as many work at once. If a call fails even on a single actor,
     it is the cause, and all actors are started again.
@@ -82,11 +82,11 @@ class Workers:
 
     @property
     def abreast(self) -> int:
-        """Return the number of actors that may work at once."""
+        """Return how many actors of the pool may work at once, which is halved each time memory runs short."""
         return max(1, self._size >> self.halvings)
 
     def resize(self, size: int, nodes: Collection[str]) -> None:
-        """Change the pool to `size` actors; `nodes` are the cluster's nodes.
+        """Change the pool to `size` actors, and note the cluster's present `nodes`.
 
         Surplus actors end, those of lost nodes first. Their calls are repeated.
         """
@@ -96,7 +96,7 @@ class Workers:
             self._fill()
 
     def wait(self) -> None:
-        """Wait until all actors have started. Raises `ResourceError` if none starts within `START_TIMEOUT`.
+        """Wait until all actors have started. Raises `ResourceError` if no actor starts within `START_TIMEOUT`.
 
         An actor that dies while starting is replaced. An error while starting is raised.
         """
@@ -104,9 +104,9 @@ class Workers:
             self._started(self._first_start())
 
     def run(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
-        """Return an iterator over finished calls, each with its first result and references to the other results.
+        """Run calls on the actors, and return an iterator over finished calls, each with its result.
 
-        An actor gets its next call before it has finished the last one, as long as more calls wait than there are
+        Each item has the call's first result, and references to its other results. An actor gets its next call before it has finished the last one, as long as more calls wait than there are
         actors. So an actor does not wait for the driver, and at most one call per actor waits for a slow one. Actors
         prefer calls of their own node. With `ahead`, all calls are sent to the started actors at once, and run while
         the caller does other work.
@@ -287,11 +287,11 @@ class Workers:
             self._failed_starts = 0
 
     def nodes(self) -> dict[str, int]:
-        """Return the number of started actors on each node."""
+        """Return the number of actors that have started on each node."""
         return dict(Counter(self._nodes[slot] for slot in self._up()))
 
     def give_place(self) -> bool:
-        """End one of several actors, or those still starting, to make room for another pool's actor.
+        """End one of several started actors, and all actors that are still starting, to make room for another pool.
 
         Returns whether any was ended. The next `run` starts them again.
         """
@@ -332,13 +332,13 @@ class Workers:
         self._starting = {ready: other for ready, other in self._starting.items() if other != slot}
 
     def close(self, keep: bool = False) -> None:
-        """Release all actors to the actor pool. With `keep`, the pool keeps them."""
+        """Release all actors to the actor pool, which keeps the actors if `keep` is true, and else ends them."""
         for actor in self._actors.values():
             self._actor_pool.release(actor, keep)
 
 
 def wait_for(starting: list[ray.ObjectRef[Any]]) -> None:
-    """Wait until these actors have started. Raises `ResourceError` after `START_TIMEOUT`."""
+    """Wait until all actors in `starting` have started. Raises `ResourceError` after `START_TIMEOUT` seconds."""
     ready, missing = ray.wait(starting, num_returns=len(starting), timeout=START_TIMEOUT)
     try:
         ray.get(ready)

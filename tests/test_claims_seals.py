@@ -289,11 +289,11 @@ def test_a_run_says_where_a_clients_weight_makes_the_sum_nearly_its_update() -> 
     inputs = prepare(scenarios.parse(TEXT, changes=skewed))
     share = inputs.parts.sizes.max() / inputs.parts.sizes.sum()
     assert share > 0.5
-    lines = [line for line in inputs.encryption if "nearly its update" in line]
+    lines = [line for line in inputs.encryption if "nearly that client's update" in line]
     assert [line.split()[1] for line in lines] == ["packed", "pieces", "ckks", "bfv", "other"]
     assert all(f"client {inputs.parts.sizes.argmax()} {share:.0%} of the weight of round 0" in line for line in lines)
     for changes in (skewed[1:], skewed[:1]):  # uniform weights, and equal parts
-        assert "nearly its update" not in str(prepare(scenarios.parse(TEXT, changes=changes)).encryption)
+        assert "nearly that client's update" not in str(prepare(scenarios.parse(TEXT, changes=changes)).encryption)
 
 
 # Where clients may drop out.

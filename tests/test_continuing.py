@@ -147,7 +147,7 @@ def test_a_run_whose_pixels_have_changed_is_not_resumed(tmp_path: Path) -> None:
     record["hashes"]["data"]["test"] = "0" * 64
     folder.write_text("environment.json", json.dumps(record))
     before = folder.read_mapping("status.json")
-    with pytest.raises(RunError, match=r"its data \(test\) differ from those of the finished rounds"):
+    with pytest.raises(RunError, match=r"the data \(test\) differ from those of the finished rounds"):
         runs.resume(folder.url, local, Progress())
     assert folder.read_mapping("status.json") == before
 

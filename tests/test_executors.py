@@ -458,7 +458,7 @@ def test_a_round_that_is_not_applied_is_told_and_logged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", ["validated", "clients", "rounds", "add"])
 def test_a_table_that_rules_do_not_have_is_named(table: str) -> None:
     tables = RoundTables()
-    with pytest.raises(UserError, match=rf"'{table}', which is not for rules: .*scores, secure_sums, weights"):
+    with pytest.raises(UserError, match=rf"'{table}', to which rules cannot add rows: .*scores, secure_sums, weights"):
         tables.add({"arm": "a", "round": 0}, {table: [{"factor": 0.5}]})
     assert tables == RoundTables()
 

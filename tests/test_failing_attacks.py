@@ -113,7 +113,7 @@ def test_an_attack_that_ends_its_process_is_rows_that_say_so(ray_session: None, 
     rows = folder.read_table("attacks").to_pylist()
     assert {row["status"] for row in rows if row["attack"] == "analytic"} <= {"ok", "diverged"}
     assert {(row["status"], row["message"]) for row in rows if row["attack"] == "mine"} == {
-        ("failed", "its process died 2 times")
+        ("failed", "the attack's process died 2 times")
     }
 
 

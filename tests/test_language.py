@@ -254,8 +254,14 @@ def test_what_is_wrong_in_lists_of_words_is_named(tmp_path: Path, columns: Any, 
         ({"loss": "place_cross_entropy"}, "has texts without classes"),
         ({"data": "digits", "model": "lenet", "loss": "causal_lm"}, "needs texts, but data 'digits' has images"),
         ({"data": {"name": "text", "length": 8}, "model": "text_transformer", "loss": "masked_lm"}, "no mask token"),
-        ({"data": {"name": "text", "length": 8}, "model": "text_transformer", "loss": "causal_lm"}, "scores per place"),
-        ({"federation": {"rounds": 1, "clients": 2, "malicious": {"name": "label_flip", "clients": [0]}}}, "per place"),
+        (
+            {"data": {"name": "text", "length": 8}, "model": "text_transformer", "loss": "causal_lm"},
+            "scores per position",
+        ),
+        (
+            {"federation": {"rounds": 1, "clients": 2, "malicious": {"name": "label_flip", "clients": [0]}}},
+            "per position",
+        ),
     ],
 )
 def test_what_does_not_go_with_language_models_is_said_before_a_run(

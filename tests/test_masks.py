@@ -345,7 +345,7 @@ def scenario(root: Path, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": {"name": "cross_entropy"}}, "has one label per place: set `loss: place_cross_entropy`"),
+        ({"loss": {"name": "cross_entropy"}}, "has one label per position: set `loss: place_cross_entropy`"),
         ({"model": {"name": "lenet"}}, r"'lenet' returns \(3,\) for samples with \(6, 8\) places"),
         (
             {"partition": {"name": "dirichlet", "alpha": 1.0}},
@@ -364,7 +364,7 @@ def test_a_model_of_pixels_needs_masks_and_scores_of_their_size() -> None:
     digits = {"name": "t", "data": {"name": "digits", "train_samples": 40}, "federation": {"rounds": 1, "clients": 2}}
     with pytest.raises(UserError, match="'unet' scores each pixel, but data 'digits'"):
         prepare(check(digits | {"model": {"name": "unet", "width": 2}}, "t"))
-    with pytest.raises(UserError, match=r"'place_cross_entropy' needs a class per place.*image_masks"):
+    with pytest.raises(UserError, match=r"'place_cross_entropy' needs a class per position.*image_masks"):
         prepare(check(digits | {"model": {"name": "lenet"}, "loss": {"name": "place_cross_entropy"}}, "t"))
     with pytest.raises(UserError, match=r"returns \(2, 3, 4, 4\) for 2 images of 1x8x8.*\(2, 3, 8, 8\)"):
         build_model(

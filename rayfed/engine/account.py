@@ -1,4 +1,4 @@
-"""Privacy account of an arm: the guarantees of its defences over a run, or why there are none."""
+"""Privacy account of an arm (one tested variant): the guarantees of its defences over a run, or why there are none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CHANCES = np.geomspace(1e-4, 1, 97).tolist()
 
 @dataclass(frozen=True)
 class Account:
-    """Accountant of one arm over a run."""
+    """Privacy accountant of one arm (one tested variant of the federation) over a run."""
 
     scenario: Scenario
     arm: Arm
@@ -46,11 +46,11 @@ class Account:
 
     @property
     def name(self) -> str:
-        """Name of the arm."""
+        """Return the name of the arm that the account belongs to."""
         return self.arm.spec.name
 
     def setting(self, rounds: int) -> Setting:
-        """Return the setting of the accountants for the first `rounds` rounds."""
+        """Return the accountants' setting (clients, sampling, local steps) for the first `rounds` rounds."""
         s, training = self.scenario, self.arm.spec.training
         drawn = np.zeros_like(self.samples)
         for round in range(rounds):
@@ -74,7 +74,7 @@ class Account:
         )
 
     def calibrated(self, rounds: int) -> Account:
-        """Return a copy with the noise that the arm's target epsilons need over `rounds` rounds."""
+        """Return a copy with the noise calibrated to the target epsilons of the arm's defences over `rounds` rounds."""
         if not self._accounted:
             return self
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
@@ -84,11 +84,11 @@ class Account:
         return replace(self, arm=replace(self.arm, spec=spec, defences=defences))
 
     def epsilon(self, rounds: int) -> float:
-        """Return the largest epsilon of the arm's guarantees after `rounds` rounds, or 0 without guarantees."""
+        """Return the largest epsilon of an arm's privacy guarantees after `rounds` rounds; 0 without a guarantee."""
         return max((found.epsilon for _, _, found in self._guarantees(rounds)), default=0.0)
 
     def rounds_within(self, budget: float) -> int:
-        """Return the number of rounds within a privacy budget (epsilon); all rounds for an arm without mechanisms.
+        """Return how many rounds fit into a privacy budget (epsilon); all rounds if the arm has no privacy mechanism.
 
         Raises `UserError` if the first round exceeds the budget, or if a mechanism has no valid guarantee.
         """
@@ -108,7 +108,7 @@ class Account:
         return low
 
     def rows(self, rounds: int) -> list[dict[str, Any]]:
-        """Return the arm's rows of the table `privacy`: its guarantees, or why it has none."""
+        """Return an arm's rows of the table `privacy`: its privacy guarantees, or the reason why it has none."""
         row: dict[str, Any] = {"arm": self.name, "rounds": rounds}
         guaranteed = [
             row
@@ -129,7 +129,7 @@ class Account:
         return {f"rero_{n}": curve.at_most(1 / n) for n in PRIORS} | {"advantage": curve.advantage}
 
     def proved(self, attack: AttackSpec, trained: int) -> list[dict[str, Any]]:
-        """Return the arm's rows of the table `proved`: trade-off curves for all that one attack sees of a victim.
+        """Return an arm's rows of the table `proved`: trade-off curves of all that one attack observes of a victim.
 
         An attack sees `trained` rounds of training, and the further updates or gradients that it observes. The list is
         empty if no account covers the attack's view or grants.
@@ -191,11 +191,11 @@ class Account:
         )
 
     def check(self) -> None:
-        """Raise `UserError` if a mechanism is undefined in this run."""
+        """Raise `UserError` if the account of a privacy mechanism is undefined for the run's settings."""
         _ = self._broken
 
     def mechanisms(self, rounds: int) -> dict[int, tuple[DefenceSpec, Spending, Guarantee]]:
-        """Return the mechanisms with a valid guarantee, by position in the defence pipeline."""
+        """Return the privacy mechanisms that have a valid guarantee, by position in the defence pipeline."""
         if not self._accounted:
             return {}
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant

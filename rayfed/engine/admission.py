@@ -15,7 +15,7 @@ from rayfed.engine.tables import Rows
 
 @dataclass
 class Admission:
-    """Admission of one round's updates; arms without a clock admit all updates."""
+    """Admission of one round's updates by their arrival times; arms without a virtual clock admit all updates."""
 
     clocks: Mapping[str, RoundClock]
     """Clocks by arm; empty if the scenario has no `federation.system`."""
@@ -23,13 +23,13 @@ class Admission:
     """Arm -> client -> arrival of its update, in seconds."""
 
     def left(self, work: Sequence[Portion]) -> tuple[list[Portion], list[Cohort]]:
-        """Return the work of the remaining clients, and the one-client cohorts that virtual time excludes."""
+        """Split work into that of the remaining clients and that of clients that virtual time excludes."""
         timed = [c for portion in work for c in portion if c.arm.name in self.clocks]
         lost = [cohort for cohort in timed if cohort.clients[0] in self.clocks[cohort.arm.name].lost]
         return [portion for portion in work if portion[0] not in lost], lost
 
     def results(self, results: Iterator[Result], work: Sequence[Portion], lost: Sequence[Cohort]) -> Iterator[Result]:
-        """Yield the results as they arrive, without the updates of late or surplus clients.
+        """Yield the results of client work as they arrive, without the updates of late or surplus clients.
 
         If admission depends on all arrivals, results are yielded after the last one.
         """
@@ -59,7 +59,7 @@ class Admission:
                     yield one if admitted.issuperset(one.portion[0].clients) else _dropped(one)
 
     def close(self, arm: str, rows: Rows) -> dict[str, Any]:
-        """Set the status of an arm's clients in their rows, and return columns of the round's row."""
+        """Set the status of an arm's clients in `rows`, and return the round's columns of virtual time."""
         if (clock := self.clocks.get(arm)) is None:
             return {}
         closing: Closing = clock.close(self.arrivals[arm])

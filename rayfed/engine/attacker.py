@@ -25,7 +25,7 @@ from rayfed.update import Observation
 
 
 class Attacker:
-    """Run attacks on observations."""
+    """Attacker that runs attacks on observations of clients (updates, gradients), without access to data."""
 
     def __init__(self, sample: SampleSpec, classes: int, device: torch.device) -> None:
         self._sample, self._classes, self._device = sample, classes, device
@@ -42,7 +42,7 @@ class Attacker:
         observations: Sequence[Observation],
         keys: Sequence[bytes],
     ) -> tuple[list[Guess], list[Guess]]:
-        """Return a result for each observation, once without images for the driver, and once whole for scoring.
+        """Return an attack's results, one per observation: without images for the driver, and whole for scoring.
 
         `keys[i]` seeds the attacker's randomness for observation i. `arm` gives the architecture, which a defence may
         change; the model's initial weights are sampled anew. If the attack raises an exception, its unfinished

@@ -29,7 +29,7 @@ from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
 @dataclass(frozen=True)
 class AttackCall:
-    """One call of an attack on some of its victims in one arm."""
+    """One call of an attack on some of the attack's victims in one arm (one tested variant of the federation)."""
 
     arm: ResolvedArm
     attack: AttackSpec
@@ -68,7 +68,7 @@ class _Play:
 
     @property
     def late(self) -> bool:
-        """Whether the time is up."""
+        """Return whether the time limit of the calls has passed."""
         return monotonic() > self.ends + (0.0 if self.answered else self.grace)
 
 
@@ -78,7 +78,7 @@ LoadStates = Callable[[str, Iterable[int], int], dict[int, State]]
 
 @dataclass(frozen=True)
 class Spare:
-    """Attacks on one arm that are run together if time is left after all other attacks."""
+    """Attacks on one arm that are run together if time is left after all planned attacks."""
 
     arm: str
     titles: Collection[str]
@@ -90,7 +90,7 @@ class Spare:
 
 @dataclass(frozen=True)
 class Allowance:
-    """Time limit for the attacks of a round. Attacks that do not fit are reported in their rows."""
+    """Time limit for the attacks of a round. Attacks that do not fit into the time are reported in the tables."""
 
     seconds: float = inf
     """Seconds from the first observation to the last score."""
@@ -123,7 +123,7 @@ class Allowance:
     """Interruption of the trials, which is raised again after their rows are written."""
 
     def ends(self, began: float) -> float:
-        """Return the end of the calls; `began` is the start of observing (both on the clock of `monotonic`)."""
+        """Return the time on the clock of `monotonic` when attack calls must end; `began` is the start of observing."""
         return min(began + self.seconds, self.until) - self.scoring
 
     def unplayed(self, arm: str, title: str) -> tuple[str, str]:
@@ -135,7 +135,7 @@ ALL_THE_TIME = Allowance()
 
 
 def want_of_time(seconds: float | None) -> str:
-    """Return the message for an attack that did not fit into the time; `seconds` is its estimate, if known."""
+    """Return the message for an attack that did not fit into the time, with its estimated `seconds` if known."""
     return WANT_OF_TIME + ("" if seconds is None else f" (about {duration(seconds)})")
 
 
@@ -147,12 +147,12 @@ class RunAttackers(Protocol):
     """Protocol of `rayfed.engine.executor.Executor.run_attackers`."""
 
     def __call__(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
-        """Yield each call as it ends."""
+        """Run attack calls, and yield each call with its result as it ends."""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """Attacks that run while a round is trained."""
+    """Attacks of a round that already run while the clients train."""
 
     due: Sequence[AttackCall]
     truths: Mapping[int, tuple[Ref, tuple[Any, ...]]]
@@ -188,7 +188,7 @@ class Attacks:
         return {}
 
     def begin(self, round: int, sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]) -> Begun | None:
-        """Start the attacks of a round before its training, as many as are observed at once; `strike` collects them.
+        """Start attacks of a round before its training, as many as are observed at once; `strike` collects the results.
 
         This is possible because an observation repeats the client's work. Returns None if there are no attacks, or if
         a client fails; its training then reports the error.
@@ -212,7 +212,7 @@ class Attacks:
         earlier: Mapping[str, Sequence[Sent]],
         begun: Begun | None = None,
     ) -> None:
-        """Observe, attack and score a round's victims, and add the rows to `tables`.
+        """Observe a round's victims, run the attacks, score the results, and add the rows to `tables`.
 
         `earlier` has the kept values that clients received in previous rounds, by arm. Observations and true samples
         are passed by reference. Late clients are attacked, failed ones are not. If Ctrl-C stops the attacks, the rows
@@ -398,13 +398,13 @@ class Attacks:
         return Call("attack", args, tag, returns=2, limit=limit, crashes=_CRASHES)
 
     def _unfinished(self, d: AttackCall, how: Overdue | Crashed) -> list[Guess]:
-        """Return failed results for an attack that took too long or whose process ended."""
+        """Return failed results for an attack that took too long or whose process died."""
         if isinstance(how, Overdue):
             message = f"not finished within {self.scenario.resources.timeout:g} s per victim (resources.timeout)"
         elif how.memory:
-            message = "its process ran out of memory: lower the attack's batch_size, restarts or victims"
+            message = "the attack's process ran out of memory: lower the attack's batch_size, restarts or victims"
         else:
-            message = f"its process died {1 + _CRASHES} times"
+            message = f"the attack's process died {1 + _CRASHES} times"
         return [failed(d.attack.build(), message) for _ in d.victims]
 
     def _due(self, round: int, arms: Sequence[ResolvedArm], failed: Collection[tuple[str, int]]) -> list[AttackCall]:
@@ -433,7 +433,7 @@ class Attacks:
 
 
 def keys_of(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence[int], repeat: int = 0) -> list[bytes]:
-    """Return the seeds of an attacker's randomness, one for each victim."""
+    """Return the keys that seed an attacker's random numbers, one for each victim."""
     key = (scenario.seed, "attack", attack.title, round)
     return [seeds.derived(*key, v, *seeds.again(repeat)) for v in victims]
 
@@ -445,7 +445,7 @@ def note_attack(
     outcomes: Sequence[Guess],
     scored: Sequence[Scored],
 ) -> None:
-    """Add one call's rows to the tables of attacks, traces, images, texts, snapshots and inferences."""
+    """Add the rows of one attack call to the tables of attacks, traces, images, texts, snapshots and inferences."""
     for victim, outcome, one in zip(d.victims, outcomes, scored, strict=True):
         key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "victim": victim, "repeat": d.repeat}
         tables.images += [key | image for image in one.images]

@@ -61,7 +61,7 @@ def audit(
     shrink: bool = False,
     arms: Sequence[str] = (UNDEFENDED,),
 ) -> list[Audited]:
-    """Run all applicable attacks within the budget, and return the results for each set of weights.
+    """Run all applicable attacks within the time budget, and return the results for each set of weights.
 
     The weights are the model's initial ones and, if a `run` is given, those that its `arm` has learnt. The list is
     empty if no attack applies. `shrink` reduces batch sizes to the number of samples per client. `execution` is opened
@@ -96,7 +96,7 @@ def audit(
 
 
 def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the section `model` for a name or mapping. Default: the section of the run.
+    """Return the scenario section `model` for a name or mapping. Default: the section of the run `trained`.
 
     Raises `UserError` without either.
     """
@@ -111,7 +111,7 @@ def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> 
 
 
 def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the section `loss` for a name or mapping. Default: the run's, or empty if the model's task sets it."""
+    """Return the scenario section `loss` for a name or mapping. Default: the section of the run, or empty."""
     if given is None:
         return {} if trained is None else trained.loss
     return loss_section(given)
@@ -125,7 +125,7 @@ def data_of(
     text: str | None,
     trained: Trained | None,
 ) -> dict[str, Any]:
-    """Return the section `data` for the given samples (`rayfed.data.section`). Default: the section of the run."""
+    """Return the scenario section `data` for a file, folder or data set. Default: the section of the run `trained`."""
     if label is not None and targets:
         raise UserError(
             "--label names a column of classes, --target columns of numbers: give only one of these options"
@@ -138,7 +138,7 @@ def data_of(
 
 
 def pipelines(given: Sequence[Any]) -> Defences:
-    """Return defence pipelines by arm, from names, mappings with a name, or lists of these.
+    """Return defence pipelines by arm name, from names of defences, mappings with a name, or lists of both.
 
     Raises `UserError` for anything else.
     """
@@ -149,7 +149,7 @@ def pipelines(given: Sequence[Any]) -> Defences:
         pipeline = [named(one) for one in (value if isinstance(value, list | tuple) else [value])]
         if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in pipeline):
             raise UserError(
-                f"defence: found '{_typed(value)}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of these"
+                f"defence: found '{_typed(value)}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of both"
             )
         pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
         for problem in component_problems({"defences": pipeline}):
@@ -176,7 +176,7 @@ def _typed(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Trained:
-    """Sections of a run whose weights are audited, for its first arm (the reference)."""
+    """Sections `model`, `data` and `loss` of a run whose weights are audited, from the run's first arm."""
 
     arm: str
     model: dict[str, Any]
@@ -185,7 +185,7 @@ class Trained:
 
     @classmethod
     def of(cls, run: str) -> Trained:
-        """Read a run's scenario; raises `UserError` if there is none."""
+        """Read the sections from a run's scenario. Raises `UserError` if the run has no scenario."""
         search_where(run)
         folder = RunFolder.open(run)
         loaded = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")

@@ -1,4 +1,4 @@
-"""Preparation of an audit: try its attacks, select those that fit into the time, and print the plan."""
+"""Preparation of an audit: try the attacks, select the attacks that fit into the time, and print the plan."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TooShort:
 
     @property
     def enough(self) -> str:
-        """Options of the smallest audit, as text; empty if they are not known."""
+        """Return the options of the smallest possible audit, as text; empty if the options are not known."""
         if not self.options:
             return ""
         given = " ".join(f"--{name} {value}" for name, value in self.options.items() if name != "defence")
@@ -75,7 +75,7 @@ class TooShort:
 
 @dataclass(frozen=True)
 class Budget:
-    """Time budget of an audit, or a fixed number of evaluations."""
+    """Time budget of an audit, or a fixed number of evaluations of the objective per search."""
 
     began: float
     """Start of the command, on the clock of `monotonic`."""
@@ -92,22 +92,22 @@ class Budget:
 
     @property
     def end(self) -> float:
-        """End of the budget, on the clock of `monotonic`."""
+        """Return the end of the time budget, on the clock of `monotonic`."""
         return inf if self.iterations is not None else self.began + self.seconds
 
     @property
     def starting(self) -> float:
-        """Seconds between the start of the command and its trials, an estimate of the start of another process."""
+        """Return the seconds from the command's start to its trials, as an estimate of the start of another process."""
         return 0.0 if self.ready is None else self.ready - self.began
 
     @property
     def trials_end(self) -> float:
-        """End of the trials, which may take half of the time left at their start."""
+        """Return the latest end of the trials, which may take half of the time left at the start of the trials."""
         return self._of_the_rest(1 / 2)
 
     @property
     def pace_end(self) -> float:
-        """End of timing the defences, after at most two thirds of the time left at the start of the trials."""
+        """Return the latest end of timing the defences: two thirds of the time left at the start of the trials."""
         return self._of_the_rest(2 / 3)
 
     def _of_the_rest(self, share: float) -> float:
@@ -116,11 +116,11 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds left for each set of weights."""
+        """Return the seconds left for each set of weights."""
         return (self.end - monotonic()) / self.sets - self.closing
 
     def until(self, sets: int) -> float:
-        """Return the end of the attacks on the next set of weights, of `sets` that are left."""
+        """Return the time at which attacks on the next set of weights must end, if `sets` sets are left."""
         now = monotonic()
         return inf if self.end == inf else now + (self.end - now) / sets - self.closing
 
@@ -148,7 +148,7 @@ def rehearsed(
     shrink: bool,
     start: Callable[[Inputs], Any] = lambda _: None,
 ) -> Rehearsed | None:
-    """Inspect the model, try all attacks, and return the scenario with the part that fits into the time.
+    """Inspect the model, try all attacks, and return the scenario with the attacks that fit into the time.
 
     `start` is called before the trials, to start the processes for the attacks. Returns None if no attack applies.
     `shrink` reduces batch sizes to the number of samples per client, and drops those that the model rejects. After
@@ -224,7 +224,7 @@ class _Clock:
 
     @property
     def slower(self) -> float:
-        """Elapsed seconds per CPU second, at least 1; larger if other processes use the machine."""
+        """Return the elapsed seconds per CPU second, at least 1; larger if other processes use the machine."""
         return max((monotonic() - self._began) / max(process_time() - self._work, 1e-9), 1.0)
 
 
@@ -337,11 +337,11 @@ class _Choice:
         """Selection for the requested plan, with all of its defences."""
 
     def arms(self, plan: Plan) -> list[str]:
-        """Return the arms of the scenario, without the default defences that the plan leaves out."""
+        """Return the arms (tested variants) of the scenario, without the default defences that the plan leaves out."""
         return [arm for arm in self._forms if arm in plan.defences or arm not in DEFENCES]
 
     def fitted(self, plan: Plan, trials: Sequence[Trial]) -> tuple[Plan, Fitted]:
-        """Return the plan with as many default defences as there is time for, and the attacks that fit.
+        """Return the plan with as many default defences as there is time for, and the attacks that fit into the time.
 
         Observations are timed on two arms first: for the default defences, or if no arms can be compared.
         """
@@ -357,7 +357,7 @@ class _Choice:
         return plan, fitted
 
     def of_fewer(self, plan: Plan, trials: Sequence[Trial], fitted: Fitted) -> tuple[Plan, Sequence[Trial], Fitted]:
-        """Return a plan with fewer samples at the smallest batch size, its trials, and the attacks that fit.
+        """Return a plan with fewer samples at the smallest batch size, the plan's trials, and the attacks that fit.
 
         The number of samples is the largest with which all attacks fit on the defences that the user named, or else one
         sample, if only then arms can be compared or any attack fits. Otherwise returns the given plan.

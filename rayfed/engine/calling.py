@@ -22,7 +22,7 @@ Source = str | PathLike[str] | Mapping[str, Any] | Scenario
 
 
 def scenario_of(source: Source, changes: Sequence[str]) -> Scenario:
-    """Return the scenario for a file, the name of a scenario of rayfed, a mapping, or a `Scenario`.
+    """Return the checked scenario for a file, the name of a scenario of rayfed, a mapping, or a `Scenario` object.
 
     Raises `ScenarioError` for an invalid scenario.
     """
@@ -47,7 +47,7 @@ def name_of(model: Any) -> str:
 
 @contextmanager
 def shown(show: bool, brief: bool = False) -> Iterator[Any]:
-    """Open the display of a run's progress: the terminal view if `show` is true, else no display."""
+    """Open the terminal view of a run's progress if `show` is true, else no display."""
     if not show:
         yield AuditProgress()
         return

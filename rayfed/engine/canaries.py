@@ -59,7 +59,7 @@ _BEYOND = 1e6
 
 
 class Canaries(nn.Module):
-    """Model whose gradient is one coordinate per layer, selected by the input, with the sign given by the input.
+    """Model whose gradient has one nonzero coordinate per layer; the input selects the coordinate and the sign.
 
     Inputs (N, 1, 1, 4) in [0, 1] are bytes: three for the index of the coordinate, and one for the sign (0: negative,
     1: zero, 2: positive). Outputs (N, 2) are linear in the weights, so the gradient does not depend on the weights.
@@ -72,7 +72,7 @@ class Canaries(nn.Module):
         self.register_buffer("sign", torch.ones(()))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return outputs (N, 2), whose sum is the loss."""
+        """Return the model's outputs (N, 2); the sum of a sample's outputs is its loss."""
         parts = (inputs.flatten(1) * 255).round()
         place = parts[:, :3] @ torch.tensor([1.0, 256.0, 65536.0], device=parts.device)
         places = torch.arange(len(self.weights[0]), device=parts.device)
@@ -82,13 +82,13 @@ class Canaries(nn.Module):
 
 
 def total(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over a batch of the sum of each sample's outputs, as a loss."""
+    """Return the loss of a batch: the sum of each sample's outputs, averaged over the batch."""
     return outputs.sum(1).mean()
 
 
 @dataclass(frozen=True)
 class Audited:
-    """Result of the canaries for one mechanism of an arm."""
+    """Result of a canary audit for one privacy mechanism of an arm: an empirical lower bound on epsilon."""
 
     arm: str
     defence: str
@@ -112,7 +112,7 @@ class _Scores:
 
 
 def audited(inputs: Inputs, canaries: int) -> Iterator[Audited]:
-    """Yield the result of at least this many canaries for each accounted mechanism.
+    """Yield the result of an audit with at least `canaries` canaries for each privacy mechanism that has an account.
 
     Raises `UserError` if no arm has a finite epsilon.
     """
@@ -133,7 +133,7 @@ def audited(inputs: Inputs, canaries: int) -> Iterator[Audited]:
             about = (account.name, spec.name, spent.unit, spent.adjacency, spent.delta)
             yield Audited(*about, len(scores), runs, process_time() - began, found)
     if not there:
-        raise UserError("no arm has an (epsilon, delta): add a defence that has one, such as dp_sgd")
+        raise UserError("no arm has an (epsilon, delta) guarantee: add a defence that gives one, such as dp_sgd")
 
 
 class _Run:
@@ -176,7 +176,7 @@ class _Run:
         return data, Parts.of([np.flatnonzero(owner == client) for client in range(len(self.sizes))])
 
     def run(self, rounds: int, scores: _Scores) -> None:
-        """Run the rounds and add the scores of all canaries."""
+        """Run the training rounds, and add the scores of all present and absent canaries to `scores`."""
         self.found = dict.fromkeys(self.there, 0.0)
         seen = self._sums if self.defence.overrides("wrap_aggregation") else self._updates
         for round in range(rounds):

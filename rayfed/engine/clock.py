@@ -43,7 +43,7 @@ class Closing:
 
 @dataclass(frozen=True)
 class Clock:
-    """Virtual clock of a run."""
+    """Virtual clock of a run: simulates how long clients take on their devices."""
 
     scenario: Scenario
     system: System
@@ -54,12 +54,12 @@ class Clock:
 
     @classmethod
     def of(cls, inputs: Inputs) -> Clock | None:
-        """Return the clock of a run, or None if its scenario has no `federation.system`."""
+        """Return the virtual clock of a run, or None if the scenario has no section `federation.system`."""
         system = inputs.scenario.federation.system
         return cls(inputs.scenario, system, inputs.parts.sizes, counted(inputs)) if system else None
 
     def begin(self, arm: ResolvedArm, round: int, clients: Sequence[int], received: int) -> RoundClock:
-        """Return the clock of a round of an arm; each client receives `received` bytes."""
+        """Return the virtual time of a round of one arm, in which each client receives `received` bytes."""
         work, training = self.work[arm.name], arm.training
         ready, lost, links = {}, {}, {}
         for client, device in zip(clients, devices(self.scenario, clients), strict=True):
@@ -76,7 +76,7 @@ class Clock:
         return RoundClock(ready, links, lost, min(goal, len(clients)), self.system.deadline, self.system.selects)
 
     def since(self, ended: float, round: int, seconds: float) -> float:
-        """Return the seconds from the end of the previous round (`ended`) to the end of a round that took `seconds`.
+        """Return the seconds from the end of the previous round (`ended`) to the end of a round that takes `seconds`.
 
         `ended` counts from the start of the run. With `system.every`, rounds start at fixed times.
         """
@@ -85,7 +85,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class RoundClock:
-    """Virtual time of one round of one arm."""
+    """Virtual time of one round of one arm: when updates arrive, and which clients drop out."""
 
     ready: Mapping[int, float]
     """Client -> seconds after which its update is ready, without the clients in `lost`."""
@@ -100,16 +100,16 @@ class RoundClock:
     """Whether the admitted clients are known only after all updates have arrived."""
 
     def arrival(self, client: int, sent_bytes: int) -> float:
-        """Return the arrival time, in seconds, of a client's update of `sent_bytes` bytes."""
+        """Return the time, in seconds, at which a client's update of `sent_bytes` bytes arrives at the server."""
         latency, bandwidth = self.links[client]
         return self.ready[client] + latency + sent_bytes / bandwidth
 
     def late(self, arrival: float) -> bool:
-        """Return whether an update that arrives after this many seconds is late."""
+        """Return whether an update that arrives after `arrival` seconds misses the deadline."""
         return self.deadline is not None and arrival > self.deadline
 
     def close(self, arrivals: Mapping[int, float]) -> Closing:
-        """Return the end of the round, given the arrival time of each client's update in seconds."""
+        """Return the end of the round and the admitted clients, given each update's arrival time in seconds."""
         order = sorted((seconds, client) for client, seconds in arrivals.items() if not self.late(seconds))
         order = order[: self.goal] if self.waits else order
         last = order[-1][0] if order else 0.0
@@ -118,7 +118,7 @@ class RoundClock:
         return Closing(seconds, frozenset(client for _, client in order), idle)
 
     def note(self, rows: Rows, arrivals: Mapping[int, float], closing: Closing) -> dict[str, Any]:
-        """Set each client's arrival and status in its row, and return the round's columns of virtual time."""
+        """Set each client's arrival time and status in `rows`, and return the round's columns of virtual time."""
         for row in rows:
             client = row["client"]
             row["simulated_seconds"] = arrivals.get(client)

@@ -1,4 +1,4 @@
-"""Checks before a run is continued: fields that affect results must be the same as at its start."""
+"""Checks before a run is continued: fields that affect results must be the same as at the start of the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Document = Mapping[str, Any]
 
 
 def what_counts(scenario: Scenario) -> dict[str, Any]:
-    """Return the part of a scenario that determines results, as JSON.
+    """Return the fields of a scenario that determine a run's results, in JSON form.
 
     It omits names, output folders and the handling of failed clients, which are listed in the table `clients`. Actors
     are reduced to their threads, which change the order of sums, and whether they use a GPU. A file of devices is
@@ -41,7 +41,7 @@ def what_counts(scenario: Scenario) -> dict[str, Any]:
 
 
 def gpus_of_run(saved: Checkpoint | None, scenario: Scenario, execution: Execution) -> dict[str, int]:
-    """Return the number of GPUs for each kind of actor of a continued run; 0 if it computed on the CPU so far.
+    """Return the number of GPUs for each kind of actor of a continued run; 0 for kinds that used the CPU so far.
 
     Raises `ResourceError` if a kind computed on GPUs by `num_gpus: auto`, and there are none.
     """
@@ -54,8 +54,8 @@ def gpus_of_run(saved: Checkpoint | None, scenario: Scenario, execution: Executi
             continue
         if began_on_gpus and not gpus[kind]:
             raise ResourceError(
-                f"resources.{kind}.num_gpus: auto: this run began on GPUs, and neither PyTorch nor Ray finds one here: "
-                "continue it on a machine with a GPU, or launch it anew"
+                f"resources.{kind}.num_gpus: auto: this run began on GPUs, and neither PyTorch nor Ray finds "
+                "a GPU on this machine: continue the run on a machine with a GPU, or launch a new run"
             )
         if not began_on_gpus:
             gpus[kind] = 0
@@ -63,7 +63,7 @@ def gpus_of_run(saved: Checkpoint | None, scenario: Scenario, execution: Executi
 
 
 def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, extend: bool = False) -> None:
-    """Raise `RunError`, with the differences, if the finished rounds had another scenario.
+    """Raise `RunError`, with the differences, if the finished rounds of a run used another scenario.
 
     With `extend`, the number of rounds may differ, and so may the attacks of later rounds.
     """
@@ -81,12 +81,13 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
         )
     if scenario.federation.rounds < played:
         raise RunError(
-            f"{where}: federation.rounds is {scenario.federation.rounds}, but {played} rounds are finished; restore it"
+            f"{where}: federation.rounds is {scenario.federation.rounds}, but {played} rounds are finished; restore "
+            f"the old value of federation.rounds"
         )
     if scenario.federation.rounds < (planned := saved.scenario["federation"]["rounds"]):
         raise RunError(
-            f"{where}: federation.rounds is {scenario.federation.rounds}, but the run was started with {planned}. It "
-            f"can only be raised, because otherwise the last round would not be evaluated; restore it"
+            f"{where}: federation.rounds is {scenario.federation.rounds}, but the run was started with {planned}. The "
+            f"value can only be raised, because otherwise the last round would not be evaluated; restore the old value"
         )
     kept = plan.looked_back_on(map(AttackSpec.model_validate, saved.scenario["attacks"]), played)
     if missing := sorted(plan.looked_back_on(scenario.attacks, played) - kept):
@@ -110,8 +111,8 @@ def check_attacked(run: str, saved: Checkpoint, scenario: Scenario) -> None:
         theirs = {**theirs, "arms": {name: arm for name, arm in theirs["arms"].items() if name in ours["arms"]}}
     if ours != theirs:
         raise RunError(
-            f"the run {run} had another scenario: {told(theirs, ours)}; its weights and clients' states fit only that "
-            f"scenario: use the same values, except for `attacks` and `metrics`"
+            f"the run {run} had another scenario: {told(theirs, ours)}; the run's weights and clients' states fit only "
+            f"that scenario: use the same values, except for `attacks` and `metrics`"
         )
 
 
@@ -126,7 +127,7 @@ def check_begun(folder: RunFolder, begun: Document, now: Document) -> None:
 
 
 def told(begun: Document, now: Document) -> str:
-    """Return the differing fields with both values, as text separated by commas."""
+    """Return the fields that differ between two scenarios, with both values, as comma-separated text."""
     return ", ".join(
         f"{each.path} was {each.values[0] or 'not set'} and is {each.values[1] or 'not set'}"
         for each in differences([begun, now])
@@ -149,16 +150,16 @@ def _without_attacks(document: Document) -> Document:
 
 
 def check_streams(folder: RunFolder) -> None:
-    """Raise `RunError` for a run or sweep of a rayfed version whose seeds give other random numbers."""
+    """Raise `RunError` if a run or sweep was started by a rayfed version whose seeds give other random numbers."""
     if folder.exists("environment.json") and folder.read_mapping("environment.json").get("streams") != seeds.STREAMS:
         raise RunError(
-            f"{folder.url}: it was started by another version of rayfed, whose seeds give other random numbers for "
-            f"data and noise: continue with that version, or launch a new run"
+            f"{folder.url}: the run was started by another version of rayfed, whose seeds give other random numbers "
+            f"for data and noise: continue with that version, or launch a new run"
         )
 
 
 def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) -> Scenario:
-    """Return the scenario with the key of a secure run, as stored in its folder.
+    """Return the scenario with the key of a secure run (`privacy.secure`), as stored in the run's folder.
 
     Raises `RunError` if a secure run has finished rounds but its key was deleted.
     """
@@ -180,5 +181,5 @@ def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) ->
 
 
 def finished(folder: RunFolder) -> bool:
-    """Return whether a run has finished and has its report."""
+    """Return whether a run has finished and its report was written."""
     return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"

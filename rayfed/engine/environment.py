@@ -26,7 +26,7 @@ _PACKAGES = (
 
 
 def note_environment(folder: RunFolder, scenario: Scenario, machine: Mapping[str, object]) -> dict[str, object]:
-    """Write environment.json for the current driver, and return its contents.
+    """Write a run's environment.json for the current driver process, and return the file's contents.
 
     Environments of earlier drivers are listed under `earlier`, oldest first. `machine` is `Executor.environment()`.
     """
@@ -60,7 +60,7 @@ class MachineRecord:
     """Record of all machines of a run in environment.json, including those before a resume."""
 
     def __init__(self, folder: RunFolder, scenario: Scenario, machine: Mapping[str, object]) -> None:
-        """Write environment.json; `machine` is `Executor.environment()`."""
+        """Write environment.json; `machine` is the value of `Executor.environment()`."""
         before = folder.read_mapping(FILE) if folder.exists(FILE) else {}
         self._processors, self._devices = before.get("processors", {}), before.get("devices", {})
         self._folder, self._portable = folder, scenario.resources.deterministic == "portable"
@@ -68,7 +68,7 @@ class MachineRecord:
         self._write()
 
     def add(self, machines: Iterable[Machine]) -> str | None:
-        """Add the machines of a run's processes; return a warning if kinds of machines are mixed."""
+        """Record the machines of a run's processes, and return a warning if their processors differ; else None."""
         kinds, known = self._kinds(), self._known()
         for role, processor, device in machines:
             for table, value in ((self._processors, processor), (self._devices, device)):
@@ -81,7 +81,7 @@ class MachineRecord:
             return None
         told = "; ".join(f"{role} on {' and '.join(found)}" for role, found in self._processors.items())
         hint = "" if self._portable else ": `resources.deterministic: portable` fixes the instructions"
-        return f"WARNING: processors differ, so the last bits of results may differ, too{hint} ({told})"
+        return f"WARNING: processors differ, so the last bits of results may differ{hint} ({told})"
 
     def _known(self) -> int:
         """Return the number of entries, which never decreases."""

@@ -29,12 +29,12 @@ Found = dict[str, float | None]
 
 
 def slices(samples: int) -> int:
-    """Return the number of calls that evaluate this many samples."""
+    """Return the number of worker calls needed to evaluate `samples` samples."""
     return -(-samples // EVALUATION_SLICE)
 
 
 def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> dict[str, Found]:
-    """Return loss, accuracy and error by arm; `sizes` are the numbers of samples by split."""
+    """Evaluate each arm's weights, and return loss, accuracy and error by arm; `sizes` has the samples per split."""
     calls = [
         Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, size), split), (arm, split, start))
         for arm, ref in sent.items()
@@ -66,12 +66,12 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
 
 
 def known(value: float | None) -> float | None:
-    """Return a value, or None if it is NaN because the loss does not define it."""
+    """Return a metric's value, or None if the value is NaN because the loss does not define the metric."""
     return None if value is None or isnan(value) else value
 
 
 def guesses(data: Dataset, loss: Loss) -> Found:
-    """Return the performance of constant predictions: accuracy of the majority class, or error of the median.
+    """Return the baselines of constant predictions: accuracy of the majority class, or error of the median.
 
     The accuracy is a one-sided 95 % confidence bound for test sets of this size. Binary labels are counted separately,
     and so are labels of places. Tokens also have the perplexity of their frequencies, and masks the intersection over
@@ -97,7 +97,9 @@ def _guesses_of_places(data: Dataset, loss: Loss) -> Found:
     """Return the performance of predicting classes of places by their frequencies in the test split."""
     counts = np.bincount(data.test_labels[data.test_labels != NO_TARGET], minlength=1)
     if not counts.any():
-        raise DataError("no place of the test labels has a class, so the model cannot be evaluated")
+        raise DataError(
+            "no position (token or pixel) of the test samples has a class label, so the model cannot be evaluated"
+        )
     shares = counts[counts > 0] / counts.sum()
     share = float(shares.max())
     accuracy = min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / len(data.test_labels)))
@@ -113,7 +115,7 @@ def _guesses_of_places(data: Dataset, loss: Loss) -> Found:
 
 
 def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str, Found]:
-    """Return the success rate of triggers by arm, on the `size` test samples (those of other classes)."""
+    """Return the success rate of backdoor triggers by arm, on the test samples that do not have the target class."""
     calls = [
         Call("evaluate_backdoor", (arm, ref, start, min(start + EVALUATION_SLICE, size)), arm)
         for arm, ref in sent.items()
@@ -127,7 +129,7 @@ def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str
 
 
 def measure_private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[dict[str, Any]]:
-    """Return the rows of the table `private` for these arms, without the column `round`."""
+    """Measure the clients' private layers, and return the rows of the table `private` without the column `round`."""
     calls = [Call("private_layers", (arm, list(members.values())), arm) for arm, members in states.items() if members]
     found = {call.tag: rows for call, rows, *_ in run(calls)}
     return [{"arm": arm, **row} for arm in states for row in found.get(arm, [])]
@@ -140,7 +142,7 @@ def evaluate_members(
     samples: np.ndarray,
     splits: Sequence[Split],
 ) -> tuple[dict[str, Found], dict[tuple[str, int], float | None]]:
-    """Evaluate members with their private parts of the model, and a non-member without one.
+    """Evaluate member clients with their private parts of the model, and a non-member without a private part.
 
     Returns the mean over the clients in `states` and the results of a non-member, by arm, and every client's test
     accuracy, by (arm, client). `samples[c]` is the number of samples of client c.

@@ -1,4 +1,4 @@
-"""Executors by name: the local one, and those that installed packages provide.
+"""Executors by name: the local executor, and executors that installed packages provide.
 
 A package provides the executor NAME by entry points of the group `rayfed.executor.NAME`: `execution`,
 `sweep_execution` and `starting`, with the signatures of this module. Therefore this module does not import Ray.
@@ -21,7 +21,7 @@ _GROUP = "rayfed.executor."
 
 
 def execution(name: str, address: str | None = None) -> Execution:
-    """Return the execution for runs; raises `UserError` if the executor cannot use the given cluster `address`."""
+    """Return the function that opens executor `name` for runs. Raises `UserError` if `address` cannot be used."""
     if _is_local(name, address):
         from rayfed.engine.local import local
 
@@ -31,7 +31,7 @@ def execution(name: str, address: str | None = None) -> Execution:
 
 
 def sweep_execution(name: str, address: str | None = None) -> SweepExecution:
-    """Return the execution for sweeps; raises `UserError` if the executor cannot use the given cluster `address`."""
+    """Return the function that runs sweeps on executor `name`. Raises `UserError` if `address` cannot be used."""
     if _is_local(name, address):
         from rayfed.engine.local_sweep import local_sweep
 
@@ -41,13 +41,13 @@ def sweep_execution(name: str, address: str | None = None) -> SweepExecution:
 
 
 def starting(name: str) -> AbstractContextManager[None]:
-    """Return a context that starts an executor's processes in the background, while its block imports and loads."""
+    """Return a context manager that starts an executor's processes in the background."""
     found: AbstractContextManager[None] = brought(name, "starting")()
     return found
 
 
 def brought(executor: str, what: str) -> Any:
-    """Return an object that an installed package provides for an executor (`what`: name of its entry point).
+    """Return an object that an installed package provides for an executor, by the name of its entry point (`what`).
 
     Raises `UserError` if no package provides it, or several do.
     """
@@ -55,7 +55,9 @@ def brought(executor: str, what: str) -> Any:
     if len(found) == 1:
         return found[0].load()
     if found:
-        raise UserError(f"executor: {len(found)} installed packages provide '{executor}' ({what}): keep one of them")
+        raise UserError(
+            f"executor: {len(found)} installed packages provide '{executor}' ({what}): uninstall all of them except one"
+        )
     names = {"ray", "local"} | {
         group.removeprefix(_GROUP) for group in entry_points().groups if group.startswith(_GROUP)
     }

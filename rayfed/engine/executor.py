@@ -1,4 +1,4 @@
-"""Interface of executors, which run a round's calls in other processes or in this one."""
+"""Interface of executors, which run the calls of a round in other processes or in the present process."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ Hear: TypeAlias = Callable[[Call, Standing], None]
 
 
 def within(run: Run, seconds: float | None) -> Run:
-    """Return a function that runs client calls with a time limit per call, and raises `OverdueError` after it.
+    """Return a function that runs client calls, and raises `OverdueError` if a call takes longer than `seconds`.
 
     If `seconds` is None, there is no limit.
     """
@@ -104,13 +104,13 @@ class Executor(Protocol):
 
     @property
     def clients(self) -> int:
-        """Return the number of concurrent client calls."""
+        """Return how many client calls run at the same time."""
 
     def nodes(self) -> dict[str, int]:
         """Return the nodes that run client calls, with the number of concurrent calls on each."""
 
     def describe(self) -> str:
-        """Return a description of the processes and their resources."""
+        """Return a text that describes the executor's processes and their resources."""
 
     def environment(self) -> dict[str, object]:
         """Return the executor's part of environment.json, which is needed to interpret the run's timings."""
@@ -119,36 +119,36 @@ class Executor(Protocol):
         """Return the machines of all processes that have started so far."""
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Start clients and server; `saved` is the state of every arm.
+        """Start the client workers and the server; `saved` is the state of every arm.
 
         Raises `ResourceError` if the machines do not have the resources.
         """
 
     def check_server(self) -> None:
-        """Wait until the server has started, or raise `Lost`; without a server, clients would wait forever."""
+        """Wait until the server has started. Raises `Lost` if the server died."""
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Replace a server that died or that has added only a part of a round."""
+        """Replace a server that died or that aggregated only some of a round's updates."""
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """Run calls on instances of `rayfed.engine.worker.ClientWorker`; see `Run`."""
+        """Run calls on client workers (`rayfed.engine.worker.ClientWorker`), and yield each result as the call ends."""
 
     @property
     def attackers_apart(self) -> bool:
         """Return whether attackers and clients can run at the same time without slowing each other down."""
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
-        """Run calls on instances of `rayfed.engine.attacker.Attacker`, started on first use; see `Run`.
+        """Run calls on attackers (`rayfed.engine.attacker.Attacker`), and yield each result as the call ends.
 
         If the iterator is closed early, unfinished calls are cancelled. With `ahead`, and if attackers are apart, calls
         start before the first result is requested.
         """
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call a method of `rayfed.engine.server.Server`, in order, and return one `Ref` or a list of them."""
+        """Call a method of `rayfed.engine.server.Server`, and return references to the method's `returns` results."""
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
-        """Return the values of references to the server's results.
+        """Wait for the values of references to the server's results, and return the values.
 
         Raises `Lost` if a value is lost, `OverdueError` if the server takes longer than `limit` seconds (None: no
         limit), and exceptions of the server's method.
@@ -156,10 +156,10 @@ class Executor(Protocol):
 
 
 class Execution(Protocol):
-    """Opens executors for runs."""
+    """Interface that opens executors for runs."""
 
     def num_gpus(self, scenario: Scenario) -> Mapping[str, int]:
         """Return the number of GPUs that a run of the scenario could use, by kind of actor."""
 
     def __call__(self, inputs: Inputs, progress: Progress) -> AbstractContextManager[Executor]:
-        """Open an executor for a run; it is closed however the run ends."""
+        """Open an executor for a run; the executor is closed when the block ends, also after an error."""

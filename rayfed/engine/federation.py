@@ -1,4 +1,4 @@
-"""State of a run that its rounds share: arms, states of the server and of clients, and the executor."""
+"""State that the rounds of a run share: arms, states of the server and of clients, and the executor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Served(NamedTuple):
 
 
 class Federation:
-    """State that a run's rounds share."""
+    """State that the rounds of a run share: arms, the server's and clients' states, and the executor."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Federation:
         saved: Mapping[str, ArmState],
         load_states: LoadStates,
     ) -> None:
-        """Start from the server's part of a checkpoint, `saved`, or from untrained arms if it is empty.
+        """Start from the server's part of a checkpoint, `saved`, or from untrained arms if `saved` is empty.
 
         `load_states` reads clients' states of a checkpoint; the caller stores the `changed` ones after each round.
         """
@@ -81,31 +81,31 @@ class Federation:
 
     @cached_property
     def clock(self) -> Clock | None:
-        """Virtual clock, or None without devices in the scenario. Work is counted on first use."""
+        """Return the virtual clock, or None if the scenario has no devices; count the clients' work on first use."""
         return Clock.of(self._inputs)
 
     def make_keys(self) -> None:
-        """Let one client create the keys of all encrypting clients; the server relays them locked."""
+        """Let one client create the keys of all clients that encrypt; the server relays the keys in locked form."""
         making = [Call("make_keys", (name,), name) for name, arm in self.arms.items() if arm.spec.protection]
         self._keys = {done.call.tag: done.result for done in self.run_clients(making)}
         for name, locked in self._keys.items():
             self.executor.serve("relay", name, locked)  # a restarted server receives them with its role
 
     def restart_server(self) -> None:
-        """Start a new server from the last finished round."""
+        """Replace the server by a new one with the state of the last finished round."""
         self.executor.restart_server(self._roles(), self.saved)
         self.served, self.held = {}, {}
 
     def forget_transcripts(self, round: int) -> None:
-        """Delete the transcripts of all other rounds."""
+        """Delete the stored transcripts of questions of all rounds except `round`."""
         self.transcripts = {key: known for key, known in self.transcripts.items() if key[1] == round}
 
     def ask_server(self, method: str, *args: Any) -> Served:
-        """Call `Server.sent`, or another method with the same results, and return references to the results."""
+        """Call a server method that returns the values of `Server.sent`, and return references to the values."""
         return Served(*self.executor.serve(method, *args, returns=2))
 
     def settled(self, refs: Sequence[Ref], calls: int) -> list[Any]:
-        """Wait for `calls` server calls and return their values.
+        """Wait until `calls` server calls have ended, and return the values of `refs`.
 
         Raises `OverdueError` if they take longer than `calls` times `resources.timeout`.
         """

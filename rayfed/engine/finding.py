@@ -1,4 +1,4 @@
-"""Loading of scenarios, and search paths for their modules and those of earlier runs."""
+"""Loading of scenarios, and search paths for the user's modules that scenarios and earlier runs name."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rayfed.store.folder import SCENARIO, RunFolder
 
 
 def load(path: Path, changes: Sequence[str], remark: Callable[[str], None]) -> Scenario:
-    """Load a scenario file; relative paths are resolved in its folder or the current folder."""
+    """Load a scenario file; relative paths are resolved in the file's folder or the current folder."""
     search_beside(path)
     return load_scenario(path, list(changes), remark)
 
 
 def search_beside(path: Path) -> None:
-    """Make modules in a file's folder and in the working directory importable by dotted paths."""
+    """Make modules in the folder of a file and in the working directory importable by dotted paths."""
     registry.search(str(Path.cwd()))
     registry.search(str(path.resolve().parent))
 
 
 def dotted(name: str) -> str:
-    """Return the dotted path of `FILE.py:Name` and make the file importable; return other names unchanged."""
+    """Convert a name of the form `FILE.py:Name` to a dotted path, and make the file importable; keep other names."""
     match = registry.FILE_PATH.fullmatch(name)
     if match is None:
         return name
@@ -39,7 +39,7 @@ def dotted(name: str) -> str:
 
 
 def loss_section(value: Any) -> dict[str, Any]:
-    """Return a scenario's section `loss` for a name or a mapping; raises `UserError` for anything else."""
+    """Return the scenario section `loss` for a name or a mapping. Raises `UserError` for any other value."""
     value = named(value)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise UserError(f"loss: found '{value}'; give a name, or {{name: NAME, FIELD: VALUE}}")
@@ -47,7 +47,7 @@ def loss_section(value: Any) -> dict[str, Any]:
 
 
 def search_where(run: str) -> None:
-    """Make a run's modules importable, from the working directory and from the run's search path.
+    """Make the user's modules that a run names importable, from the working directory and the run's search path.
 
     The run may come from another user. Therefore its search path comes last, is used only if the scenario has dotted
     paths, and never includes the run folder.

@@ -34,7 +34,7 @@ class Unit:
     batch: int
     titles: tuple[str, ...]
     seconds: float | None
-    """Estimated seconds with the fewest iterations; None if it was not tried."""
+    """Estimated seconds with the fewest iterations; None if the attack was not tried."""
     applies: bool
     obstacle: str = ""
     """Why it does not apply to the undefended model or others of the same form; empty if it may apply."""
@@ -44,7 +44,7 @@ class Unit:
     """Whether these are the undefended arm's attackers with more knowledge, which no verdict on a defence needs."""
 
     def unplayed(self, slower: float) -> tuple[str, str]:
-        """Return the status and message of its rows if it is left out; elapsed time is `slower` times CPU time."""
+        """Return the status and message of an attack that is left out; elapsed time is `slower` times CPU time."""
         if self.obstacle:
             return "not applicable", self.obstacle
         return UNPLAYED, want_of_time(None if self.seconds is None else slower * self.seconds)
@@ -94,7 +94,7 @@ class Fitted:
 
     @property
     def says_anything(self) -> bool:
-        """Whether any applicable attack is run."""
+        """Return whether any attack that applies is run."""
         return any(unit.applies for unit in self.played)
 
 
@@ -107,8 +107,9 @@ def fit(
     given: int | None = None,
     leaking: Collection[str] = (),
 ) -> Fitted:
-    """Select the attacks for about this many seconds, in the order of `_selected`.
+    """Select the attacks of an audit that fit into about `seconds` seconds.
 
+    Attacks are selected in the order of `_selected`.
     At the smallest batch size searches have at least `USEFUL` evaluations, if a verdict on the first defence (or on
     all that the user named) then fits into the time. Otherwise, and at larger batch sizes, they have `FEWEST`.
     `arms` maps each arm to whether its model has the form of the undefended one. If so, attacks that did not apply in
@@ -172,7 +173,7 @@ def fit(
 
 
 def refused(unit: Unit, plan: Plan, trials: Sequence[Trial]) -> Unit:
-    """Return a left-out unit with its obstacle, if its trials show that it does not apply to any of its victims.
+    """Return a left-out attack, with the reason if its trials show that the attack applies to none of its victims.
 
     Trials show this only for the undefended arm, the initial weights and the victims of one call.
     """
@@ -184,7 +185,7 @@ def refused(unit: Unit, plan: Plan, trials: Sequence[Trial]) -> Unit:
 
 
 def answerable(fitted: Fitted, arms: Sequence[str], leaking: Collection[str]) -> set[str]:
-    """Return the names of the defended arms on which a leak may be found, including at least the first.
+    """Return the names of the defended arms on which the selected attacks may find a leak, at least the first arm.
 
     On these arms a search is run at the smallest batch size, or an attack that leaked in its trial (`leaking`).
     """
@@ -323,7 +324,7 @@ def _smallest(
 
 
 def of_samples(plan: Plan, trials: Sequence[Trial], samples: int) -> tuple[Plan, list[Trial]]:
-    """Return the plan for this many samples at the smallest batch size, and its trials.
+    """Return the plan reduced to `samples` samples at the smallest batch size, and the plan's trials.
 
     The time of a call is scaled by its number of samples.
     """
@@ -336,7 +337,7 @@ def of_samples(plan: Plan, trials: Sequence[Trial], samples: int) -> tuple[Plan,
 
 
 def crowded(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
-    """Return whether this many seconds are too few for the user's defences, so that larger batches are not tried.
+    """Return whether `seconds` are too few for the user's defences, so that larger batches should not be tried.
 
     Returns False until all attacks have been tried at the smallest batch size.
     """
@@ -401,7 +402,7 @@ def _each(twins: Sequence[Trial]) -> float:
 
 
 def too_slow_to_compare(plan: Plan, trials: Sequence[Trial], seconds: float) -> bool:
-    """Return whether this many seconds are too few to compare two arms with the searches that were timed.
+    """Return whether `seconds` are too few to compare two arms with the searches that were timed.
 
     The estimate is for the fastest search on one sample of the smallest batch, without a defence and by all attackers
     under one. Returns False if a closed form applies or no search was timed.
@@ -416,7 +417,7 @@ def too_slow_to_compare(plan: Plan, trials: Sequence[Trial], seconds: float) -> 
 
 
 def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:
-    """Return the titles of searches that have `FEWEST` evaluations because no trial timed them."""
+    """Return the titles of the searches that no trial timed, and that therefore have `FEWEST` evaluations."""
     twins = {title(*search): _twins(trials, title(*search)) for search in plan.searches}
     return [
         name
@@ -426,7 +427,7 @@ def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:
 
 
 def of_calls(trials: Sequence[Trial], iterations: Mapping[str, int]) -> dict[str, float]:
-    """Return the estimated seconds of one call of each attack, by title."""
+    """Return the estimated seconds of one call of each attack, by the attack's title."""
     found = {}
     for trial in trials:
         name = trial.title.partition(",")[0]
@@ -441,7 +442,7 @@ def _twins(trials: Sequence[Trial], name: str) -> list[Trial]:
 
 
 def fewest(method: Method, evaluations: int = FEWEST) -> int:
-    """Return the number of iterations, at least one, in which a method makes this many evaluations."""
+    """Return the number of iterations, at least one, in which a method makes `evaluations` evaluations."""
     return max(1, -(-evaluations // method.evaluations))
 
 

@@ -22,7 +22,7 @@ from rayfed.engine.tables import Row, Rows
 
 @dataclass(frozen=True)
 class Flight:
-    """One update in flight."""
+    """One update in flight: computed by a client, but not yet arrived at the server."""
 
     client: int
     round: int
@@ -36,7 +36,7 @@ class Flight:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Identifier of the update within its arm."""
+        """Return the identifier of the update within an arm: (round, client)."""
         return self.round, self.client
 
 
@@ -62,7 +62,7 @@ class Flights:
     def of(
         cls, number: int, clock: RoundClock, count: int, saved: Mapping[str, Any], held: Mapping[Any, Ref]
     ) -> Flights:
-        """Return the flights of an arm at the start of a round, from its saved state."""
+        """Return the updates in flight of an arm at the start of a round, from the arm's saved state."""
         flying = [Flight(**one) for one in saved.get("flying", ())]
         return cls(number, clock, count, saved.get("ended", 0.0), flying, dict(held))
 
@@ -73,7 +73,7 @@ class Flights:
         self.held[self.number, row["client"]] = update
 
     def fly(self, clients: Sequence[int]) -> None:
-        """Start these clients in order, and advance until enough updates for a step have arrived."""
+        """Start `clients` in order, and advance virtual time until enough updates for a server step have arrived."""
         waiting, free = iter(clients), {flight.client: flight.arrival for flight in self.flying}
         air = [(flight.arrival, flight.round, flight.client, flight) for flight in self.flying]
         heapq.heapify(air)
@@ -99,7 +99,7 @@ class Flights:
 
     @property
     def rows(self) -> Rows:
-        """Rows of the table `clients` for the updates that have arrived."""
+        """Return the rows of the table `clients` for the updates that have arrived."""
         return [
             one.row | {"round": self.number, "simulated_seconds": one.seconds, "staleness": self.number - one.round}
             for one in self.landed
@@ -107,19 +107,19 @@ class Flights:
 
     @property
     def columns(self) -> Row:
-        """Columns of the round's row on waiting and dropped devices."""
+        """Return the round's columns of virtual time: seconds, waiting and dropped devices."""
         return {"simulated_seconds": self.landed[-1].arrival - self.began, "idle": None, "dropped": 0}
 
     def missing(self) -> Iterator[Flight]:
-        """Yield the arrived flights whose updates must be computed again."""
+        """Yield the arrived updates that must be computed again, because this process does not have them."""
         return (one for one in self.landed if one.key not in self.held)
 
     @property
     def kept(self) -> list[dict[str, Any]]:
-        """State of the remaining flights for a checkpoint."""
+        """Return the state of the updates that are still in flight, for a checkpoint."""
         return [asdict(one) for one in self.flying]
 
     @property
     def left(self) -> dict[tuple[int, int], Ref]:
-        """Updates of the remaining flights, if this process has them."""
+        """Return the updates that are still in flight and that this process has, by (round, client)."""
         return {one.key: self.held[one.key] for one in self.flying if one.key in self.held}

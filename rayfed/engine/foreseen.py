@@ -33,7 +33,7 @@ Unused = Mapping[tuple[str, str], str]
 
 
 def unreachable(scenario: Scenario, unused: Unused | None = None) -> list[str]:
-    """Return a line for each reason why arms with defences can only leak or be not measured."""
+    """Return one line for each reason why an arm with defences can only have the verdict "leaks" or "not measured"."""
     document = scenario.model_dump(mode="json")
     reasons: dict[str, dict[str, None]] = {}
     for one in run_findings(document, list(_rows(scenario, unused or {})), criterion=Criterion.of("pixels", None)):
@@ -46,7 +46,7 @@ def unreachable(scenario: Scenario, unused: Unused | None = None) -> list[str]:
 
 
 def unused_code(inputs: Inputs) -> Unused:
-    """Return messages on code of the user's defences that attackers with this code cannot use.
+    """Return messages on code of the user's defences that adaptive attacks cannot use, by arm and attack.
 
     Each defence is run once, on the first update of each attack.
     """

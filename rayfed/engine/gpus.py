@@ -14,12 +14,12 @@ KINDS = ("clients", "attackers")
 
 
 def visible_gpus() -> int:
-    """Return the number of GPUs that PyTorch, or the simulation, has in this process."""
+    """Return the number of GPUs that PyTorch finds in this process, or the number of simulated GPUs."""
     return simulated_gpus() or (torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
 def gpus_here() -> dict[str, int]:
-    """Return the number of GPUs that this process has for each kind of actor."""
+    """Return the number of GPUs of this process for each kind of actor (clients, attackers)."""
     return dict.fromkeys(KINDS, visible_gpus())
 
 
@@ -30,7 +30,7 @@ def with_devices(scenario: Scenario, gpus: Mapping[str, int]) -> Scenario:
 
 
 def with_num_gpus(scenario: Scenario, num_gpus: Mapping[str, float]) -> Scenario:
-    """Return the scenario with these `num_gpus` by kind of actor."""
+    """Return the scenario with `num_gpus` set for the given kinds of actors (clients, attackers)."""
     changed = {
         kind: getattr(scenario.resources, kind).model_copy(update={"num_gpus": number})
         for kind, number in num_gpus.items()

@@ -1,6 +1,6 @@
 """SHA-256 hashes of a run's code, data and initial weights.
 
-They are written to environment.json, so that a statement on the run identifies its inputs even after files change.
+The hashes are written to environment.json, so that a statement on the run identifies the inputs even if files change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOT_HASHED = "not hashed: read from files as needed"
 
 
 def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]]:
-    """Return hashes of `code` by module, `data` by split and `weights` by arm (of a checkpoint, if there is one).
+    """Return SHA-256 hashes of `code` by module, `data` by split and `weights` by arm (of a checkpoint, if given).
 
     A file of devices is included in the data as `devices`. The hash of rayfed's code covers the paths and contents of
     all its Python files, that of a user's module only its file.
@@ -40,7 +40,7 @@ def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]
 
 
 def changed_code(before: Mapping[str, Any], code: Mapping[str, str]) -> str | None:
-    """Return a remark on modules that differ from those of an environment.json `before`; None if none differ."""
+    """Return a remark on modules whose code differs from the hashes in an environment.json `before`; else None."""
     known = before.get("hashes", {}).get("code", {})
     changed = [name for name, found in code.items() if known.get(name, found) != found]
     if not changed:
@@ -52,7 +52,7 @@ def changed_code(before: Mapping[str, Any], code: Mapping[str, str]) -> str | No
 
 
 def of_data(inputs: Inputs) -> dict[str, str]:
-    """Return the hashes of a run's data, by split."""
+    """Return the SHA-256 hashes of a run's data, by split (train, test, public)."""
     data = inputs.data
     splits = {"train": (data.train_images, data.train_labels), "test": (data.test_images, data.test_labels)}
     if data.public_images is not None and data.public_labels is not None:
@@ -64,7 +64,7 @@ def of_data(inputs: Inputs) -> dict[str, str]:
 
 
 def changed_data(before: Mapping[str, Any], inputs: Inputs) -> list[str]:
-    """Return the splits whose samples or labels differ from those of an environment.json `before`."""
+    """Return the data splits whose samples or labels differ from the hashes in an environment.json `before`."""
     known = before.get("hashes", {}).get("data", {})
     return [name for name, found in of_data(inputs).items() if known.get(name, found) != found] if known else []
 

@@ -1,4 +1,4 @@
-"""The inputs of a run: data partitioned among clients, and arms whose models are checked against the data."""
+"""Inputs of a run: data partitioned among clients, and arms whose models are checked against the data."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Inputs:
 
     @cached_property
     def limits(self) -> dict[str, int]:
-        """Number of rounds of every arm: the scenario's, or fewer if the privacy budget is spent earlier.
+        """Return the number of rounds of every arm: the scenario's, or fewer if the privacy budget is spent earlier.
 
         Raises `UserError` if the first round exceeds the budget.
         """
@@ -83,11 +83,11 @@ class Inputs:
 
     @cached_property
     def privacy(self) -> list[dict[str, Any]]:
-        """Rows of the table `privacy`, with the guarantees of every arm over its rounds."""
+        """Return the rows of the table `privacy`, with the guarantees of every arm over all rounds of the arm."""
         return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
 
     def proved(self, training: bool) -> list[dict[str, Any]]:
-        """Return rows of the table `proved`: bounds on the attacks that accounts cover, with or without training."""
+        """Return the rows of the table `proved`: bounds on all attacks that privacy accounts cover."""
         return [
             row
             for account in self.accounts
@@ -97,7 +97,7 @@ class Inputs:
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks on the loaded samples and on the models."""
+        """Return remarks on the loaded samples and on the models."""
         found: dict[str, list[str]] = {}
         for account in self.accounts:
             for said in notes_of(account.arm.model):
@@ -107,7 +107,7 @@ class Inputs:
 
     @property
     def randomness(self) -> str | None:
-        """Return a remark on the source of the noise: secure and not repeatable, or the seed; None without noise."""
+        """Return a remark on the source of the noise (operating system or seed); None if no arm has an epsilon."""
         if self.scenario.privacy.secure:
             return UNREPEATABLE
         return PREDICTABLE if any(row.get("epsilon") is not None for row in self.privacy) else None
@@ -135,7 +135,7 @@ class Inputs:
             if share > _HEAVY:
                 yield (
                     f"arm {arm.name} gives client {client} {share:.0%} of the weight of round {round}, so the "
-                    f"decrypted sum is nearly its update; set weights: uniform"
+                    f"decrypted sum is nearly that client's update; set weights: uniform"
                 )
         if self.scenario.federation.dropping:
             yield (
@@ -145,7 +145,7 @@ class Inputs:
 
 
 def scorer(scenario: Scenario, data: Dataset) -> Scorer:
-    """Return the scorer of reconstructions, with the scenario's metrics and those that verdicts need."""
+    """Return the scorer of reconstructions, with the scenario's metrics and the metrics that verdicts need."""
     asked, form = scenario.metrics, data.sample.modality
     of_masks = ["mask_iou"] if data.has_places and form == "pixels" else []
     names = tuple(dict.fromkeys([*asked.names, *Criterion.of(form, None).names, *of_masks]))
@@ -217,12 +217,12 @@ def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
         )
     if data.has_places and loss.takes not in ("places", "either"):
         raise UserError(
-            f"loss '{name}' needs one label per sample, but data '{scenario.data.name}' has one label per place: "
+            f"loss '{name}' needs one label per sample, but data '{scenario.data.name}' has one label per position: "
             f"set `loss: place_cross_entropy`, or `model.task: token_classification` for a model `hf`"
         )
     if loss.takes == "places" and not data.has_places:
         raise UserError(
-            f"loss '{name}' needs a class per place of a sample, but data '{scenario.data.name}' has one label per "
+            f"loss '{name}' needs a class per position of a sample, but data '{scenario.data.name}' has one label per "
             f"sample: remove `loss`, or use data with a list of classes per text, or a mask per image "
             f"(`data.name: image_masks`)"
         )
@@ -310,8 +310,8 @@ def _account(
         _check_words(scenario, arm, data)
     if spec.training.augment and data.sample.modality != "pixels":
         raise UserError(
-            f"arm '{spec.name}': training.augment crops and flips images, but data '{scenario.data.name}' has none: "
-            f"remove it"
+            f"arm '{spec.name}': training.augment crops and flips images, but data '{scenario.data.name}' has no "
+            f"images: remove training.augment"
         )
     if data.has_numbers or data.has_places:
         _check_labels(arm, data)
@@ -376,15 +376,15 @@ def _check_places(scenario: Scenario, arm: Arm, data: Dataset) -> None:
     if train is not None and train.prompt is not None:
         raise UserError(
             f"arm '{arm.spec.name}': model.train.prompt supports only models that classify whole texts, but loss "
-            f"'{scenario.loss.name}' needs scores per place: use lora or layers"
+            f"'{scenario.loss.name}' needs scores per position: use lora or layers"
         )
     found, places = output_shape(arm.model, data.sample), data.train_labels.shape[1:]
     of_model = found[:-1] if len(found) == 2 else found[1:]
     if isinstance(losses.of(arm.model), OwnLoss) or of_model == places:
         return
     raise UserError(
-        f"loss '{scenario.loss.name}' needs scores per place, but model '{arm.spec.model.name}' returns "
-        f"{found} for samples with {places} places. Return (places, classes) for texts, as a model `hf` with "
+        f"loss '{scenario.loss.name}' needs scores per position, but model '{arm.spec.model.name}' returns "
+        f"{found} for samples with {places} positions. Return (positions, classes) for texts, as a model `hf` with "
         f"`model.task: {_TASK.get(scenario.loss.name, 'token_classification')}` does, or (classes, height, width) for "
         f"images"
     )
@@ -392,15 +392,17 @@ def _check_places(scenario: Scenario, arm: Arm, data: Dataset) -> None:
 
 def _check_labels(arm: Arm, data: Dataset) -> None:
     """Raise `UserError` for components that need one class per sample, if labels have another form."""
-    has = "numbers" if data.has_numbers else "per place"
+    has = "numbers" if data.has_numbers else "per position"
     for spec, defence in zip(arm.spec.defences, arm.defences, strict=True):
         if getattr(defence, "needs_classes", False) or (data.has_places and defence.overrides("wrap_data")):
-            raise UserError(f"defence '{spec.name}' needs one class per sample, but labels are {has}: use another one")
+            raise UserError(
+                f"defence '{spec.name}' needs one class per sample, but labels are {has}: use another defence"
+            )
     malicious = arm.spec.malicious
     if malicious and type(malicious.build()).poison_data is not Poisoning.poison_data:
         raise UserError(
-            f"malicious: '{malicious.name}' needs one class per sample, but labels are {has}: use one that changes the "
-            f"update"
+            f"malicious: '{malicious.name}' needs one class per sample, but labels are {has}: use an attack that "
+            f"changes the update"
         )
     if data.has_places:
         return
@@ -446,22 +448,26 @@ def _check_words(scenario: Scenario, arm: Arm, data: Dataset) -> None:
         kinds = ("words", "classes") if data.has_words else ("classes", "words")
         raise UserError(
             f"data '{scenario.data.name}' has {kinds[0]} as labels, but model '{model}' predicts {kinds[1]}: change "
-            f"one of them"
+            f"the data or the model"
         )
     if places is None:
         return
     long = int((needed_places(torch.from_numpy(data.train_labels)) > places).sum())
     if long > len(data.train_labels) / 100:
         raise UserError(
-            f"{long} of {len(data.train_labels)} training words need more than the {places} places that '{model}' has "
-            f"for images {data.sample.shape[2]} pixels wide, so they cannot be learnt: raise data.width, or lower "
+            f"{long} of {len(data.train_labels)} training words need more than the {places} positions that '{model}' "
+            f"has for images {data.sample.shape[2]} pixels wide, so they cannot be learnt: raise data.width, or lower "
             f"data.longest"
         )
     if scenario.attacks:
         raise UserError(f"attacks: '{scenario.attacks[0].title}' supports classes, not words: remove attacks")
     malicious = arm.spec.malicious
     if malicious and type(malicious.build()).poison_data is not Poisoning.poison_data:
-        raise UserError(f"malicious: '{malicious.name}' supports classes, not words: use one that changes the update")
+        raise UserError(
+            f"malicious: '{malicious.name}' supports classes, not words: use an attack that changes the update"
+        )
     for spec, defence in zip(arm.spec.defences, arm.defences, strict=True):
         if defence.overrides("wrap_data") or defence.overrides("wrap_gradient"):
-            raise UserError(f"defence '{spec.name}' supports classes, not words: use one that changes the whole update")
+            raise UserError(
+                f"defence '{spec.name}' supports classes, not words: use a defence that changes the whole update"
+            )

@@ -34,18 +34,18 @@ from rayfed.user_exits import exits_refused
 
 @dataclass(frozen=True)
 class LocalExecution:
-    """Opens executors in this process (`rayfed.engine.executor.Execution`)."""
+    """Function object that opens executors in the present process (`rayfed.engine.executor.Execution`)."""
 
     open: Callable[[Inputs], LocalExecutor] | None = None
     """Makes the executor; None: `LocalExecutor`."""
 
     def num_gpus(self, scenario: Scenario) -> dict[str, int]:
-        """Return the number of GPUs that this process sees."""
+        """Return the number of GPUs of this process for each kind of actor (clients, attackers)."""
         return gpus_here()
 
     @contextmanager
     def __call__(self, inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
-        """Open an executor, and note the settings that have no effect in one process."""
+        """Open an executor in this process, and print which settings have no effect in a single process."""
         scenario = inputs.scenario
         limits = {
             "federation.failures.timeout": scenario.federation.failures.timeout,
@@ -67,7 +67,7 @@ local = LocalExecution()
 
 
 class LocalExecutor:
-    """Executor that runs each call immediately in this process (`rayfed.engine.executor.Executor`)."""
+    """Executor that runs each call immediately in the present process (`rayfed.engine.executor.Executor`)."""
 
     clients = 1
     attackers_apart = False
@@ -83,11 +83,11 @@ class LocalExecutor:
         self._server: Server
 
     def nodes(self) -> dict[str, int]:
-        """Return this machine as the only node."""
+        """Return the only node, this machine, which runs one client call at a time."""
         return {"": 1}
 
     def describe(self) -> str:
-        """Return a description of the processes."""
+        """Return a text that says that everything runs in this process."""
         return "all in this process"
 
     def environment(self) -> dict[str, object]:
@@ -95,39 +95,39 @@ class LocalExecutor:
         return {"actors": "none: all in this process"}
 
     def machines(self) -> list[Machine]:
-        """Return this machine for every role."""
+        """Return the present machine for every role (client, attacker, server)."""
         return self._machines
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Create the server; clients and attackers need no start."""
+        """Create the server in this process; clients and attackers need no start."""
         self.restart_server(roles, saved)
 
     def check_server(self) -> None:
         """Do nothing, because a server in this process is always running."""
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Create a new server from the saved arms."""
+        """Create a new server from `saved`, the state of every arm."""
         self._server = Server(roles, saved)
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """Run client calls in the given order."""
+        """Run calls of client workers in the given order, and yield each result."""
         return self._run(self._client, "clients", calls)
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
-        """Run attacker calls in the given order."""
+        """Run calls of attackers in the given order, and yield each result."""
         for call in calls:
             with listening(partial(hear, call)) if hear else nullcontext(), gpu_arithmetic(tf32=False):
                 [done] = self._run(self._attacker, "attackers", [call])
             yield done
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call the server and return its result, or results; here, references are the values."""
+        """Call a method of the server, and return the result or results as values instead of references."""
         torch.set_num_threads(self._resources.server.threads)
         with exits_refused():
             return getattr(self._server, method)(*args)
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
-        """Return the references, which are the values."""
+        """Return the values of references, which are the references themselves in a local run."""
         return list(refs)
 
     def _run(

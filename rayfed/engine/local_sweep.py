@@ -19,14 +19,16 @@ from rayfed.store.exits import exit_of
 
 
 def local_sweep(recorder: SweepRecorder) -> None:
-    """Run the remaining trials of a sweep (`rayfed.engine.sweeps.SweepExecution`).
+    """Run the remaining trials of a sweep in this process, one after another.
 
     Raises `UserError` for options that need Ray Tune.
     """
     section = swept(recorder.scenario)
     for name, value in (("scheduler", section.scheduler), ("trackers", section.trackers)):
         if value:
-            raise UserError(f"sweep.{name} needs Ray Tune, which --executor local does not use: remove one of the two")
+            raise UserError(
+                f"sweep.{name} needs Ray Tune, which --executor local does not use: remove sweep.{name} or the option"
+            )
     with recorder.recording():
         recorder.starting({"actors": "none: all in this process"}, "all in this process")
         for setting in recorder.settings:

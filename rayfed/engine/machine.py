@@ -38,7 +38,7 @@ class Machine(NamedTuple):
 
 
 def this_machine(role: str, device: torch.device) -> Machine:
-    """Return the machine of this process, which computes on `device`."""
+    """Return the processor, instruction set and device of this process, which computes on `device`."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return Machine(role, _processor(), name)
 
@@ -53,7 +53,7 @@ def _processor() -> str:
 
 
 def check_arithmetic(deterministic: str) -> None:
-    """Check that this process has the arithmetic that `resources.deterministic` selects.
+    """Check that this process uses the arithmetic (instruction set) that `resources.deterministic` selects.
 
     Raises `NotPortable` if the process was started without `PORTABLE`, and `ResourceError` if that has no effect.
     """
@@ -63,7 +63,7 @@ def check_arithmetic(deterministic: str) -> None:
         variables = " ".join(f"{name}='{value}'" for name, value in PORTABLE.items())
         raise NotPortable(
             "resources.deterministic: portable must be set before Python loads PyTorch, but this process was "
-            f"started without it: use the command `rayfed`, or start Python and Ray with {variables}"
+            f"started without this setting: use the command `rayfed`, or start Python and Ray with {variables}"
         )
     if (used := torch.backends.cpu.get_cpu_capability()) != "AVX2":
         raise ResourceError(
@@ -74,7 +74,7 @@ def check_arithmetic(deterministic: str) -> None:
 
 
 def device_for(num_gpus: float | Literal["auto"]) -> torch.device:
-    """Return the device for a share of this many GPUs; raises `ResourceError` if PyTorch has none.
+    """Return the PyTorch device for a share of `num_gpus` GPUs. Raises `ResourceError` if PyTorch finds no GPU.
 
     `auto` is a GPU if PyTorch has one.
     """
@@ -94,7 +94,7 @@ def device_for(num_gpus: float | Literal["auto"]) -> torch.device:
 
 @contextmanager
 def gpu_arithmetic(tf32: bool) -> Iterator[None]:
-    """Set the arithmetic of GPUs within the block, and restore it at the end."""
+    """Set deterministic GPU arithmetic (with TF32 if `tf32` is true) within the block, and restore the old settings."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     try:

@@ -1,4 +1,4 @@
-"""Sums of a round's partial results on the nodes that hold them, before they are sent to the server.
+"""Sums of a round's partial results on the cluster's nodes, before the sums are sent to the server.
 
 A node has consecutive cohorts, so that its partial results belong to one part of the server's tree. The assignment to
 nodes does not change any bit of the sum, because the tree depends only on the numbers of the cohorts.
@@ -25,7 +25,7 @@ _RETRIES = 3
 
 
 def homes(weights: Sequence[float], nodes: Mapping[str, int]) -> list[str]:
-    """Return the node of each portion of work, given the portions' weights and the number of actors by node.
+    """Assign each portion of work to a node, given the portions' weights and the number of actors by node.
 
     Each node has consecutive portions, with a weight in proportion to its actors.
     """
@@ -59,7 +59,7 @@ class _Held:
 
 @dataclass
 class NodeSums:
-    """Sums of a round's partial results, within nodes first and then between nodes."""
+    """Sums of a round's partial results, computed first within each node and then between nodes."""
 
     run: Run
     """Run calls on client workers."""
@@ -72,11 +72,11 @@ class NodeSums:
     _held: list[_Held] = field(default_factory=list)
 
     def add(self, result: Result) -> None:
-        """Register a portion's partial results without moving them."""
+        """Register the partial results of a portion of work, which stay on the node that computed them."""
         self._held.append(_Held(result.node, result.partials, (result.portion,)))
 
     def met(self) -> Iterator[tuple[str, Partials]]:
-        """Add partial results on the nodes, and yield (arm, sum) for the server.
+        """Add up partial results on the nodes, and yield each arm's remaining sums for the server as (arm, sum).
 
         Partial results are added on their node first; then up to `FAN_IN` nodes send their sums to one of them. Cohorts
         whose results are lost with a node are trained again. Raises `Lost` after too many losses.

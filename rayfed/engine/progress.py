@@ -18,16 +18,16 @@ class Progress:
     """Callbacks of the driver during a run. The base class does nothing."""
 
     def starting(self, scenario: Scenario, folder: RunFolder, where: str) -> None:
-        """Report that clients and server are about to start; `where` describes the processes."""
+        """Report that the clients and the server are about to start; `where` describes the processes."""
 
     def ready(self, first_round: int) -> None:
         """Report that all actors have started, before round `first_round`."""
 
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Report the rows of the table `privacy`, with every arm's guarantees over the whole run."""
+        """Report the rows of the table `privacy`, with every arm's privacy guarantees over the whole run."""
 
     def clients_done(self, round: int, done: int, total: int) -> None:
-        """Report that `done` of the `total` client updates of a round have arrived, over all arms."""
+        """Report that `done` of the `total` client updates of a round, over all arms, have arrived."""
 
     def observations_done(self, round: int, done: int, total: int) -> None:
         """Report that `done` of the `total` observations of a round's attacks have been made."""
@@ -39,7 +39,7 @@ class Progress:
         """
 
     def search_goes_on(self, round: int, title: str, arm: str, standing: Standing) -> None:
-        """Report the progress of a running search on an arm, about once a second."""
+        """Report the progress of an attack's running search on an arm, about once a second."""
 
     def round_done(
         self,
@@ -47,7 +47,7 @@ class Progress:
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """Report the rows of a finished round, after its tables are written."""
+        """Report the rows of a finished round, after the round's tables are written."""
 
     def note(self, message: str) -> None:
         """Report a message for the user, such as the death of an actor."""
@@ -57,13 +57,13 @@ class Progress:
 
 
 class NoteOnce:
-    """Pass each message to `note` only once, even if many processes send it."""
+    """Filter that passes each message to `note` only once, even if many processes send the same message."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note, self._said = note, set[str]()
 
     def __call__(self, messages: Iterable[str]) -> None:
-        """Pass on messages that are new."""
+        """Pass on the messages that were not passed on before."""
         for message in dict.fromkeys(messages):
             if message not in self._said:
                 self._said.add(message)
@@ -81,26 +81,26 @@ class AuditProgress(Progress):
     """Notes that the audit has already printed and that its runs would repeat."""
 
     def say(self, *parts: str) -> None:
-        """Report a line on the audit's steps, in parts."""
+        """Report one line about the audit's steps, given in parts."""
 
     def trying(self, title: str, number: int, total: int, standing: Standing | None) -> None:
-        """Report the trial of an attack before the run; `standing` is the progress of its search."""
+        """Report the trial of an attack before the run; `standing` is the progress of the attack's search."""
 
     def tried(self) -> None:
-        """Report the end of the trials."""
+        """Report that the trials of the audit's attacks have ended."""
 
     def audited(self, weights: str, report: str) -> None:
-        """Report the end of the attacks on these weights; `report` is the path of the report."""
+        """Report the end of the attacks on one set of weights; `report` is the path of the report."""
 
 
 class SweepProgress:
     """Callbacks of the driver during a sweep. The base class does nothing."""
 
     def starting(self, scenario: Scenario, folder: SweepFolder, where: str, trials: int, done: int) -> None:
-        """Report that `trials` trials start, after `done` earlier ones; `where` describes the processes."""
+        """Report that `trials` trials start, after `done` finished trials; `where` describes the processes."""
 
     def note(self, message: str) -> None:
         """Report a message for the user, such as the death of another driver."""
 
     def trial_done(self, trial: Trial, rows: Sequence[dict[str, Any]]) -> None:
-        """Report the end of a trial; `rows` are its outcomes."""
+        """Report the end of a trial; `rows` are the trial's outcomes."""

@@ -17,7 +17,7 @@ def consult(
     states: Mapping[str, Mapping[int, State]],
     failed: Collection[tuple[str, int]] = (),
 ) -> None:
-    """Send each rule's questions to the round's clients and return their replies to the server, until no rule asks.
+    """Pass questions of aggregation rules to a round's clients, and the replies to the server, until no rule asks.
 
     Clients that `failed` in an arm are not asked. Payloads and replies are passed by reference, so this process never
     holds them. The server receives replies ordered by client, not by arrival.

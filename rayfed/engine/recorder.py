@@ -25,7 +25,7 @@ class RunRecorder:
     """Writer that stores a run's results in its folder."""
 
     def __init__(self, folder: RunFolder, kind: RunKind, rounds: int, **told: str | None) -> None:
-        """Record into a folder, and write the texts `told` to its status.
+        """Initialise a recorder that writes into `folder`, and the texts `told` into the folder's status.json.
 
         These are the attacked `weights` of a run without training, and `fewer` and `enough` of an audit's `Allowance`.
         """
@@ -36,24 +36,24 @@ class RunRecorder:
             self._text.write(folder.read_text("log.txt"))
 
     def line(self, message: str) -> None:
-        """Add a line to the log."""
+        """Add a line with the present time to the run's log.txt."""
         self._text.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {plain(message)}\n")
         self._folder.write_text("log.txt", self._text.getvalue())
 
     def logging(self, progress: Progress) -> Progress:
-        """Return a progress whose notes are also logged; it also receives a note if the report fails."""
+        """Return a progress display whose notes are also written to the log."""
         self._progress = progress
         return cast(Progress, _Logging(self, progress))
 
     def write(self, round: int, tables: RoundTables) -> list[str]:
-        """Write a round's rows of every non-empty table, and return the tables' names."""
+        """Write a round's rows to every table that has rows, and return the names of these tables."""
         written = [table for table, rows in vars(tables).items() if rows]
         for table in written:
             self._folder.write_part(table, round, getattr(tables, table))
         return written
 
     def finish_round(self, tables: RoundTables, state: Checkpoint) -> None:
-        """Write a finished round, in this order: its tables, the checkpoint, the status."""
+        """Write the results of a finished round, in this order: tables, checkpoint, status."""
         written = self.write(state.round, tables)
         checkpoint.save(self._folder, replace(state, tables=written))
         self._running(state.round + 1)
@@ -74,7 +74,7 @@ class RunRecorder:
 
     @contextmanager
     def recording(self, first: int, reports: bool = True) -> Iterator[None]:
-        """Update status, log and report during a run that starts at round `first`, also if it fails."""
+        """Update status, log and report during a run that starts at round `first`, also if the run fails."""
         self._running(first)
         if self._folder.lease and self._folder.lease.taken_from:
             self.line(self._folder.lease.taken_from)

@@ -1,4 +1,4 @@
-"""Recovery of a round, which is rerun if its server dies or a value is lost with a machine."""
+"""Recovery of a round, which is rerun if the server dies or a value is lost with a machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RETRIES = 3
 
 
 def until_played(federation: Federation, round: int, play: Callable[[], RoundTables]) -> RoundTables:
-    """Run a round, and rerun it from the last finished round after each loss.
+    """Run a round, and rerun the round if the server or a value is lost.
 
     Raises `ResourceError` after `RETRIES` reruns.
     """

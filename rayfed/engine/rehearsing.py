@@ -63,7 +63,7 @@ Shown = Callable[[str, int, int, Standing | None], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of trying one attack on the undefended model."""
+    """Result of trying one attack on the undefended model: whether the attack applies, and how long it takes."""
 
     title: str
     """Label of the attack in the scenario."""
@@ -132,7 +132,7 @@ class _Watch:
         self._last = 0.0
 
     def hear(self, standing: Standing) -> None:
-        """Record one step of a search."""
+        """Record the duration of one step of a search, and stop the trial when enough steps are timed."""
         now = process_time()
         if standing.search > len(self.iterations):
             self.iterations.append(standing.iterations)
@@ -167,7 +167,7 @@ class Rehearsal:
         """Scores of the trials' victims, by title."""
 
     def refused(self) -> dict[int, ClientError]:
-        """Return the batch sizes for which the undefended model gives no gradient, with the client's error.
+        """Return the batch sizes for which the undefended model gives no gradient, each with the client's error.
 
         Larger batches whose gradients take long are not checked; the attacks' trials report their errors.
         """
@@ -186,7 +186,7 @@ class Rehearsal:
 
     @cached_property
     def gradient(self) -> float:
-        """Elapsed seconds of one observation of the smallest batch without a defence."""
+        """Return the elapsed seconds of computing one gradient of the smallest batch without a defence."""
         first = min(self.inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         taken = list[float]()
         while not taken or (len(taken) == 1 and taken[0] < _SLOW):  # the first one may load files
@@ -209,7 +209,7 @@ class Rehearsal:
         enough: Callable[[Trial], bool] = lambda _: False,
         last: float = inf,
     ) -> Iterator[Trial]:
-        """Yield a trial of each attack, small batches first; of searches, the first applicable one is timed.
+        """Try each attack on the undefended model, small batches first, and yield the trials.
 
         An attack is timed for one attacker per batch size. If that took long, the other attackers reuse its trial.
 
@@ -302,7 +302,7 @@ class Rehearsal:
         return bool(attack.knowledge) and set(attack.knowledge) <= {"defence", "code"}
 
     def pace(self, until: float = inf, arms: Collection[str] | None = None) -> Pace:
-        """Return the time for observations and scores, measured on the smallest batch.
+        """Measure the seconds that observations and scores take per victim, on the smallest batch.
 
         Observations of `arms` (default: all) are measured until the clock (`monotonic`) passes `until`, those of the
         first two arms always. The remaining arms are assumed to be as slow as the slowest measured arm. Measurements of
@@ -347,11 +347,11 @@ class Rehearsal:
         return taken[-1]
 
     def leaking(self, criterion: Criterion) -> list[str]:
-        """Return the titles of the attacks that leaked in their trials."""
+        """Return the titles of the attacks whose trials leaked samples, according to `criterion`."""
         return [name for name in self._answers if any(map(criterion.leaks, self._scored(name)))]
 
     def found(self, criterion: Criterion, titles: Collection[str] | None = None) -> list[str]:
-        """Return a line with the results of each attack's trials per batch size, of all or of these `titles`.
+        """Return a line per attack and batch size with the trials' results; `titles` selects the trials (None: all).
 
         A failed search says nothing about longer searches, because trials make only a few evaluations.
         """
@@ -372,7 +372,7 @@ class Rehearsal:
 
     @property
     def measured(self) -> RoundTables:
-        """Results of trials as rows of a run: all results of closed forms, and labels recovered by searches.
+        """Return the trials' results as rows of a run: all results of closed forms, and labels recovered by searches.
 
         Reconstructions of searches are omitted, because trials make only a few evaluations; their status is not run.
         """

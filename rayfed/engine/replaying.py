@@ -64,7 +64,7 @@ class RecordedData:
     """Number of the round."""
 
     def load(self) -> Dataset:
-        """Return the round's samples by client; the test split has other rounds' samples, or one grey image."""
+        """Load the recorded round's samples by client; the test split has other rounds' samples, or one grey image."""
         recording = Recording(self.folder)
         found = [_truth(recording, update) for update in _of_round(self.folder, self.round)]
         images, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -121,7 +121,7 @@ class ByUpdate:
     """Number of the round."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
-        """Return the sample indices of each client, see `Partition.split`."""
+        """Return the sample indices of each client: the samples of one recorded update per client."""
         ends = np.cumsum([update.samples for update in _of_round(self.folder, self.round)])
         return np.split(np.arange(len(labels)), ends[:-1])
 
@@ -136,7 +136,7 @@ class Recorded(Defence):
     """Number of the round."""
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Return a method that returns the recorded update instead of training."""
+        """Return an update method that returns the recorded update instead of training."""
 
         def update(task: Task) -> Update:
             recorded = _of_round(self.folder, self.round)[task.client]
@@ -153,7 +153,7 @@ def _device(task: Task) -> torch.device:
 
 
 def looked_over(recording: Recording, update: RecordedUpdate, model: nn.Module) -> Given:
-    """Check a recorded update and return it as an observation; raises `UserError` if it does not fit the model."""
+    """Check a recorded update, and return the update as an observation. Raises `UserError` if the model differs."""
     header = recording.header
     try:
         return observe(model, update.sent, header.sample, header.classes, update.samples, **update.answer)
@@ -163,7 +163,7 @@ def looked_over(recording: Recording, update: RecordedUpdate, model: nn.Module) 
 
 @dataclass(frozen=True)
 class Replay:
-    """Attacks on one round of a recording."""
+    """Attacks on one round of a recording of clients' updates."""
 
     recording: Recording
     round: int
@@ -177,21 +177,21 @@ class Replay:
 
     @cached_property
     def updates(self) -> list[RecordedUpdate]:
-        """Recorded updates of the round."""
+        """Return the recorded updates of the replayed round."""
         return self.recording.of_round(self.round)
 
     @cached_property
     def scored(self) -> bool:
-        """Whether the true samples were recorded for all updates of the round."""
+        """Return whether the true samples of all updates of the round were recorded, so that attacks can be scored."""
         return all(update.has_truth for update in self.updates)
 
     @property
     def model_section(self) -> dict[str, Any]:
-        """The scenario's section `model`, with the normalisation."""
+        """Return the scenario section `model`, with the recording's normalisation."""
         return {**self.model, **normalisation(self.recording.header)}
 
     def document(self) -> dict[str, Any]:
-        """Return the round as a scenario with the arms `none` and `recorded`."""
+        """Return the recorded round as a scenario document with the arms `none` and `recorded`."""
         where = {"folder": str(self.recording.folder.resolve()), "round": self.round}
         gradient = self.updates[0].kind == "gradient"
         by_size: dict[int, list[int]] = {}
@@ -232,7 +232,7 @@ class Replay:
         return {**told, "steps": local.steps} if epochs is None else {**told, "epochs": epochs}
 
     def sent(self) -> tuple[Sent, list[str]]:
-        """Return the state that the round's clients received, and remarks on their updates without duplicates."""
+        """Return the model state that the round's clients received, and remarks on the recorded updates."""
         model = self._built
         given = [(update, looked_over(self.recording, update, model)) for update in self.updates]
         remarks = dict.fromkeys(f"{update.name}: {remark}" for update, one in given for remark in one.remarks)
@@ -240,7 +240,7 @@ class Replay:
         return Sent(self.round, first.weights, first.buffers), list(remarks)
 
     def unscored(self, ends: float = inf) -> Iterator[tuple[RecordedUpdate, str, Reconstruction]]:
-        """Yield each attack's result for each update, without scores, until `ends` on the clock of `monotonic`."""
+        """Attack each recorded update, and yield (update, attack, result) without scores, until the time `ends`."""
         for update in self.updates:
             seen = looked_over(self.recording, update, self._built).observation
             key = seeds.derived(self.seed, "replay", update.round, update.client)
@@ -253,14 +253,14 @@ class Replay:
 
 
 def normalisation(header: Header) -> dict[str, Any]:
-    """Return the field `normalise` of the section `model` for a recording's header; empty without normalisation."""
+    """Return the field `normalise` of the scenario section `model` for a recording; empty without normalisation."""
     if header.mean is None or header.std is None:
         return {}
     return {"normalise": {"mean": list(header.mean), "std": list(header.std)}}
 
 
 def built(model: Mapping[str, Any], loss: Mapping[str, Any], header: Header, seed: int) -> nn.Module:
-    """Return the model for the sections `model` and `loss` and a recording's header."""
+    """Build the model of a recording from the scenario sections `model` and `loss` and the recording's header."""
     spec = ModelSpec.model_validate(model)
     normalise = (spec.normalise.mean, spec.normalise.std) if spec.normalise else None
     net = build_model(spec.name, spec.parameters, header.sample, header.classes, seed, normalise)
@@ -275,9 +275,10 @@ class _TimeIsUp(BaseException):
 def attempts(
     model: nn.Module, seen: Observation, evaluations: int, key: bytes, ends: float = inf
 ) -> Iterator[tuple[str, Reconstruction]]:
-    """Yield the name and the result of each audit attack on one observation, with this many evaluations.
+    """Run each attack of the audit on one observation, and yield the attack's name and result.
 
-    Attacks that are not finished when the clock (`monotonic`) passes `ends` have failed with a message on the time.
+    Searches make `evaluations` evaluations. Attacks that are not finished when the clock (`monotonic`) passes `ends`
+    have failed with a message on the time.
     """
 
     def hear(standing: Standing) -> None:

@@ -43,7 +43,7 @@ States = dict[str, dict[int, State]]
 
 
 def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
-    """Return the maximum numbers of concurrent calls in a round, for clients and for attackers."""
+    """Return the maximum numbers of concurrent calls in a round: (client calls, attacker calls)."""
     arms = len(scenario.played)
     cohorts = -(-scenario.drawn_per_round // plan.cohort_size(scenario))
     due: dict[int, int] = {}
@@ -55,7 +55,7 @@ def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
 
 
 class Round:
-    """One round of several arms of a federation."""
+    """One round of a federation, for several arms (tested variants) at once."""
 
     def __init__(self, federation: Federation, number: int, arms: Sequence[str]) -> None:
         self.federation, self.number = federation, number
@@ -70,7 +70,7 @@ class Round:
         self.tables = RoundTables()
 
     def play(self, due: Iterable[str]) -> RoundTables:
-        """Run the round and return its rows; the arms in `due` are evaluated."""
+        """Train, aggregate, evaluate the arms in `due`, run the attacks, and return the round's rows."""
         before = self._states_before()
         sent = self._begin()
         begun = self._begin_attacks(sent)
@@ -85,7 +85,7 @@ class Round:
         return self.tables
 
     def attack_alone(self, interrupted: Callable[[RoundTables], object]) -> RoundTables:
-        """Run the round's attacks without training, on the weights that clients would receive, and return rows.
+        """Run the round's attacks without training, on the weights that clients would receive, and return the rows.
 
         After Ctrl-C, `interrupted` is called with the rows so far.
         """
@@ -320,7 +320,8 @@ class Round:
         if self.number in needed and states:
             raise ScenarioError(
                 f"attacks need updates of round {self.number}, but clients of arm '{arm}' have a state that no defence "
-                f"declares (keeps_state), and only the latest state is stored: remove the arm, or `earlier`"
+                f"declares (keeps_state), and only the latest state is stored: remove the arm, or "
+                f"remove `earlier` from the attacks"
             )
         kept = before["earlier"] | {self.number: {part: before[part] for part in ("weights", "buffers")}}
         return {round: sent for round, sent in kept.items() if round in needed}

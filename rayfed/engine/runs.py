@@ -55,7 +55,7 @@ _OTHER_DATA = (
 
 
 def launch(scenario: Scenario, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
-    """Run a scenario into a new folder under `out` (default: the scenario's), and return the folder.
+    """Run a scenario, write the results to a new folder under `out` (default: the scenario's), and return the folder.
 
     Raises `UserError` for invalid input. After any error, the folder has the status of the run.
     """
@@ -71,7 +71,7 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
 
 
 def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
-    """Run one trial of a sweep in its folder, continuing after the last finished round, without a report.
+    """Run one trial of a sweep in the trial's folder, continuing after the last finished round, without a report.
 
     The folder is taken over from a previous driver of the trial, even if that one is alive, because the sweep assigns
     the trials. Raises `RunError` if the trial has failed before, or if its finished rounds had another scenario.
@@ -127,7 +127,7 @@ def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend:
         run_key.remove(folder)  # the process may have died before deleting the key
         raise RunError(
             f"{folder.url}: all {rounds} rounds are finished; nothing to resume. To add rounds, raise "
-            f"federation.rounds in its {SCENARIO}, then `rayfed resume {folder.url} --extend`"
+            f"federation.rounds in {SCENARIO} of the run, then `rayfed resume {folder.url} --extend`"
         )
     _check_data(folder, saved, inputs)
     checkpoint.begin(folder)
@@ -152,12 +152,12 @@ class _Attacked:
 
     @property
     def round(self) -> int:
-        """Number of the attacked round."""
+        """Return the number of the attacked round."""
         return self.saved.round + 1 if self.saved else 0
 
     @property
     def weights(self) -> str:
-        """Description of the training of the weights."""
+        """Return a text that describes how the attacked weights were trained."""
         if self.given:
             return "given"
         if self.saved is None:
@@ -174,7 +174,7 @@ def attack(
     arm: str | None = None,
     allowance: Allowance = ALL_THE_TIME,
 ) -> RunFolder:
-    """Attack the untrained model, or the trained one of `run`, without training, into a new folder.
+    """Attack the initial weights, or the trained weights of `run`, without training, and write to a new folder.
 
     Every attack is run once, whatever its `rounds`, within the `allowance`. With `arm`, all arms have the weights of
     this arm of the run, without its clients' states. Raises `RunError` if the weights of `run` do not fit the scenario.
@@ -211,7 +211,7 @@ def attack_sent(
     progress: Progress,
     allowance: Allowance = ALL_THE_TIME,
 ) -> RunFolder:
-    """Attack given weights without training, into a new folder; `words` describes the weights."""
+    """Attack given weights without training, and write the results to a new folder; `words` describes the weights."""
     inputs = prepare(scenario.attacked_in(sent.round), gpus=execution.num_gpus(scenario))
     state = {"weights": sent.weights, "buffers": sent.buffers, "state": {}, "memory": {}}
     saved = checkpoint.Checkpoint(sent.round - 1, {account.name: state for account in inputs.accounts})
@@ -425,7 +425,7 @@ def _check_data(folder: RunFolder, saved: checkpoint.Checkpoint | None, inputs: 
     """Raise `RunError` if the data differ from those of the finished rounds, for example after a file was changed."""
     before = folder.read_mapping(ENVIRONMENT) if saved and folder.exists(ENVIRONMENT) else {}
     if splits := changed_data(before, inputs):
-        raise RunError(f"{folder.url}: its data ({', '.join(splits)}) {_OTHER_DATA}")
+        raise RunError(f"{folder.url}: the data ({', '.join(splits)}) {_OTHER_DATA}")
     if saved and not folder.read_table("partition").equals(_partition_table(inputs)):
         raise RunError(f"{folder.url}: the clients' data {_OTHER_DATA}")
 

@@ -23,7 +23,7 @@ STUDY = "rayfed"
 
 @dataclass(frozen=True)
 class Tried:
-    """A finished setting with its objectives."""
+    """Finished setting of a sweep, with the measured objectives."""
 
     arm: str
     values: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Search:
-    """An Optuna study that continues from earlier trials, and a function that suggests a setting."""
+    """Optuna study that continues from earlier trials, with a function that suggests the next setting."""
 
     study: optuna.Study
     storage: optuna.storages.InMemoryStorage
@@ -41,7 +41,7 @@ class Search:
 
 
 def search(scenario: Scenario, tried: Mapping[int, Tried], begun: int) -> Search:
-    """Return a search that continues from the settings `tried` (index -> result).
+    """Return an Optuna search that continues from the settings `tried` (index -> setting with its objectives).
 
     New settings are numbered from `begun`. Earlier settings without a result count as failed.
     """

@@ -1,4 +1,4 @@
-"""The server of a run, with every arm's global weights and the sums of clients' updates."""
+"""Server of a run, with every arm's global weights and the sums of clients' updates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class ServerRole:
-    """The server's task in one arm."""
+    """Task of the server in one arm: aggregation, optimiser, and protection of the updates."""
 
     arm: ResolvedArm
     optimiser: ServerOptimiser
@@ -71,33 +71,34 @@ class Server:
         }
 
     def relay(self, arm: str, keys: bytes) -> None:
-        """Set the locked key pair that is sent to clients from now on."""
+        """Set the clients' locked key pair, which the server sends to the arm's clients from now on."""
         self._keys[arm] = keys
 
     def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
-        """Return the message to clients of a round, and the state that stays with the server."""
+        """Return the message that the clients of a round receive, and the state that stays with the server."""
         model, session = self._models[arm], self._sessions.get(arm)
         known = session.broadcast() if session else None
         return Sent(round, model.weights, model.buffers, self._keys[arm], known), Kept(model.state, model.memory)
 
     def begin_round(self, arm: str, round: int, clients: Sequence[int]) -> bool:
-        """Begin a round of an interactive rule, and return whether it has a question before training."""
+        """Begin a round of an interactive rule, and return whether the rule queries clients before training."""
         aggregation = self._aggregations[arm]
         assert isinstance(aggregation, InteractiveAggregation)
         self._sessions[arm] = aggregation.begin_round(clients, self._models[arm].memory)
         return self._sessions[arm].request() is not None
 
     def add(self, arm: str, cohorts: int, partials: Mapping[tuple[int, int], Any]) -> None:
-        """Add partial results of `cohorts` cohorts, in any order; keys are positions in the tree (`TreeFold.nodes`)."""
+        """Add partial sums of the round's updates, in any order; keys are positions in the summation tree."""
         for (level, index), partial in partials.items():
             self._fold(arm, cohorts).add(index, partial, level)
 
     def land(
         self, arm: str, count: int, place: int, staleness: int, sent: Named, partials: Mapping[tuple[int, int], Any]
     ) -> None:
-        """Add one client's update, number `place` of `count` to arrive, from weights of the given staleness.
+        """Add the update of one client of an asynchronous arm, the `place`-th of `count` updates to arrive.
 
-        `sent` has the weights that the client received; it is empty if the rule does not mix models.
+        The update was computed from weights that are `staleness` rounds old. `sent` has these weights, or is empty if
+        the rule does not mix models.
         """
         rule, model = self._aggregations[arm], self._models[arm]
         assert isinstance(rule, AsynchronousRule)
@@ -111,7 +112,7 @@ class Server:
         return self._folds[arm]
 
     def request(self, arm: str) -> tuple[str | None, Any]:
-        """Return the clients that the rule's next question is for, and its payload; (None, None) without a question.
+        """Return the rule's next question as (clients to ask, payload), or (None, None) if no question is left.
 
         Before updates are added, the question is about the session; afterwards it is about the sums.
         """
@@ -124,13 +125,13 @@ class Server:
         return (question.of, question.payload) if question else (None, None)
 
     def receive(self, arm: str, clients: Sequence[int], *answers: Any) -> None:
-        """Receive the clients' replies to the last question."""
+        """Pass the clients' replies to the last question on to the aggregation rule."""
         self._sessions[arm] = self._sessions[arm].receive(dict(zip(clients, answers, strict=True)))
 
     def finish(self, arm: str, round: int, key: bytes, secure: bool) -> tuple[Sent, Kept]:
-        """Apply the round's sum, and return the values of `sent` for the next round, with the rule's rows.
+        """Update the global model with the round's aggregate, and return the values of `sent` for the next round.
 
-        `key` and `secure` determine the server's noise in the round.
+        The values include the aggregation rule's rows. `key` and `secure` determine the server's noise in the round.
         """
         aggregation, model = self._aggregations[arm], self._models[arm]
         draws = generator(key, secure)

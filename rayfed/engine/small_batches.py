@@ -1,4 +1,4 @@
-"""Check, before the first round, for batches of one sample that a model rejects, such as with batch norm.
+"""Check, before the first round, for batches of one sample that a model rejects, for example because of batch norm.
 
 The check trains the model on one sample, because not all models with batch norm reject it, and some others do.
 """
@@ -29,7 +29,7 @@ _SHOWN = 5
 
 
 def check_batches(inputs: Inputs) -> list[str]:
-    """Return remarks on clients that will fail on a batch of one sample, if the run continues without them.
+    """Return remarks on clients that will fail on a batch of one sample and that the run can continue without.
 
     Raises `UserError` for clients whose failure would end the run.
     """
@@ -45,7 +45,7 @@ def check_batches(inputs: Inputs) -> list[str]:
 
 @dataclass(frozen=True)
 class _Small:
-    """Check of an arm's batches of one sample."""
+    """Check of one arm for batches of one sample that the arm's model rejects."""
 
     inputs: Inputs
     arm: Arm
@@ -53,7 +53,7 @@ class _Small:
 
     @property
     def certain(self) -> bool:
-        """Whether all clients of a round are known in advance, and none may be excluded."""
+        """Return whether all clients of a round are known in advance and none can be excluded later."""
         scenario = self.inputs.scenario
         federation = scenario.federation
         hidden = scenario.privacy.secure and scenario.drawn_per_round < federation.clients
@@ -61,7 +61,7 @@ class _Small:
 
     @cached_property
     def failing_clients(self) -> str:
-        """Message on the clients that fail, with the reason and a fix; empty if none fails."""
+        """Return a message on the clients that fail, with the reason and a fix; empty if no client fails."""
         clients, training = self._clients, self.arm.spec.training
         if not clients or (error := self._error(clients[0], training)) is None:
             return ""
@@ -78,7 +78,7 @@ class _Small:
 
     @property
     def failing_attacks(self) -> Iterator[str]:
-        """Messages on attacks whose victims fail on one sample, with the reason and a fix."""
+        """Yield messages on attacks whose victims fail on a batch of one sample, with the reason and a fix."""
         for place, attack in enumerate(self.inputs.scenario.attacks):
             if attack.view.of_round or attack.view.samples(attack) != 1 or not attack.rounds:
                 continue
@@ -155,7 +155,7 @@ class _Small:
         said = f"{type(error).__name__}: {error}".partition("\n")[0]
         norm = one_value.norm_of(error)
         if norm is None:
-            return f"The model trains on two samples and not on one ({said})"
+            return f"The model trains on two samples but not on a single one ({said})"
         layer = one_value.layer_of(error)
         where = f" (layer '{layer}')" if layer else ""
         return f"In training mode, {norm}{where} needs more than one value per channel ({said})"

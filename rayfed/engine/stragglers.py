@@ -36,7 +36,7 @@ _SAID = 5
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Clients of an arm in a round, with the inputs of their work."""
+    """Group of an arm's clients that one call trains in a round, with the inputs of their work."""
 
     arm: ResolvedArm
     index: int
@@ -50,11 +50,11 @@ class Cohort:
     """Preferred node for its work; empty for any."""
 
     def of(self, client: int) -> Cohort:
-        """Return a cohort that has only this client."""
+        """Return a copy of the cohort that contains only the client `client`."""
         return replace(self, clients=(client,))
 
     def without(self, failed: Sequence[Failed]) -> Cohort:
-        """Return the cohort without the clients that failed."""
+        """Return a copy of the cohort without the clients in `failed`."""
         gone = {one.client for one in failed}
         left = tuple(client for client in self.clients if client not in gone)
         return replace(self, clients=left, left_out=(*self.left_out, *failed))
@@ -69,7 +69,7 @@ Unfinished: TypeAlias = Overdue | Crashed
 
 
 class Result(NamedTuple):
-    """Result of a portion of work."""
+    """Result of one portion of work (consecutive cohorts that one call trains)."""
 
     portion: Portion
     report: CohortReport
@@ -79,7 +79,7 @@ class Result(NamedTuple):
 
 
 def shares(weights: Sequence[float], workers: int, arms: int) -> list[list[int]]:
-    """Split the cohorts of one of `arms` arms into consecutive parts for shared workers; return their numbers.
+    """Split an arm's cohorts into consecutive parts for `workers` workers shared by `arms` arms; return cohort numbers.
 
     There are two parts per worker, which balances slower workers. There is one part per worker if the only arm has few
     cohorts and this is hardly slower, because it needs fewer calls.
@@ -94,7 +94,7 @@ def shares(weights: Sequence[float], workers: int, arms: int) -> list[list[int]]
 
 
 def portions(weights: Sequence[float], calls: int, workers: int) -> list[list[int]]:
-    """Split cohorts into at most `calls` consecutive parts of nearly equal weight; return their numbers.
+    """Split cohorts into at most `calls` consecutive parts of nearly equal weight; return each part's cohort numbers.
 
     Cuts are at multiples of the largest power of two with which `workers` workers finish hardly later than with
     arbitrary cuts. A part between such cuts consists of few subtrees of the server's tree, so it sends few partial
@@ -140,7 +140,7 @@ class StragglerHandling:
     note: Callable[[str], None]
 
     def results(self, work: Sequence[Portion]) -> Iterator[Result]:
-        """Yield the result of each portion when it is finished.
+        """Run all portions of work, and yield the result of each portion as soon as the portion is finished.
 
         Raises `ClientError` if a client crashes or exceeds the limit, and `failures.then` is `stop`.
         """
@@ -236,7 +236,7 @@ def _call(portion: Portion, timeout: float | None, crashes: int) -> Call:
 
 
 def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
-    """Return rows of the table `clients` for the clients of a cohort that crashed or took too long."""
+    """Return rows of the table `clients` for those clients of a cohort that crashed or took too long."""
     malicious = plan.malicious_clients(scenario, cohort.arm)
     return [
         {

@@ -35,7 +35,7 @@ SweepExecution = Callable[["SweepRecorder"], None]
 
 
 def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
-    """Run all trials of a scenario's `sweep` into a new folder and return it.
+    """Run all trials of a scenario's section `sweep`, and return the new folder with the results.
 
     Raises `UserError` for invalid input before the first trial. The row of a failed trial has its error.
     """
@@ -52,7 +52,7 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
 
 
 def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
-    """Run the missing trials of a sweep; with `failed`, also rerun failed trials.
+    """Continue a sweep: run the missing trials and, with `failed`, rerun the failed trials.
 
     Raises `RunError` if no trials are left, or if finished trials had another scenario, and `LeaseError` if the sweep's
     driver is alive.
@@ -100,18 +100,18 @@ def _planned(scenario: Scenario) -> list[Trial] | None:
 
 
 def swept(scenario: Scenario) -> Sweep:
-    """Return the section `sweep` of a scenario that has one."""
+    """Return the section `sweep` of a scenario, which must have this section."""
     assert scenario.sweep is not None
     return scenario.sweep
 
 
 def trials_of(setting: Mapping[str, Any]) -> list[Trial]:
-    """Return the trials of one setting, one per repeat, from its JSON form."""
+    """Return the trials of one setting of a sweep, one trial per repeat, from the setting's JSON form."""
     return [Trial(setting["index"], setting["arm"], setting["values"], repeat) for repeat in setting["repeats"]]
 
 
 def objectives_of(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Sequence[str]) -> dict[str, float]:
-    """Return the measured objectives of a setting: under its strongest attack, averaged over repeats."""
+    """Return the measured objectives of a setting: the values under the strongest attack, averaged over the repeats."""
     means = {
         name: estimate([outcomes.for_the_attacker([row.get(name) for row in rows], name) for rows in runs])
         for name in objectives
@@ -130,13 +130,13 @@ class SweepRecorder:
         rows: list[dict[str, Any]],
         progress: SweepProgress,
     ) -> None:
-        """Start with the `rows` of earlier trials; `trials` is None if Optuna chooses them."""
+        """Start with the `rows` of earlier trials; `trials` is None if Optuna chooses the settings."""
         self.scenario, self.folder, self.trials, self.rows = scenario, folder, trials, rows
         self.progress, self._document = progress, scenario.model_dump(mode="json")
 
     @property
     def left(self) -> int:
-        """Number of trials without a row; if Optuna chooses them, number of settings that are left."""
+        """Return the number of trials without a result; if Optuna chooses the settings, the number of settings left."""
         done = {row["trial"] for row in self.rows}
         if self.trials is not None:
             return sum(trial.name not in done for trial in self.trials)
@@ -144,26 +144,26 @@ class SweepRecorder:
 
     @property
     def settings(self) -> list[dict[str, Any]]:
-        """Return the planned trials without a row, each as one setting."""
+        """Return the planned trials without a result, each as one setting."""
         done = {row["trial"] for row in self.rows}
         left = [t for t in self.trials or () if t.name not in done]
         return [{"index": t.index, "arm": t.arm, "values": t.values, "repeats": [t.repeat]} for t in left]
 
     def search(self) -> Search:
-        """Return an Optuna search that knows all settings with a row or a folder."""
+        """Return an Optuna search that continues from all settings that have been started."""
         names = [*self.folder.trial_names(), *(row["trial"] for row in self.rows)]
         begun = max((int(name.partition("-")[0]) + 1 for name in names), default=0)
         return search(self.scenario, _tried(self.scenario, self.rows), begun)
 
     @property
     def total(self) -> int:
-        """Total number of trials."""
+        """Return the total number of trials of the sweep."""
         if self.trials is not None:
             return len(self.trials)
         return (swept(self.scenario).samples or 0) * swept(self.scenario).repeats
 
     def starting(self, machine: Mapping[str, object], where: str) -> None:
-        """Record the machine of the sweep, and report the start."""
+        """Write the sweep's environment.json, and report the start of the sweep."""
         note_environment(self.folder.files, self.scenario, machine)
         left = self.left * (swept(self.scenario).repeats if self.trials is None else 1)
         self.progress.starting(self.scenario, self.folder, where, left, len({row["trial"] for row in self.rows}))
@@ -183,7 +183,7 @@ class SweepRecorder:
         self._status("finished")
 
     def end(self, repeats: Sequence[Trial], error: str | None) -> None:
-        """Record that a setting's repeats finished, failed or were stopped."""
+        """Record that the repeats of a setting have finished, failed or been stopped, and update the outcomes."""
         for one in repeats:
             rows = self._outcome(one, error)
             if rows[0]["status"] != "failed":  # failed trials may be rerun, which needs the key

@@ -47,12 +47,14 @@ class RoundTables:
     secure_sums: Rows = field(default_factory=list)
 
     def add(self, key: Row, tables: Tables) -> None:
-        """Add the rows of an aggregation rule, with the columns of `key`.
+        """Add an aggregation rule's rows to the tables, each with the columns of `key`.
 
         Raises `UserError` for a table that is not in `OF_RULES`.
         """
         for table, rows in tables.items():
             if table not in OF_RULES:
                 known = nearest(table, OF_RULES)
-                raise UserError(f"the aggregation returns rows for table '{table}', which is not for rules: {known}")
+                raise UserError(
+                    f"the aggregation returns rows for table '{table}', to which rules cannot add rows: {known}"
+                )
             getattr(self, table).extend(key | row for row in rows)

@@ -39,7 +39,7 @@ _MOST = 8
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one arm's clients, in FLOPs and bytes."""
+    """Work of one arm's clients in a local round: FLOPs of the computation and bytes of memory."""
 
     fixed: float
     """FLOPs of a local round outside its steps, such as those of a defence on the whole update."""
@@ -55,19 +55,19 @@ class Work:
     """Epochs of these steps per round, except in the first round."""
 
     def flops(self, samples: int, training: Training, round: int) -> float:
-        """Return the FLOPs of a local round of a client with this many samples."""
+        """Return the FLOPs of a local round of a client that has `samples` samples."""
         flops = self.fixed + self.per_sample * processed(samples, training)
         if self.private_epochs and round:
             flops += self.private * processed(samples, private_training(training, self.private_epochs))
         return flops
 
     def memory(self, samples: int, training: Training) -> float:
-        """Return the maximum memory of the client's local steps, in bytes."""
+        """Return the maximum memory, in bytes, of the local steps of a client that has `samples` samples."""
         return self.weights + self.activations * (local_training(samples, training).batch_size or samples)
 
 
 def processed(samples: int, training: Training) -> int:
-    """Return the number of samples that a local round processes, including repetitions.
+    """Return the number of samples that a client's local round processes, including repetitions.
 
     Under Poisson sampling it is the expected number.
     """
@@ -80,7 +80,7 @@ def processed(samples: int, training: Training) -> int:
 
 
 def counted(inputs: Inputs) -> dict[str, Work]:
-    """Return the work of each arm's clients, counted on the client with the most samples.
+    """Count the FLOPs and memory of the clients' local rounds by arm, on the client with the most samples.
 
     Raises `UserError` for a model without products and convolutions.
     """
@@ -119,8 +119,8 @@ def _counted(runtime: ClientRuntime, arm: Arm, client: int, rows: Any) -> Work:
     step = twice - once if arm.spec.training.algorithm == "fedavg" else once
     if step <= 0:
         raise UserError(
-            f"federation.system: a local step of arm '{name}' has no products and no convolutions, so it would take no "
-            f"virtual time: remove `system` for this model"
+            f"federation.system: a local step of arm '{name}' has no products and no convolutions, so the step would "
+            f"take no virtual time: remove `system` for this model"
         )
     weights, activations = _weights(task(), arm.spec.training), _kept(task()) / samples
     if not arm.private:

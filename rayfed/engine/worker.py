@@ -1,4 +1,4 @@
-"""Client worker, which runs calls of virtual clients, evaluates models, and scores results of attacks.
+"""Client worker, which trains virtual clients, evaluates models, and scores the results of attacks.
 
 Only client workers have the data, so they also evaluate and score. They have no state between calls, so any worker can
 run any call.
@@ -50,7 +50,7 @@ _SAME = 0.02
 
 
 class ClientWorker(ClientRuntime):
-    """Worker that executors call for clients. The first of several returned values is for the driver."""
+    """Worker that trains, evaluates and scores for virtual clients. The first returned value is for the driver."""
 
     @cached_property
     def _scorer(self) -> Scorer:
@@ -59,9 +59,9 @@ class ClientWorker(ClientRuntime):
     def fold(
         self, arm: str, sent: Sent, cohorts: int, *partials: Mapping[tuple[int, int], Any]
     ) -> tuple[None, dict[tuple[int, int], Any]]:
-        """Return None as a sign of completion, and the sum of partial results of a round of `cohorts` cohorts.
+        """Sum partial results of a round's updates, and return None (for the driver) and the sums.
 
-        Partial results are merged as far as the server's tree does (`TreeFold.nodes`).
+        The round has `cohorts` cohorts. Partial results are merged as far as the server's tree does (`TreeFold.nodes`).
         """
         fold = TreeFold(self.rule(arm, sent), cohorts)
         for (level, index), result in (place for some in partials for place in some.items()):
@@ -69,7 +69,7 @@ class ClientWorker(ClientRuntime):
         return None, fold.nodes
 
     def first_work(self) -> Peak:
-        """Train the first cohort of each arm, evaluate each arm, and return the peak GPU memory."""
+        """Train the first cohort of each arm, evaluate each arm, and return the peak GPU memory of this process."""
         for name, spec in self.specs.items():
             arm = self.arm(name)
             sent = Sent(0, arm.weights, arm.buffers)
@@ -81,9 +81,10 @@ class ClientWorker(ClientRuntime):
         return peak()
 
     def first_observations(self, index: int) -> tuple[Sequence[int], Sequence[Observation]] | None:
-        """Return the victims of an attack's first call and their observations in the first arm, on initial weights.
+        """Return the victims of an attack's first call, and their observations on the initial weights.
 
-        `index` is the attack's place in the scenario. None if a client cannot be observed: its round says why.
+        The observations are those of the first arm. `index` is the attack's position in the scenario. Returns None if a
+        client cannot be observed; the run then reports the reason.
         """
         attack = self.scenario.attacks[index]
         name = next(iter(self.specs))
@@ -96,7 +97,7 @@ class ClientWorker(ClientRuntime):
         return victims, observations
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> Evaluation:
-        """Return the sums of an arm's loss and accuracy on a slice of the test set or of all clients' samples."""
+        """Return the sums of an arm's loss and accuracy on a slice of the test set, or of all clients' samples."""
         sent, rows = self.here(sent), np.arange(start, stop)
         state = {**sent.weights, **sent.buffers}
         return self._evaluated(
@@ -104,7 +105,7 @@ class ClientWorker(ClientRuntime):
         )
 
     def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
-        """Return the number of triggered images that are classified as the target, and of all, in a slice."""
+        """Return how many triggered images of a test slice are classified as the target, and how many were tried."""
         sent, poisoning = self.here(sent), self.malicious[arm].poisoning
         tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches(arm, "test", np.arange(start, stop))]
         found = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
@@ -113,7 +114,7 @@ class ClientWorker(ClientRuntime):
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
     ) -> dict[Split, Evaluation]:
-        """Return the evaluation, by split, of the weights with one client's private part."""
+        """Evaluate the global weights with one client's private part of the model, and return the results by split."""
         task = self.task(arm, self.here(sent), client, self.parts[client], state)
         rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
         state_of_all = {**task.weights, **task.buffers}
@@ -123,7 +124,7 @@ class ClientWorker(ClientRuntime):
         }
 
     def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
-        """Return the test accuracies of two non-members without a client's private part.
+        """Return the test accuracies of two non-members, which do not have any client's private part of the model.
 
         The first has a newly initialised private part. The second samples only constant tensors (keys, passports)
         anew, and uses the mean of the clients' private parts otherwise.
@@ -137,7 +138,7 @@ class ClientWorker(ClientRuntime):
         return anew / len(rows), averaged / len(rows)
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
-        """Return rows of the table `private`: distance and rank of the private layers of these clients."""
+        """Return rows of the table `private`: distance and rank of the clients' private layers."""
         return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
     def observe(
@@ -150,13 +151,13 @@ class ClientWorker(ClientRuntime):
         repeat: int,
         earlier: Sequence[Sent] = (),
     ) -> tuple[None, list[Observation], list[Truth]]:
-        """Return None as a sign of completion, the observations, and the true samples, which only `score` receives."""
+        """Observe an attack's victims, and return None (for the driver), the observations, and the true samples."""
         builder = ObservationBuilder(self)
         seen = [builder.observe(ClientVisit(arm, sent, v, states, tuple(earlier)), attack, repeat) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
     def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool, *observed: Any) -> list[Scored]:
-        """Return each victim's rows of the tables of attacks or inferences, and of images or texts.
+        """Score an attack's results, and return each victim's rows of `attacks` or `inferences`, `images` and `texts`.
 
         The rows do not have the columns of the call. With `strip`, the first victim also has rows of snapshots.
         `observed` has the arguments of `observe`; without them `between` is not measured. Metrics and images that raise
@@ -176,7 +177,7 @@ class ClientWorker(ClientRuntime):
         nothing = {"value": None, "candidates": 0, "control": None, "scores": None}
         row = {"metric": guess.metric, "chance": guess.chance, **nothing, "status": "failed"}
         pairs, images = list[tuple[Tensor, Tensor]](), Rows()
-        with noting_errors(lambda why: row.update(message=f"the result could not be scored: {why}")):
+        with noting_errors(lambda why: row.update(message=f"the attack's result could not be scored: {why}")):
             row, pairs = ObservationBuilder(self).judge(truth, guess)
         with self._noting("images"):
             images = [

@@ -28,7 +28,7 @@ class ActorPool:
         self._machines: dict[Machine, None] = {}
 
     def acquire(self, kind: type, share: ResourceShare, *arguments: Any) -> Acquired:
-        """Return a released or new actor of class `kind`, with a `share` of a node and the given constructor arguments."""
+        """Return a released or new actor of class `kind`, with a share of a node and constructor arguments."""
         key = kind.__name__, share
         if self._idle[key]:
             actor = self._idle[key].pop()

@@ -44,7 +44,7 @@ class Waiting:
         return self._number
 
     def put_back(self, call: Call, losses: int) -> None:
-        """Put a call back at the front of the call's queue; `losses` is the number of actors that died during the call."""
+        """Put a call back at the front of its queue; `losses` is the number of actors that died during the call."""
         self._queues[call.node].appendleft((call, losses))
         self._number += 1
 
@@ -63,7 +63,7 @@ class Waiting:
 
 
 class Running:
-    """Calls that were sent to actors, by the reference to each call's first result, and actors that can take more calls.
+    """Calls that were sent to actors, by the reference to a call's first result, and actors that can take more calls.
 
     An actor runs its calls in order, so only the first call of each actor is executing and has a deadline. If an actor
     dies, it died during this call. Methods except the iteration are fast for thousands of actors.
@@ -146,7 +146,7 @@ class Running:
         return ((done, started.call) for done, started in self._worked_at.items())
 
     def next_end(self) -> tuple[float, ray.ObjectRef[Any]] | None:
-        """Return the earliest deadline of the executing calls, and the reference of that call; None if no call has a limit."""
+        """Return the earliest deadline of the executing calls, and the call's reference; None if no call has one."""
         while self._ends:
             end, _, done = self._ends[0]
             if done in self._worked_at:

@@ -321,7 +321,7 @@ def _no_label(what: str, share: ResourceShare, nodes: Sequence[Node]) -> str:
     own = sorted({f"{name}={value}" for node in nodes for name, value in node.labels.items() if name != _NODE_ID})
     return (
         f"resources.{what}.labels: no node has {asked} (nodes have {', '.join(own) or 'no labels'}): start one with "
-        f"`ray start --labels {asked}`, add the labels to its node type in cluster.yaml, or remove resources.{what}.labels"
+        f"`ray start --labels {asked}`, add the labels to a node type in cluster.yaml, or remove the field"
     )
 
 

@@ -39,12 +39,12 @@ from rayfed.scenario import Scenario
 
 @dataclass(frozen=True)
 class RayExecution:
-    """Function object that opens executors on Ray: the connected cluster, the cluster at `address`, or a new local Ray."""
+    """Function object that opens executors on Ray: a connected cluster, the one at `address`, or a new local Ray."""
 
     address: str | None = None
 
     def num_gpus(self, scenario: Scenario) -> dict[str, int]:
-        """Return the number of GPUs in Ray's cluster for each kind of actor, or on this machine if Ray is not running yet."""
+        """Return the number of GPUs that each kind of actor may use, in the cluster or on this machine."""
         return available_gpus(self.address, scenario)
 
     @contextmanager
@@ -64,7 +64,7 @@ class RayExecution:
 
 
 def on_ray(address: str | None = None) -> RayExecution:
-    """Return a function that opens executors on Ray: the connected cluster, the one at `address`, or a new local Ray."""
+    """Return a function that opens executors on Ray: a connected cluster, the one at `address`, or a new local Ray."""
     return RayExecution(address)
 
 

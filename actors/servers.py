@@ -27,7 +27,7 @@ LIGHT = 16 << 20
 
 
 def only_adds(inputs: Inputs) -> bool:
-    """Return whether the server can run in the driver, because it only adds updates of a small model with rayfed's code."""
+    """Return whether the server can run in the driver, because it only adds updates of a small model."""
     scenario, resources = inputs.scenario, inputs.scenario.resources
     if scenario.privacy.secure or resources.timeout is not None or resources.server.num_cpus is not None:
         return False
@@ -73,7 +73,7 @@ class OnActor:
         return ready
 
     def close(self, keep: bool) -> None:
-        """Release the server's actor to the actor pool, which keeps the actor if `keep` is true, and else ends the actor."""
+        """Release the server's actor to the actor pool, which keeps the actor if `keep` is true, and else ends it."""
         self._pool.release(self.actor, keep)
 
 

@@ -26,7 +26,7 @@ def post(standing: Standing) -> None:
 
 
 def look(call: ray.ObjectRef[object]) -> Standing | None:
-    """Return the progress of a call's search, given the reference to the call's result; None before the first report."""
+    """Return the progress of a call's search, given a reference to the call's result; None if not reported yet."""
     with suppress(Exception):
         if written := table._internal_kv_get(call.task_id().hex(), namespace=_NAMESPACE):
             return Standing(**json.loads(written))

@@ -35,7 +35,7 @@ _TUNE = "tune"
 
 
 def on_tune(address: str | None = None) -> SweepExecution:
-    """Return a function that runs sweeps on Ray: the connected cluster, the one at `address`, or a new local Ray."""
+    """Return a function that runs sweeps on Ray: a connected cluster, the one at `address`, or a new local Ray."""
 
     def execution(recorder: SweepRecorder) -> None:
         folder = recorder.folder

@@ -43,7 +43,7 @@ def trainable(scenario: Scenario) -> Trainable:
 
 
 def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
-    """Reserve resources for a trial and the trial's actors in one placement group, so that two trials cannot deadlock."""
+    """Reserve resources for a trial and its actors in one placement group, so that two trials cannot deadlock."""
     shares = [allotment.client] * allotment.clients + [allotment.attacker] * allotment.attackers
     if allotment.server.num_cpus:
         shares.append(allotment.server)

@@ -106,7 +106,9 @@ class Workers:
     def run(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
         """Run calls on the actors, and return an iterator over finished calls, each with its result.
 
-        Each item has the call's first result, and references to its other results. An actor gets its next call before it has finished the last one, as long as more calls wait than there are
+        Each item has the call's first result, and references to the other results.
+
+        An actor gets its next call before it has finished the last one, as long as more calls wait than there are
         actors. So an actor does not wait for the driver, and at most one call per actor waits for a slow one. Actors
         prefer calls of their own node. With `ahead`, all calls are sent to the started actors at once, and run while
         the caller does other work.

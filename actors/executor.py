@@ -290,7 +290,7 @@ class RayExecutor:
             for done in begin():
                 if pool.losses > known:
                     lost = pool.losses - known
-                    self._note(f"{lost} {what}{'s' * (lost > 1)} died; another repeats the work")
+                    self._note(f"{lost} {what}{'s' * (lost > 1)} died; another actor repeats the work")
                     known = pool.losses
                 if pool.halvings > halvings:
                     self._note(f"memory is short: at most {pool.abreast} {what}s run at once (resources)")

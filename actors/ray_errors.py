@@ -101,7 +101,7 @@ def in_words_for_people() -> Iterator[None]:
 def raylet_died() -> ResourceError:
     """Return the error to raise if Ray's node process on this machine (raylet) has died during a run."""
     return ResourceError(
-        "Ray's raylet on this machine has died. It was killed, or had no memory or disk space: see its log raylet.err "
+        "Ray's raylet on this machine has died. It was killed, or had no memory or disk space: see the log raylet.err "
         "in Ray's temporary folder, by default /tmp/ray/session_latest/logs. Complete rounds are kept and `rayfed "
         "resume` continues after them"
     )

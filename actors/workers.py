@@ -352,6 +352,6 @@ def wait_for(starting: list[ray.ObjectRef[Any]]) -> None:
 
 def _not_started(missing: int, actors: int) -> ResourceError:
     return ResourceError(
-        f"{missing} of {actors} actors did not start within {START_TIMEOUT:g} s, as the cluster is busy or too small: "
-        f"see `ray status`, or ask for less under `resources`"
+        f"{missing} of {actors} actors did not start within {START_TIMEOUT:g} s: the cluster is busy or too small; "
+        f"see `ray status`, or request fewer CPUs and GPUs in `resources`"
     )

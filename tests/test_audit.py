@@ -1531,7 +1531,7 @@ def test_an_audit_says_what_leaks_and_what_stops_these_attacks(tmp_path: Path, m
     code, output = run("audit", "--model", "mlp", *SMALL, *arguments, "--out", str(tmp_path))
     assert code == 0, output
     assert "columns: applies" in output
-    assert "estimate:" in output
+    assert "estimated time on one core:" in output
     found = {row["arm"]: row["verdict"] for row in _verdicts(tmp_path) if row["batch_size"] == 1}
     assert found["none"] == "leaks"
     assert found["gaussian (sigma 1000.0)"] == "not reconstructed"

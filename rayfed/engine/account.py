@@ -185,8 +185,8 @@ class Account:
         if spent.delta * units < 1:
             return None
         return (
-            f"delta {at_most(spent.delta)} is at least 1/{units}, one over the number of {spent.unit}s: a mechanism "
-            "that publishes each of them with that probability would satisfy it; set delta well below "
+            f"delta {at_most(spent.delta)} is at least 1/{units}, one over the number of {spent.unit}s: even a "
+            f"mechanism that publishes each {spent.unit} with probability delta satisfies this; set delta well below "
             f"{at_least(1 / units, 2)}"
         )
 

@@ -23,7 +23,7 @@ class Admission:
     """Arm -> client -> arrival of its update, in seconds."""
 
     def left(self, work: Sequence[Portion]) -> tuple[list[Portion], list[Cohort]]:
-        """Split work into that of the remaining clients and that of clients that virtual time excludes."""
+        """Separate the work of clients that take part in a round from that of clients that virtual time excludes."""
         timed = [c for portion in work for c in portion if c.arm.name in self.clocks]
         lost = [cohort for cohort in timed if cohort.clients[0] in self.clocks[cohort.arm.name].lost]
         return [portion for portion in work if portion[0] not in lost], lost

@@ -42,7 +42,7 @@ class Attacker:
         observations: Sequence[Observation],
         keys: Sequence[bytes],
     ) -> tuple[list[Guess], list[Guess]]:
-        """Return an attack's results, one per observation: without images for the driver, and whole for scoring.
+        """Return an attack's results twice: without images (for the driver), and complete (for scoring).
 
         `keys[i]` seeds the attacker's randomness for observation i. `arm` gives the architecture, which a defence may
         change; the model's initial weights are sampled anew. If the attack raises an exception, its unfinished

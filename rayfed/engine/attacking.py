@@ -144,7 +144,7 @@ class _TimeIsUp(BaseException):
 
 
 class RunAttackers(Protocol):
-    """Protocol of `rayfed.engine.executor.Executor.run_attackers`."""
+    """Interface of a function that runs attack calls (`rayfed.engine.executor.Executor.run_attackers`)."""
 
     def __call__(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
         """Run attack calls, and yield each call with its result as it ends."""

@@ -57,7 +57,7 @@ _GRACE = 0.05
 
 @dataclass(frozen=True)
 class TooShort:
-    """The smallest possible audit, for an audit that has no time for any attack."""
+    """Description of the smallest possible audit, for an audit whose time is too short for any attack."""
 
     message: str
     options: Mapping[str, Any]
@@ -126,7 +126,7 @@ class Budget:
 
 
 class Rehearsed(NamedTuple):
-    """Plan of an audit after its trials."""
+    """Plan of an audit after the trials of attacks: the scenario to run, and how much time the attacks may take."""
 
     scenario: Scenario
     allowance: Allowance
@@ -406,7 +406,10 @@ def _tell_plan(
     many = f" for each of {budget.sets} sets of weights" if budget.sets > 1 else ""
     short = [unit for unit in fitted.left_out if not unit.obstacle]
     limit = _limit(budget, any(unit.seconds is not None for unit in short))
-    say(f"estimate: {gone:.1f} min so far and {needed:.1f} min of attacks{many}, on one core{_busy(slower)}{limit}")
+    say(
+        f"estimated time on one core: {needed:.1f} min of attacks{many}, plus {gone:.1f} min so far"
+        f"{_busy(slower)}{limit}"
+    )
     for line in _not_measured(short, arms):
         say(line)
 
@@ -579,7 +582,7 @@ def _busy(slower: float) -> str:
 
 def _tell_found(lines: Sequence[str], say: Callable[[str], None]) -> None:
     if lines:
-        say("trials on the undefended model, of attacks that are not run:")
+        say("results of trials on the undefended model (attacks that are not run again):")
     for line in lines:
         say(f"  {line}")
 

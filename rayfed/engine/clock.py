@@ -31,7 +31,7 @@ DROPPED = (LATE, SURPLUS, LOST, SMALL)
 
 @dataclass(frozen=True)
 class Closing:
-    """Result of a round in virtual time: its end, and each client's status."""
+    """Result of a round in virtual time: the end of the round, and the clients whose updates are admitted."""
 
     seconds: float
     """Seconds from the start of the round."""

@@ -117,7 +117,7 @@ def check_attacked(run: str, saved: Checkpoint, scenario: Scenario) -> None:
 
 
 def check_begun(folder: RunFolder, begun: Document, now: Document) -> None:
-    """Raise `RunError` if a sweep's scenario was changed after its start."""
+    """Raise `RunError` if a sweep's scenario was changed after the start of the sweep."""
     if begun != now:
         raise RunError(
             f"{folder.url}: {SCENARIO} was edited after the start of the sweep, and finished trials had other values: "
@@ -174,12 +174,12 @@ def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) ->
         )
     if saved:
         raise RunError(
-            f"{folder.url}: the key of this run (privacy.secure) was deleted, as at the end of a run or when a sweep "
-            f"stops it, so the run cannot continue; launch a new run"
+            f"{folder.url}: the key of this run (privacy.secure) was deleted, as happens when a run ends or a sweep "
+            f"stops a trial, so the run cannot continue; launch a new run"
         )
     return scenario
 
 
 def finished(folder: RunFolder) -> bool:
-    """Return whether a run has finished and its report was written."""
+    """Return whether a run has finished and the run's report was written."""
     return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"

@@ -57,7 +57,7 @@ def _environment(scenario: Scenario, machine: Mapping[str, object]) -> dict[str,
 
 
 class MachineRecord:
-    """Record of all machines of a run in environment.json, including those before a resume."""
+    """Record of all machines of a run in environment.json, including the machines before a resume."""
 
     def __init__(self, folder: RunFolder, scenario: Scenario, machine: Mapping[str, object]) -> None:
         """Write environment.json; `machine` is the value of `Executor.environment()`."""

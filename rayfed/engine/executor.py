@@ -100,7 +100,7 @@ class Lost(Exception):
 
 
 class Executor(Protocol):
-    """Interface that runs the clients, the attackers and the server of one run."""
+    """Interface of executors, which run the clients, the attackers and the server of one run."""
 
     @property
     def clients(self) -> int:

@@ -21,7 +21,7 @@ from rayfed.engine.server import ArmState, ServerRole
 
 
 class Served(NamedTuple):
-    """References to the server's values at the start of a round."""
+    """References to the server's values at the start of a round: the clients' message, and the state for the checkpoint."""
 
     sent: Ref
     """The part for clients (`Sent`)."""

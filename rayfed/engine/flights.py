@@ -116,7 +116,7 @@ class Flights:
 
     @property
     def kept(self) -> list[dict[str, Any]]:
-        """Return the state of the updates that are still in flight, for a checkpoint."""
+        """Return the state, as stored in a checkpoint, of the updates that are still in flight."""
         return [asdict(one) for one in self.flying]
 
     @property

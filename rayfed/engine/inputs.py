@@ -60,7 +60,7 @@ PREDICTABLE = (
 
 @dataclass(frozen=True)
 class Inputs:
-    """A scenario with its data, partitioned among clients."""
+    """Inputs of a run: the scenario, the data partitioned among clients, and the arms' privacy accounts."""
 
     scenario: Scenario
     """The scenario, with noise calibrated for the defences' target epsilons."""
@@ -174,11 +174,11 @@ def _public(data: Dataset, most: int) -> Tensor | None:
 def prepare(
     scenario: Scenario, rounds: int | None = None, data: Dataset | None = None, gpus: Mapping[str, int] | None = None
 ) -> Inputs:
-    """Load the data, partition it among clients, and check every arm's model and attack, before a cluster starts.
+    """Load the data, partition the samples among clients, and check every arm's model and attacks.
 
-    `data`, if given, is not loaded again. Noise that is asked for by an epsilon is calibrated for `rounds`, by default
-    the scenario's own. `gpus` is the number of GPUs for each kind of actor, by default those of this process. Raises
-    `UserError` for settings that do not fit together.
+    The checks are done before a cluster starts. `data`, if given, is not loaded again. Noise that is requested by an
+    epsilon is calibrated for `rounds` (default: the scenario's rounds). `gpus` is the number of GPUs for each kind of
+    actor (default: the GPUs of this process). Raises `UserError` for settings that do not fit together.
     """
     scenario = with_devices(scenario, gpus_here() if gpus is None else gpus)
     check_arithmetic(scenario.resources.deterministic)

@@ -94,7 +94,7 @@ class NodeSums:
                     self._held.append(_Held(node, partials[0], portions))
             losses += bool(lost)
             if losses > _RETRIES:
-                raise Lost("sums were lost", f"nodes that held them were gone {losses} times")
+                raise Lost("sums of updates were lost", f"nodes that held sums died {losses} times")
             for again in self.again(lost) if lost else ():
                 self.add(again)
         yield from ((one.arm, one.partials) for one in self._held)

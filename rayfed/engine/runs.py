@@ -127,7 +127,7 @@ def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend:
         run_key.remove(folder)  # the process may have died before deleting the key
         raise RunError(
             f"{folder.url}: all {rounds} rounds are finished; nothing to resume. To add rounds, raise "
-            f"federation.rounds in {SCENARIO} of the run, then `rayfed resume {folder.url} --extend`"
+            f"federation.rounds in the run's {SCENARIO}, then `rayfed resume {folder.url} --extend`"
         )
     _check_data(folder, saved, inputs)
     checkpoint.begin(folder)
@@ -385,7 +385,7 @@ def _early_ends(inputs: Inputs) -> Iterator[str]:
         if limit < inputs.scenario.federation.rounds:
             message = f"arm {arm} ends after {limit} rounds, because another round would exceed privacy.budget"
             if any(round >= limit for attack in inputs.scenario.attacks for round in attack.rounds):
-                message += "; attacks of later rounds are not run on it"
+                message += "; attacks of later rounds are not run on this arm"
             yield message
 
 

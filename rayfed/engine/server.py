@@ -29,7 +29,7 @@ _MODEL = ("weights", "buffers", "state", "memory")
 
 @dataclass(frozen=True)
 class Kept:
-    """State of an arm that is not sent to clients, at the start of a round."""
+    """State of an arm at the start of a round that stays with the server and is not sent to clients."""
 
     state: dict[str, Named]
     """State of the server's optimiser."""

@@ -200,7 +200,9 @@ class StragglerHandling:
         if unfinished.memory:
             advice = "lower training.batch_size or the model's size, or use a machine with more memory"
             return Failed(client, f"ran out of memory{times}", advice)
-        return Failed(client, f"ended its process{times}", "fix the code that it runs (a crash in C code, `os._exit`)")
+        return Failed(
+            client, f"ended its process{times}", "fix the code that the client runs (a crash in C code, `os._exit`)"
+        )
 
     def _nobodys_fault(self, portion: Portion, unfinished: Unfinished) -> ClientError:
         """Return the error for a cohort that fails although each of its clients succeeds separately."""
@@ -209,7 +211,7 @@ class StragglerHandling:
         elif unfinished.memory:
             what, advice = "runs out of memory", "lower federation.cohort_size"
         else:
-            what, advice = "ends its process", "fix the code that it runs, or lower federation.cohort_size"
+            what, advice = "ends its process", "fix the code that the clients run, or lower federation.cohort_size"
         first = portion[0]
         return ClientError(
             f"the cohort of client {first.clients[0]} in round {self.round + 1} of arm '{first.arm.name}' {what} "

@@ -16,7 +16,7 @@ OF_RULES = ("weights", "scores", "secure_sums")
 
 
 class Scored(NamedTuple):
-    """Rows of one scored victim by table, without the columns of the call."""
+    """Table rows with the scores of one victim of an attack, without the columns that identify the attack call."""
 
     rows: Rows
     """Rows of the table `attacks` or `inferences`."""
@@ -31,7 +31,7 @@ class Scored(NamedTuple):
 
 @dataclass
 class RoundTables:
-    """One round's rows, by table."""
+    """Rows that one round adds to each table of a run."""
 
     rounds: Rows = field(default_factory=list)
     clients: Rows = field(default_factory=list)

@@ -153,8 +153,8 @@ def check_streams(folder: RunFolder) -> None:
     """Raise `RunError` if a run or sweep was started by a rayfed version whose seeds give other random numbers."""
     if folder.exists("environment.json") and folder.read_mapping("environment.json").get("streams") != seeds.STREAMS:
         raise RunError(
-            f"{folder.url}: the run was started by another version of rayfed, whose seeds give other random numbers "
-            f"for data and noise: continue with that version, or launch a new run"
+            f"{folder.url}: this run or sweep was started by another version of rayfed, whose seeds give other random "
+            f"numbers for data and noise: continue with that version, or launch a new run"
         )
 
 

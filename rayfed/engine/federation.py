@@ -21,7 +21,7 @@ from rayfed.engine.server import ArmState, ServerRole
 
 
 class Served(NamedTuple):
-    """References to the server's values at the start of a round: the clients' message, and the state for the checkpoint."""
+    """References to the server's values at the start of a round: the message to clients, and the server's state."""
 
     sent: Ref
     """The part for clients (`Sent`)."""

@@ -95,7 +95,7 @@ def test_not_yaml(file) -> None:  # type: ignore[no-untyped-def]
 def test_missing_scenario(tmp_path: Path) -> None:
     code, output = run("launch", str(tmp_path / "no.yaml"))
     assert (code, "no such scenario file; `rayfed new NAME`" in output) == (2, True)
-    assert "`rayfed launch noniid` runs the one that comes" in run("launch", str(tmp_path / "noniid.yaml"))[1]
+    assert "`rayfed launch noniid` runs the built-in scenario" in run("launch", str(tmp_path / "noniid.yaml"))[1]
 
 
 def truncated_mnist(folder: Path) -> None:

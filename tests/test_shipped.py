@@ -83,7 +83,7 @@ def test_a_name_is_a_scenario_that_comes_with_rayfed_unless_a_file_has_it() -> N
 def test_a_name_that_none_has() -> None:
     code, output = run("launch", "toi", "--executor", "local")
     assert code == 2
-    assert "toi: no such scenario file, nor one that comes with rayfed: did you mean 'toy'?" in output
+    assert "toi: no such scenario file, and no such built-in scenario: did you mean 'toy'?" in output
     assert all(name in output for name in scenario_names())
 
 

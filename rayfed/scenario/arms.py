@@ -10,7 +10,7 @@ from rayfed.scenario.sections import Scenario, ServerSection, Training
 
 @dataclass(frozen=True)
 class ResolvedArm:
-    """Complete specification of one arm, without seed and keys."""
+    """Complete specification of one arm: model, training, defences, aggregation, but not the run's seed and keys."""
 
     name: str
     model: ModelSpec
@@ -27,30 +27,27 @@ class ResolvedArm:
     """Number of clients per round; the expected number with Poisson sampling."""
 
     def published(self) -> ResolvedArm:
-        """Return a copy without the malicious clients: the part that the server knows."""
+        """Return a copy of the arm without the malicious clients, which the server does not know."""
         return replace(self, malicious=None)
 
     def to_attackers(self) -> ResolvedArm:
-        """Return a copy without malicious clients, and with only those defences that change the model's architecture.
-
-        This is the part of the arm that attackers know.
-        """
+        """Return the arm as attackers know it: no malicious clients, and only defences that change the architecture."""
         adapting = [defence for defence in self.defences if defence.build().overrides("adapt_model")]
         return replace(self.published(), defences=adapting)
 
     @property
     def update_scale(self) -> float:
-        """Factor f such that a client's trained weights are the weights that it received minus f times its update."""
+        """Return the factor f for which the trained weights equal the received weights minus f times the update."""
         return 1.0 if self.training.algorithm == "fedavg" else self.training.lr
 
     @property
     def server_lr(self) -> float:
-        """Learning rate of the server."""
+        """Return the learning rate of the server's optimiser."""
         return self.server.lr or self.update_scale
 
 
 def resolve(scenario: Scenario) -> dict[str, ResolvedArm]:
-    """Return the resolved arms by name, in the order of the scenario."""
+    """Return the scenario's arms by name, each with the scenario's values for the fields that the arm does not set."""
     s, federation = scenario, scenario.federation
     return {
         name: ResolvedArm(

@@ -48,7 +48,7 @@ class Section(BaseModel):
 
 
 class ComponentSpec(Section):
-    """A component's name and parameters."""
+    """Specification of a component: name and parameters."""
 
     model_config = ConfigDict(extra="allow")
     kind: ClassVar[str]
@@ -58,11 +58,11 @@ class ComponentSpec(Section):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters that the scenario sets."""
+        """Return the component's parameters that the scenario sets."""
         return dict(self.model_extra or {})
 
     def build(self) -> Any:
-        """Return the component."""
+        """Build the component from its name and parameters."""
         return registry.build(self.kind, self.name, self.parameters)
 
 
@@ -76,7 +76,7 @@ class DataSpec(ComponentSpec):
     `knowledge: [public]` know them, and generators are trained on them. Default: 0."""
 
     def load(self) -> Dataset:
-        """Load the data, and separate the public share."""
+        """Load the data set, and separate its public training samples."""
         data: Dataset = self.build().load()
         return data.with_public(self.public) if self.public else data
 
@@ -205,7 +205,7 @@ class ModelSpec(ComponentSpec):
 
     @property
     def title(self) -> str:
-        """Name of the model in its short form, such as `torchvision:resnet18`."""
+        """Return the model's name in short form, such as `torchvision:resnet18`."""
         named = self.parameters.get(_SOURCES.get(self.name, ""))
         return self.name if named is None else f"{self.name}:{named}"
 
@@ -216,7 +216,7 @@ class LossSpec(ComponentSpec):
     kind: ClassVar[str] = "losses"
 
     def build(self) -> Loss:
-        """Return the loss."""
+        """Build the loss from its name and parameters."""
         from rayfed.losses import build  # imports PyTorch, which reading a scenario does not need
 
         return build(self.name, self.parameters)
@@ -263,29 +263,29 @@ class AttackSpec(ComponentSpec):
 
     @property
     def title(self) -> str:
-        """Name of the attack in tables."""
+        """Return the attack's name in tables: its label, or the name of its component."""
         return self.label or self.name
 
     @property
     def evaluations(self) -> int:
-        """Maximum number of successive evaluations of the objective in one call; 0 for an attack without a search."""
+        """Return the maximum number of successive evaluations of the objective in one call; 0 without a search."""
         method = self.build()
         count = getattr(method, "evaluations", getattr(method, "iterations", 0))
         return count if isinstance(count, int) else 0
 
     @property
     def view(self) -> Any:
-        """View of the clients that the attack observes (`rayfed.client.views.View`)."""
+        """Return the view: the data of a client that the attack observes (`rayfed.client.views.View`)."""
         return registry.find("views", self.observes)()
 
     @property
     def grants(self) -> dict[str, Any]:
-        """Grants of the attack by name (`rayfed.client.grants.base.Grant`)."""
+        """Return the attack's grants (extra knowledge of the attacker) by name (`rayfed.client.grants.base.Grant`)."""
         return {name: registry.find("grants", name)() for name in self.knowledge}
 
 
 def named(value: Any) -> Any:
-    """Expand the name of a component: `fedavg` to `{name: fedavg}`."""
+    """Expand the short form of a component: `fedavg` to `{name: fedavg}`."""
     return {"name": value} if isinstance(value, str) else value
 
 

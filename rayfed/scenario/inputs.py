@@ -27,7 +27,7 @@ Note = Callable[[str], None]
 
 
 def find_inputs(document: dict[str, Any], folders: Sequence[Path], note: Note = lambda _: None) -> None:
-    """Replace file names in a document by absolute paths, in place.
+    """Replace the file names in a scenario document by absolute paths, in place.
 
     Each path is in the first of `folders` that contains the file, or in the first folder if none does. `note` is called
     for files that are not in the first folder. Raises `UserError` for a module hidden by another one of the same name.
@@ -37,13 +37,13 @@ def find_inputs(document: dict[str, Any], folders: Sequence[Path], note: Note = 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Folders in which to look for files, in order."""
+    """Folders in which the files of a scenario are searched, in order."""
 
     folders: Sequence[Path]
     note: Note
 
     def find(self, document: dict[str, Any]) -> None:
-        """Resolve all file names of a document."""
+        """Replace all file names in a scenario document by absolute paths, in place."""
         write_out_models(document)
         self._modules(document)
         self._files(document)
@@ -104,7 +104,7 @@ class Inputs:
     def _expected(self, path: str) -> Path:
         found = self._found(path)
         if not exists(found) and len(self.folders) > 1:
-            self.note(f"{found} not found, and no such file in the current folder; give another path with --set")
+            self.note(f"{found} not found, and the current folder has no such file; give another path with --set")
         return found
 
     def _found(self, path: str) -> Path:

@@ -20,7 +20,7 @@ from rayfed.scenario.sections import Scenario
 
 
 def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with the default metrics of its data's modality; unchanged if a section is invalid."""
+    """Return a scenario document with the default metrics for its data's modality; unchanged if a field is invalid."""
     from rayfed.samples import held  # imports PyTorch, which the schema does not need
 
     data, metrics = named(document.get("data")), document.get("metrics") or {}
@@ -40,7 +40,7 @@ def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document whose text data set uses the tokeniser in the model's folder, unless it sets another."""
+    """Return a scenario document in which a text data set without a tokeniser uses the model's tokeniser."""
     from rayfed.data.tokens import has_tokenizer
 
     data, model = named(document.get("data")), sourced(document.get("model"))
@@ -68,7 +68,7 @@ _OF_TASKS = {"causal_lm": "causal_lm", "masked_lm": "masked_lm", "token_classifi
 
 
 def with_loss(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document with the default loss of its Hugging Face task or segmentation data, unless a loss is set."""
+    """Return a scenario document with the default loss for its Hugging Face task or masks, unless a loss is set."""
     model = sourced(document.get("model"))
     task = model.get("task") if isinstance(model, dict) and model.get("name") == "hf" else None
     loss = _OF_TASKS.get(str(task)) or ("place_cross_entropy" if _has_masks(document) else None)
@@ -88,7 +88,7 @@ def _has_masks(document: Mapping[str, Any]) -> bool:
 
 
 def modality_problems(s: Scenario) -> Iterator[Problem]:
-    """Yield components and metrics that do not support the modality of the scenario's data."""
+    """Yield a problem for each component and metric that does not support the modality of the scenario's data."""
     from rayfed.samples import held, taken
 
     kind = held(registry.find(s.data.kind, s.data.name))
@@ -112,7 +112,7 @@ def modality_problems(s: Scenario) -> Iterator[Problem]:
                 )
                 yield Problem(path=("metrics", field), message=message)
     if kind != "pixels" and s.model.normalise:
-        message = f"only for pixels, but the samples of data '{s.data.name}' are {kind}; remove it"
+        message = f"only for pixels, but the samples of data '{s.data.name}' are {kind}; remove `normalise`"
         yield Problem(path=("model", "normalise"), message=message)
 
 

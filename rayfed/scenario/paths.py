@@ -12,7 +12,7 @@ _Holder = dict[str, Any] | list[Any]
 
 
 def put(document: dict[str, Any], path: str, value: Any) -> Place:
-    """Set the field at a path of a document, and return its keys and indices.
+    """Set a document's field at a path such as `training.lr`, and return the keys and indices of the field.
 
     A list entry is identified by its index, its `label`, or its `name` if that is unique. Missing sections are created.
     Short forms (a component's name, an arm's list of defences) are expanded. The key `defences` of an arm is optional:
@@ -25,7 +25,7 @@ def put(document: dict[str, Any], path: str, value: Any) -> Place:
 
 
 def get(document: dict[str, Any], path: str) -> Any:
-    """Return the field at a path of a document, as in `put`."""
+    """Return the value of a document's field at a path such as `training.lr`, written as for `put`."""
     holder: Any
     holder, place = _find(document, path.split("."), ())
     return holder[place[-1]]

@@ -51,12 +51,12 @@ class Problem:
 
     @property
     def told(self) -> str:
-        """The message, with the description of a missing field."""
+        """Return the problem's message, followed by the description of a missing field."""
         return f"{self.message}{': ' * bool(self.wanted)}{self.wanted}"
 
 
 def repeated(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
-    """Yield a problem for each repeated key, because YAML silently keeps the last one."""
+    """Yield a problem for each duplicate key of a YAML document, because YAML silently keeps only the last."""
     first: dict[Place, int] = {}
     repeated: set[Place] = set()
     for path, line in found:
@@ -64,11 +64,11 @@ def repeated(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
             first[path] = line
         elif not any(path[:depth] in repeated for depth in range(len(path))):  # its section is not reported yet
             repeated.add(path)
-            yield Problem(path=path, message=f"duplicate of line {first[path]}; keep one")
+            yield Problem(path=path, message=f"duplicate of line {first[path]}; remove one of the two")
 
 
 def schema_problems(raw: Mapping[str, Any]) -> list[Problem]:
-    """Return violations of the schema: wrong types, values out of range, unknown or missing fields."""
+    """Return a scenario's violations of the schema: wrong types, values out of range, unknown or missing fields."""
     try:
         Scenario.model_validate(raw)
     except ValidationError as error:
@@ -159,7 +159,7 @@ def _fields_at(model: type[BaseModel], path: Place) -> list[str]:
 
 
 def specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
-    """Yield the path, specification and value of every component in a raw document."""
+    """Yield the path, specification class and value of every component in a scenario document."""
     single: dict[str, type[ComponentSpec]] = {
         "data": DataSpec,
         "partition": PartitionSpec,
@@ -238,7 +238,7 @@ def _wanted(target: Any, place: Place) -> str:
 
 
 def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | None:
-    """Return a scenario with only the valid fields of a document; None if too few are valid.
+    """Return a scenario with only the valid fields of a document; None if too few fields are valid.
 
     The sections of the fields in `places` are removed, and reading them raises `AttributeError`. Thus checks of other
     fields still run.
@@ -286,16 +286,24 @@ def _of_training(s: Scenario) -> Iterator[Problem]:
 
 def _of_federation(s: Scenario) -> Iterator[Problem]:
     if s.clients_per_round > s.federation.clients:
-        message = f"found {s.clients_per_round}, but the federation has {s.federation.clients} clients; lower it"
+        message = (
+            f"found {s.clients_per_round}, but the federation has {s.federation.clients} clients; lower this number"
+        )
         yield Problem(path=("federation", "clients_per_round"), message=message)
     if s.federation.server.optimiser == "adam" and s.federation.server.momentum:
-        yield Problem(path=("federation", "server", "momentum"), message="only for optimiser: sgd, not adam; remove it")
+        yield Problem(
+            path=("federation", "server", "momentum"), message="only for optimiser: sgd, not adam; remove `momentum`"
+        )
     if s.resources.server.actors not in (None, 1):
-        yield Problem(path=("resources", "server", "actors"), message="there is always one server; remove it")
+        yield Problem(path=("resources", "server", "actors"), message="there is always one server; remove `actors`")
     if s.resources.server.labels:
-        yield Problem(path=("resources", "server", "labels"), message="the server runs on the driver's node; remove it")
+        yield Problem(
+            path=("resources", "server", "labels"), message="the server runs on the driver's node; remove `labels`"
+        )
     if s.resources.server.num_gpus:
-        message = "the server runs on the CPU, and its GPU would not be available to clients; remove it"
+        message = (
+            "the server runs on the CPU, and clients could not use a GPU reserved for the server; remove `num_gpus`"
+        )
         yield Problem(path=("resources", "server", "num_gpus"), message=message)
     for kind, actors in (("clients", s.resources.clients), ("attackers", s.resources.attackers)):
         if actors.num_gpus != "auto" and actors.num_gpus > 1 and actors.num_gpus % 1:
@@ -305,7 +313,9 @@ def _of_federation(s: Scenario) -> Iterator[Problem]:
             yield Problem(path=("resources", kind, "num_gpus"), message=message)
     for rule in (arm.aggregation or s.federation.aggregation for arm in s.played.values()):
         if not s.federation.validation and registry.find(rule.kind, rule.name).validates:
-            message = f"{rule.name} scores models on samples that clients do not train on; set a share, such as 0.1"
+            message = (
+                f"{rule.name} scores models on samples that clients do not train on; set `validation`, such as 0.1"
+            )
             yield Problem(path=("federation", "validation"), message=message)
             break
 
@@ -321,7 +331,7 @@ def _name_problems(s: Scenario) -> Iterator[Problem]:
     for section, names in (("arms", s.arms), ("opponents", s.opponents)):
         for name in names:
             if VERSUS in name:
-                message = f"contains '{VERSUS}', which separates an arm from its opponent; choose another name"
+                message = f"the name contains '{VERSUS}', which separates arms from opponents; choose another name"
                 yield Problem(path=(section, name), message=message)
 
 
@@ -338,7 +348,7 @@ def _malicious_problems(s: Scenario) -> Iterator[Problem]:
             continue
         if isinstance(malicious.clients, int):
             if malicious.clients > everybody:
-                message = f"found {malicious.clients}, but the federation has {everybody} clients; lower it"
+                message = f"found {malicious.clients}, but the federation has {everybody} clients; lower this number"
                 yield Problem(path=path, message=message)
         elif not malicious.clients:
             yield Problem(path=path, message="is empty; remove `malicious` if no client is malicious")
@@ -351,21 +361,30 @@ def _training_problems(path: Place, training: Training, rounds: int) -> Iterator
     if training.epochs and training.steps:
         yield Problem(path=(*path, "steps"), message="give either `epochs` or `steps`, not both")
     if training.augment == Augment():
-        yield Problem(path=(*path, "augment"), message="has no effect; set `crop`, `scale` or `flip`, or remove it")
+        yield Problem(
+            path=(*path, "augment"),
+            message="has no effect; set `crop`, `scale` or `flip`, or remove `augment`",
+        )
     schedule, of_steps = training.schedule, ("epochs", "steps", "momentum", "weight_decay", "clip_norm")
     found = [name for name in of_steps if getattr(training, name)] + ["schedule"] * (schedule != Schedule())
     if training.algorithm == "fedsgd" and found:
         message = f"fedsgd has no local steps; remove {', '.join(found)}, or use fedavg"
         yield Problem(path=(*path, "algorithm"), message=message)
     if training.optimiser != "sgd" and (training.algorithm == "fedsgd" or training.momentum):
-        message = f"{training.optimiser} needs algorithm: fedavg and no `momentum`; change these, or use sgd"
+        message = f"{training.optimiser} needs algorithm: fedavg and no `momentum`; change these fields, or use sgd"
         yield Problem(path=(*path, "optimiser"), message=message)
     if (schedule.kind == "constant") != (schedule.rounds is None):
         constant = schedule.kind == "constant"
-        message = "not used by kind: constant; remove it" if constant else f"required by kind: {schedule.kind}"
+        message = (
+            "not used by kind: constant; remove `rounds`"
+            if constant
+            else f"required by kind: {schedule.kind}; give a number of rounds"
+        )
         yield Problem(path=(*path, "schedule", "rounds"), message=message)
     elif schedule.kind == "cosine" and rounds > schedule.warmup + (schedule.rounds or 0):
-        message = f"found {schedule.rounds}; the learning rate would be 0 before the end of {rounds} rounds; raise it"
+        message = (
+            f"found {schedule.rounds}; the learning rate would be 0 before the end of {rounds} rounds; raise `rounds`"
+        )
         yield Problem(path=(*path, "schedule", "rounds"), message=message)
 
 
@@ -379,19 +398,26 @@ def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]
         yield ("file",), "cannot be combined with `devices`; remove one of the two"
     for name, one in system.devices.items():
         if isinstance(one.available, list) and len(one.available) != 24:
-            yield ("devices", name, "available"), f"found {len(one.available)} numbers; give one, or 24 (one per hour)"
+            yield (
+                ("devices", name, "available"),
+                f"found {len(one.available)} numbers; give one number, or 24 (one per hour)",
+            )
     for name, one in system.devices.items():
         if system.deadline is None and (one.failure or one.memory is not None):
             yield ("deadline",), f"required, because devices of class '{name}' may drop out; give a number of seconds"
         if system.every is None and min(one.by_hour) < 1:
-            message = f"required, because the availability of class '{name}' depends on the hour; give it in seconds"
+            message = (
+                f"required, because the availability of class '{name}' depends on the hour; give a number of seconds"
+            )
             yield ("every",), message
     if system.every is not None and (system.deadline is None or system.deadline > system.every):
-        yield ("every",), "a round may take longer; set `deadline` to at most this"
+        yield ("every",), "a round may take longer than `every`; set `deadline` to at most `every`"
     if system.selects and s.federation.sampling == "poisson":
         yield ("over_selection",), "cannot be combined with sampling: poisson; remove one of the two"
     if system.selects and s.drawn_per_round > s.federation.clients:
-        message = f"samples {s.drawn_per_round} clients, but the federation has {s.federation.clients}; lower it"
+        message = (
+            f"samples {s.drawn_per_round} clients, but the federation has {s.federation.clients}; lower this factor"
+        )
         yield ("over_selection",), message
 
 
@@ -406,7 +432,7 @@ def _asynchronous_problems(s: Scenario) -> Iterator[Problem]:
             mixes = getattr(target, "mixes", False)
             server = federation.server
             if mixes and (server.optimiser != "sgd" or server.lr not in (None, 1) or server.momentum):
-                message = f"{spec.name} mixes models with its own weights, and needs sgd with lr 1; remove it"
+                message = f"{spec.name} mixes models with its own weights, and needs sgd with lr 1; remove `server`"
                 yield Problem(("federation", "server"), message)
             if mixes and arm.training.get("algorithm", s.training.algorithm) != "fedavg":
                 message = f"{spec.name} mixes locally trained models; use fedavg"
@@ -414,11 +440,12 @@ def _asynchronous_problems(s: Scenario) -> Iterator[Problem]:
             place: Place = ("arms", name, "protection") if arm.protection else ("federation", "protection")
             if arm.protection or federation.protection:
                 yield Problem(
-                    place, f"{spec.name} needs single updates; use a synchronous rule, or remove the protection"
+                    place,
+                    f"{spec.name} needs single updates; use a synchronous rule, or remove `protection`",
                 )
     if not rules:
         if system and system.concurrency is not None:
-            message = "only for asynchronous rules (fedbuff, fedasync), which no arm uses; remove it"
+            message = "only for asynchronous rules (fedbuff, fedasync), which no arm uses; remove `concurrency`"
             yield Problem(("federation", "system", "concurrency"), message)
         return
     rule = next(iter(rules.values()))
@@ -428,18 +455,22 @@ def _asynchronous_problems(s: Scenario) -> Iterator[Problem]:
         return
     for field in ("deadline", "every"):
         if getattr(system, field) is not None:
-            yield Problem(("federation", "system", field), f"not used by {rule}, which is asynchronous; remove it")
+            yield Problem(
+                ("federation", "system", field), f"not used by {rule}, which is asynchronous; remove `{field}`"
+            )
     if system.selects:
-        message = f"not used by {rule}, which is asynchronous; remove it"
+        message = f"not used by {rule}, which is asynchronous; remove `over_selection`"
         yield Problem(("federation", "system", "over_selection"), message)
     if federation.sampling == "poisson":
-        yield Problem(("federation", "sampling"), f"{rule} replaces one device at a time; use fixed")
+        yield Problem(("federation", "sampling"), f"{rule} replaces one device at a time; use sampling: fixed")
     if federation.failures.then == "drop":
-        message = f"{rule} would wait for the update of a failed client; use `stop`"
+        message = f"{rule} would wait for the update of a failed client; use `then: stop`"
         yield Problem(("federation", "failures", "then"), message)
     started = (system.concurrency or s.clients_per_round) + s.clients_per_round - 1
     if started > federation.clients:
-        message = f"the first step needs {started} clients, but the federation has {federation.clients}; lower it"
+        message = (
+            f"the first step needs {started} clients, but the federation has {federation.clients}; lower `concurrency`"
+        )
         yield Problem(("federation", "system", "concurrency"), message)
 
 
@@ -472,7 +503,7 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
     titles: set[str] = set()
     for i, attack in enumerate(s.attacks):
         if attack.title in titles:
-            message = f"two attacks are named '{attack.title}'; give this one a unique `label`"
+            message = f"two attacks are named '{attack.title}'; give this attack a unique `label`"
             yield Problem(path=("attacks", i), message=message)
         titles.add(attack.title)
         yield from (
@@ -484,7 +515,7 @@ def _threat_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str
     """Yield problems of an attack's view and knowledge: the field and the message."""
     grants = attack.grants.values()
     if attack.averages > 1 and not any(grant.averages for grant in grants):
-        yield "averages", "only for attackers that know the defence; add `knowledge: [defence]`"
+        yield "averages", "only attackers that know the defence can use `averages`; add `knowledge: [defence]`"
     if attack.earlier:
         yield from (("earlier", message) for message in _earlier_problems(s, attack))
     yield from (("knowledge", message) for grant in grants for message in grant.check(s, attack))
@@ -504,7 +535,7 @@ def _earlier_problems(s: Scenario, attack: AttackSpec) -> Iterator[str]:
         yield f"needs updates of all rounds, but clients may be dropped (federation.{dropping}); remove one of the two"
     for r in attack.rounds:
         if r < attack.earlier:
-            yield f"found {attack.earlier}, but only {r} rounds are run before round {r}"
+            yield f"found {attack.earlier}, but only {r} rounds are run before round {r}; lower `earlier`"
 
 
 def _place_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
@@ -513,13 +544,15 @@ def _place_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]
         if listed == []:
             yield field, "is empty, so the attack never runs; give at least one number"
         elif isinstance(listed, list) and len(set(listed)) < len(listed):
-            yield field, f"found {listed}, with duplicates; remove them"
+            yield field, f"found {listed}, with duplicates; remove the duplicates"
     for r in attack.rounds:
         if r >= s.federation.rounds:
             message = f"found round {r}, which is never run; rounds are numbered from 0 to {s.federation.rounds - 1}"
             yield "rounds", message
     if isinstance(attack.victims, int) and attack.victims > s.clients_per_round:
-        message = f"found {attack.victims}, but only {s.clients_per_round} clients are sampled per round; lower it"
+        message = (
+            f"found {attack.victims}, but only {s.clients_per_round} clients are sampled per round; lower this number"
+        )
         yield "victims", message
     if isinstance(attack.victims, list):
         for v in attack.victims:

@@ -1,4 +1,4 @@
-"""Read scenarios: parse YAML, apply `--set` changes, and check; all problems are reported with their lines."""
+"""Reading of scenarios: parse YAML, apply `--set` changes, and report all problems with their lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CODE = DOTTED_PATH, FILE_PATH
 
 
 def load(source: str | Path, changes: Sequence[str] = (), note: Note = lambda _: None) -> Scenario:
-    """Read and check a scenario file.
+    """Read and check a scenario file, and return the scenario.
 
     `changes` are strings `path.to.field=value` with the value in YAML, as in `--set`. File names in the scenario are
     relative to its folder, or else to the current folder, for which `note` is called. File names in `changes` are
@@ -39,27 +39,23 @@ def load(source: str | Path, changes: Sequence[str] = (), note: Note = lambda _:
 
 
 def read_text(source: str | Path) -> str:
-    """Return the text of a scenario file; raises `ScenarioError` if there is none."""
+    """Return the text of a scenario file; raises `ScenarioError` if the file is missing or not a text file."""
     try:
         return Path(source).read_text(encoding="utf-8")
     except FileNotFoundError:
         named = Path(source).name == str(source) and not Path(source).suffix
-        known = f", nor one that comes with rayfed: {nearest(str(source), scenario_names())}" if named else ""
+        known = f", and no such built-in scenario: {nearest(str(source), scenario_names())}" if named else ""
         shipped = Path(source).stem
-        ours = (
-            f"`rayfed launch {shipped}` runs the one that comes with rayfed, and "
-            if shipped in scenario_names()
-            else ""
-        )
+        ours = f"`rayfed launch {shipped}` runs the built-in scenario, and " if shipped in scenario_names() else ""
         raise ScenarioError(
-            f"{source}: no such scenario file{known}; {ours}`rayfed new NAME` writes one to start from"
+            f"{source}: no such scenario file{known}; {ours}`rayfed new NAME` writes a new scenario"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{source}: cannot be read as a text file: {error}") from error
 
 
 def dotted_paths(text: str, changes: Sequence[str] = ()) -> list[str]:
-    """Return all dotted paths and `FILE.py:Name` values in a scenario, without importing them."""
+    """Return all dotted paths and `FILE.py:Name` values in a scenario's text, without importing the modules."""
     try:
         values = [read_yaml(part)[0] for part in (text, *(c.partition("=")[2] for c in changes))]
     except ValueError:
@@ -77,13 +73,13 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
-    """Parse and check the text of a scenario as `load` does, without resolving relative paths."""
+    """Parse and check a scenario's text, and return the scenario; relative paths are not resolved."""
     raw, found = _document(text, origin)
     return check(raw, origin, dict(found), tuple(repeated(found)), _change(raw, changes))
 
 
 def has_form(text: str, changes: Sequence[str] = ()) -> bool:
-    """Return whether a document follows the schema. Components are not checked, as their import is slow."""
+    """Return whether a scenario's text follows the schema. Components are not checked, as their import is slow."""
     try:
         return not schema_problems(with_changes(_document(text, "scenario")[0], changes))
     except ScenarioError:
@@ -97,7 +93,7 @@ def _document(text: str, origin: str) -> tuple[dict[str, Any], list[tuple[Place,
     except ValueError as error:
         raise ScenarioError(f"{origin}: not valid YAML: {error}") from error
     if raw is None:
-        raise ScenarioError(f"{origin}: the file is empty; `rayfed new NAME` writes a scenario to start from")
+        raise ScenarioError(f"{origin}: the file is empty; `rayfed new NAME` writes a new scenario")
     if not isinstance(raw, dict):
         kind = "a list" if isinstance(raw, list) else f"'{shorten(str(raw), 40, placeholder=' ...')}'"
         raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {kind}")
@@ -105,7 +101,7 @@ def _document(text: str, origin: str) -> tuple[dict[str, Any], list[tuple[Place,
 
 
 def with_changes(document: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Apply changes as in `load`, and return the document; raises `ScenarioError` for invalid changes."""
+    """Apply `--set` changes to a document, and return the document; raises `ScenarioError` for invalid changes."""
     _change(document, changes)
     return document
 
@@ -131,7 +127,7 @@ def check(
     known: Sequence[Problem] = (),
     changed: Mapping[Place, str] = MappingProxyType({}),
 ) -> Scenario:
-    """Check a document and return its scenario.
+    """Check a scenario document, and return the scenario.
 
     `lines` contains the line of each path, and `known` the problems found earlier. `changed` contains the `--set` text
     of each path that the file did not set. Raises `ScenarioError` with all problems.

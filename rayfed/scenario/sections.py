@@ -47,12 +47,12 @@ class Schedule(Section):
     """Number of rounds until `cosine` reaches 0 (after the warm-up), or between two steps of `step`. Default: none, for
     `constant`."""
     factor: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Factor applied by `step`."""
+    """Factor by which `step` multiplies the learning rate. Default: 0.1."""
     warmup: Annotated[int, Field(ge=0)] = 0
     """Number of warm-up rounds, over which the factor rises linearly to 1. Default: 0."""
 
     def share(self, round: int) -> float:
-        """Return the factor of `lr` in a round; rounds count from 0."""
+        """Return the factor that multiplies `lr` in a round; rounds count from 0."""
         if round < self.warmup:
             return (round + 1) / self.warmup
         after = (round - self.warmup) / (self.rounds or 1)
@@ -117,11 +117,11 @@ class Training(Section):
 
     @property
     def trains_together(self) -> bool:
-        """Whether the scenario requires that the clients of a cohort are trained together."""
+        """Return whether the scenario requires that the clients of a cohort are trained together."""
         return self.vectorise in ("vmap", "fused")
 
     def in_round(self, round: int) -> Training:
-        """Return a copy with the learning rate of a round."""
+        """Return a copy of the training settings, with the learning rate of a round."""
         share = self.schedule.share(round)
         return self if share == 1 else self.model_copy(update={"lr": self.lr * share})
 
@@ -192,7 +192,7 @@ class FederationSection(Section):
 
     @property
     def dropping(self) -> str | None:
-        """The field that may drop sampled clients from a round; None without one."""
+        """Return the scenario field that may drop sampled clients from a round; None if no field does."""
         if self.failures.then == "drop":
             return "failures.then: drop"
         return "system" if self.system and self.system.drops else None
@@ -300,7 +300,7 @@ class Actors(Section):
 
     @property
     def threads(self) -> int:
-        """Number of threads per actor. It affects the order of sums in convolutions."""
+        """Return the number of threads per actor, which affects the order of sums in convolutions."""
         return max(1, ceil(self.num_cpus or 0))
 
 
@@ -310,7 +310,7 @@ class ServerActor(Actors):
     actors: Annotated[int, Field(ge=1)] | None = 1
     """Number of servers, always 1."""
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs of the server, always 0: it adds updates on the CPU."""
+    """GPUs of the server, always 0: the server aggregates updates on the CPU."""
 
 
 class Resources(Section):
@@ -401,17 +401,17 @@ class Scenario(Section):
 
     @property
     def run_key(self) -> bytes:
-        """Key of a secure run, 32 bytes; empty without `privacy.secure`."""
+        """Return the key of a secure run, 32 bytes; empty without `privacy.secure`."""
         return self._run_key
 
     def with_run_key(self, key: bytes) -> Scenario:
-        """Return a copy with the key of a secure run, to resume it."""
+        """Return a copy of the scenario with the key of a secure run, to resume the run."""
         copy = self.model_copy()
         copy._run_key = key
         return copy
 
     def secret(self, *purpose: int | str) -> bytes:
-        """Return 32 secret bytes for a purpose, which clients know. Servers and attackers get single ones."""
+        """Return the clients' secret for a purpose, 32 bytes. Servers and attackers receive only single secrets."""
         from rayfed.seeds import derived  # imports PyTorch, which reading a scenario does not need
 
         if not self.privacy.secure:
@@ -420,14 +420,14 @@ class Scenario(Section):
         return derived(self._run_key, *purpose)
 
     def generator(self, *purpose: int | str) -> torch.Generator:
-        """Return the random generator of the noise for one purpose."""
+        """Return the random generator for a purpose, such as the noise of a client's defences in a round."""
         from rayfed.privacy.sampling import generator
 
         return generator(self.secret(*purpose), self.privacy.secure)
 
     @property
     def played(self) -> dict[str, ArmSpec]:
-        """Arms of a run by name. Without `arms`, there is one, named after its defences."""
+        """Return the arms of a run by name. A scenario without `arms` has one arm, named after its defences."""
         arms = self.arms or {"+".join(d.name for d in self.defences) or "none": ArmSpec(defences=self.defences)}
         if not self.opponents:
             return arms
@@ -439,18 +439,18 @@ class Scenario(Section):
 
     @property
     def written_arms(self) -> list[str]:
-        """Names of the arms, not combined with `opponents`."""
+        """Return the names of the arms, not combined with `opponents` (malicious clients)."""
         return list(self.arms or self.model_copy(update={"opponents": {}}).played)
 
     def owner_of(self, path: str) -> tuple[str | None, str]:
-        """Return the arm that a field belongs to (None: all arms), and the field's path within it."""
+        """Return the arm that a field belongs to (None: all arms), and the field's path within the arm."""
         for arm in sorted(self.arms, key=len, reverse=True):  # `a.b` before `a`
             if path.startswith(f"arms.{arm}."):
                 return arm, path.removeprefix(f"arms.{arm}.")
         return None, path
 
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model's fields, updated by those of an arm.
+        """Return the fields of the scenario's model, updated by the `model` fields of an arm.
 
         If the arm has another architecture, the scenario's model parameters and weights are dropped.
         """
@@ -459,7 +459,7 @@ class Scenario(Section):
         return {**shared, **own}
 
     def with_defences(self, defences: Mapping[str, list[DefenceSpec]]) -> Scenario:
-        """Return a copy whose arms have these defences instead."""
+        """Return a copy of the scenario in which `defences`, given by arm, replace the defences of each arm."""
         if not (self.arms or self.opponents):
             return self.model_copy(update={"defences": next(iter(defences.values()))})
         arms = self.arms or self.model_copy(update={"opponents": {}}).played
@@ -469,19 +469,19 @@ class Scenario(Section):
 
     @property
     def clients_per_round(self) -> int:
-        """Number of clients whose updates a round waits for."""
+        """Return the number of clients whose updates a round waits for."""
         return self.federation.clients_per_round or self.federation.clients
 
     @property
     def drawn_per_round(self) -> int:
-        """Number of clients sampled each round, with `over_selection`."""
+        """Return the number of clients sampled per round, including those added by `over_selection`."""
         system = self.federation.system
         if system is None:
             return self.clients_per_round
         return ceil(round(self.clients_per_round * system.over_selection, 9))  # 100 * 1.1 is above 110 in binary
 
     def attacked_in(self, round: int) -> Scenario:
-        """Return a copy that ends after this round and runs every attack in it."""
+        """Return a copy of the scenario that ends after a round and runs every attack in that round."""
         return self.model_copy(
             update={
                 "federation": self.federation.model_copy(update={"rounds": round + 1}),
@@ -491,7 +491,7 @@ class Scenario(Section):
         )
 
     def with_arms(self, names: Collection[str] | None) -> Scenario:
-        """Return a copy with only these of its `arms`; None for all."""
+        """Return the scenario with only the named arms; None keeps all arms."""
         if names is None:
             return self
         return self.model_copy(update={"arms": {name: arm for name, arm in self.arms.items() if name in names}})

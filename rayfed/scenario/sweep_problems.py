@@ -18,7 +18,7 @@ Found: TypeAlias = Iterator[tuple[tuple[str, ...], str]]
 
 
 def sweep_problems(s: Scenario) -> Iterator[Problem]:
-    """Yield problems of the section `sweep` that involve several fields."""
+    """Yield problems of a scenario's section `sweep` that involve several fields."""
     if s.sweep is None:
         return
     problems = _of_fields(s, s.sweep), _of_samples(s.sweep), _of_objectives(s, s.sweep), _of_company(s, s.sweep)
@@ -28,14 +28,23 @@ def sweep_problems(s: Scenario) -> Iterator[Problem]:
 
 def _of_fields(s: Scenario, sweep: Sweep) -> Found:
     if not sweep.fields and (sweep.repeats == 1 or sweep.search != "grid"):
-        yield ("fields",), "no field varies; give a field and its values, or set `repeats` for several seeds"
+        yield (
+            ("fields",),
+            "no field varies; give a field and a list of values, or set `repeats` for several seeds",
+        )
     for path, values in sweep.fields.items():
         if path.startswith("arms.") and s.owner_of(path)[0] is None:
             known = path.removeprefix("arms.") in s.arms
             message = f"unknown arm; {nearest(path.split('.')[1], list(s.arms))}"
-            yield ("fields", path), "give a field of the arm, such as its `defences`" if known else message
+            yield (
+                ("fields", path),
+                "give a field of the arm, such as `defences`" if known else message,
+            )
         if "." not in path and path in (*OUTCOME_COLUMNS, "arms", "attacks", "opponents"):
-            yield ("fields", path), "cannot vary as a whole; give a field in it, or write an arm for each variant"
+            yield (
+                ("fields", path),
+                "cannot vary as a whole; give a field of this section, or write an arm for each variant",
+            )
         if path.partition(".")[0] in ("sweep", "seed", "name", "output", "resources"):
             yield ("fields", path), "cannot vary; to vary the seed, set `repeats`"
         if isinstance(values, Range):
@@ -56,7 +65,9 @@ def _of_samples(sweep: Sweep) -> Found:
     if (sweep.search == "grid") != (sweep.samples is None):
         yield (
             ("samples",),
-            "a grid tries all settings; remove it" if sweep.search == "grid" else "give the number of settings to try",
+            "a grid search tries all settings; remove `samples`"
+            if sweep.search == "grid"
+            else "required by a random or optuna search; give the number of settings to try",
         )
 
 
@@ -76,10 +87,13 @@ def _of_objectives(s: Scenario, sweep: Sweep) -> Found:
 def _of_company(s: Scenario, sweep: Sweep) -> Found:
     """Yield incompatible combinations of trackers and schedulers."""
     if "api_key" in sweep.trackers.get("wandb", {}):
-        message = "would be written to every report; set the environment variable WANDB_API_KEY instead"
+        message = "the key would be written to every report; set the environment variable WANDB_API_KEY instead"
         yield ("trackers", "wandb", "api_key"), message
     if sweep.scheduler and s.opponents:
-        yield ("scheduler",), "needs one training per trial, but `opponents` gives several; remove one of the two"
+        yield (
+            ("scheduler",),
+            "needs one training per trial, but `opponents` gives several; remove `scheduler` or `opponents`",
+        )
     if sweep.search == "optuna" and sweep.scheduler and sweep.repeats > 1:
         yield (
             ("scheduler",),

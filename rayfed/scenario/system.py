@@ -37,7 +37,7 @@ class DeviceClass(Section):
 
     @property
     def by_hour(self) -> tuple[float, ...]:
-        """Share of these devices that are available, per hour of the day."""
+        """Return the share of the class's devices that are available, for each of the 24 hours of the day."""
         return tuple(self.available) if isinstance(self.available, list) else (self.available,) * 24
 
 
@@ -79,20 +79,20 @@ class System(Section):
 
     @property
     def selects(self) -> bool:
-        """Whether response times determine which clients are in a round."""
+        """Return whether response times determine which clients are in a round."""
         return self.over_selection > 1
 
     @property
     def drops(self) -> bool:
-        """Whether slow or failed clients may be dropped from a round."""
+        """Return whether slow or failed clients may be dropped from a round."""
         return self.selects or self.deadline is not None
 
     @property
     def draws_from_some(self) -> bool:
-        """Whether clients are sampled only from those available at the start of a round."""
+        """Return whether clients are sampled only from the clients that are available at the start of a round."""
         some = self.file is not None or any(min(one.by_hour) < 1 for one in self.devices.values())
         return some and self.every is not None
 
     def hour(self, round: int) -> float:
-        """Return the start of a round, in hours since the start of the first day."""
+        """Return the start time of a round, in hours since the start of the first day."""
         return self.start_hour + round * (self.every or 0) / HOUR

@@ -22,7 +22,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep."""
+    """One run of a sweep: a setting of the swept fields, and a repeat (seed)."""
 
     index: int
     """Number of the setting in the sweep, from 0; equal for all repeats of a setting."""
@@ -33,12 +33,12 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Name of the trial's run folder."""
+        """Return the name of the trial's run folder."""
         return f"{self.index:04d}-{self.repeat}"
 
 
 def planned(scenario: Scenario) -> list[Trial]:
-    """Return all trials of a grid or random search, without duplicate settings.
+    """Return all trials of a sweep by grid or random search, without duplicate settings.
 
     Raises `ScenarioError` with all problems of a setting whose values are invalid in the scenario.
     """
@@ -56,7 +56,7 @@ def planned(scenario: Scenario) -> list[Trial]:
 
 
 def check_values(scenario: Scenario) -> None:
-    """Check each listed value and both ends of each range separately; raises `ScenarioError` for an invalid one."""
+    """Raise `ScenarioError` if a listed value, or an end of a range, of a swept field is invalid in the scenario."""
     for arm in scenario.written_arms:
         for path, values in fields_of(scenario, arm).items():
             for value in values if isinstance(values, list) else [_as(values, values.low), _as(values, values.high)]:
@@ -64,7 +64,7 @@ def check_values(scenario: Scenario) -> None:
 
 
 def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
-    """Return the scenario of a trial, with only its arm, its values and the seed of its repeat.
+    """Return the scenario of one trial of a sweep, with the trial's arm, field values and seed.
 
     Raises `ScenarioError` if the values are invalid in the scenario.
     """
@@ -81,7 +81,7 @@ def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
 
 
 def fields_of(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:
-    """Return the swept fields that affect an arm: its own and those of all arms."""
+    """Return the swept fields that affect an arm, by path: fields of this arm, and fields of all arms."""
     return {path: v for path, v in _sweep(scenario).fields.items() if scenario.owner_of(path)[0] in (None, arm)}
 
 

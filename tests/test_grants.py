@@ -278,7 +278,7 @@ class Betrayer(View):
 
 
 def test_a_view_shows_tensors_of_the_clients_answer_alone(seen: Any) -> None:
-    with pytest.raises(UserError, match=r"'tests\.test_grants:Betrayer' returns tensors of another form"):
+    with pytest.raises(UserError, match=r"'tests\.test_grants:Betrayer' returns tensors whose names or shapes differ"):
         seen(observes="tests.test_grants:Betrayer", batch_size=1)
 
 

@@ -38,47 +38,47 @@ class Arm:
 
     @cached_property
     def private(self) -> frozenset[str]:
-        """Names of the parameters and buffers that never leave a client."""
+        """Return the names of the private parameters and buffers, which never leave a client."""
         return private_names(self.model)
 
     @cached_property
     def trained_privately(self) -> frozenset[str]:
-        """Names of the private parameters that clients train."""
+        """Return the names of the private parameters that clients train."""
         return frozenset(name for name, p in self.model.named_parameters() if p.requires_grad) & self.private
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        """Names of the private tensors that are sampled once and never trained (keys, passports)."""
+        """Return the names of the private tensors that are sampled once and never trained (keys, passports)."""
         return key_names(self.model)
 
     @property
     def weights(self) -> Named:
-        """Return copies of the parameters that the server and clients exchange."""
+        """Return copies of the model parameters that the server and clients exchange, by name."""
         return without(weights_of(self.model), self.private)
 
     @property
     def buffers(self) -> Named:
-        """Return copies of the buffers that the server sends to clients."""
+        """Return copies of the model buffers that the server sends to clients, by name."""
         return without(buffers_of(self.model), self.private | frozen_names(self.model))
 
     @cached_property
     def frozen(self) -> Named:
-        """Parameters and buffers that are public and never trained."""
+        """Return the model's parameters and buffers that are public and never trained, by name."""
         return without(only(buffers_of(self.model), frozen_names(self.model)), self.private)
 
     @property
     def private_part(self) -> Named:
-        """Return copies of the tensors that never leave a client."""
+        """Return copies of the private parameters and buffers, which never leave a client, by name."""
         return only({**weights_of(self.model), **buffers_of(self.model)}, self.private)
 
     @property
     def common_start(self) -> Named:
-        """Return copies of the private tensors whose initial value is the same for all clients."""
+        """Return copies of the private parameters whose initial value is the same for all clients, by name."""
         return only(weights_of(self.model), common_names(self.model))
 
 
 def aggregation_of(arm: ResolvedArm) -> AnyAggregation:
-    """Return the arm's aggregation rule, wrapped by its defences; raises `UserError` if they are incompatible."""
+    """Return an arm's aggregation rule, wrapped by the defences; raises `UserError` if they are incompatible."""
     rule: AnyAggregation = arm.aggregation.build()
     for defence in arm.defences:
         rule = defence.build().wrap_aggregation(rule, arm.clients_per_round)
@@ -87,7 +87,7 @@ def aggregation_of(arm: ResolvedArm) -> AnyAggregation:
 
 @dataclass(frozen=True)
 class Protecting:
-    """A protection, with the sizes that the server and clients of an arm must agree on."""
+    """A protection of updates (such as masks or encryption), with the sizes that the server and clients agree on."""
 
     protection: ProtectionSpec
     clients: int
@@ -96,7 +96,7 @@ class Protecting:
     """Maximum total number of samples of these clients."""
 
     def wrap(self, rule: AnyAggregation) -> SumOverChannel | BoostingOverChannel:
-        """Return the rule for protected updates; raises `UserError` if rule and protection are incompatible."""
+        """Wrap an aggregation rule for protected updates; raises `UserError` if the two are incompatible."""
         protection = self.protection.build()
         if isinstance(rule, FedBoosting):
             return BoostingOverChannel.of(rule, protection, self.clients)
@@ -104,7 +104,7 @@ class Protecting:
 
 
 def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> AnyAggregation:
-    """Return the arm's aggregation rule, for protected updates if the arm has a protection."""
+    """Return an arm's aggregation rule, for protected updates if `protecting` is given."""
     rule = aggregation_of(arm)
     return protecting.wrap(rule) if protecting else rule
 
@@ -116,9 +116,10 @@ def build_arm(
     seed: int | bytes,
     build: Callable[..., nn.Module] = build_model,
 ) -> Arm:
-    """Build an arm; `build` creates the model, with the arguments of `build_model`.
+    """Build an arm: its model, its defences, and the checks of both.
 
-    Raises `UserError` if the model is incompatible with the data or the defences, or has no trainable parameter.
+    `build` creates the model, with the arguments of `build_model`. Raises `UserError` if the model is
+    incompatible with the data or the defences, or has no trainable parameter.
     """
     model, pipeline = spec.model, spec.defences
     defences = tuple(defence.build() for defence in pipeline)
@@ -135,7 +136,7 @@ def build_arm(
     if not trained:
         raise UserError(f"model '{model.name}' has no trainable parameter; set requires_grad=True for at least one")
     if trained <= private_names(net):
-        raise UserError(f"all trained layers of model '{model.name}' are private; make fewer layers private")
+        raise UserError(f"all trainable parameters of model '{model.name}' are private; make fewer layers private")
     losses.attach(net, spec.loss.build())
     net.train()
     if model.batch_norm == "eval":
@@ -153,8 +154,8 @@ def build_arm(
         slow = [d for d in defences[:index] if not d.vectorises and d.overrides("wrap_gradient")]
         if defence.samplewise and slow:
             raise UserError(
-                f"{pipeline[index].name} needs the gradient of each sample, which {type(slow[0]).__name__} before it "
-                f"cannot compute; move it after {pipeline[index].name}, or remove one of the two"
+                f"{pipeline[index].name} needs the gradient of each sample, which {type(slow[0]).__name__} "
+                f"cannot compute; put {pipeline[index].name} first, or remove one of the two defences"
             )
     return Arm(spec, net, defences)
 

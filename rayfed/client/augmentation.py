@@ -55,10 +55,10 @@ def _moved(image: Tensor, border: float, numbers: np.ndarray, augment: Augment) 
 
 
 def area_box(numbers: np.ndarray, scale: float, height: int, width: int) -> Box:
-    """Return a crop of at least a share `scale` of the area, from random numbers in [0, 1).
+    """Return a crop box with at least a share `scale` of the image's area, from random numbers in [0, 1).
 
-    The last two numbers are the position, the others pairs of a share and an aspect ratio. The first pair that fits is
-    used.
+    The last two numbers give the position. The other numbers are pairs of a share and an aspect ratio, of which the
+    first pair that fits is used.
     """
     low, high = map(log, _RATIOS)
     for share, shape in numbers[:-2].reshape(-1, 2):

@@ -1,4 +1,4 @@
-"""Updates of a cohort: one client after another, or all together (`training.vectorise`), equal up to rounding.
+"""Updates of a cohort: clients train one after another, or all together (`training.vectorise`).
 
 Joint training is one `torch.func.vmap` call, which is fast on CUDA, or fuses the layers, which is fast on CPU.
 """
@@ -48,7 +48,7 @@ _FITTING: WeakKeyDictionary[nn.Module, Fitting] = WeakKeyDictionary()
 
 
 def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
-    """Yield the updates or failures of a cohort in the order of `tasks`, one at a time to save memory.
+    """Train a cohort's clients, and yield the update or failure of each, in the order of `tasks`.
 
     Raises `UserError` if the scenario requires vmap or fused, and the model or a defence does not support it.
     """
@@ -94,7 +94,7 @@ class CohortRecord:
 
 
 def works_together(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
-    """Return whether a cohort of such tasks is trained together; raises `UserError` if required but impossible."""
+    """Return whether a cohort's clients are trained together; raises `UserError` if this is required but impossible."""
     if training.vectorise == "auto":
         return next(iter(task.weights.values())).is_cuda and obstacle(task, training, defences) is None
     if training.trains_together and (reason := obstacle(task, training, defences)):
@@ -103,16 +103,16 @@ def works_together(task: Task, training: Training, defences: Sequence[Defence]) 
 
 
 def obstacle(task: Task, training: Training, defences: Sequence[Defence]) -> str | None:
-    """Return the reason why a cohort cannot be trained together; None if it can."""
+    """Return the reason why the clients of a cohort cannot be trained together; None if they can."""
     for defence in defences:
         if not defence.vectorises and defence.overrides("wrap_gradient", "wrap_update"):
-            return f"the defence {type(defence).__name__} handles one client at a time"
+            return f"the defence {type(defence).__name__} supports only one client at a time"
     if task.private:
         return "each client has its own private layers"
     if losses.of(task.model).takes == "classes" and are_words(task.data.labels):
         return "the CTC loss (labels are words) supports only one batch at a time"
     if uses_batch_statistics(task.model):
-        return "batch norm in training mode would include the padding of smaller clients (model.batch_norm: eval works)"
+        return "batch norm in training mode would include the padding of smaller batches (model.batch_norm: eval works)"
     if is_stochastic(task.model):
         return "random layers of the model, such as dropout, would share one random stream"
     if refused := _refusal(task, training, defences):

@@ -63,7 +63,7 @@ class Loop:
         for name in ("rounds", "samples", "batch_size", "steps"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise UserError(f"{name}: found {value}; give a whole number from 1")
+                raise UserError(f"{name}: found {value}; give a whole number of at least 1")
         if self.samples is not None and self.batch_size is not None and self.batch_size > self.samples:
             raise UserError(f"batch_size: found {self.batch_size}; give at most the number of samples, {self.samples}")
 
@@ -143,7 +143,7 @@ class Defended:
 
     @property
     def guaranteed(self) -> bool:
-        """Whether a defence has an epsilon."""
+        """Return whether at least one defence has an epsilon (a differential-privacy guarantee)."""
         return any(one.found is not None for one in self.account)
 
     def __str__(self) -> str:
@@ -181,7 +181,7 @@ class Defended:
     def answer(
         self, sent: Mapping[str, Tensor], returned: Mapping[str, Tensor], round: int | None = None, client: int = 0
     ) -> Named:
-        """Return the defended state dict, to send instead of the trained one.
+        """Return the defended state dict, to send instead of the state dict after training.
 
         `sent` is the state dict that the client received, `returned` the trained one. `round` counts from 0, by default
         one more than in the last call. With a seed, each `client` number has its own noise. Raises `UserError`
@@ -191,7 +191,7 @@ class Defended:
         sent, returned = self._bare(sent), self._bare(returned)
         number = self._answers if round is None else round
         if self.on_gradients and not self._steps:
-            raise UserError("a defence works on gradients; call its `backward` instead of loss.backward()")
+            raise UserError("a defence works on gradients; call `Defended.backward` instead of loss.backward()")
         if lacking := sorted(name for name in self._parameters if name not in sent or name not in returned):
             raise UserError(f"'{lacking[0]}' is missing in a state dict; give complete state dicts of the model")
         if self.guaranteed:
@@ -219,11 +219,11 @@ class Defended:
         return {bare_name(name, self._names): tensor for name, tensor in state.items()}
 
     def given(self, client: int = 0) -> int:
-        """Return the number of updates that a client has sent."""
+        """Return the number of updates that a client has sent so far."""
         return self._given[client]
 
     def counted(self, client: int, given: int) -> None:
-        """Record that a client has sent at least this many updates, including those of other processes."""
+        """Record that a client has sent at least `given` updates, including updates from other processes."""
         self._given[client] = max(self._given[client], given)
 
     def _task(
@@ -280,9 +280,13 @@ class Defended:
         assert loop.steps is not None
         assert loop.batch_size is not None
         if self._steps > loop.steps:
-            raise UserError(f"found step {self._steps} of a round, but the account covers {loop.steps}; raise `steps`")
+            raise UserError(
+                f"found step {self._steps} of a round, but the account covers {loop.steps} steps; raise `steps`"
+            )
         if not loop.poisson and count > loop.batch_size:
-            raise UserError(f"found a batch of {count} samples, but the account covers `batch_size` {loop.batch_size}")
+            raise UserError(
+                f"found a batch of {count} samples, but the account covers {loop.batch_size}; raise `batch_size`"
+            )
 
     def _check_gradients(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
         """Raise `UserError` if a defence does not support the gradient of this model, tried on two samples."""
@@ -310,7 +314,9 @@ class Defended:
     ) -> None:
         last = max(number, self._given[client])  # the server chooses the round's number, so updates are also counted
         if last >= self.loop.rounds:
-            raise UserError(f"found update {last + 1}, but the account covers {self.loop.rounds}; raise `rounds`")
+            raise UserError(
+                f"found update {last + 1}, but the account covers {self.loop.rounds} updates; raise `rounds`"
+            )
         for name, tensor in returned.items():
             if name in self._tied or name.endswith("num_batches_tracked"):  # the number of steps is public
                 continue

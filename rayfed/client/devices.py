@@ -62,7 +62,7 @@ class _Kinds:
 
 
 def devices(scenario: Scenario, clients: Sequence[int]) -> Iterator[Device]:
-    """Yield the device of each client; the scenario must have `federation.system`."""
+    """Yield the device of each client in `clients`; the scenario must have `federation.system`."""
     system = _system(scenario)
     kinds = _kinds(system.model_dump_json(), scenario.federation.clients, stamp(system))
     for client in clients:
@@ -81,7 +81,7 @@ def devices(scenario: Scenario, clients: Sequence[int]) -> Iterator[Device]:
 
 
 def stamp(system: System) -> Stamp:
-    """Return the size and modification time of the device file, to detect changes; None without a file."""
+    """Return the size and modification time of the device file, to detect changes; None without a device file."""
     if system.file is None or not system.file.is_file():
         return None
     found = system.file.stat()
@@ -109,7 +109,7 @@ def fails(scenario: Scenario, round: int, client: int, device: Device) -> bool:
 
 
 def digest(scenario: Scenario) -> str | None:
-    """Return the SHA-256 of the device file; None without one. Raises `ScenarioError` if it does not exist."""
+    """Return the device file's SHA-256, or None without a file; raises `ScenarioError` if the file is missing."""
     system = scenario.federation.system
     if system is None or system.file is None:
         return None
@@ -127,12 +127,13 @@ def check_devices(scenario: Scenario) -> None:
     if system.every is None and kinds.available.min() < 1:
         raise ScenarioError(
             f"federation.system.every: required, because the availability in {system.file} depends on the hour; give "
-            f"it in seconds"
+            f"a number of seconds"
         )
     drop = bool(kinds.columns["failure"].any()) or not np.isinf(kinds.columns["memory"]).all()
     if system.deadline is None and drop:
         raise ScenarioError(
-            f"federation.system.deadline: required, because devices of {system.file} may drop out; give it in seconds"
+            f"federation.system.deadline: required, because devices of {system.file} may drop out; give a "
+            f"number of seconds"
         )
 
 
@@ -201,7 +202,7 @@ def _of_file(file: Path, clients: int) -> _Kinds:
     if unknown := sorted(set(table.column_names) - {*_COLUMNS, "available"}):
         raise refused(f"has a column '{unknown[0]}': {nearest(unknown[0], [*_COLUMNS, 'available'])}")
     if not table.num_rows or not table.column_names:
-        raise refused("has no devices")
+        raise refused("has no devices; add at least one row")
     default, columns = DeviceClass(), {}
     for name in _COLUMNS:
         given = _given(getattr(default, name))
@@ -223,7 +224,9 @@ def _of_file(file: Path, clients: int) -> _Kinds:
         try:
             available[:] = np.array(table["available"].to_pylist(), float).reshape(table.num_rows, -1)
         except (TypeError, ValueError) as error:
-            raise refused("needs one number or 24 numbers in each row of the column 'available'") from error
+            raise refused(
+                "needs one number or 24 numbers (one per hour) in each row of the column 'available'"
+            ) from error
         if not ((available >= 0) & (available <= 1)).all():
             raise refused("has values in the column 'available' that are not between 0 and 1")
     return _Kinds(_ends(np.ones(table.num_rows)), columns, available, table.num_rows == clients)

@@ -39,14 +39,14 @@ class Failed:
     """Traceback of the client's error, if it raised one."""
 
     def error(self, arm: str, round: int) -> ClientError:
-        """Return the error that ends a run if the scenario does not drop failed clients."""
+        """Return the error that ends the run if the scenario does not drop failed clients."""
         return self._error(
             f"in round {round + 1} of arm '{arm}': {self.advice}, or drop failed clients "
             f"(federation.failures.then: drop); `rayfed resume` continues after the last complete round"
         )
 
     def error_under(self, attack: str, arm: str, round: int) -> ClientError:
-        """Return the error for a client that failed while an attack observed it."""
+        """Return the error for a client that failed while an attack observed the client."""
         return self._error(f"during the attack '{attack}' in round {round + 1} of arm '{arm}': {self.advice}")
 
     def _error(self, where: str) -> ClientError:
@@ -79,7 +79,7 @@ def attempt(client: int, work: Callable[[], Update]) -> Made:
 
 
 def made_or_raise(made: Made, arm: str, round: int) -> Update:
-    """Return a client's update; raises `ClientError` if the client failed."""
+    """Return a client's update, or raise `ClientError` if the client failed."""
     if isinstance(made, Failed):
         raise made.error(arm, round)
     return made
@@ -128,7 +128,7 @@ def _misfit(sent: Named, expected: Named) -> str | None:
 def until_none_fails(
     attempted: Iterable[Attempt], again: Callable[[Sequence[int]], Iterable[Attempt]]
 ) -> list[Attempt]:
-    """Return the results of jointly trained clients, after repeating the training (`again`) without failed clients.
+    """Return the updates or failures of jointly trained clients; training is repeated without the failed clients.
 
     Thus the updates are bitwise equal to those of a cohort without the failed clients.
     """
@@ -169,14 +169,14 @@ def _needing_all(scenario: Scenario, arm: Arm) -> Iterator[str]:
     yield from filter(None, (defence.needs_all for defence in arm.defences))
     malicious = arm.spec.malicious
     if malicious and malicious.build().colludes:
-        yield f"the malicious clients of {malicious.name} use each other's updates"
+        yield f"the malicious clients ({malicious.name}) use each other's updates"
     for attack in scenario.attacks:
         if any(part.involves_others for part in (attack.view, *attack.grants.values())):
             yield f"the attack '{attack.title}' repeats the work of other clients of the round"
 
 
 def check_left(arm: ResolvedArm, round: int, left: int, drawn: int) -> None:
-    """Raise `ClientError` if an arm's aggregation rule is undefined for the clients that did not fail."""
+    """Raise `ClientError` if an arm's aggregation rule is undefined for the number of clients that did not fail."""
     if not left:
         return  # a round without clients is allowed
     try:
@@ -185,18 +185,19 @@ def check_left(arm: ResolvedArm, round: int, left: int, drawn: int) -> None:
             raise UserError("the decrypted sum would be the update of one client")
     except UserError as error:
         raise ClientError(
-            f"only {left} of {drawn} clients did not fail in round {round + 1} of arm '{arm.name}', which is too few: "
+            f"too few clients are left in round {round + 1} of arm '{arm.name}' ({left} of {drawn}): "
             f"{error}; `rayfed resume` continues after the last complete round"
         ) from error
 
 
 def check_asynchronous(scenario: Scenario, arm: Arm) -> None:
-    """Raise `ScenarioError` if an arm with an asynchronous rule has parts that do not support it."""
+    """Raise `ScenarioError` if an arm has an asynchronous aggregation rule, and parts that do not support this."""
     if not aggregation_of(arm.spec).asynchronous:
         return
     state = "clients keep a state over rounds, and only the latest state is stored"
     keeps = arm.private or any(defence.keeps_state for defence in arm.defences)
     for obstacle in (*([state] if keeps else []), *_needing_all(scenario, arm)):
         raise ScenarioError(
-            f"{arm.spec.aggregation.name} is not possible in arm '{arm.spec.name}': {obstacle}; remove one of the two"
+            f"{arm.spec.aggregation.name} is not possible in arm '{arm.spec.name}': {obstacle}; use a synchronous "
+            f"rule, or remove this part of the arm"
         )

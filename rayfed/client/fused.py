@@ -26,7 +26,7 @@ from rayfed.update import Named
 
 @torch.enable_grad()
 def fused_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    """Compute the undefended gradients of K clients, by name, and their losses (K,).
+    """Compute the undefended gradients of K clients, by parameter name, and the clients' losses (K,).
 
     Weights, inputs, labels and mask have a leading dimension K; model and buffers are those of `task`. Raises
     `UserError` for a model with a custom autograd function, whose gradient would be wrong.
@@ -49,9 +49,9 @@ def fused_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Ten
 
 
 def fused_gradient_in_vmap(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    """Compute the undefended gradient inside a vmap over clients, by one `fused_gradient` of all clients.
+    """Compute the undefended gradient inside a vmap over clients, as one `fused_gradient` of all clients.
 
-    Raises `UserError` if it is differentiated or inside another vmap.
+    Raises `UserError` if this gradient is differentiated, or inside another vmap.
     """
     mask = torch.ones(len(batch.inputs), device=batch.inputs.device) if batch.mask is None else batch.mask
     loss, *slopes = _Gradient.apply(task, tuple(weights), batch.inputs, batch.labels, mask, *weights.values())
@@ -88,13 +88,13 @@ class _Gradient(torch.autograd.Function):
 
 
 class Stacked(Tensor):
-    """K tensors (one per client) that a model uses as one tensor; `every` (K, *shape) contains them."""
+    """K tensors, one per client, that a model uses as one tensor; `every` (K, *shape) contains all K."""
 
     every: Tensor
 
     @staticmethod
     def __new__(cls, every: Tensor) -> Stacked:
-        """Wrap the tensors of all clients."""
+        """Wrap the tensors `every` (K, *shape) of all clients."""
         made: Stacked = Tensor._make_wrapper_subclass(
             cls, every.shape[1:], dtype=every.dtype, device=every.device, requires_grad=every.requires_grad
         )

@@ -27,29 +27,29 @@ PRIVATE = "private"
 
 
 def update_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
-    """Return a client's local round, with its defences applied in this order."""
+    """Return the function that runs a client's local round, with defences applied in the given order."""
     return wrap_updates(training_method(training, defences), defences)
 
 
 def training_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
-    """Return a client's local round without the defences' `wrap_update`; its update is the true weight difference."""
+    """Return the function that runs a client's local round, without the `wrap_update` of the defences."""
     data, gradient = data_method(defences), gradient_method(defences)
     return lambda task: _train(task, training, data, gradient)
 
 
 def wrap_updates(inner: UpdateMethod, defences: Sequence[Defence]) -> UpdateMethod:
-    """Return an update method wrapped by the `wrap_update` of each defence."""
+    """Wrap a function that computes a client's update with the `wrap_update` of each defence, in order."""
     return reduce(lambda next, defence: defence.wrap_update(next), defences, inner)
 
 
 def data_method(defences: Sequence[Defence]) -> DataMethod:
-    """Return the method that returns the client's data, wrapped by the `wrap_data` of each defence."""
+    """Return the function that returns the client's data, wrapped by the `wrap_data` of each defence."""
     own: DataMethod = _own_data
     return reduce(lambda next, defence: defence.wrap_data(next), defences, own)
 
 
 def gradient_method(defences: Sequence[Defence], inner: GradientMethod | None = None) -> GradientMethod:
-    """Return a gradient method (by default the undefended one), wrapped by the `wrap_gradient` of each defence."""
+    """Return a gradient function (by default without defences), wrapped by the `wrap_gradient` of each defence."""
     if inner is None:
         inner = _sample_gradient if any(defence.samplewise for defence in defences) else _plain_gradient
     return reduce(lambda next, defence: defence.wrap_gradient(next), defences, inner)
@@ -146,7 +146,7 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
 
 
 def returned_buffers(task: Task) -> Named:
-    """Return the buffers that the server averages: batch-norm statistics, not counters, frozen buffers or keys."""
+    """Return the buffers that a client sends and the server averages: batch-norm statistics, not counters or keys."""
     floats = [name for name, b in task.model.named_buffers() if b.is_floating_point()]
     if not floats:
         return {}
@@ -215,7 +215,7 @@ def smallest_batch(samples: int, training: Training) -> int:
 
 
 def local_training(samples: int, training: Training) -> LocalTraining:
-    """Return the settings of local training of a client with this many samples, as attackers know them."""
+    """Return the settings of a client's local training on `samples` samples, as attackers know them."""
     size = min(training.batch_size or samples, samples)
     if training.algorithm == "fedsgd":
         return LocalTraining(batch_size=size)

@@ -17,7 +17,7 @@ from rayfed.update import Update
 
 @dataclass(frozen=True)
 class Malicious:
-    """The malicious clients of one arm, and their poisoning."""
+    """The malicious clients of one arm, and the poisoning of their data or updates."""
 
     scenario: Scenario
     clients: frozenset[int]
@@ -37,7 +37,7 @@ class Malicious:
         self.poisoning.check(image_shape, classes, *worst)
 
     def among(self, clients: Iterable[int]) -> list[int]:
-        """Return the malicious clients among `clients`."""
+        """Return those of the given clients that are malicious."""
         return [client for client in clients if client in self.clients]
 
     def data(self, client: int, own: Batch, classes: int) -> Batch:
@@ -48,7 +48,7 @@ class Malicious:
         return self.poisoning.poison_data(own, classes, generator)
 
     def attempted(self, made: Made, honest: Sequence[Update]) -> Made:
-        """Return a client's result, poisoned if the client is malicious; a failure if training or poisoning failed.
+        """Return a client's update, poisoned if the client is malicious, or a failure if training or poisoning failed.
 
         If malicious clients collude, `honest` contains the unpoisoned updates of all malicious clients of the round.
         """

@@ -39,12 +39,12 @@ from rayfed.update import Named, Observation, Update
 
 @dataclass(frozen=True)
 class ObservationBuilder:
-    """Builder of observations of a runtime's clients, and scorer of inferences on them."""
+    """Builder of the observations that attackers get of clients, and scorer of the attackers' inferences."""
 
     runtime: ClientRuntime
 
     def observe(self, visit: ClientVisit, attack: AttackSpec, repeat: int = 0) -> tuple[Observation, Truth]:
-        """Return an attack's observation of one client in a round, and the true samples.
+        """Return an attack's observation of one client in one round, and the client's true samples.
 
         Repeats differ only in the attacker's random numbers. With `observes: update`, the observation contains the
         update that the client sent, up to rounding if its cohort was trained together. Under a malicious server, it is
@@ -60,7 +60,7 @@ class ObservationBuilder:
     def fit(
         self, inputs: Tensor, labels: Tensor, visit: ClientVisit, attack: AttackSpec, repeat: int = 0
     ) -> float | None:
-        """Return the fit of other samples (N, *shape) to an observation without defences, as for an attack's result.
+        """Return the fit of samples (N, *shape) to an undefended observation: how well they explain the update.
 
         None if the fit is undefined.
         """
@@ -70,7 +70,7 @@ class ObservationBuilder:
         return judged(Reconstruction(inputs, labels, fit=fit, fits=fits, nats=nats), truth.fit, truth.fits, truth.nats)
 
     def judge(self, truth: Truth, guess: Inference) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
-        """Return the table row of an inference, and pairs of true and reconstructed images.
+        """Return an inference's table row, and pairs of a true and a reconstructed image.
 
         The row does not contain the columns of the attack's call. Each reconstructed image is paired with the nearest
         true image of its class in the victim's data. Raises `UserError` for a result that is not finite.
@@ -81,7 +81,7 @@ class ObservationBuilder:
         if guess.status != "ok":
             return row, []
         if not all(part.isfinite().all() for part in (guess.scores, guess.control, guess.images) if part is not None):
-            raise UserError("the result has values that are not finite")
+            raise UserError("the attack's result has values that are not finite; fix the attack")
         if guess.metric == "auc":
             return row | _told_apart(truth.candidates, guess), []
         of_class = truth.labels == guess.label
@@ -216,8 +216,8 @@ def _shown(observed: ObservedClient, answer: Update) -> Sight:
     for alone, together, whole in parts:
         if any(shown and _shapes(shown) != _shapes(whole) for shown in (alone, *together.values())):
             raise UserError(
-                f"the view '{observed.attack.observes}' returns tensors of another form than the client's update; "
-                f"return tensors with the same names and shapes"
+                f"the view '{observed.attack.observes}' returns tensors whose names or shapes differ from the "
+                f"client's update; return tensors with the same names and shapes"
             )
     return sight
 
@@ -231,10 +231,15 @@ def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, 
     given: dict[str, Any] = {}
     for name, grant in observed.attack.grants.items():
         if grant.overrides("sends", "knows", "supposes") and not grant.of_private:
-            raise UserError(f"the grant '{name}' uses private layers, but does not declare this; set `of_private`")
+            raise UserError(
+                f"the grant '{name}' uses private layers, but does not declare this; set `of_private = True`"
+            )
         part = grant.known_before(observed.runtime) | grant.grant(observed, truth, update)
         if undeclared := sorted(part.keys() - set(grant.fills)):
-            raise UserError(f"the grant '{name}' returns {', '.join(undeclared)}, which its `fills` does not declare")
+            raise UserError(
+                f"the grant '{name}' returns {', '.join(undeclared)}, which are not declared in `fills`; add "
+                f"these names to `fills`"
+            )
         given |= part
     return given
 

@@ -13,7 +13,7 @@ _SAID = "Expected more than 1"
 
 
 def norm_of(error: BaseException) -> str | None:
-    """Return the norm that raised an error because it had one value per channel; None for other errors."""
+    """Return the normalisation layer's kind if an error is about one value per channel; None for other errors."""
     if not isinstance(error, ValueError) or _SAID not in str(error):
         return None
     names = [frame.f_code.co_name for frame in _frames(error.__traceback__)]
@@ -29,7 +29,7 @@ def layer_of(error: BaseException) -> str:
 
 
 def advice(norm: str) -> str:
-    """Return advice on how to give a norm several values per channel."""
+    """Return advice, for a message, on how to give a normalisation layer several values per channel."""
     fixed = ", or set model.batch_norm to eval" if norm == "batch norm" else ""
     return (
         f"{norm} cannot train on a batch of one sample; set training.batch_size (for an attack: batch_size) so that no "

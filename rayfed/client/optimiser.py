@@ -18,7 +18,7 @@ class LocalOptimiser:
     """Optimiser of a client's local steps, with a new state every round."""
 
     def __init__(self, training: Training, together: bool = False) -> None:
-        """Initialise the state; with `together`, tensors have a leading dimension of clients."""
+        """Initialise the optimiser's state; with `together`, tensors have a leading dimension of clients."""
         self._training, self._together = training, together
         self._steps = 0
         self._first: Named = {}

@@ -41,7 +41,7 @@ def _drawn(
 
 
 def started(scenario: Scenario, round: int) -> list[int]:
-    """Return the clients that start from a round's weights under an asynchronous rule, in order.
+    """Return the clients that start training from a round's weights under an asynchronous rule, in order.
 
     These are as many as a step needs (`clients_per_round`), plus `concurrency` - 1 in the first round. A client that is
     still busy may be sampled again; it runs its tasks one after another.
@@ -55,13 +55,13 @@ def started(scenario: Scenario, round: int) -> list[int]:
 
 
 def leaving(scenario: Scenario, round: int) -> list[int]:
-    """Return the clients of a round in the order of simulated drop-outs, the same in all arms."""
+    """Return a round's clients, in the order in which simulated dropouts remove them; the same in all arms."""
     drawn = drawn_clients(scenario, round)
     return [drawn[i] for i in seeds.numpy_generator(scenario.seed, "leaving", round).permutation(len(drawn))]
 
 
 def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) -> bytes:
-    """Return the key of the server's randomness in a round of an arm.
+    """Return the key of the server's random numbers (such as noise) in a round of an arm.
 
     The key depends on the arm and the failed clients, so that the difference of two results does not cancel noise.
     """
@@ -69,7 +69,7 @@ def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) 
 
 
 def malicious_clients(scenario: Scenario, arm: ResolvedArm) -> frozenset[int]:
-    """Return the malicious clients of an arm, the same in all rounds and all arms with equally many."""
+    """Return the malicious clients of an arm; all arms with equally many have the same ones, in all rounds."""
     malicious = arm.malicious
     if malicious is None:
         return frozenset()
@@ -80,7 +80,7 @@ def malicious_clients(scenario: Scenario, arm: ResolvedArm) -> frozenset[int]:
 
 
 def fewest_clients(scenario: Scenario) -> int:
-    """Return the size of the smallest non-empty round."""
+    """Return the number of clients in the smallest round that has any clients."""
     drawn = (len(drawn_clients(scenario, round)) for round in range(scenario.federation.rounds))
     return min(filter(None, drawn), default=scenario.drawn_per_round)
 
@@ -99,7 +99,7 @@ def cohort_size(scenario: Scenario) -> int:
 
 
 def cohorts(scenario: Scenario, round: int, asynchronous: bool = False) -> list[list[int]]:
-    """Return the cohorts of a round, lists of clients; for an asynchronous rule, one client each."""
+    """Return a round's cohorts, as lists of clients; an asynchronous rule has one client per cohort."""
     if asynchronous:
         return [[client] for client in started(scenario, round)]
     clients, size = drawn_clients(scenario, round), cohort_size(scenario)
@@ -107,7 +107,7 @@ def cohorts(scenario: Scenario, round: int, asynchronous: bool = False) -> list[
 
 
 def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndarray) -> list[int]:
-    """Return the victims of an attack in a round, which are honest clients; client i has `samples[i]` samples.
+    """Return an attack's victims (honest clients) in a round; client i has `samples[i]` samples.
 
     Raises `ScenarioError` for a victim that cannot be observed, or if there are too few clients.
     """
@@ -121,14 +121,14 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndar
             raise ScenarioError(
                 f"attack '{attack.title}' needs {attack.victims} victims with at least {need} samples, but only "
                 f"{len(able)} of the {len(drawn)} sampled{' honest' * bool(malicious)} clients of round {round} have "
-                f"as many; reduce `victims` or batch_size"
+                f"as many; reduce `victims` or `batch_size`"
             )
         return able[: attack.victims]
     for client in attack.victims:
         if client in malicious:
             raise ScenarioError(
                 f"attack '{attack.title}' has client {client} as a victim, which is malicious; choose another victim, "
-                f"or give the malicious clients as a list without it"
+                f"or list malicious clients that do not include this client"
             )
         if view.of_round and client not in drawn:
             raise ScenarioError(
@@ -163,7 +163,7 @@ def protecting(scenario: Scenario, arm: ResolvedArm, samples: np.ndarray) -> Pro
 
 
 def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, int]:
-    """Return the largest share that a client has of a round's total weight, the client, and the round.
+    """Return the largest share of a round's total weight that one client has, with the client and the round.
 
     `weights[i]` is the weight of client i in all rounds.
     """
@@ -176,7 +176,7 @@ def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, in
 
 
 def behind(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence[int]) -> list[int]:
-    """Return the clients whose work an attack repeats: the victims, and the clients that views and grants involve.
+    """Return the clients whose training an attack repeats: the victims, and the clients that views and grants involve.
 
     Raises `ScenarioError` if a grant needs a client that does not exist.
     """
@@ -231,7 +231,7 @@ def _check_earlier(scenario: Scenario, attack: AttackSpec, round: int, samples: 
 
 
 def check_repeatable(scenario: Scenario, arm: Arm) -> None:
-    """Raise `ScenarioError` if an attack needs earlier rounds of an arm with stateful clients or augmented images.
+    """Raise `ScenarioError` if an attack uses earlier rounds of an arm with stateful clients or augmented images.
 
     Only the latest state is stored, so earlier updates cannot be recomputed. Augmented images differ between rounds.
     """
@@ -252,6 +252,6 @@ def check_repeatable(scenario: Scenario, arm: Arm) -> None:
 
 
 def looked_back_on(attacks: Iterable[AttackSpec], after: int) -> set[int]:
-    """Return the rounds before `after` that attacks on this or later rounds observe."""
+    """Return the rounds before round `after` whose updates are used by attacks on round `after` or later rounds."""
     rounds = ((attack, round) for attack in attacks for round in attack.rounds if round >= after)
     return {before for attack, round in rounds for before in range(round - attack.earlier, after)}

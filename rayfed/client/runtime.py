@@ -46,7 +46,7 @@ _MOST_NATS = 700.0
 
 @dataclass(frozen=True)
 class CohortReport:
-    """Report on a cohort's work, which is not part of the simulated protocol."""
+    """Report on the work of a cohort (a group of clients); not part of the simulated protocol."""
 
     rows: list[dict[str, Any]]
     """Rows of the table `clients`, one per client."""
@@ -82,26 +82,26 @@ class Evaluation(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Exponential of the mean cross entropy of the tokens; NaN without tokens."""
+        """Return the perplexity: the exponential of the tokens' mean cross entropy; NaN without tokens."""
         mean = self.nats / self.tokens if self.tokens else nan
         return exp(mean) if not mean > _MOST_NATS else inf
 
     @property
     def iou(self) -> float:
-        """Mean intersection over union of the classes that are predicted or true; NaN without masks."""
+        """Return the mean intersection over union of the classes that are predicted or true; NaN without masks."""
         if not isinstance(self.overlap, Tensor):
             return nan
         both, either = self.overlap.double()
         return float((both / either)[either > 0].mean())
 
     def __add__(self, other: object) -> Evaluation:
-        """Return the sums over both sets of samples."""
+        """Return the sums of two evaluations, over both sets of samples."""
         assert isinstance(other, Evaluation)
         sums = map(add, self[:-1], other[:-1])
         return Evaluation(*sums)._replace(overlap=self.overlap + other.overlap)
 
     def over(self, samples: int) -> Evaluation:
-        """Return the means over this many samples. `overlap` remains a sum, as only its ratio is used."""
+        """Return the sums divided by the number of samples. `overlap` remains a sum, as only ratios of it are used."""
         return Evaluation(*(value / samples for value in self[:-1]))._replace(overlap=self.overlap)
 
 
@@ -116,7 +116,7 @@ class ClientRuntime:
         device: torch.device,
         validation: Sequence[np.ndarray] = (),
     ) -> None:
-        """Initialise clients with training indices `parts[i]` and validation indices `validation[i]` of client i."""
+        """Initialise the clients; client i trains on the indices `parts[i]`, and validates on `validation[i]`."""
         self.scenario, self.data, self.device = scenario, data, device
         self.parts, self.validation = Parts.of(parts), Parts.of(validation)
         self.specs = resolve(scenario)
@@ -131,7 +131,7 @@ class ClientRuntime:
         }
 
     def arm(self, name: str) -> Arm:
-        """Return an arm; it is built on first use."""
+        """Return an arm by name, with model and defences; the arm is built on first use."""
         if name not in self._arms:
             data = self.data
             arm = build_arm(self.specs[name], data.sample, len(data.classes), self.scenario.seed, self._build_model)
@@ -139,11 +139,11 @@ class ClientRuntime:
         return self._arms[name]
 
     def order(self, sent: Sent, client: int) -> int:
-        """Return the seed of a client's order of batches in a round."""
+        """Return the seed that determines the order of a client's batches in a round."""
         return int.from_bytes(self.scenario.secret("client", sent.round, client, "order"))
 
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
-        """Return a client's task in a round, on the training samples with these indices.
+        """Return a client's training task in a round: weights, buffers, state, and the samples with the given indices.
 
         Weights, buffers and samples are copies, which defences may change in place.
         """
@@ -186,14 +186,14 @@ class ClientRuntime:
         return data._replace(inputs=inputs, labels=labels)
 
     def augmented(self, arm: str, inputs: Tensor, labels: Tensor, order: int, purpose: str) -> tuple[Tensor, Tensor]:
-        """Return inputs (N, *shape) and labels after the arm's augmentation, sampled from `order` and `purpose`."""
+        """Return inputs (N, *shape) and labels after an arm's random augmentation, seeded by `order` and `purpose`."""
         augment = self.specs[arm].training.augment
         if augment is None:
             return inputs, labels
         return augmented(inputs, labels, augment, seeds.numpy_generator(order, "augment", purpose))
 
     def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
-        """Return samples of a client by index, poisoned if the client is malicious in the arm."""
+        """Return a client's training samples by index, poisoned if the client is malicious in the arm."""
         inputs, labels = self._training_data(rows)
         places = torch.arange(len(labels), device=self.device)
         return self.malicious[arm].data(client, Batch(inputs, labels, places=places), len(self.data.classes))
@@ -208,7 +208,7 @@ class ClientRuntime:
         return data._replace(inputs=inputs, labels=labels)
 
     def drawn_privately(self, arm: str, *purpose: int | str) -> Named:
-        """Sample initial private tensors of an arm from `purpose`; tensors common to all clients are the same."""
+        """Sample an arm's initial private tensors, seeded by `purpose`; common tensors keep their common value."""
         key = self.scenario.secret("private", *purpose)
         drawn = build_arm(self.specs[arm], self.data.sample, len(self.data.classes), key).private_part
         return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
@@ -245,17 +245,20 @@ class ClientRuntime:
         return (self.shown(arm, split, rows[low : low + 500]) for low in range(0, len(rows), 500))
 
     def shown(self, arm: str, split: Split, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return `samples` as prepared by the arm's loss, with fixed random numbers."""
+        """Return inputs and labels of a split's rows as prepared by the arm's loss (such as masked tokens).
+
+        The random numbers are fixed.
+        """
         batch = Batch(*self.samples(split, rows))
         inputs, labels, *_ = self._presented(arm, batch, "shown", split, *(int(n) for n in rows[:1]), len(rows))
         return inputs, labels
 
     def samples(self, split: Split, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return inputs (M, *shape) and labels (M,) of rows of a split."""
+        """Return inputs (M, *shape) and labels (M,) of some rows of the training or test split."""
         return self.test_data(rows) if split == "test" else self._training_data(rows)
 
     def untrained(self, client: int) -> tuple[Split, np.ndarray]:
-        """Return a split and rows that no client trains on: the client's validation samples, else the test split."""
+        """Return a split and rows that no client trains on: the client's validation samples, or else the test split."""
         if not len(self.validation):
             return "test", np.arange(len(self.data.test_labels))
         own = self.validation[client]
@@ -280,23 +283,23 @@ class ClientRuntime:
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
-        """Return the public inputs and labels, as one shared object."""
+        """Return the public samples: inputs and labels, as one shared object."""
         images, labels = self.data.public_images, self.data.public_labels
         assert images is not None
         assert labels is not None
         return self._tensors(images, labels, np.arange(len(labels)))
 
     def here(self, sent: Sent) -> Sent:
-        """Return the server's message on this runtime's device."""
+        """Return the server's message with all tensors on this runtime's device."""
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}
         return replace(sent, weights=weights, buffers={name: b.to(self.device) for name, b in sent.buffers.items()})
 
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
     ) -> tuple[CohortReport, dict[tuple[int, int], Any]]:
-        """Run consecutive cohorts, of which the first has the number `first`; see `cohort`.
+        """Run the local training of consecutive cohorts, numbered from `first`; see `cohort`.
 
-        Returns a report on all cohorts, and their partial results, merged as far as possible in the server's tree.
+        Returns a report on all cohorts, and the partial aggregates, merged as far as possible in the server's tree.
         """
         sent = self.here(sent)
         rule, whole = self.rule(arm, sent), CohortReport([], 0.0)
@@ -311,7 +314,7 @@ class ClientRuntime:
     def cohort(
         self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]
     ) -> tuple[Any, CohortReport]:
-        """Run a cohort, and return its partial aggregate and a report on its clients.
+        """Run a cohort's local training, and return the partial aggregate of the updates and a report on the clients.
 
         `states` contains the states of these clients, and of all malicious clients if they collude; it is not changed.
         The partial aggregate is None if all clients failed. Raises `ClientError` for a failure that ends the run.
@@ -359,7 +362,7 @@ class ClientRuntime:
         return self.updates(arm, sent, members, states)
 
     def updates(self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]) -> list[Update]:
-        """Return the updates of clients, computed one by one, without changing states.
+        """Return the updates of the given clients, computed one by one, without changing the clients' states.
 
         Raises `ClientError` if a client fails.
         """
@@ -369,7 +372,7 @@ class ClientRuntime:
         return [made_or_raise(made, arm, sent.round) for made in attempts]
 
     def mixtures(self, arm: str, sent: Sent, states: Mapping[int, State]) -> Mixtures | None:
-        """Return the models that every client of a round receives to score them; None if the rule sends none.
+        """Return the mixtures of updates that clients score in a round; None if the aggregation rule sends none.
 
         `states` contains the states of all clients.
         """
@@ -383,7 +386,7 @@ class ClientRuntime:
     def answer(
         self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript
     ) -> tuple[Transcript, Any]:
-        """Return a client's new transcript of the round, and its reply to a request of the aggregation rule.
+        """Return a client's transcript of the round, and the client's reply to a request of the aggregation rule.
 
         The reply is added to `transcript`.
         """
@@ -392,12 +395,12 @@ class ClientRuntime:
         return transcript, rule.answer(payload, ClientProxy(self, arm, self.here(sent), client, state))
 
     def make_keys(self, arm: str) -> bytes:
-        """Create a key pair for all clients of an arm, locked with their secret; empty if the arm needs no keys."""
+        """Create a key pair for all clients of an arm, encrypted with their secret; empty if the arm needs no keys."""
         rule = self._aggregations[arm]
         return rule.channel.make_keys(self._secret(arm)) if isinstance(rule, OverChannel) else b""
 
     def rule(self, arm: str, sent: Sent, transcripts: dict[int, Transcript] | None = None) -> AnyAggregation:
-        """Return the arm's aggregation rule with the clients' secrets of a round; `transcripts` are by client."""
+        """Return the arm's aggregation rule with the clients' secrets for a round; `transcripts` are by client."""
         rule = self._aggregations[arm]
         if not isinstance(rule, OverChannel):
             return rule
@@ -412,7 +415,7 @@ class ClientRuntime:
     def evaluate_as(
         self, arm: str, sent: Sent, client: int, state: State, split: Literal["validation", "train"]
     ) -> tuple[float, float]:
-        """Return mean loss and accuracy of a client's model on its validation or training samples; NaN if undefined.
+        """Return mean loss and accuracy of a client's model on the client's samples of a split; NaN if undefined.
 
         A malicious client uses its poisoned samples.
         """
@@ -465,13 +468,13 @@ class ClientProxy:
 
     @property
     def round(self) -> int:
-        """Number of the round of the request."""
+        """Return the number of the round in which the rule sends its request."""
         return self.sent.round
 
     def evaluate(
         self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
     ) -> tuple[float, float]:
-        """Return mean loss and accuracy, on the client's samples, of the model with this update and these buffers."""
+        """Return mean loss and accuracy, on the client's samples, of the model after `update`, with `buffers`."""
         scale = self.runtime.specs[self.arm].update_scale
         weights = {name: w - scale * update[name].to(w) for name, w in self.sent.weights.items()}
         moved = replace(self.sent, weights=weights, buffers=self.sent.buffers | buffers)

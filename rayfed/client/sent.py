@@ -26,23 +26,23 @@ class Sent:
     """Broadcast of the aggregation's session (`rayfed.questions.RoundSession`); None without a session."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without cached digests, so that each client computes them itself."""
+        """Return the state to pickle, without cached digests, so that each client computes the digests itself."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
     def nbytes(self) -> int:
-        """Size of weights, buffers and keys, in bytes."""
+        """Return the size of the message's weights, buffers and keys, in bytes."""
         return sum(t.nbytes for t in [*self.weights.values(), *self.buffers.values()]) + len(self.keys)
 
     @cached_property
     def content(self) -> str:
-        """SHA-256 of round, weights and buffers."""
+        """Return the SHA-256 of the message's round, weights and buffers."""
         parts = (digest_of(dict(sorted(tensors.items()))) for tensors in (self.weights, self.buffers))
         return hashlib.sha256(repr((self.round, *parts)).encode()).hexdigest()
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of round, weights, buffers and locked keys, on which the masking of updates depends.
+        """Return the SHA-256 of round, weights, buffers and locked keys, on which the masking of updates depends.
 
         Without this dependence, a server that sends clients different weights can extract single updates from sums.
 

@@ -28,7 +28,7 @@ TABLE: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Sight:
-    """The part of a client's update that a view shows."""
+    """The part of a client's update that a view shows to the attacker."""
 
     update: Update
     """Update that the attacker observes, or that `sealed` contains."""
@@ -39,12 +39,12 @@ class Sight:
 
     @property
     def seen(self) -> Update:
-        """The update as the attacker observes it, without values if it is protected."""
+        """Return the update that the attacker observes, without values if the update is protected."""
         return self.update if self.sealed is None else replace(self.update, tensors={}, buffers={})
 
 
 class View:
-    """Base class of views; by default the update of the round as the server receives it."""
+    """Base class of views, which define the data that an attack observes; by default the round's update."""
 
     describe: ClassVar[str]
     """Name of the observed data, to be followed by `of N samples`."""
@@ -66,18 +66,18 @@ class View:
             message = f"found {attack.batch_size}, but an update uses the victim's batches; set `observes: gradient`"
             yield "batch_size", message
         if attack.unmix and not self.mixes:
-            yield "unmix", "only for mixtures, which clients receive; set `observes: shown`"
+            yield "unmix", "only mixtures of updates can be unmixed; set `observes: shown`, or remove `unmix`"
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """Return the other clients of the round whose work the view repeats."""
+        """Return the other clients of the round whose training the view repeats."""
         return []
 
     def samples(self, attack: AttackSpec) -> int:
-        """Return the minimum number of samples of a victim."""
+        """Return the minimum number of samples that a victim must have."""
         return 1
 
     def repeats(self, training: Training, samples: int) -> bool:
-        """Return whether a client with this many samples uses the same samples in every observed round."""
+        """Return whether a client that has `samples` samples uses the same samples in every observed round."""
         return training.batch_size is None or training.batch_size >= samples
 
     def training(self, training: Training) -> Training:
@@ -85,11 +85,11 @@ class View:
         return training
 
     def indices(self, observed: ObservedClient) -> np.ndarray:
-        """Return the indices of the training samples that the update is computed from."""
+        """Return the indices of the training samples from which the observed update is computed."""
         return observed.runtime.parts[observed.client]
 
     def shows(self, observed: ObservedClient, answer: Update) -> Sight:
-        """Return the part of the update `answer` that the attacker observes."""
+        """Return the part of a client's update `answer` that the attacker observes."""
         from rayfed.aggregation.over_channel import OverChannel
 
         rule = observed.runtime.rule(observed.visit.arm, observed.visit.sent)
@@ -117,21 +117,21 @@ class OneGradient(View):
     of_round: ClassVar[bool] = False
 
     def samples(self, attack: AttackSpec) -> int:
-        """Return the batch size."""
+        """Return the attack's batch size, the minimum number of samples that a victim must have."""
         return attack.batch_size
 
     def repeats(self, training: Training, samples: int) -> bool:
-        """Return True, as all updates use the batch of the attacked round."""
+        """Return True, because the updates of all observed rounds use the batch of the attacked round."""
         return True
 
     def training(self, training: Training) -> Training:
-        """Return training settings for one gradient of the whole batch."""
+        """Return training settings that give the gradient of one batch."""
         from rayfed.scenario import Training
 
         return Training(algorithm="fedsgd", batch_size=None)
 
     def indices(self, observed: ObservedClient) -> np.ndarray:
-        """Sample `batch_size` of the client's samples."""
+        """Return the indices of `batch_size` training samples, sampled from the client's samples."""
         from rayfed import seeds
 
         draw = seeds.numpy_generator(observed.runtime.scenario.seed, "victim", observed.attacked, observed.client)
@@ -156,18 +156,18 @@ class ShownToClients(View):
             )
             yield "observes", message
         if attack.averages > 1:
-            yield "averages", "clients receive one mixture per round; remove it, or set `observes: gradient`"
+            yield "averages", "clients receive one mixture per round; remove `averages`, or set `observes: gradient`"
         if attack.earlier:
             yield "earlier", "mixtures of earlier rounds are not stored; set `observes` to update or gradient"
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """Return all clients of the round."""
+        """Return all clients of the round, because every client's training is repeated."""
         from rayfed.client.plan import drawn_clients
 
         return drawn_clients(scenario, round)
 
     def shows(self, observed: ObservedClient, answer: Update) -> Sight:
-        """Return the update as other clients receive it; without values if they receive none."""
+        """Return the update that other clients receive, without values if the aggregation rule sends none."""
         visit = observed.visit
         seen = observed.runtime.mixtures(visit.arm, visit.sent, visit.states)
         if seen is None:

@@ -74,7 +74,7 @@ class Truth:
     """Shares (K,) of the victims' batches that contain each class; None if the attack's metric does not need them."""
 
     def replace(self, **changes: Any) -> Truth:
-        """Return a copy with some fields changed."""
+        """Return a copy of the truth with some fields changed."""
         return replace(self, **changes)
 
 
@@ -96,53 +96,53 @@ class ObservedClient:
 
     @property
     def client(self) -> int:
-        """Number of the client."""
+        """Return the number of the observed client."""
         return self.visit.client
 
     @property
     def round(self) -> int:
-        """Number of the observed round."""
+        """Return the number of the observed round."""
         return self.visit.sent.round
 
     @property
     def attacked(self) -> int:
-        """Number of the attacked round."""
+        """Return the number of the attacked round, which may be later than the observed round."""
         return self.round if self.later is None else self.later
 
     def before(self, sent: Sent) -> ObservedClient:
-        """Return the same client in an earlier round, in which it received `sent`."""
+        """Return this client in an earlier round, in which the server sent the message `sent`."""
         visit = replace(self.visit, sent=self.runtime.here(sent), earlier=())
         return replace(self, visit=visit, later=self.attacked)
 
     @cached_property
     def arm(self) -> Arm:
-        """The client's arm, with its model and defences."""
+        """Return the client's arm, with model and defences."""
         return self.runtime.arm(self.visit.arm)
 
     @property
     def arms_training(self) -> Training:
-        """Training settings of the arm's clients in the round."""
+        """Return the training settings of the arm's clients in the observed round."""
         return self.arm.spec.training.in_round(self.round)
 
     @cached_property
     def training(self) -> Training:
-        """Training settings of the observed update."""
+        """Return the training settings of the observed update."""
         training: Training = self.attack.view.training(self.arms_training)
         return training
 
     @cached_property
     def indices(self) -> np.ndarray:
-        """Indices of the training samples that the observed update is computed from."""
+        """Return the indices of the training samples from which the observed update is computed."""
         indices: np.ndarray = self.attack.view.indices(self)
         return indices
 
     def noise(self, *answer: int | str) -> torch.Generator:
-        """Return the generator of the client's defences, with a separate stream for each repeated update."""
+        """Return the random generator of the client's defences, with a separate stream for each repeated update."""
         key = ("client", self.round, self.client, "defences", self.visit.arm)
         return self.runtime.scenario.generator(*key, *answer)
 
     def asked(self, model: nn.Module | None = None) -> Task:
-        """Return the client's task under the attack, on the model that a malicious server sends.
+        """Return the client's training task under the attack, with the model that a malicious server sends.
 
         `model` replaces the arm's model.
         """
@@ -150,7 +150,7 @@ class ObservedClient:
         return self._tampered(honest if model is None else honest.replace(model=model))
 
     def supposed(self) -> Task:
-        """Return the task as the attacker assumes it, with guessed private layers.
+        """Return the client's task as the attacker assumes it, with guessed private layers.
 
         The guess is a random initial value, or given by grants. It is the same for all victims of a round.
         """
@@ -164,14 +164,14 @@ class ObservedClient:
         return self._tampered(task.replace(weights=weights, buffers=buffers))
 
     def answer(self) -> Update:
-        """Return the client's update: the mean of `averages` updates with independent noise.
+        """Return the client's update, or with `averages` the mean of several updates with independent noise.
 
         Raises `ClientError` if the client fails.
         """
         return self._answers[0]
 
     def error(self) -> Named | None:
-        """Return the standard error of each value of the mean update; None for a single update."""
+        """Return the standard error of each value of the client's mean update; None for a single update."""
         return self._answers[1]
 
     @cached_property
@@ -196,7 +196,7 @@ class ObservedClient:
         return made
 
     def as_trained_on(self, split: Split, rows: np.ndarray, purpose: str) -> tuple[Tensor, Tensor]:
-        """Return other samples (N, *shape), augmented as the client's own samples, and their labels."""
+        """Return samples (N, *shape) of a split, augmented as the client's own samples, and the samples' labels."""
         inputs, labels = self.runtime.shown(self.visit.arm, split, rows)
         order = self.runtime.order(self.visit.sent, self.client)
         return self.runtime.augmented(self.visit.arm, inputs, labels, order, purpose)
@@ -206,7 +206,7 @@ class ObservedClient:
         return update_method(self.training, ())(self.asked())
 
     def trained(self, client: int) -> Named:
-        """Return a client's weights and buffers after local training, before `wrap_update` of its defences."""
+        """Return a client's weights and buffers after local training, before its defences change the update."""
         sent, task = self.visit.sent, self._task(client, self.runtime.parts[client])
         update = training_method(self.arms_training, self.arm.defences)(task)
         scale = self.arm.spec.update_scale

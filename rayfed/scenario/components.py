@@ -142,11 +142,11 @@ class Prompt(Section):
     """Soft prompt (Lester et al. 2021): trained vectors before the text's tokens, while the model is frozen."""
 
     tokens: Annotated[int, Field(ge=1)] = 8
-    """Number of vectors."""
+    """Number of trainable vectors. Default: 8."""
 
 
 class Train(Section):
-    """Parts of the model that are trained and sent. The rest is frozen and public."""
+    """Parts of the model that clients train and send. All other parts are frozen and public."""
 
     layers: list[str] | None = None
     """Layers to train: patterns of parameter or module names (`encoder.layer.5.*`), or the words `head`, `last N
@@ -196,7 +196,7 @@ class ModelSpec(ComponentSpec):
     normalise: Normalise | None = None
     """Input normalisation inside the model: subtract a mean, divide by a standard deviation. Default: null, none."""
     batch_norm: Literal["train", "eval"] = "train"
-    """Batch-norm statistics in local training. `train`: those of the batch. `eval`: the running ones."""
+    """Batch-norm statistics in local training. `train`: statistics of the batch. `eval`: running statistics."""
 
     @model_validator(mode="before")
     @classmethod

@@ -25,12 +25,12 @@ class Activations(Grant):
     fills: ClassVar[tuple[str, ...]] = ("activations",)
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
-        """Yield a problem if the attack has no cut."""
+        """Yield an error message if the attack has no `cut`."""
         if "cut" not in attack.parameters:
             yield f"activations are only for attacks with a `cut`; set `cut` of {attack.name}, or remove activations"
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the activations (N, ...), in the order of the true samples."""
+        """Return the activations (N, ...) of the victim's private layers, in the order of the true samples."""
         import torch
 
         from rayfed import seeds

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Grant:
-    """Base class of grants; its hooks return nothing."""
+    """Base class of grants, which give an attacker extra knowledge; the hooks return nothing."""
 
     describe: ClassVar[str]
     """Name of the knowledge, to follow `the update and`."""
@@ -36,7 +36,7 @@ class Grant:
         return any(getattr(type(self), hook) is not getattr(Grant, hook) for hook in hooks)
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
-        """Yield error messages if the grant is meaningless for this attack in this scenario."""
+        """Yield error messages if the grant is meaningless for the attack in the scenario."""
         yield from ()
 
     def needs_private(self, attack: AttackSpec) -> bool:
@@ -44,7 +44,7 @@ class Grant:
         return False
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """Return other clients whose work the grant needs; raises `ScenarioError` if there is no such client."""
+        """Return other clients whose training the grant repeats; raises `ScenarioError` if there is no such client."""
         return []
 
     def sends(self, arm: Arm) -> frozenset[str]:
@@ -56,18 +56,18 @@ class Grant:
         return frozenset()
 
     def supposes(self, observed: ObservedClient) -> Named:
-        """Return private tensors that the attacker uses instead of the victim's, by name."""
+        """Return private tensors that the attacker uses instead of the victim's private tensors, by name."""
         return {}
 
     def known_before(self, runtime: ClientRuntime) -> dict[str, Any]:
-        """Return the part of the grant that is equal for all clients.
+        """Return the granted knowledge that is equal for all clients, by the names in `fills`.
 
-        A malicious server knows it before the round.
+        A malicious server has this knowledge before the round.
         """
         return {}
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the part of the grant that depends on the client, by the names in `fills`.
+        """Return the granted knowledge that depends on the client, by the names in `fills`.
 
         `update` is the update that the attacker observes, without values if it is protected; `truth` contains its
         samples. For a protected update, knowledge that depends on its values is returned as a function of the decrypted
@@ -76,5 +76,5 @@ class Grant:
         return {}
 
     def hides(self, observed: ObservedClient, truth: Truth) -> Truth:
-        """Return the truth with the values that scoring needs under this grant and the attacker must not know."""
+        """Return the truth, extended by values that scoring needs and the attacker must not know."""
         return truth

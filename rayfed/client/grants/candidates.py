@@ -52,7 +52,7 @@ class Candidates(Grant):
         return {"candidates": asked, "control": control}
 
     def hides(self, observed: ObservedClient, truth: Truth) -> Truth:
-        """Return the truth with each candidate's membership."""
+        """Return the truth, extended by each candidate's membership."""
         from rayfed.client.visit import Candidate
 
         rows, order = self._drawn(observed, truth)

@@ -97,7 +97,7 @@ class _Learnt(NamedTuple):
 
     @property
     def noise(self) -> understood.Noise | None:
-        """The noise on an update without reversed changes; None if unknown."""
+        """Return the noise on an update without reversed changes; None if unknown."""
         return None if self.rehearsal is None or self.undone is not None else self.rehearsal.noise
 
     def heard(self, update: Named) -> Named | None:
@@ -121,7 +121,7 @@ class _Opened(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Permutation of the values of an update, with factors."""
+    """Transformation of an update by a permutation of its values, with factors."""
 
     order: Tensor
     """Source index of each value, (D,) int64."""
@@ -129,7 +129,7 @@ class Moved(NamedTuple):
     """Factor of each value, (D,); 0 for values that are not sent."""
 
     def back(self, values: Tensor) -> Tensor:
-        """Return values (D,) before the map; unchanged if values that are not sent are not 0."""
+        """Undo the permutation and factors of values (D,); unchanged if values that are not sent are not 0."""
         import torch
 
         order, factor = self.order.to(values.device), self.factor.to(values)
@@ -141,7 +141,7 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True)
 class Undo:
-    """Removal of known changes of an update by defences."""
+    """Removal of the known changes that defences make to an update."""
 
     offset: Tensor | None = None
     """Constant that is added to every update, (D,)."""
@@ -157,12 +157,12 @@ class Undo:
 
     @property
     def known(self) -> bool:
-        """Whether any change is known."""
+        """Return whether any change of the defences is known."""
         parts = self.offset, self.directions, self.shared, self.moved
         return self.unsigned or bool(self.by_tensor) or any(part is not None for part in parts)
 
     def __call__(self, update: Update) -> Named:
-        """Return the tensors of an update before the known changes."""
+        """Return the tensors of an update without the defences' known changes."""
         from rayfed.gradients import flatten, unflatten
 
         values = flatten(update.tensors)
@@ -181,7 +181,7 @@ class Undo:
 
 @dataclass(frozen=True)
 class AsTrained:
-    """The defences' map of samples before training, as run by the attacker."""
+    """The defences' transformation of samples before training, as the attacker runs it."""
 
     defences: Sequence[Defence]
     task: Task
@@ -189,16 +189,16 @@ class AsTrained:
 
     @classmethod
     def of(cls, code: _Code, data: Batch) -> AsTrained:
-        """Return the map of the code's defences for samples with the labels and places of `data`."""
+        """Return the defences' transformation of samples with the labels and positions of `data`."""
         defences, task = code.unused()
         return cls(defences, task.replace(data=data))
 
     def made(self, samples: Tensor, seed: int = 0) -> Tensor:
-        """Apply the defences to samples (N, *shape)."""
+        """Apply the defences' transformation to samples (N, *shape), and return the samples."""
         return self.batch(samples, seed).inputs
 
     def batch(self, samples: Tensor, seed: int) -> Batch:
-        """Apply the defences to samples (N, *shape) with the task's labels."""
+        """Apply the defences' transformation to samples (N, *shape), and return samples and labels."""
         import torch
 
         from rayfed.client.local import data_method
@@ -208,7 +208,7 @@ class AsTrained:
         return data_method(self.defences)(task)
 
     def back(self, samples: Tensor) -> Tensor:
-        """Return the samples that are mapped to these (N, *shape); unchanged if the map cannot be inverted."""
+        """Invert the transformation of samples (N, *shape); unchanged if the transformation cannot be inverted."""
         import torch
 
         with torch.enable_grad():
@@ -227,7 +227,7 @@ class _Code:
         return self.observed.asked()
 
     def task(self, seed: int) -> Task:
-        """Return the victim's task with blank samples, random numbers from a seed, and no state.
+        """Return the victim's task with blank samples, seeded random numbers, and no client state.
 
         It contains public samples if the attacker knows them.
         """
@@ -257,7 +257,7 @@ class _Code:
         )
 
     def unused(self) -> tuple[Sequence[Defence], Task]:
-        """Return new defences and a new task for an attacker, as those of the client may contain its samples."""
+        """Return new defences and a new task for an attacker, as the client's defences may contain its samples."""
         from rayfed.client.arm import build_arm
 
         observed, runtime = self.observed, self.observed.runtime
@@ -275,7 +275,7 @@ class _Code:
         rounded: bool = False,
         other: bool = False,
     ) -> Tensor:
-        """Return the defences' update (D,) for a gradient, by default zeros, without rounding unless `rounded`.
+        """Return the defended update (D,) for a gradient, by default zeros, without rounding unless `rounded`.
 
         The samples are blank, or noise of the seed `noise`. With `other`, labels and places are also random.
         """
@@ -293,7 +293,7 @@ class _Code:
             return flatten(self.update(task, gradient).tensors)
 
     def update(self, task: Task, gradient: Tensor | None = None, asked: list[bool] | None = None) -> Update:
-        """Return the defences' update for a task of the attacker and a gradient (D,), by default zeros.
+        """Return the defended update for a task of the attacker and a gradient (D,), by default zeros.
 
         For each gradient that the defences compute, a bool is appended to `asked`: whether it is the task's gradient.
         """
@@ -326,7 +326,7 @@ class _Code:
 
 @component
 class KnownCode(Grant):
-    """The defences' code, with which known changes of the update are reversed: offsets, permutations, invertible maps.
+    """The defences' code, with which the attacker reverses known changes: offsets, permutations and invertible maps.
 
     The code is run with other random numbers than the victim's, and without the victim's data.
     """
@@ -335,7 +335,7 @@ class KnownCode(Grant):
     fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained", "left", "heard", "noise", "beyond", "through")
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the update without the defences' known changes, the map of samples, and masks of unchanged values.
+        """Return the update without the defences' known changes, their transformation of samples, and masks.
 
         For a protected update, these are functions of the decrypted update. `undone` is None if there is nothing to
         reverse, and an error message if the defences cannot be run by the attacker.

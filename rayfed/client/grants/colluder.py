@@ -27,19 +27,19 @@ class Colluder(Grant):
     involves_others: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Return True unless the attack has a `cut`, which defines the private part."""
+        """Return whether an arm must have private layers; with a `cut`, the attack defines the private part."""
         return "cut" not in attack.parameters
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """Return the colluding client."""
+        """Return the client that colludes against the victim, in a list."""
         return [colluder(scenario, round, victim)]
 
     def supposes(self, observed: ObservedClient) -> Named:
-        """Return all private tensors of the colluder."""
+        """Return all private tensors of the colluder after local training, by name."""
         return observed.trained(colluder(observed.runtime.scenario, observed.round, observed.client))
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the colluder's parameters and buffers up to the cut, by name."""
+        """Return the colluder's parameters and buffers up to the attack's `cut`, by name; nothing without a `cut`."""
         if "cut" not in observed.attack.parameters:
             return {}
         state = self.supposes(observed)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """Function that returns masks of the values of an update that no defence has changed."""
+    """Function that masks the values of an update that no defence has changed."""
 
     defences: tuple[Defence, ...]
     error: Named | None = None
     """Standard error of each value of a mean update; None for a single update."""
 
     def __call__(self, update: Update) -> Named:
-        """Return a bool mask for each tensor, by name, which is True for unchanged values."""
+        """Return a bool mask for each tensor of an update, by name, which is True for unchanged values."""
         import torch
 
         masks = {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}
@@ -54,7 +54,7 @@ class DefendedClient:
     def update(
         self, observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator
     ) -> Named:
-        """Return the update for inputs (N, *shape) and labels (N,), at the weights that the victim received."""
+        """Return the defended update for inputs (N, *shape) and labels (N,), from the weights sent to the victim."""
         import torch
 
         from rayfed import seeds
@@ -94,7 +94,7 @@ class KnownDefence(Grant):
     averages: ClassVar[bool] = True
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return a simulated defended client, and masks of the observed values.
+        """Return a simulated client with the victim's defences, and masks of the update's unchanged values.
 
         For a protected update, the masks are returned as a function, as they would reveal which values are zero.
         """

@@ -1,4 +1,4 @@
-"""Record the random numbers that a defence samples, and whether it reads samples."""
+"""Recorder of the random numbers that a defence samples, and of its reads of the client's samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_VALUES = {"T", "data", "grad", "mT", "H", "mH", "real", "imag"}
 
 
 class Drawn(TorchFunctionMode):
-    """Recorder of the random numbers of one generator, and of reads of some tensors."""
+    """Recorder of the random numbers from one generator, and of reads of the watched tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,13 +34,13 @@ class Drawn(TorchFunctionMode):
         self._watched: list[Tensor] = []
 
     def watch(self, generator: torch.Generator, tensors: Iterable[Tensor]) -> None:
-        """Start to watch a generator and these tensors."""
+        """Start to watch a random generator and the given tensors."""
         self._generator, self._seed, self._watched = generator, generator.initial_seed(), list(tensors)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation, and record its random numbers and reads."""
+        """Run a PyTorch operation, and record random numbers and reads of watched tensors."""
         given = kwargs or {}
         output = func(*args, **given)
         every = [*args, *given.values()]

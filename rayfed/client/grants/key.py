@@ -20,9 +20,9 @@ class Key(Grant):
     of_private: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Return True, as a key is a private part."""
+        """Return True, because a key is a private part of the model."""
         return True
 
     def knows(self, arm: Arm) -> frozenset[str]:
-        """Return the names of private buffers other than batch-norm statistics."""
+        """Return the names of the arm's keys, private tensors that are sampled once and never trained."""
         return arm.keys

@@ -23,7 +23,7 @@ class Labels(Grant):
     fills: ClassVar[tuple[str, ...]] = ("labels",)
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the sorted labels: (N,) int64, or rows of numbers (N, k) or masks (N, ...)."""
+        """Return the sorted labels of the attacked samples: (N,) int64, rows of numbers (N, k) or masks (N, ...)."""
         import torch
 
         from rayfed import losses

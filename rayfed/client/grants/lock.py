@@ -20,9 +20,9 @@ class Lock(Grant):
     of_private: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Return True, as a lock is a private part."""
+        """Return True, because a lock is a private part of the model."""
         return True
 
     def sends(self, arm: Arm) -> frozenset[str]:
-        """Return the names of all private tensors except the keys."""
+        """Return the names of the arm's private tensors except the keys."""
         return arm.private - arm.keys

@@ -1,4 +1,4 @@
-"""Structure of the noise that defences add to an update, and removal of this noise.
+"""Structure of the noise that defences add to an update, and removal of the noise.
 
 An attacker that has the code applies it to zero gradients, which gives samples of the noise, `draws`. Each class has
 methods `find`, which returns None if the noise does not have its structure, and `back`, which removes the noise.
@@ -48,7 +48,7 @@ class Structure(Protocol):
     """Structure of the noise on one tensor."""
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return the tensor without its noise."""
+        """Return a tensor of an update without its structured noise."""
 
 
 class SharedNoise(NamedTuple):
@@ -61,7 +61,7 @@ class SharedNoise(NamedTuple):
 
     @classmethod
     def find(cls, draws: Tensor, answer: Callable[[Tensor], Tensor]) -> SharedNoise | None:
-        """Return the values that share a random number in all draws (M, D).
+        """Find the values of an update that share a random number in all noise samples `draws` (M, D).
 
         `answer` applies the defences to a gradient, to confirm that they only add this noise.
         """
@@ -86,7 +86,7 @@ class SharedNoise(NamedTuple):
         return found if alike(sent, wanted) else None
 
     def back(self, values: Tensor) -> Tensor:
-        """Return values (D,) without the multiples of each number, chosen to minimise the absolute sum.
+        """Return values (D,) minus a multiple of each shared random number, chosen to minimise the absolute sum.
 
         Very small noise is not removed.
         """
@@ -109,14 +109,14 @@ class SharedNoise(NamedTuple):
 
 
 class Cancelling(NamedTuple):
-    """Noise that cancels in linear combinations of rows; only these combinations are kept."""
+    """Noise that cancels in linear combinations of a tensor's rows; only these combinations are kept."""
 
     sums: Tensor
     """Orthonormal basis of the combinations, (n, q)."""
 
     @classmethod
     def find(cls, draws: Tensor, sent: Sent) -> Cancelling | None:
-        """Return the combinations of rows that are zero in all draws (M, n, ...).
+        """Find the combinations of a tensor's rows that are zero in all noise samples `draws` (M, n, ...).
 
         One half of the draws gives them; the other half and the update of a gradient confirm them.
         """
@@ -134,14 +134,14 @@ class Cancelling(NamedTuple):
         return cls(sums) if alike(made, wanted) else None
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return the projection of a tensor (n, ...) to the combinations."""
+        """Return the projection of a tensor (n, ...) onto the noise-free combinations of rows."""
         rows = tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
         basis = self.sums.to(rows.device)
         return (basis @ (basis.T @ rows.double())).to(tensor).view_as(tensor)
 
 
 class Steps(NamedTuple):
-    """Noise that is a multiple of a step; the distance from the nearest step is the value, if steps are wide."""
+    """Noise that is a multiple of a step; if steps are wide, the distance from the nearest step is the value."""
 
     common: Tensor
     """Noise of one draw, of the tensor's shape."""
@@ -149,7 +149,7 @@ class Steps(NamedTuple):
 
     @classmethod
     def find(cls, draws: Tensor, sent: Sent) -> Steps | None:
-        """Return the step of the noise in draws (M, ...), which are rounded as updates."""
+        """Find the step of the noise from noise samples `draws` (M, ...), which are rounded as updates are."""
         apart = (draws[1:].double() - draws[0].double()).flatten()[:_MOST_VALUES].unique()
         gaps = apart.diff()
         gaps = gaps[gaps > _PROPORTIONAL * apart.abs().max()]
@@ -163,7 +163,7 @@ class Steps(NamedTuple):
         return found if alike(found.back(made), given) else None
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return the distance from the nearest step; the tensor itself if distances look random or noise is small."""
+        """Return each value's distance from the nearest step; unchanged if distances look random or noise is small."""
         beside = tensor.double() - self.common.to(tensor.device).double()
         left = beside - (beside / self.step).round() * self.step
         some = left[left.abs() > _PROPORTIONAL * self.step].abs()
@@ -179,7 +179,7 @@ class LowRank(NamedTuple):
 
     @classmethod
     def find(cls, draws: Tensor, sent: Sent) -> LowRank | None:
-        """Return the rank of the noise in draws (M, n, ...)."""
+        """Find the rank of the noise from noise samples `draws` (M, n, ...)."""
         import torch
 
         if draws.ndim < 3 or not draws.any() or draws[0].numel() > _MOST_VALUES:
@@ -192,7 +192,7 @@ class LowRank(NamedTuple):
         return cls(rank) if torch.linalg.matrix_rank(made - given, rtol=_PROPORTIONAL) <= rank else None
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Return a matrix (n, ...) without noise of low rank, estimated from rows that contain only noise.
+        """Return a matrix (n, ...) minus the noise of low rank, estimated from rows that contain only noise.
 
         The matrix is unchanged if there are too few such rows.
         """
@@ -220,9 +220,10 @@ BY_TENSOR: tuple[Callable[[Tensor, Sent], Structure | None], ...] = (Cancelling.
 
 
 def drawn_again(draw: Callable[[int], Tensor], target: Tensor) -> Tensor | None:
-    """Return the noise (D,) in `target` if there are so few different noises that all can be sampled; else None.
+    """Return the noise (D,) in `target`, if the defences have so few noise vectors that all can be sampled.
 
-    `draw` returns the noise of a seed. The search continues if at least two noises repeat among the first `_SETS`.
+    `draw` returns the noise of a seed. None if fewer than two vectors repeat among the first `_SETS`, or if no vector
+    clearly fits best.
     """
     import torch
 

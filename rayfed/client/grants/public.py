@@ -21,7 +21,7 @@ class Public(Grant):
     fills: ClassVar[tuple[str, ...]] = ("public",)
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
-        """Yield a problem if there are no public data."""
+        """Yield an error message if the scenario has no public data."""
         if not scenario.data.public:
             yield "there are no public data; set `data.public`, such as 0.1, or remove public"
 

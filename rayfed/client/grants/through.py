@@ -1,4 +1,4 @@
-"""Search through the defences' code: apply it to the gradient of the reconstruction, and match the observed update.
+"""Search through the defences: apply their code to the reconstruction's gradient, and match the observed update.
 
 This is for deterministic defences that lose a part of the gradient, such as its norm, and have no inverse. The search
 differentiates through the code.
@@ -26,7 +26,7 @@ class Through:
     task: Task
 
     def __call__(self, gradient: Named) -> Named:
-        """Return the defended update of a gradient, differentiable."""
+        """Return the defended update for a gradient, differentiable with respect to the gradient."""
         import torch
 
         task = self.task.replace(
@@ -42,7 +42,7 @@ class Through:
 
     @property
     def has_slope(self) -> bool:
-        """Whether the derivative of the defences is usable; it is not if the code rounds, sorts or leaves PyTorch."""
+        """Return whether the defences' derivative is usable; code that rounds, sorts or leaves PyTorch has none."""
         import torch
 
         from rayfed.gradients import flatten, unflatten
@@ -67,7 +67,7 @@ _STEP, _CURVED = 0.1, 0.25
 
 
 def answered(defences: Sequence[Defence], task: Task, sent: GradientMethod, one_step: bool) -> Update:
-    """Return the defences' update for a task of the attacker; `sent` replaces the gradient method."""
+    """Return the defended update for a task of the attacker; `sent` replaces the function that computes gradients."""
     from rayfed.client.local import gradient_method, wrap_updates
     from rayfed.update import Update
 

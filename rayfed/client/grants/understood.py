@@ -97,7 +97,7 @@ class Noise(NamedTuple):
     """Standard deviation of the noise on each noisy tensor."""
 
     def nats(self, seen: Named, gradient: Named) -> float:
-        """Return the decrease of the update's log likelihood, in nats, compared with zero noise.
+        """Return the decrease of an update's log-likelihood under a gradient, in nats, compared with zero noise.
 
         The update is assumed to be a gradient times the best-fitting factor, plus normal noise with Laplacian outliers.
         """
@@ -122,7 +122,7 @@ class Noise(NamedTuple):
 
 
 class Rehearsal(NamedTuple):
-    """Result of running defences on gradients of the attacker."""
+    """Result of running defences on the attacker's own gradients."""
 
     quiet: Tensor
     """Values that are sent without noise, times a common factor, or as 0, (D,) bool."""
@@ -143,7 +143,7 @@ class Rehearsal(NamedTuple):
     def of(
         cls, answer: Answer, like: Named, trusted: bool = False, even: bool = False, others: Sequence[Tensor] = ()
     ) -> Rehearsal:
-        """Run defences on zeros, on random gradients and on `others` (D,), with tensors shaped as `like`.
+        """Run defences on a zero gradient, on random gradients and on `others` (D,), with tensors shaped as `like`.
 
         For noise that is `trusted` to be independent, few samples are taken; two if it is on all values or none
         (`even`).
@@ -207,7 +207,7 @@ class Rehearsal(NamedTuple):
         return unflatten(quiet & (values != 0) if self.masks else quiet, update)
 
     def above_noise(self, update: Named) -> Named:
-        """Return bool masks, by name, of the values of an update in tensors that are not mostly noise."""
+        """Return bool masks, by name, that are True for tensors of an update that are not mostly noise."""
         import torch
 
         def above(name: str, tensor: Tensor) -> bool:
@@ -218,7 +218,7 @@ class Rehearsal(NamedTuple):
 
 
 def is_drawn(noise: Named, drawn: Sequence[Tensor]) -> bool:
-    """Return whether the noise on each tensor is a factor times random numbers sampled for it.
+    """Return whether the noise on each tensor is a factor times random numbers sampled for this tensor.
 
     They are sampled for each tensor, or at once for all tensors.
     """

@@ -75,7 +75,7 @@ defences:
         ("attacks: [{name: dlg, victims: []}]", "attacks.0.victims: is empty"),
         ("attacks: [{name: dlg, rounds: []}]", "attacks.0.rounds: is empty"),
         ("attacks: [{name: dlg, batch_size: 4}]", "attacks.0.batch_size: found 4, but"),
-        ("attacks: [{name: dlg}, {name: dlg}]", "give this one a unique `label`"),
+        ("attacks: [{name: dlg}, {name: dlg}]", "give this attack a unique `label`"),
         ("attacks: [{name: dlg, knowledge: [lables]}]", "attacks.0.knowledge.0"),
         ("attacks: [{name: dlg, knowledge: [public]}]", "set `data.public`"),
         ("data: {name: digits, public: 1}", "data.public"),

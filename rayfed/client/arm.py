@@ -104,7 +104,7 @@ class Protecting:
 
 
 def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> AnyAggregation:
-    """Return an arm's aggregation rule, for protected updates if `protecting` is given."""
+    """Return an arm's aggregation rule, adapted to protected (masked or encrypted) updates if `protecting` is set."""
     rule = aggregation_of(arm)
     return protecting.wrap(rule) if protecting else rule
 
@@ -116,7 +116,7 @@ def build_arm(
     seed: int | bytes,
     build: Callable[..., nn.Module] = build_model,
 ) -> Arm:
-    """Build an arm: its model, its defences, and the checks of both.
+    """Build an arm (model and defences), and check that model, data and defences are compatible.
 
     `build` creates the model, with the arguments of `build_model`. Raises `UserError` if the model is
     incompatible with the data or the defences, or has no trainable parameter.

@@ -70,7 +70,7 @@ class CohortRecord:
     """New states by client, without the clients that failed."""
 
     def sent(self, attempts: Iterable[Attempt], together: float) -> Iterator[Any]:
-        """Yield the clients' updates as they finish; `together` is the time of joint work per client, in seconds.
+        """Yield each client's update as soon as it is computed; `together` is the joint training time per client, in s.
 
         Raises `ClientError` for a client that failed, unless the scenario drops such clients.
         """

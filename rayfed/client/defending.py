@@ -103,7 +103,7 @@ class Defended:
         loop: Loop,
         seed: int | None = None,
     ) -> None:
-        """Check the defences for this loop, calibrate their noise, and compute the account.
+        """Check the defences for the training loop, calibrate the defences' noise, and compute the privacy account.
 
         Noise is sampled from the operating system's randomness. With a `seed` it is reproducible, which is suitable for
         measurements but does not protect. Raises `UserError` for a defence that a training loop cannot support.
@@ -158,7 +158,7 @@ class Defended:
         return "\n".join(lines)
 
     def backward(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Set the gradients of a model's parameters to the defended gradient of a batch, and return its mean loss.
+        """Set the gradients of a model's parameters to the defended gradient of a batch; return the mean loss.
 
         The loss is the one attached to the model (`rayfed.losses.attach`), by default cross entropy. Raises `UserError`
         for more steps or larger batches than the account covers.

@@ -17,7 +17,7 @@ from rayfed.update import Named
 
 @torch.no_grad()
 def private_layers(model: nn.Module, parts: Sequence[Named]) -> list[dict[str, Any]]:
-    """Return one row of the table `private` per private convolution, without the columns arm and round.
+    """Return one row of the table `private` per private convolution of a model, without the columns arm and round.
 
     `parts` contains the private tensors of each client.
     """

@@ -62,7 +62,7 @@ Attempt = tuple[Task, Made]
 
 
 def attempt(client: int, work: Callable[[], Update]) -> Made:
-    """Run a client's work and return its update, or a failure if it raises."""
+    """Run a client's training function `work`, and return the update, or a `Failed` if the function raises."""
     try:
         made = work()
     except (UserError, MemoryError, torch.OutOfMemoryError, BdbQuit):
@@ -86,7 +86,7 @@ def made_or_raise(made: Made, arm: str, round: int) -> Update:
 
 
 def formed(made: Made, task: Task) -> Made:
-    """Return the result of a client's work, or a failure if its update does not match the model's parameters."""
+    """Return a client's update, or a `Failed` if the update does not match the model's parameters."""
     if isinstance(made, Failed):
         return made
     expected = {"tensors": without(task.weights, task.private), "buffers": returned_buffers(task)}
@@ -98,7 +98,7 @@ def formed(made: Made, task: Task) -> Made:
 
 
 def checked(made: Made, task: Task) -> Made:
-    """Return the result of a client's work, or a failure if its update has the wrong form or is not finite."""
+    """Return a client's update, or a `Failed` if the update has wrong shapes, or NaN or infinite values."""
     made = formed(made, task)
     if isinstance(made, Failed):
         return made

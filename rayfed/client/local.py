@@ -155,7 +155,7 @@ def returned_buffers(task: Task) -> Named:
 
 
 def privately_trained(task: Task, training: Training, epochs: int) -> Named:
-    """Train the client's private parameters for `epochs`, with all other parameters frozen, and return them.
+    """Train a client's private parameters for `epochs`, with all other parameters frozen; return the parameters.
 
     These parameters are not sent (Gu 2021, algorithm 1, "Local Private Training").
     """
@@ -178,7 +178,7 @@ def private_training(training: Training, epochs: int) -> Training:
 
 
 def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:
-    """Yield the indices of each local step's batch, from a new permutation per epoch or by Poisson sampling.
+    """Yield each local step's batch as sample indices, from a new permutation per epoch or by Poisson sampling.
 
     The batches depend only on the arguments and the seed `order`, so the scoring of an attack can compute them again.
     """

@@ -37,7 +37,7 @@ class Malicious:
         self.poisoning.check(image_shape, classes, *worst)
 
     def among(self, clients: Iterable[int]) -> list[int]:
-        """Return those of the given clients that are malicious."""
+        """Return the malicious clients among the given clients."""
         return [client for client in clients if client in self.clients]
 
     def data(self, client: int, own: Batch, classes: int) -> Batch:

@@ -60,7 +60,7 @@ class ObservationBuilder:
     def fit(
         self, inputs: Tensor, labels: Tensor, visit: ClientVisit, attack: AttackSpec, repeat: int = 0
     ) -> float | None:
-        """Return the fit of samples (N, *shape) to an undefended observation: how well they explain the update.
+        """Return the fit of samples (N, *shape) to an undefended observation: how well the samples explain the update.
 
         None if the fit is undefined.
         """
@@ -232,7 +232,7 @@ def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, 
     for name, grant in observed.attack.grants.items():
         if grant.overrides("sends", "knows", "supposes") and not grant.of_private:
             raise UserError(
-                f"the grant '{name}' uses private layers, but does not declare this; set `of_private = True`"
+                f"the grant '{name}' uses private layers, but does not declare this; set `of_private` to True"
             )
         part = grant.known_before(observed.runtime) | grant.grant(observed, truth, update)
         if undeclared := sorted(part.keys() - set(grant.fills)):

@@ -69,7 +69,7 @@ def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) 
 
 
 def malicious_clients(scenario: Scenario, arm: ResolvedArm) -> frozenset[int]:
-    """Return the malicious clients of an arm; all arms with equally many have the same ones, in all rounds."""
+    """Return the malicious clients of an arm, the same in all rounds, and in all arms with the same number."""
     malicious = arm.malicious
     if malicious is None:
         return frozenset()
@@ -144,7 +144,7 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndar
 
 
 def protecting(scenario: Scenario, arm: ResolvedArm, samples: np.ndarray) -> Protecting | None:
-    """Return the protection of an arm's updates, sized for the largest round; None without protection.
+    """Return an arm's protection of updates, with sizes for the largest round; None without protection.
 
     Raises `ScenarioError` for a round of one client, because the decrypted sum would be its update.
     """

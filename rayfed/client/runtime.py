@@ -101,7 +101,7 @@ class Evaluation(NamedTuple):
         return Evaluation(*sums)._replace(overlap=self.overlap + other.overlap)
 
     def over(self, samples: int) -> Evaluation:
-        """Return the sums divided by the number of samples. `overlap` remains a sum, as only ratios of it are used."""
+        """Return the evaluation's sums divided by the number of samples; the counts in `overlap` are not divided."""
         return Evaluation(*(value / samples for value in self[:-1]))._replace(overlap=self.overlap)
 
 
@@ -297,7 +297,7 @@ class ClientRuntime:
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
     ) -> tuple[CohortReport, dict[tuple[int, int], Any]]:
-        """Run the local training of consecutive cohorts, numbered from `first`; see `cohort`.
+        """Run the local training of consecutive cohorts of clients, numbered from `first`; see `cohort`.
 
         Returns a report on all cohorts, and the partial aggregates, merged as far as possible in the server's tree.
         """

@@ -42,7 +42,7 @@ class Sent:
 
     @cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of round, weights, buffers and locked keys, on which the masking of updates depends.
+        """Return the SHA-256 of round, weights, buffers and encrypted keys, on which the masking of updates depends.
 
         Without this dependence, a server that sends clients different weights can extract single updates from sums.
 

@@ -81,7 +81,7 @@ class View:
         return training.batch_size is None or training.batch_size >= samples
 
     def training(self, training: Training) -> Training:
-        """Return the training settings of the observed update, given those of the client's rounds."""
+        """Return the training settings of the observed update, given the training settings of the client's rounds."""
         return training
 
     def indices(self, observed: ObservedClient) -> np.ndarray:

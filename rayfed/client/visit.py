@@ -40,7 +40,7 @@ class ClientVisit:
 
 
 class Candidate(NamedTuple):
-    """A candidate of a membership attack."""
+    """A candidate of a membership attack: a sample that the victim may have trained on."""
 
     kind: str
     """`member` if the victim trained on the sample, else `non-member`."""
@@ -202,7 +202,7 @@ class ObservedClient:
         return self.runtime.augmented(self.visit.arm, inputs, labels, order, purpose)
 
     def undefended(self) -> Update:
-        """Return the client's update without defences."""
+        """Return the update that the client would send without defences."""
         return update_method(self.training, ())(self.asked())
 
     def trained(self, client: int) -> Named:
@@ -215,7 +215,7 @@ class ObservedClient:
         return {**weights, **buffers, **task.state.get(PRIVATE, {})}
 
     def front(self) -> Front:
-        """Return the arm's model up to the attack's `cut`."""
+        """Return the first layers of the arm's model, up to the attack's `cut`."""
         return Front(self.arm.model, self.attack.parameters["cut"])
 
     def _task(self, client: int, indices: np.ndarray) -> Task:

@@ -139,7 +139,7 @@ class Lora(Section):
 
 
 class Prompt(Section):
-    """Soft prompt (Lester et al. 2021): trained vectors before the text's tokens, while the model is frozen."""
+    """Soft prompt (Lester et al. 2021): trainable vectors before the text's tokens, while the model is frozen."""
 
     tokens: Annotated[int, Field(ge=1)] = 8
     """Number of trainable vectors. Default: 8."""

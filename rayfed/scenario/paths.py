@@ -1,4 +1,4 @@
-"""Read and set fields of a document by path, such as `training.lr` or `attacks.0.iterations`."""
+"""Access to the fields of a scenario document by path, such as `training.lr` or `attacks.0.iterations`."""
 
 from __future__ import annotations
 

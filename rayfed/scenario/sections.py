@@ -204,7 +204,7 @@ def _written_out(value: Any) -> Any:
 
 
 class ArmSpec(Section):
-    """One arm: its defences, and the fields that differ from the scenario. A list is short for `defences`."""
+    """One arm of a comparison: defences, and fields that differ from the scenario. A list is short for `defences`."""
 
     defences: list[Annotated[DefenceSpec, Short]] = []
     """Defences, applied in this order."""
@@ -282,7 +282,7 @@ _LabelValue = Annotated[str, Field(pattern=rf"^{_LABEL}$")]
 
 
 class Actors(Section):
-    """Settings of one kind of actor."""
+    """Cluster resources of one kind of actor."""
 
     actors: Annotated[int, Field(ge=1)] | None = None
     """Number of actors. Default: as many as the cluster's CPUs and GPUs allow."""
@@ -305,7 +305,7 @@ class Actors(Section):
 
 
 class ServerActor(Actors):
-    """Settings of the server."""
+    """Cluster resources of the server."""
 
     actors: Annotated[int, Field(ge=1)] | None = 1
     """Number of servers, always 1."""
@@ -314,7 +314,7 @@ class ServerActor(Actors):
 
 
 class Resources(Section):
-    """Cluster resources by kind of actor, and settings of their arithmetic."""
+    """Cluster resources by kind of actor, and settings of the actors' arithmetic."""
 
     clients: Actors = Actors()
     """Client actors, which train the virtual clients and score reconstructions."""
@@ -339,7 +339,7 @@ class Resources(Section):
 
 
 class Output(Section):
-    """Output of runs."""
+    """Output of runs: folder, and samples shown in reports."""
 
     folder: str = "runs"
     """Output folder, local or any fsspec URL. Each run creates `<name>-<time>` in it."""
@@ -386,7 +386,7 @@ class Scenario(Section):
     metrics: Metrics = Metrics()
     """Metrics of reconstructions."""
     resources: Resources = Resources()
-    """Cluster resources of the actors, and settings of their arithmetic."""
+    """Cluster resources of the actors, and settings of the actors' arithmetic."""
     output: Output = Output()
     """Location of run folders, and samples shown in reports."""
     sweep: Sweep | None = None
@@ -395,7 +395,7 @@ class Scenario(Section):
     """Key of a secure run; never written."""
 
     def model_post_init(self, context: Any) -> None:
-        """Sample the key of a secure run."""
+        """Sample the key of a secure run from the operating system's randomness, if `privacy.secure` is set."""
         if self.privacy.secure:
             self._run_key = secrets.token_bytes(32)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @component
 class Lock(Grant):
-    """Private parameters that the victim trains; the attacker sees them and their gradient."""
+    """Private parameters that the victim trains; the attacker sees these parameters and their gradient."""
 
     describe: ClassVar[str] = "the victim's lock"
     of_private: ClassVar[bool] = True

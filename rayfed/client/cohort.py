@@ -110,7 +110,7 @@ def obstacle(task: Task, training: Training, defences: Sequence[Defence]) -> str
     if task.private:
         return "each client has its own private layers"
     if losses.of(task.model).takes == "classes" and are_words(task.data.labels):
-        return "the CTC loss (labels are words) supports only one batch at a time"
+        return "the CTC loss (for labels that are words) supports only one batch at a time"
     if uses_batch_statistics(task.model):
         return "batch norm in training mode would include the padding of smaller batches (model.batch_norm: eval works)"
     if is_stochastic(task.model):

@@ -306,7 +306,7 @@ class Defended:
         if self.guaranteed and (bad := list_nonfinite(tensors)):
             raise UserError(
                 f"{what}: '{bad[0]}' has NaN or infinite values, which the epsilon does not cover; training has "
-                f"diverged, so restart it with a lower learning rate"
+                f"diverged, so restart training with a lower learning rate"
             )
 
     def _check_answer(
@@ -323,7 +323,7 @@ class Defended:
             if name not in sent or not torch.equal(tensor, sent[name]):
                 raise UserError(
                     f"'{name}' has changed and would be sent without noise, which the epsilon does not cover; keep "
-                    f"statistics such as those of batch norm unchanged (model.eval()), or use group norm"
+                    f"statistics (as in batch norm) unchanged by model.eval(), or use group norm"
                 )
 
 
@@ -343,9 +343,11 @@ def _check(name: str, defence: Defence, model: nn.Module, later: Sequence[Defenc
     """Raise `UserError` for a defence that the loop or the model does not support."""
     for hook, does in _OURS.items():
         if defence.overrides(hook):
-            raise UserError(f"{name} {does}, which your own training loop does not support; use it in a scenario")
+            raise UserError(
+                f"{name} {does}, which your own training loop does not support; use this defence in a scenario"
+            )
     if defence.least_public:
-        raise UserError(f"{name} needs public samples, which no client owns; use it in a scenario")
+        raise UserError(f"{name} needs public samples, which no client owns; use this defence in a scenario")
     defence.check(model)
     if refused := defence.refuses(later):
         raise UserError(f"{name}: {refused}")

@@ -224,9 +224,7 @@ def _of_file(file: Path, clients: int) -> _Kinds:
         try:
             available[:] = np.array(table["available"].to_pylist(), float).reshape(table.num_rows, -1)
         except (TypeError, ValueError) as error:
-            raise refused(
-                "needs one number or 24 numbers (one per hour) in each row of the column 'available'"
-            ) from error
+            raise refused("needs one number or 24 numbers in each row of the column 'available'") from error
         if not ((available >= 0) & (available <= 1)).all():
             raise refused("has values in the column 'available' that are not between 0 and 1")
     return _Kinds(_ends(np.ones(table.num_rows)), columns, available, table.num_rows == clients)

@@ -172,7 +172,7 @@ def _needing_all(scenario: Scenario, arm: Arm) -> Iterator[str]:
         yield f"the malicious clients ({malicious.name}) use each other's updates"
     for attack in scenario.attacks:
         if any(part.involves_others for part in (attack.view, *attack.grants.values())):
-            yield f"the attack '{attack.title}' repeats the work of other clients of the round"
+            yield f"the attack '{attack.title}' repeats the training of other clients of the round"
 
 
 def check_left(arm: ResolvedArm, round: int, left: int, drawn: int) -> None:

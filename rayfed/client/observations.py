@@ -178,7 +178,7 @@ def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
     if not len(used):
         raise UserError(
             f"client {observed.client} has an empty batch in round {observed.round} (training.sampling: poisson), so "
-            f"'{observed.attack.title}' cannot attack it; attack another round, or set `observes: gradient`"
+            f"'{observed.attack.title}' cannot attack this client; attack another round, or set `observes: gradient`"
         )
     distortion, seen = 0.0, sight.update.tensors
     if seen and (observed.arm.defences or sight.mixtures):

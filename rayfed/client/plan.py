@@ -133,7 +133,7 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndar
         if view.of_round and client not in drawn:
             raise ScenarioError(
                 f"attack '{attack.title}' has client {client} as a victim, which is not sampled in round {round} "
-                f"(sampled: {', '.join(map(str, drawn))}); choose one of these, or set `observes: gradient`"
+                f"(sampled: {', '.join(map(str, drawn))}); choose a sampled client, or set `observes: gradient`"
             )
         if samples[client] < need:
             raise ScenarioError(
@@ -192,7 +192,7 @@ def check_nothing_private_is_given(scenario: Scenario) -> None:
             if grant.needs_private(attack):
                 raise ScenarioError(
                     f"attack '{attack.title}' has the knowledge {name}, but no arm has private layers; add a defence "
-                    f"with private layers, such as key_lock or split, or remove {name}"
+                    f"with private layers, such as key_lock or split, or remove `{name}` from `knowledge`"
                 )
 
 
@@ -216,7 +216,7 @@ def _check_earlier(scenario: Scenario, attack: AttackSpec, round: int, samples: 
             if not attack.view.repeats(arm.training, size):
                 raise ScenarioError(
                     f"attack '{attack.title}' needs updates on the same samples from {attack.earlier} earlier rounds, "
-                    f"but client {victim}, with {size} samples, uses different ones in each round of arm '{arm.name}' "
+                    f"but client {victim}, with {size} samples, uses other samples in each round of arm '{arm.name}' "
                     f"(training.batch_size: {arm.training.batch_size}); set training.batch_size to null, or `observes: "
                     f"gradient`"
                 )
@@ -225,8 +225,8 @@ def _check_earlier(scenario: Scenario, attack: AttackSpec, round: int, samples: 
         if missing := sorted(samples.keys() - set(drawn)):
             raise ScenarioError(
                 f"attack '{attack.title}' on round {round} needs updates from round {before}, in which client "
-                f"{missing[0]} is not sampled (sampled: {', '.join(map(str, drawn))}); choose one of these, or set "
-                f"`observes: gradient`"
+                f"{missing[0]} is not sampled (sampled: {', '.join(map(str, drawn))}); choose a sampled client, "
+                f"or set `observes: gradient`"
             )
 
 

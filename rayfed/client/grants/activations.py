@@ -27,7 +27,7 @@ class Activations(Grant):
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
         """Yield an error message if the attack has no `cut`."""
         if "cut" not in attack.parameters:
-            yield f"activations are only for attacks with a `cut`; set `cut` of {attack.name}, or remove activations"
+            yield f"activations are only for attacks with a `cut`; set `cut` of {attack.name}, or remove `activations`"
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
         """Return the activations (N, ...) of the victim's private layers, in the order of the true samples."""

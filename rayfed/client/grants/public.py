@@ -23,7 +23,7 @@ class Public(Grant):
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
         """Yield an error message if the scenario has no public data."""
         if not scenario.data.public:
-            yield "there are no public data; set `data.public`, such as 0.1, or remove public"
+            yield "there are no public data; set `data.public`, such as 0.1, or remove `public` from `knowledge`"
 
     def known_before(self, runtime: ClientRuntime) -> dict[str, Any]:
         """Return the public data: inputs (M, *shape) and labels (M,)."""

@@ -29,7 +29,7 @@ def layer_of(error: BaseException) -> str:
 
 
 def advice(norm: str) -> str:
-    """Return advice, for a message, on how to give a normalisation layer several values per channel."""
+    """Return advice (text of a message) on how to give a normalisation layer several values per channel."""
     fixed = ", or set model.batch_norm to eval" if norm == "batch norm" else ""
     return (
         f"{norm} cannot train on a batch of one sample; set training.batch_size (for an attack: batch_size) so that no "

@@ -132,8 +132,8 @@ class Lora(Section):
     alpha: Annotated[float, Field(gt=0)] | None = None
     """Numerator of the scale alpha / rank of the product. Default: twice the rank."""
     targets: list[str] | None = None
-    """Layers to adapt: patterns of module names, or last parts of them such as `query`. Default: peft's choice for the
-    model type."""
+    """Layers to adapt: patterns of module names, or last parts of module names such as `query`. Default: peft's choice
+    for the model type."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout probability of the input of A. Default: 0."""
 

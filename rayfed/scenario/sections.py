@@ -90,7 +90,8 @@ class Training(Section):
     """Sampling of batches. `shuffle`: a new permutation each epoch. `poisson`: include each sample in a step with
     probability batch_size / samples, which gives `dp_sgd` a smaller epsilon."""
     lr: Annotated[float, Field(gt=0)] = 0.1
-    """Learning rate of the local steps. Under fedsgd also the server's, unless `federation.server.lr` is set."""
+    """Learning rate of the local steps. Under fedsgd also the server's learning rate, unless
+    `federation.server.lr` is set."""
     schedule: Schedule = Schedule()
     """Learning-rate schedule over the rounds (fedavg)."""
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -167,8 +168,9 @@ class FederationSection(Section):
     """Client sampling. `fixed`: `clients_per_round` clients, uniformly without replacement. `poisson`: each client
     independently with probability clients_per_round / clients, which gives `dp_fedavg` a smaller epsilon."""
     cohort_size: Annotated[int, Field(ge=1)] | None = None
-    """Number of clients per unit of work. It fixes the order in which updates are summed. Default: 1/64 of the round's
-    clients, at most 8, or 1/8 of them if they are trained together (`vectorise: vmap`, `fused`, or a GPU)."""
+    """Number of clients per cohort (unit of work), which fixes the order in which updates are summed. Default: 1/64 of
+    the round's clients, at most 8, or 1/8 of the round's clients if they are trained together (`vectorise: vmap`,
+    `fused`, or a GPU)."""
     aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
     """Aggregation rule. Default: `fedavg`."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -346,8 +348,8 @@ class Output(Section):
     images: Literal["none", "blurred", "worst", "all"] | None = None
     """Original and reconstructed samples shown in `report.html`. `none`: only scores. `blurred`: images averaged over
     4x4 blocks, and which words are correct (still derived from samples). `worst`: the sample of each arm that leaked
-    most. `all`: that of each arm and attack. Default: `all` for known public data sets, otherwise reconstructions
-    without originals. The tables contain all samples; see `rayfed report RUN --redact`."""
+    most. `all`: the sample of each arm and attack that leaked most. Default: `all` for known public data sets,
+    otherwise reconstructions without originals. The tables contain all samples; see `rayfed report RUN --redact`."""
 
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"

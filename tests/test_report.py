@@ -225,7 +225,7 @@ def test_the_verdicts_are_a_row_for_each_arm_with_its_cost_and_its_guarantee(run
     cells = {row.arm: dict(zip(found.headings, row.cells, strict=True)) for row in found.rows}
     assert {arm: own["Verdict"] for arm, own in cells.items()} == dict.fromkeys(ARMS, "LEAKS")
     assert {arm: own["Epsilon"] for arm, own in cells.items()} == {
-        "none": "–", "gaussian": "2.96 sample", "prune": "none",
+        "none": "–", "gaussian": "2.96 per sample", "prune": "none",
     }  # fmt: skip
     assert cells["none"]["Images reconstructed, batch size 4"] == "16 of 16"
     best = max(row["psnr"] for row in attacks if row["arm"] == "none")

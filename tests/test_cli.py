@@ -405,7 +405,7 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     assert code == 0
     assert "Standard deviation" in output
     said = " ".join(run("describe", "defences", "dp_fedavg")[1].split())
-    assert "unless `noise: clients` stands under `protection: secure_aggregation`" in said
+    assert "`protection: secure_aggregation`" in said
     assert run("describe", "defence", "gausian")[0] == 2
     assert json.loads(CliRunner().invoke(app, ["schema"]).output)["title"] == "Scenario"
 

@@ -129,7 +129,7 @@ def test_a_run_that_is_told_to_end_writes_how_it_ended(
     status = json.loads((folder / "status.json").read_text())
     assert (process.returncode, status["state"]) == (code, word), errors
     assert f"`rayfed resume {folder}`" in errors
-    assert "`rayfed resume RUN` goes on" in status["advice"]
+    assert "`rayfed resume RUN`" in status["advice"]
     assert f"The run was {word}" in (folder / "report.html").read_text()
 
 

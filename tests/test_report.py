@@ -377,7 +377,7 @@ def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
     read(folder)
     text = folder.read_text("report.html")
     cells = dict(
-        re.findall(r'<td class="setting">(\w+)<small>.*?data-label="Labels found">(.*?)</td>', text, re.DOTALL)
+        re.findall(r'<td class="setting">(\w+)<small>.*?data-label="Labels recovered">(.*?)</td>', text, re.DOTALL)
     )
     assert cells["analytic"] == "given"
     assert "%" in cells["blind"]

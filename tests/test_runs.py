@@ -197,7 +197,7 @@ def test_attacks_alone_see_the_untrained_model_or_what_a_run_has_learnt(tmp_path
     assert not alone.read_table("rounds").num_rows
     untrained = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), local, Progress())
     assert {row["round"] for row in untrained.read_table("attacks").to_pylist()} == {0}
-    with pytest.raises(RunError, match="attacked without training; nothing to resume"):
+    with pytest.raises(RunError, match="nothing to resume"):
         runs.resume(alone.url, local, Progress())
     other = parsed("model.hidden=[8]", extra=ATTACK)
     with pytest.raises(RunError, match="trained another model"):

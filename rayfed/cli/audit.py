@@ -44,7 +44,7 @@ def audit(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="FILE.py:Net, my_module:Net, hf:FOLDER, timm:NAME, torchvision:NAME, or a built-in name "
+            help="Model: FILE.py:Net, my_module:Net, hf:FOLDER, timm:NAME, torchvision:NAME, or a built-in name "
             "(rayfed list models). Set constructor arguments with --set model.ARG=VALUE, weights with --set "
             "model.state=FILE.",
             rich_help_panel=DATA_PANEL,
@@ -54,27 +54,41 @@ def audit(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="Image folder (one subfolder per class, or a label table), Hugging Face folder, Parquet or CSV file, "
-            "or a built-in name (rayfed list datasets).",
+            help="Data: image folder (one subfolder per class, or a label table), Hugging Face folder, Parquet or CSV "
+            "file, or a built-in name (rayfed list datasets).",
             rich_help_panel=DATA_PANEL,
         ),
     ] = None,
     size: Annotated[
-        int | None, typer.Option(metavar="INT", min=1, help="Resize images to SIZE x SIZE.", rich_help_panel=DATA_PANEL)
+        int | None,
+        typer.Option(
+            metavar="INT",
+            min=1,
+            help="Height and width to which images are resized. Default: original size. Unit: pixels.",
+            rich_help_panel=DATA_PANEL,
+        ),
     ] = None,
     label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Label column of a table.", rich_help_panel=DATA_PANEL)
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Column of a table with the class labels. Default: none.", rich_help_panel=DATA_PANEL
+        ),
     ] = None,
     target: Annotated[
         list[str] | None,
         typer.Option(
             metavar="COLUMN",
-            help="Numeric target column, instead of --label. Repeatable.",
+            help="Column of a table with numbers to predict (regression), instead of --label. Repeatable.",
             rich_help_panel=DATA_PANEL,
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Text column of a table.", rich_help_panel=DATA_PANEL)
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of a table that has the texts. Default: a column named text or similar.",
+            rich_help_panel=DATA_PANEL,
+        ),
     ] = None,
     loss: Annotated[
         str | None,
@@ -90,7 +104,7 @@ def audit(
         typer.Option(
             "--run",
             metavar="RUN",
-            help="Also attack the trained weights of this run. Its model and data are used unless given.",
+            help="Run folder whose trained weights are attacked in addition. Default model and data: those of the run.",
             rich_help_panel=DATA_PANEL,
         ),
     ] = None,
@@ -116,7 +130,7 @@ def audit(
         typer.Option(
             metavar="INT",
             min=1,
-            help="Samples attacked per batch size, rounded up to full batches.",
+            help="Number of samples to attack per batch size, rounded up to full batches.",
             rich_help_panel=ATTACK_PANEL,
         ),
     ] = 4,
@@ -125,14 +139,17 @@ def audit(
         typer.Option(
             metavar="FLOAT",
             min=0,
-            help="Time budget in minutes. Attacks that do not fit are reported as not measured.",
+            help="Time budget of the audit, in minutes. Attacks that do not fit are reported as not measured.",
             rich_help_panel=ATTACK_PANEL,
         ),
     ] = 10,
     iterations: Annotated[
         int | None,
         typer.Option(
-            metavar="INT", min=1, help="Iterations per attack, instead of --minutes.", rich_help_panel=ATTACK_PANEL
+            metavar="INT",
+            min=1,
+            help="Number of iterations per attack. Default: chosen to fit --minutes.",
+            rich_help_panel=ATTACK_PANEL,
         ),
     ] = None,
     threshold: Annotated[
@@ -159,7 +176,7 @@ def audit(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure how much one gradient of your model leaks.
+    """Measure how much of its training samples one gradient of your model leaks.
 
     Attacks are run with and without defences. No scenario is needed.
 

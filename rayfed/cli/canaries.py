@@ -1,4 +1,4 @@
-"""The command `canaries`, which measures the epsilon of a scenario's arms."""
+"""The command `canaries`, which measures a lower bound on the privacy loss epsilon of a scenario's arms."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def canaries(
             "--canaries",
             metavar="INT",
             min=100,
-            help="Minimum number of canaries per mechanism. More give a tighter bound.",
+            help="Minimum number of canaries per mechanism. A larger number gives a tighter bound.",
         ),
     ] = 2000,
     debug: Debug = False,
 ) -> None:
-    """Compare the claimed epsilon of each arm with a measured lower bound.
+    """Compare the claimed epsilon of each arm (setting of defences) with a measured lower bound.
 
     The bound is measured with canaries: samples or clients whose presence is easy to detect. It holds with 95 %
     confidence. Exit with 1 if it exceeds a claimed epsilon.

@@ -1,4 +1,4 @@
-"""Code that several commands use: options, error messages, loading of scenarios, views of runs."""
+"""Code shared by several commands: options, error messages, loading of scenarios, progress views of runs."""
 
 from __future__ import annotations
 
@@ -47,15 +47,17 @@ DATA_PANEL = "Model and data"
 ATTACK_PANEL = "Attack"
 EXECUTION_PANEL = "Execution and output"
 """Panels of options in the help of a command."""
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=EXECUTION_PANEL)]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the full Python traceback of an error.", rich_help_panel=EXECUTION_PANEL)
+]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print errors and notes only.", rich_help_panel=EXECUTION_PANEL)
+    bool, typer.Option("--quiet", "-q", help="Print only errors and notes.", rich_help_panel=EXECUTION_PANEL)
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Ray cluster (auto, ray://HOST:10001). Default: local Ray.",
+        help="Address of a Ray cluster: auto or ray://HOST:10001. Default: start Ray on this machine.",
         rich_help_panel=EXECUTION_PANEL,
     ),
 ]
@@ -63,11 +65,11 @@ Executor = Annotated[
     ExecutorName,
     typer.Option(
         "--executor",
-        help="ray: parallel actors. local: one process, easy to debug. Same results.",
+        help="Executor: ray (parallel actors) or local (one process, for debugging). Both give the same results.",
         rich_help_panel=EXECUTION_PANEL,
     ),
 ]
-SET_HELP = "Override a scenario field, such as training.lr=0.05. Repeatable."
+SET_HELP = "Override a field of the scenario, such as training.lr=0.05. Repeatable. Default: no override."
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help=SET_HELP)]
 
 
@@ -107,7 +109,9 @@ OutInRuns = Annotated[
         rich_help_panel=EXECUTION_PANEL,
     ),
 ]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Run folder or its URL.", show_default=False)]
+Run = Annotated[
+    str, typer.Argument(metavar="RUN", help="Path or URL of a run folder, such as runs/NAME.", show_default=False)
+]
 BOUND_EXCEEDED = 3
 """Exit code of a command whose results exceed a bound, or do not show that the bound holds."""
 INTERRUPTED = 130
@@ -116,8 +120,8 @@ READER_GONE = 141
 """Exit code of a program that writes to a closed pipe, by the shell's convention."""
 EXIT_CODES = {
     "0": "The command finished, and no bound is exceeded.",
-    "1": "A bug in rayfed. Or a measurement exceeds a proved bound: of a run, or of `rayfed canaries`, which measured "
-    "a larger epsilon than the claimed one.",
+    "1": "A bug in rayfed. Or a measurement of a run exceeds a proved bound. Or `rayfed canaries` measured a larger "
+    "epsilon than the claimed one.",
     "2": "A mistake that you can fix: an unknown name, a missing file, or an error in your own code. Or another "
     "process is using the run.",
     f"{BOUND_EXCEEDED}": "A bound that you gave is exceeded, or the result is inconclusive: `rayfed audit "
@@ -132,7 +136,7 @@ EXIT_CODES = {
 
 @contextmanager
 def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
-    """Turn errors into one message and an exit code.
+    """Turn an error of a command into one printed message and an exit code.
 
     The code is 2 for mistakes of the user and for a run that another process uses, 1 for bugs in rayfed, 130 for an
     interruption, and 128 plus the signal's number for a signal.
@@ -205,7 +209,7 @@ def _own_code(error: BaseException) -> str | None:
 def ray_beside(
     executor: ExecutorName, address: str | None, path: Path, changes: list[str] | None
 ) -> AbstractContextManager[None]:
-    """Start a local Ray while the command imports modules and reads files, unless the scenario is malformed."""
+    """Start a local Ray in the background while the command reads its files, unless the scenario is malformed."""
     if executor is not ExecutorName.RAY:
         return nullcontext()
     from rayfed import scenario
@@ -219,7 +223,7 @@ def ray_beside(
 
 
 def load(path: Path, changes: list[str] | None) -> Any:
-    """Load a scenario file, and print a note for each input that was found in another folder."""
+    """Return the scenario of a file; print a note for each input file that was found in another folder."""
     from rayfed.engine import finding
 
     notes: dict[str, None] = {}
@@ -230,7 +234,7 @@ def load(path: Path, changes: list[str] | None) -> Any:
 
 
 def yaml_option(option: str, text: str | None) -> Any:
-    """Return the value of a YAML option, or None if it is not given. Raises `UserError` for invalid YAML."""
+    """Return the parsed value of a YAML option; None for a missing option. Raises `UserError` for invalid YAML."""
     try:
         return None if text is None else load_yaml(text)
     except yaml.YAMLError as error:
@@ -238,7 +242,7 @@ def yaml_option(option: str, text: str | None) -> Any:
 
 
 def given_again(context: typer.Context, changed: Mapping[str, Any]) -> str:
-    """Return the user's command as a shell command, with the parameters in `changed` replaced."""
+    """Return the shell command that the user typed, with the parameters in `changed` replaced."""
     words = context.command_path.split()
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -257,7 +261,7 @@ def given_again(context: typer.Context, changed: Mapping[str, Any]) -> str:
 def watched(
     quiet: bool, executor: ExecutorName, kind: exits.RunKind = "training", brief: bool = False
 ) -> Iterator[Any]:
-    """Show the progress of one run. A run in this process has no progress bar, which would hide a debugger's prompt."""
+    """Show the progress of one run. The local executor has no progress bar, which would hide a debugger's prompt."""
     from rayfed.report.terminal_run import RunView
 
     view, over = RunView(console(), quiet, brief, bar=executor is ExecutorName.RAY), Event()

@@ -1,4 +1,4 @@
-"""The command `gate`, and the gate options that several commands share."""
+"""The command `gate`, and the options of the gate (pass or fail against bounds) that several commands share."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FailAbove = Annotated[
     typer.Option(
         "--fail-above",
         metavar="[METRIC=]X",
-        help="Exit with 3 if an attack reaches X, or if the result is inconclusive. X is a PSNR in dB (texts, tables: "
-        "a share), or METRIC=X such as ssim=0.5. Repeatable.",
+        help="Bound: exit with code 3 if an attack reaches X, or if the result is inconclusive. X is a PSNR in dB "
+        "(texts, tables: a share), or METRIC=X such as ssim=0.5. Repeatable. Default: no bound.",
         rich_help_panel=GATE_PANEL,
     ),
 ]
@@ -38,24 +38,35 @@ AllowUnmeasured = Annotated[
     bool,
     typer.Option(
         "--allow-unmeasured",
-        help="Exit with 0 if a result is inconclusive or not measured.",
+        help="Exit with code 0 if a result is inconclusive or not measured. Default: exit with code 3.",
         rich_help_panel=GATE_PANEL,
     ),
 ]
 Json = Annotated[
     str | None,
-    typer.Option("--json", metavar="FILE", help="Write the gate result as JSON.", rich_help_panel=GATE_PANEL),
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="JSON file to write the gate result to. Default: no file.",
+        rich_help_panel=GATE_PANEL,
+    ),
 ]
 Junit = Annotated[
     str | None,
-    typer.Option("--junit", metavar="FILE", help="Write the gate result as JUnit XML.", rich_help_panel=GATE_PANEL),
+    typer.Option(
+        "--junit",
+        metavar="FILE",
+        help="JUnit XML file to write the gate result to. Default: no file.",
+        rich_help_panel=GATE_PANEL,
+    ),
 ]
 Baseline = Annotated[
     str | None,
     typer.Option(
         "--baseline",
         metavar="FILE",
-        help="Exit with 3 if significantly more leaks than in FILE, an earlier --json output.",
+        help="Output of an earlier --json: exit with code 3 if significantly more leaks than in FILE. "
+        "Default: no comparison.",
         rich_help_panel=GATE_PANEL,
     ),
 ]
@@ -63,7 +74,7 @@ Baseline = Annotated[
 
 @dataclass(frozen=True)
 class Gate:
-    """Gate options of a command."""
+    """Options of a gate, as given to one command: bounds, baseline and output files."""
 
     fail_above: Sequence[str] | None
     allow_unmeasured: bool
@@ -73,11 +84,11 @@ class Gate:
 
     @property
     def asked(self) -> bool:
-        """Whether a bound, a baseline or an output file was given."""
+        """Return whether the user gave a bound, a baseline or an output file."""
         return any((self.fail_above, self.json, self.junit, self.baseline))
 
     def bounds(self, modality: Modality, measured: Collection[str] | None = None) -> list[Bound]:
-        """Return the bounds on the `measured` metrics, by default on all that can be measured.
+        """Return the bounds of `--fail-above` on the `measured` metrics, by default on all metrics of the modality.
 
         Raises `UserError` for an invalid bound or baseline.
         """
@@ -87,7 +98,7 @@ class Gate:
         return parsed(self.fail_above or (), modality, boundable(modality) if measured is None else measured)
 
     def changes(self, modality: Modality) -> list[str]:
-        """Return the scenario changes that add the bounded metrics to the measured ones."""
+        """Return the changes (`--set` texts) that make a scenario measure the bounded metrics, too."""
         from rayfed.metrics.known import default_names
 
         usual = default_names(modality)
@@ -97,9 +108,9 @@ class Gate:
     def close(
         self, runs: Sequence[Gated], bounds: Sequence[Bound], say: Callable[[str], None], advise: bool = False
     ) -> None:
-        """Print the result of the gate, write the files, and exit with 3 if the build must stop.
+        """Print the result of the gate, write the JSON and JUnit files, and exit with code 3 if the gate fails.
 
-        `advise` prints a next step if a bound is not measured. Commands that run attacks have printed it already.
+        `advise` prints a next step if a bound is not measured. Commands that run attacks have already printed the step.
         """
         from rayfed.report.gate import Ruling
 
@@ -119,7 +130,7 @@ class Gate:
 
     @contextmanager
     def undecided(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Print that the gate is not measured if Ctrl-C or a signal ends the attacks."""
+        """Print that the gate has no result if Ctrl-C or a signal ends the attacks."""
         try:
             yield
         except KeyboardInterrupt as error:
@@ -138,7 +149,7 @@ def _write(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+        raise UserError(f"cannot write the gate result to {path}: {error.strerror}; choose another file") from error
 
 
 def _arm(name: str, arms: Collection[str], scenario: Mapping[str, Any]) -> str:
@@ -171,7 +182,10 @@ def gate(
     fail_above: FailAbove = None,
     arm: Annotated[
         list[str] | None,
-        typer.Option(metavar="ARM", help="Arm to check. Repeatable. Default: all arms with a defence."),
+        typer.Option(
+            metavar="ARM",
+            help="Arm (setting of defences in the scenario) to check. Repeatable. Default: all arms with a defence.",
+        ),
     ] = None,
     allow_unmeasured: AllowUnmeasured = False,
     json: Json = None,
@@ -180,9 +194,9 @@ def gate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Check the attacks of a run against bounds.
+    """Check the results of a run's attacks against your bounds on leakage.
 
-    Exit with 3 if a bound is exceeded, or the result is inconclusive or not measured.
+    Exit with code 3 if a bound is exceeded, or the result is inconclusive or not measured.
 
     Examples:
 
@@ -198,7 +212,9 @@ def gate(
 
         asked = Gate(fail_above, allow_unmeasured, json, junit, baseline)
         if not asked.asked:
-            raise UserError("gate: no check was given; add --fail-above, --baseline, --json or --junit")
+            raise UserError(
+                "gate: no bound, baseline or output file was given; add --fail-above, --baseline, --json or --junit"
+            )
         folder = RunFolder.open(run)
         if is_sweep(folder):
             raise UserError(

@@ -37,7 +37,7 @@ Kind = Annotated[
 
 @commands.command("list", rich_help_panel=LOOKING_UP)
 def list_(kind: Kind, debug: Debug = False) -> None:
-    """List all components of a kind, with a description of each.
+    """List all components of a kind, such as all attacks, with a description of each.
 
     Examples:
 
@@ -58,11 +58,11 @@ def describe(
     kind: Kind,
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Component name, or FILE.py:Class.", show_default=False),
+        typer.Argument(metavar="NAME", help="Name of a component, or FILE.py:Class.", show_default=False),
     ],
     debug: Debug = False,
 ) -> None:
-    """Describe one component: purpose, fields, types, defaults and source.
+    """Describe one component, such as an attack: purpose, fields, types, defaults and source.
 
     Examples:
 
@@ -94,7 +94,7 @@ def describe(
 
 @commands.command(rich_help_panel=LOOKING_UP)
 def schema(debug: Debug = False) -> None:
-    """Print the JSON schema of scenarios, for completion in an editor.
+    """Print the JSON schema of scenario files, for completion in an editor.
 
     Examples:
 
@@ -108,14 +108,20 @@ def schema(debug: Debug = False) -> None:
 
 @commands.command(rich_help_panel=LOOKING_UP)
 def new(
-    name: Annotated[str, typer.Argument(help="Scenario name. Writes NAME.yaml.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="Name of the new scenario, which is written to NAME.yaml.", show_default=False)
+    ],
     origin: Annotated[
         str | None,
-        typer.Option("--from", metavar="SCENARIO", help="Copy this built-in scenario, such as noniid."),
+        typer.Option(
+            "--from",
+            metavar="SCENARIO",
+            help="Built-in scenario to copy, such as noniid. Default: a commented template.",
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a new scenario with comments.
+    """Write a new scenario file with comments.
 
     Examples:
 

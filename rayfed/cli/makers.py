@@ -1,4 +1,4 @@
-"""Commands that train networks, search policies and pack data for scenarios."""
+"""Commands that prepare files for scenarios: trained networks, transformation policies and packed data sets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import typer
 from rayfed.cli.common import MAKING, Debug, Quiet, ScenarioFile, Set, errors_for_people, load
 
 commands = typer.Typer()
-NetworkFile = Annotated[Path, typer.Option(help="File to write. Also writes FILE.sha256.", metavar="FILE")]
-TrainingSeed = Annotated[int, typer.Option(metavar="INT", min=0, help="Random seed.")]
+NetworkFile = Annotated[
+    Path, typer.Option(help="File to write the trained network to. Also writes FILE.sha256.", metavar="FILE")
+]
+IMAGE_SIZE = "Height and width to which images are resized. Default: original size. Unit: pixels."
+TrainingSeed = Annotated[int, typer.Option(metavar="INT", min=0, help="Random seed of the training or search.")]
 
 
 @commands.command(rich_help_panel=MAKING)
@@ -19,7 +22,10 @@ def train_generator(
     scenario: ScenarioFile,
     out: NetworkFile,
     epochs: Annotated[
-        int | None, typer.Option(metavar="INT", min=1, help="Epochs on the public images. Default: about 3,000 steps.")
+        int | None,
+        typer.Option(
+            metavar="INT", min=1, help="Number of epochs on the public images. Default: enough for about 3,000 steps."
+        ),
     ] = None,
     seed: TrainingSeed = 0,
     changes: Set = None,
@@ -47,24 +53,34 @@ def train_generator(
 @commands.command(rich_help_panel=MAKING)
 def search_policy(
     scenario: ScenarioFile,
-    out: Annotated[Path, typer.Option(help="YAML file to write. Copy its defences into a scenario.", metavar="FILE")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="YAML file to write the policies to. Copy the file's defences into a scenario.", metavar="FILE"
+        ),
+    ],
     candidates: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of random policies to score.")] = 300,
     sequences: Annotated[
-        int, typer.Option(metavar="INT", min=1, help="Number of best policies that are combined in the result.")
+        int, typer.Option(metavar="INT", min=1, help="Number of policies to combine in the result, best first.")
     ] = 2,
-    images: Annotated[int, typer.Option(metavar="INT", min=1, help="Public images per privacy score.")] = 20,
+    images: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of public images per privacy score.")] = 20,
     epochs: Annotated[
-        int, typer.Option(metavar="INT", min=1, help="Epochs of the short training on the public images.")
+        int, typer.Option(metavar="INT", min=1, help="Number of epochs of the short training on the public images.")
     ] = 10,
     tolerance: Annotated[
-        float, typer.Option(metavar="FLOAT", min=0, help="Maximum relative loss of the accuracy score, as a share.")
+        float,
+        typer.Option(
+            metavar="FLOAT",
+            min=0,
+            help="Maximum relative loss of the accuracy score by a policy, as a share (0.1: 10 %).",
+        ),
     ] = 0.1,
     seed: TrainingSeed = 0,
     changes: Set = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Search image transformations for the defence `ats`.
+    """Search for image transformations (policies) for the defence `ats`.
 
     Uses the model and the public data of the scenario.
 
@@ -90,7 +106,8 @@ def search_policy(
             progress=progress,
         )
         policy = policy_search.write(out, found[:sequences], plain)
-        print(f"{len(found)} of {candidates} policies keep the accuracy score; wrote {out} with policy {policy}")
+        reached = f"{len(found)} of {candidates} policies reach the required accuracy score"
+        print(f"{reached}; wrote policy {policy} to {out}")
 
 
 @commands.command(rich_help_panel=MAKING)
@@ -100,15 +117,19 @@ def train_evaluator(
         list[str] | None,
         typer.Argument(
             metavar="[DATA...]",
-            help="Scenarios (their public images), Parquet files, image folders (one subfolder per class) or built-in "
-            "names. Default: free photographs of scikit-image and scikit-learn.",
+            help="Training images: scenarios (their public images), Parquet files, image folders (one subfolder per "
+            "class) or built-in names. Default: free photographs of scikit-image and scikit-learn.",
             show_default=False,
         ),
     ] = None,
-    size: Annotated[int | None, typer.Option(metavar="INT", min=1, help="Resize images to SIZE x SIZE.")] = None,
+    size: Annotated[int | None, typer.Option(metavar="INT", min=1, help=IMAGE_SIZE)] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(metavar="INT", min=1, help="Epochs on all images (paper: 20). Default: about 500 steps."),
+        typer.Option(
+            metavar="INT",
+            min=1,
+            help="Number of epochs on all images (paper: 20). Default: enough for about 500 steps.",
+        ),
     ] = None,
     seed: TrainingSeed = 0,
     quiet: Quiet = False,
@@ -138,7 +159,8 @@ def train_recogniser(
     scenario: ScenarioFile,
     out: NetworkFile,
     epochs: Annotated[
-        int | None, typer.Option(metavar="INT", min=1, help="Epochs on the images. Default: about 500 steps.")
+        int | None,
+        typer.Option(metavar="INT", min=1, help="Number of training epochs. Default: enough for about 500 steps."),
     ] = None,
     seed: TrainingSeed = 0,
     changes: Set = None,
@@ -181,16 +203,16 @@ def pack(
         str,
         typer.Argument(
             metavar="DATA",
-            help="Scenario (its data), Parquet file, image folder (one subfolder per class) or built-in name.",
+            help="Data to pack: scenario file, Parquet file, image folder (one subfolder per class) or built-in name.",
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT.arrow", help="File to write.", show_default=False)],
-    size: Annotated[int | None, typer.Option(metavar="INT", min=1, help="Resize images to SIZE x SIZE.")] = None,
+    out: Annotated[Path, typer.Argument(metavar="OUT.arrow", help="Arrow file to write.", show_default=False)],
+    size: Annotated[int | None, typer.Option(metavar="INT", min=1, help=IMAGE_SIZE)] = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Write a data set to an Arrow file that is mapped into memory.
+    """Write a data set of images to an Arrow file, which clients map into memory instead of loading.
 
     Use the file in a scenario with `data: {name: arrow, path: OUT.arrow}`.
 
@@ -225,4 +247,4 @@ def _data(source: str, size: int | None) -> Any:
 
 def _said(made: bool, out: Path) -> str:
     """Return the message for a trained network."""
-    return f"wrote {out}" if made else f"{out} is up to date: same data, same settings"
+    return f"wrote {out}" if made else f"{out} is up to date: already trained on the same data with the same settings"

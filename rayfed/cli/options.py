@@ -22,7 +22,7 @@ OPTIONS = {
     "metrics.success": "--threshold",
     "seed": "--seed",
 }
-"""Path of a field -> option of the audit. All other fields are set by `--set`."""
+"""Path of a scenario field -> option of `rayfed audit`. All other fields are set by `--set`."""
 _SECTIONS = "data|defences|federation|loss|metrics|model|output|partition|resources|seed|training"
 _QUOTED = re.compile(rf"`((?:{_SECTIONS})(?:\.\w+)*)(?:: ([^`]+))?`")
 """A field in a message, with or without a value: `data.size`, `loss: mean_squared_error`."""
@@ -32,7 +32,7 @@ _BARE = re.compile(rf"(?<![\w./'`-])({'|'.join(path for path in OPTIONS if '.' i
 
 @contextmanager
 def in_options(typed: Sequence[str | None]) -> Iterator[None]:
-    """Replace fields in error messages by options, and dotted paths by the `FILE.py:Name` that was `typed`."""
+    """Replace scenario fields in error messages by options, and dotted paths by the `FILE.py:Name` that was `typed`."""
     try:
         yield
     except NotPortable:
@@ -45,13 +45,13 @@ def in_options(typed: Sequence[str | None]) -> Iterator[None]:
 
 
 def of_fields(message: str) -> str:
-    """Return a message with its fields replaced by options."""
+    """Return an error message with scenario fields replaced by options of `rayfed audit`."""
     said = _QUOTED.sub(lambda found: option(found[1], found[2]), message)
     return _BARE.sub(lambda found: OPTIONS[found[1]], said)
 
 
 def option(path: str, value: str | None = None) -> str:
-    """Return the option of a field, with the value if one is given."""
+    """Return the option of `rayfed audit` that sets a scenario field, followed by the value if given."""
     if path in OPTIONS:
         return OPTIONS[path] + (f" {value}" if value else "")
     return f"--set {path}={value or 'VALUE'}"

@@ -50,24 +50,32 @@ LossOption = Annotated[
         help="Loss of the clients: built-in name, FILE.py:fn or {name: ..., ARG: ...}. Default: cross_entropy.",
     ),
 ]
-Iterations = Annotated[int, typer.Option(metavar="INT", min=1, help="Iterations per attack.")]
-Seed = Annotated[int, typer.Option(metavar="INT", min=0, help="Random seed.")]
+Iterations = Annotated[int, typer.Option(metavar="INT", min=1, help="Number of iterations per attack.")]
+Seed = Annotated[int, typer.Option(metavar="INT", min=0, help="Random seed of the attacks.")]
 
 
 @commands.command(rich_help_panel=RECORDED)
 def replay(
-    updates: Annotated[Path, typer.Argument(metavar="FOLDER", help="Output of rayfed.record.", show_default=False)],
+    updates: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Folder of the recording, written by rayfed.record.", show_default=False),
+    ],
     model: Model,
     loss: LossOption = None,
     round: Annotated[
         list[int] | None,
-        typer.Option(metavar="INT", help="Round to attack. Repeatable. Default: the first and the last."),
+        typer.Option(
+            metavar="INT",
+            help="Number of a recorded round to attack. Repeatable. Default: the first and the last round.",
+        ),
     ] = None,
     iterations: Iterations = 1000,
     minutes: Annotated[
         float | None,
         typer.Option(
-            metavar="FLOAT", min=0, help="Time budget in minutes. Attacks that do not fit are reported as not measured."
+            metavar="FLOAT",
+            min=0,
+            help="Time budget in minutes. Attacks that do not fit are reported as not measured. Default: no limit.",
         ),
     ] = None,
     seed: Seed = 0,
@@ -82,7 +90,7 @@ def replay(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Attack the updates of a recorded federation.
+    """Attack the client updates of a recorded federation.
 
     Results are scored if the recording has the true samples.
 
@@ -107,25 +115,43 @@ def replay(
 
 @commands.command("attack-update", rich_help_panel=RECORDED)
 def attack_update(
-    before: Annotated[Path, typer.Option(metavar="FILE", help="State dict sent to the client (.pt or .safetensors).")],
-    after: Annotated[Path, typer.Option(metavar="FILE", help="State dict returned by the client.")],
+    before: Annotated[
+        Path, typer.Option(metavar="FILE", help="File of the state dict sent to the client (.pt, .safetensors).")
+    ],
+    after: Annotated[Path, typer.Option(metavar="FILE", help="File of the state dict that the client returned.")],
     model: Model,
-    lr: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Learning rate of the client (SGD).")],
-    shape: Annotated[str, typer.Option(metavar="C,H,W", help="Shape of an image, such as 3,32,32.")],
-    classes: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of classes.")],
-    steps: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of local steps.")] = 1,
-    samples: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of samples in the update.")] = 1,
+    lr: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Learning rate of the client's SGD.")],
+    shape: Annotated[
+        str, typer.Option(metavar="C,H,W", help="Shape of an image: channels, height, width; such as 3,32,32.")
+    ],
+    classes: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of classes of the model.")],
+    steps: Annotated[int, typer.Option(metavar="INT", min=1, help="Number of local SGD steps of the client.")] = 1,
+    samples: Annotated[
+        int, typer.Option(metavar="INT", min=1, help="Number of samples that the client trained on.")
+    ] = 1,
     batch: Annotated[
-        int | None, typer.Option(metavar="INT", min=1, help="Batch size of a step. Default: all samples.")
+        int | None, typer.Option(metavar="INT", min=1, help="Batch size of one local step. Default: all samples.")
     ] = None,
-    momentum: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Momentum of SGD.")] = 0.0,
-    weight_decay: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Weight decay of SGD.")] = 0.0,
+    momentum: Annotated[
+        float, typer.Option(metavar="FLOAT", min=0, help="Momentum of the client's SGD. Default: 0.")
+    ] = 0.0,
+    weight_decay: Annotated[
+        float, typer.Option(metavar="FLOAT", min=0, help="Weight decay of the client's SGD. Default: 0.")
+    ] = 0.0,
     mean: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Mean per channel of the normalisation, comma-separated.")
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Means of the image normalisation, one per channel, comma-separated. Default: no normalisation.",
+        ),
     ] = None,
     std: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Standard deviation per channel of the normalisation, comma-separated."),
+        typer.Option(
+            metavar="LIST",
+            help="Standard deviations of the image normalisation, one per channel, comma-separated. "
+            "Default: no normalisation.",
+        ),
     ] = None,
     loss: LossOption = None,
     iterations: Iterations = 1000,
@@ -134,7 +160,7 @@ def attack_update(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Attack one update, given the weights before and after it.
+    """Attack one update of a client, given the weights before and after local training.
 
     Results are not scored, because the true samples are not known.
 
@@ -154,7 +180,7 @@ def attack_update(
         if len(sizes := _numbers("--shape", shape, int)) != 3 or min(sizes) < 1:
             raise UserError(f"--shape: found '{shape}'; give channels, height and width, such as 3,32,32")
         if (mean is None) != (std is None):
-            raise UserError("--mean and --std belong together: add the missing one")
+            raise UserError("--mean and --std must be given together: add the missing option")
         means, deviations = (tuple(_numbers("--mean and --std", t, float)) if t else None for t in (mean, std))
         header = Header("", (sizes[0], sizes[1], sizes[2]), classes, means, deviations)
         net = built({**_model(model), **normalisation(header)}, _loss(loss), header, seed)
@@ -176,7 +202,9 @@ def _replayed(
     say, bounds = _sayer(where[2]), gate.bounds("pixels")
     if len({one.scored for one in replays}) > 1:
         with_truth = ", ".join(str(one.round) for one in replays if one.scored)
-        raise UserError(f"some of these rounds were recorded without true samples: use --round with {with_truth} only")
+        raise UserError(
+            f"some attacked rounds were recorded without true samples: choose only {with_truth} with --round"
+        )
     gated, ends = [], monotonic() + seconds
     with gate.undecided(say):
         for place, one in enumerate(replays):
@@ -272,7 +300,7 @@ def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"{option}: found '{text}'; give numbers, comma-separated") from None
+        raise UserError(f"{option}: found '{text}'; give numbers separated by commas") from None
 
 
 def _state(option: str, path: Path, model: nn.Module) -> Named:

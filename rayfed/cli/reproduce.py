@@ -42,20 +42,24 @@ def reproduce(
         str,
         typer.Argument(
             metavar="list|NAME|FILE|all",
-            help="Reproduction to run. list shows all.",
+            help="Reproduction to run: name, file, or `all`; `list` shows all names.",
             show_default=False,
         ),
     ],
     reduced: Annotated[
-        bool, typer.Option("--reduced", help="Run a reduced size: about 15 minutes on two cores.")
+        bool, typer.Option("--reduced", help="Run a smaller version (about 15 minutes on two cores).")
     ] = False,
     changes: Set = None,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write the record, its page and a summary of all records here."),
+        typer.Option(
+            metavar="DIR",
+            help="Folder to write the record, its page and a summary of all records to. Default: print only.",
+        ),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(metavar="SWEEP", help="Compare this finished sweep instead of running one.")
+        str | None,
+        typer.Option(metavar="SWEEP", help="Finished sweep to compare with the paper, instead of running a new sweep."),
     ] = None,
     folder: Annotated[
         str | None,
@@ -70,7 +74,7 @@ def reproduce(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Reproduce a table or figure of a paper, and compare the results with it.
+    """Reproduce a table or figure of a paper, and compare the results with the paper.
 
     Examples:
 
@@ -86,7 +90,7 @@ def reproduce(
             _list([find(name, folder) for name in names(folder)])
             return
         if what == "all" and run is not None:
-            raise UserError("--run compares one reproduction with one sweep: give its name instead of all")
+            raise UserError("--run compares one reproduction with one sweep: give the reproduction's name, not all")
         files = [find(name, folder) for name in (names(folder) if what == "all" else [what])]
         scale: Scale = "reduced" if reduced else "full"
         failed = []
@@ -169,7 +173,7 @@ def _prepare(commands: dict[str, str], context: typer.Context) -> None:
             print(f"{file} is missing, so running: rayfed {command}")
             failed = context.find_root().command.main(split(command), standalone_mode=False)
             if failed or not Path(file).exists():
-                raise UserError(f"`prepare`: `rayfed {command}` did not write {file}")
+                raise UserError(f"`prepare`: the command `rayfed {command}` did not write {file}: correct the command")
 
 
 def _show(record: Record, keep: Path | None, folder: str) -> None:

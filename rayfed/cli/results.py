@@ -21,12 +21,14 @@ commands = typer.Typer()
 LEAKAGE_PANEL = "Bounds on leakage"
 COST_PANEL = "Bounds on accuracy and cost"
 
-RunOrSweep = Annotated[str, typer.Argument(metavar="RUN", help="Run or sweep folder, or its URL.", show_default=False)]
+RunOrSweep = Annotated[
+    str, typer.Argument(metavar="RUN", help="Path or URL of a run folder or sweep folder.", show_default=False)
+]
 
 
 Against = Annotated[
     str | None,
-    typer.Option(metavar="ARM", help="Reference arm of differences. Default: the first arm."),
+    typer.Option(metavar="ARM", help="Reference arm, from which differences are computed. Default: the first arm."),
 ]
 
 
@@ -35,36 +37,51 @@ def recommend(
     run: RunOrSweep,
     max_psnr: Annotated[
         float | None,
-        typer.Option(metavar="DB", help="Maximum mean PSNR of reconstructions (dB).", rich_help_panel=LEAKAGE_PANEL),
+        typer.Option(
+            metavar="DB",
+            help="Maximum mean PSNR of reconstructions, in dB. Default: no bound.",
+            rich_help_panel=LEAKAGE_PANEL,
+        ),
     ] = None,
     max_ssim: Annotated[
         float | None,
-        typer.Option(metavar="FLOAT", help="Maximum mean SSIM of reconstructions.", rich_help_panel=LEAKAGE_PANEL),
+        typer.Option(
+            metavar="FLOAT",
+            help="Maximum mean SSIM of reconstructions. Default: no bound.",
+            rich_help_panel=LEAKAGE_PANEL,
+        ),
     ] = None,
     min_lpips: Annotated[
         float | None,
         typer.Option(
-            metavar="FLOAT", help="Minimum mean LPIPS (AlexNet) of reconstructions.", rich_help_panel=LEAKAGE_PANEL
+            metavar="FLOAT",
+            help="Minimum mean LPIPS (AlexNet) of reconstructions. Default: no bound.",
+            rich_help_panel=LEAKAGE_PANEL,
         ),
     ] = None,
     min_mse: Annotated[
         float | None,
         typer.Option(
-            metavar="FLOAT", help="Minimum mean squared error of reconstructions.", rich_help_panel=LEAKAGE_PANEL
+            metavar="FLOAT",
+            help="Minimum mean squared error of reconstructions. Default: no bound.",
+            rich_help_panel=LEAKAGE_PANEL,
         ),
     ] = None,
     worst: Annotated[
         bool,
         typer.Option(
             "--worst",
-            help="Apply these bounds to the best reconstruction instead of the mean.",
+            help="Apply the bounds on PSNR, SSIM, LPIPS and MSE to the best reconstruction instead of the mean.",
             rich_help_panel=LEAKAGE_PANEL,
         ),
     ] = False,
     max_epsilon: Annotated[
         float | None,
         typer.Option(
-            metavar="FLOAT", min=0, help="Maximum epsilon of the privacy guarantee.", rich_help_panel=LEAKAGE_PANEL
+            metavar="FLOAT",
+            min=0,
+            help="Maximum epsilon of the privacy guarantee. Default: no bound.",
+            rich_help_panel=LEAKAGE_PANEL,
         ),
     ] = None,
     max_rero: Annotated[
@@ -80,7 +97,13 @@ def recommend(
     ] = None,
     min_accuracy: Annotated[
         float | None,
-        typer.Option(metavar="FLOAT", min=0, max=1, help="Minimum test accuracy, a share.", rich_help_panel=COST_PANEL),
+        typer.Option(
+            metavar="FLOAT",
+            min=0,
+            max=1,
+            help="Minimum test accuracy, a share (0 to 1). Default: no bound.",
+            rich_help_panel=COST_PANEL,
+        ),
     ] = None,
     min_pmm: Annotated[
         float | None,
@@ -93,30 +116,40 @@ def recommend(
     ] = None,
     max_seconds: Annotated[
         float | None,
-        typer.Option(metavar="FLOAT", min=0, help="Maximum training time (s).", rich_help_panel=COST_PANEL),
+        typer.Option(
+            metavar="FLOAT",
+            min=0,
+            help="Maximum training time, in seconds. Default: no bound.",
+            rich_help_panel=COST_PANEL,
+        ),
     ] = None,
     max_bytes: Annotated[
         float | None,
-        typer.Option(metavar="FLOAT", min=0, help="Maximum upload of all clients (bytes).", rich_help_panel=COST_PANEL),
+        typer.Option(
+            metavar="FLOAT",
+            min=0,
+            help="Maximum upload of all clients together, in bytes. Default: no bound.",
+            rich_help_panel=COST_PANEL,
+        ),
     ] = None,
     cheapest: Annotated[
         str | None,
         typer.Option(
             metavar="COST",
-            help="Cost to minimise. Default: train_seconds, or simulated_seconds of devices; then bytes_up.",
+            help="Cost to minimise. Default: train_seconds (simulated_seconds for simulated devices), then bytes_up.",
             show_default=False,
             rich_help_panel=COST_PANEL,
         ),
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="'MEASURE<=X'", help="Bound on any measure, with <= or >=. Repeatable."),
+        typer.Option(metavar="'MEASURE<=X'", help="Bound on any measure, such as label_accuracy<=0.5. Repeatable."),
     ] = None,
     debug: Debug = False,
 ) -> None:
     """Recommend the cheapest setting that satisfies all bounds.
 
-    If no setting does, show the one with the smallest excess and exit with 3.
+    If no setting satisfies all bounds, show the setting with the smallest excess and exit with code 3.
 
     Examples:
 
@@ -172,12 +205,14 @@ def _print(found: Recommendation, commands: dict[str, str]) -> None:
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN RUN...", help="Run or sweep folders.", show_default=False),
+        typer.Argument(
+            metavar="RUN RUN...", help="Paths or URLs of at least two run or sweep folders.", show_default=False
+        ),
     ],
     against: Against = None,
     debug: Debug = False,
 ) -> None:
-    """Compare the results of runs and sweeps.
+    """Compare the results of several runs and sweeps.
 
     Also lists paired differences, and the fields in which the scenarios differ.
 
@@ -216,26 +251,31 @@ def export(
         str,
         typer.Option(
             metavar="FORMAT",
-            help="csv, latex, markdown, or folder (a copy to share).",
+            help="Format of the export: csv, latex, markdown, or folder (a copy to share).",
         ),
     ] = "csv",
     table: Annotated[
         str,
         typer.Option(
             metavar="TABLE",
-            help="outcomes, paired (differences between arms), or a table of a run: verdicts, rounds, attacks, ...",
+            help="Table to export: outcomes, paired (differences between arms), or a table of the run such as "
+            "verdicts, rounds or attacks.",
         ),
     ] = "outcomes",
     columns: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME[=HEADING],...", help="Columns of a latex or markdown table. Default: all common measures."
+            metavar="NAME[=HEADING],...",
+            help="Columns of a latex or markdown table, with optional headings. Default: all common measures.",
         ),
     ] = None,
     against: Against = None,
     figures: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="Write the charts as PDF, SVG and CSV. No table without --out."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder to write the charts to, as PDF, SVG and CSV. A table is exported only with --out.",
+        ),
     ] = None,
     out: Annotated[
         str | None, typer.Option(metavar="FILE", help="File or folder to write. Default: print the table.")
@@ -261,7 +301,8 @@ def export(
         if format == "folder":
             if figures or columns or against:
                 raise UserError(
-                    "--format folder writes a copy to share: export tables and figures with a separate command"
+                    "--format folder writes a copy to share, without --figures, --columns or --against: use a separate "
+                    "command"
                 )
             _share(results, out)
             return

@@ -73,7 +73,7 @@ def sweep(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Run all trials of a scenario's `sweep` in parallel, as `rayfed launch` does.
+    """Run all trials of a scenario's section `sweep` in parallel, as `rayfed launch` does.
 
     Examples:
 
@@ -92,11 +92,18 @@ def attack(
     changes: Set = None,
     run: Annotated[
         str | None,
-        typer.Option("--run", metavar="RUN", help="Attack the weights of this run. Default: untrained weights."),
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="Run folder whose weights are attacked. Default: the untrained weights of the scenario.",
+        ),
     ] = None,
     arm: Annotated[
         str | None,
-        typer.Option(metavar="ARM", help="Arm of --run whose weights are attacked in all arms of the scenario."),
+        typer.Option(
+            metavar="ARM",
+            help="Arm of --run whose weights are attacked in all arms. Default: the arm of the same name.",
+        ),
     ] = None,
     out: Out = None,
     executor: Executor = ExecutorName.RAY,
@@ -104,7 +111,7 @@ def attack(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Run the attacks of a scenario on one update, without training.
+    """Run the attacks of a scenario on one update of a client, without training.
 
     Examples:
 
@@ -120,7 +127,7 @@ def attack(
         if not loaded.attacks:
             raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
         if arm and not run:
-            raise UserError("--arm is an arm of a run: also give the run with --run")
+            raise UserError("--arm selects an arm of a run: also give the run with --run")
         from rayfed.engine import runs
         from rayfed.engine.executions import execution
 
@@ -137,7 +144,7 @@ def resume(
         bool,
         typer.Option(
             "--extend",
-            help="Apply changes of the run's scenario.yaml: more rounds, or attacks in later rounds.",
+            help="Apply your changes in the run's scenario.yaml: more rounds, or attacks in later rounds.",
         ),
     ] = False,
     executor: Executor = ExecutorName.RAY,
@@ -162,7 +169,8 @@ def resume(
         if is_sweep(RunFolder.open(run)):
             if extend:
                 raise UserError(
-                    f"{run} is a sweep, but --extend is for runs. To run more `samples`, resume the sweep without it"
+                    f"{run} is a sweep, but --extend applies only to runs. To run more `samples`, resume the sweep "
+                    "without --extend"
                 )
             search_where(run)
             sweeps.resume(run, failed, executor, address, quiet)
@@ -181,7 +189,10 @@ def report(
     run: Run,
     redact: Annotated[
         bool,
-        typer.Option("--redact", help="Write report-redacted.html, without clients' samples, labels and file names."),
+        typer.Option(
+            "--redact",
+            help="Write report-redacted.html, without clients' samples, labels and file names, instead of report.html.",
+        ),
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -218,15 +229,15 @@ def statement(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="YAML file with your description: system, controller, purposes, data, people, access, necessity, "
-            "measures. Copied to the run folder.",
+            help="YAML file that describes your system, with the keys system, controller, purposes, data, people, "
+            "access, necessity, measures. Copied to the run folder. Default: the copy in the run folder, if any.",
         ),
     ] = None,
     redact: Annotated[
         bool,
         typer.Option(
             "--redact",
-            help="Leave out clients' samples, labels and file names. Images are identified by hash.",
+            help="Leave out clients' samples, labels and file names. Images are identified by their hash.",
         ),
     ] = False,
     debug: Debug = False,

@@ -12,14 +12,14 @@ _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(si
 
 
 def end_on_signals() -> None:
-    """Raise `Killed` for signals that end the process, except ignored ones (`nohup`)."""
+    """Install handlers that raise `Killed` for SIGTERM and SIGHUP, except for ignored signals (`nohup`)."""
     for number in _ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
 
 
 def end_at_once() -> None:
-    """Restore the default handlers of these signals, because nothing is left to write after a command."""
+    """Restore the default handlers of SIGTERM and SIGHUP, because nothing is left to write after a command."""
     for number in _ENDING:
         if signal.getsignal(number) is _end:
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Run sweeps for commands, with progress and a report."""
+"""Run and resume sweeps for the commands, with printed progress and a report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayfed.report.terminal import console
 
 
 def run(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:
-    """Run a new sweep, show its progress, and return its folder."""
+    """Run a new sweep, show the progress of the sweep, and return the sweep's folder."""
     from rayfed.engine import sweeps
     from rayfed.engine.executions import sweep_execution
 
@@ -21,7 +21,7 @@ def run(scenario: Any, out: str | None, executor: ExecutorName, address: str | N
 
 
 def resume(path: str, failed: bool, executor: ExecutorName, address: str | None, quiet: bool) -> None:
-    """Run the missing trials of a sweep, and show its progress."""
+    """Run the missing trials of the sweep at `path`, with `failed` also its failed trials; show the progress."""
     from rayfed.engine import sweeps
     from rayfed.engine.executions import sweep_execution
 

@@ -40,7 +40,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class Tabulated:
-    """Text in columns. A table that is too wide is split into several tables that all begin with the names.
+    """Table for the terminal. A table that is too wide is split into several tables that all begin with the names.
 
     If the names leave no room for another column, rows are numbered, and tables begin with the numbers.
     """
@@ -50,7 +50,7 @@ class Tabulated:
     others: Sequence[_Column]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield tables with as many columns as fit."""
+        """Yield the tables, each with as many columns as fit into the width of the console."""
         first, others, room = [*self.names], [*self.others], options.max_width
         if any(_width([*first, one]) > room for one in others):
             rows = range(1, len(first[0].cells) + 1)
@@ -65,7 +65,7 @@ class Tabulated:
 
 
 def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> Tabulated:
-    """Return a table whose first `words` columns are names and whose other columns are figures.
+    """Return a table for the terminal with `words` columns of names, followed by columns of numbers.
 
     If `words` is None, the first column has names and the other columns have words.
     """

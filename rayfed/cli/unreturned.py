@@ -26,12 +26,12 @@ def end() -> None:
 
 
 def exit_code_of(code: object) -> object:
-    """Return the exit code of a process that asks for `code`: never 0 while a command is running."""
+    """Return the exit code of a process that requests `code`: 2 instead of 0 while a command is running."""
     return UNRETURNED if _working and not code else code
 
 
 def guard_os_exit() -> None:
-    """Make `os._exit(0)`, which skips all handlers, use another exit code while a command is running."""
+    """Replace `os._exit` so that `os._exit(0)` ends with exit code 2 while a command is running."""
     leave: Callable[[int], NoReturn] = os._exit
     process = os.getpid()
 
@@ -39,7 +39,7 @@ def guard_os_exit() -> None:
         if os.getpid() == process and _working and not status:
             caller = sys._getframe(1)
             place = f"{Path(caller.f_code.co_filename).name}, line {caller.f_lineno}"
-            os.write(2, f"error: your code ends the process ({place}), with os._exit: remove that call\n".encode())
+            os.write(2, f"error: your code ends the process with os._exit ({place}): remove the call\n".encode())
             leave(UNRETURNED)
         leave(status)
 

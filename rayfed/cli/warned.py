@@ -1,4 +1,4 @@
-"""Show each warning of other packages once, although models are built several times."""
+"""Filter that shows each warning of other packages once, although models are built several times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 def warn_once() -> None:
-    """Show each warning once, also after `catch_warnings`, which resets Python's own filter."""
+    """Install a filter that shows each warning once, also after `catch_warnings` resets Python's own filter."""
     shown: set[tuple[str, type[Warning], str, int]] = set()
     usual = warnings.showwarning
 

@@ -25,7 +25,7 @@ QUESTIONS = {
 
 
 def read_about(folder: RunFolder, given: Path | None) -> dict[str, str]:
-    """Return the entries of a file and copy it to the run's folder; without a file, return those of the copy.
+    """Return the entries of the user's file and copy the file to the run's folder; by default, read the copy.
 
     Raises `UserError` for a file that cannot be read, and for unknown keys.
     """
@@ -44,7 +44,7 @@ def read_about(folder: RunFolder, given: Path | None) -> dict[str, str]:
 
 
 def parsed(text: str, origin: str) -> dict[str, str]:
-    """Return the entries of a YAML text by key; raise `UserError` for unknown keys and for values that are not text."""
+    """Return a YAML text's entries by key. Raises `UserError` for unknown keys and for values that are not text."""
     try:
         found, _ = read_yaml(text)
     except ValueError as error:

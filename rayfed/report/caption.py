@@ -17,7 +17,7 @@ MOST = 4
 
 
 def played(scenario: Mapping[str, Any]) -> str:
-    """Return a sentence on model, data, federation and attacks; empty if the scenario has no model or data.
+    """Return a sentence on the scenario's model, data, federation and attacks; empty without a model or data.
 
     For a sweep over other fields than the seed it names only the swept fields.
     """
@@ -37,20 +37,20 @@ def played(scenario: Mapping[str, Any]) -> str:
 
 
 def named(section: Mapping[str, Any], *fields: str) -> str:
-    """Return the name of a component with the first of these fields that is set: `timm:resnet18`."""
+    """Return a component's name with the first of `fields` that is set, such as `timm:resnet18`."""
     part = next((section[field] for field in fields if isinstance(section.get(field), str)), LEFT_OUT)
     return str(section["name"]) if part == LEFT_OUT else f"{section['name']}:{part}"
 
 
 def data_of(data: Mapping[str, Any]) -> str:
-    """Return the name of a scenario's data: the data set, or the user's file or folder."""
+    """Return the name of a scenario's data: the name of a data set, or the user's file or folder."""
     name = str(data["name"])
     own = None if is_public(data) else next((data[field] for field in _OWN if isinstance(data.get(field), str)), None)
     return name if own in (None, LEFT_OUT) else f"{Path(own).name} ({name})"
 
 
 def label(scenario: Mapping[str, Any], table: str = "") -> str:
-    """Return a LaTeX label: `tab:NAME`, with the name of the table unless it is the table of outcomes."""
+    """Return the LaTeX label of an exported table: `tab:NAME`, plus the table's name unless it is `outcomes`."""
     words = [str(scenario.get("name") or "rayfed"), *([table] if table else [])]
     return "tab:" + "-".join(re.sub(r"[^A-Za-z0-9.-]+", "-", word).strip("-") for word in words)
 

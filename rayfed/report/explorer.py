@@ -1,4 +1,4 @@
-"""Data of the interactive plot and its table: each setting with each attack, and its measures."""
+"""Data of a report's interactive plot and table: the measures of each setting (arm and swept values) per attack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNFOLDED = 5
 
 @dataclass(frozen=True)
 class Entry:
-    """Row of the table for one setting and attack; if the trial finished, also a point of the plot."""
+    """Row of the report's table for one setting and attack; if the trial finished, also a point of the plot."""
 
     id: int
     group: int
@@ -35,17 +35,17 @@ class Entry:
 
     @property
     def values(self) -> dict[str, Estimate]:
-        """Estimates by measure."""
+        """Return the estimate of each measure by name."""
         return self.setting.measures
 
     @property
     def title(self) -> str:
-        """Title of the setting."""
+        """Return the title of the setting."""
         return self.setting.title
 
     @property
     def tag(self) -> str:
-        """Verdict of the arm; empty if the arm leaks only by another attack."""
+        """Return the verdict on the arm; empty if the arm leaks only to another attack."""
         rows = self.setting.rows
         told = [row.get("verdict") for row in rows]
         state = next((state for state in WEIGHT if state in told), "")
@@ -54,7 +54,7 @@ class Entry:
 
     @property
     def note(self) -> str:
-        """Details of the entry."""
+        """Return a text with details of the entry, such as its defences."""
         first = self.setting.rows[0]
         parts = [f"Defences: {first.get('defences') or 'none'}."]
         if self.setting.attack and first.get("observes"):
@@ -75,7 +75,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Explorer:
-    """Rows and columns of the table, and the first axes of the plot."""
+    """Rows and columns of the report's table of settings, and the initial axes of its interactive plot."""
 
     entries: list[Entry]
     fields: list[str]
@@ -88,46 +88,46 @@ class Explorer:
     """Measure of utility or cost on the y-axis."""
 
     def ends(self, name: str, value: Estimate) -> str:
-        """Return the interval below a value in the table."""
+        """Return the interval of an estimate as text, which the table prints below the estimate."""
         return ends(name, value)
 
     @property
     def folded(self) -> list[str]:
-        """Measures that are hidden by default, because a table of all is wider than a screen."""
+        """Return the measures whose columns are hidden by default, because all columns exceed the screen width."""
         return self.columns[UNFOLDED:]
 
     @property
     def arms(self) -> list[str]:
-        """Arms in the order of their first entry."""
+        """Return the arms in the order of their first rows in the table."""
         return list(dict.fromkeys(entry.setting.arm for entry in self.entries))
 
     @property
     def attacks(self) -> list[str]:
-        """Attacks in the order of their first entry."""
+        """Return the attacks in the order of their first rows in the table."""
         return list(dict.fromkeys(entry.setting.attack for entry in self.entries if entry.setting.attack))
 
     @property
     def plotted(self) -> list[str]:
-        """Attacks of the points for the first axes, in the order of their symbols."""
+        """Return the attacks with points on the plot's initial axes, in the order of their marker symbols."""
         met = {e.setting.attack for e in self.entries if self.x in e.values and self.y in e.values}
         return [attack for attack in self.attacks if attack in met]
 
     @property
     def leakages(self) -> list[str]:
-        """Measures of leakage; epsilon only if all guarantees are of one kind."""
+        """Return the available measures of leakage; epsilon only if all guarantees are of one kind."""
         return [name for name in _comparable(self.columns, self.entries) if MEASURES[name].kind == "leakage"]
 
     @property
     def others(self) -> list[str]:
-        """Measures of utility or cost."""
+        """Return the available measures of utility or cost."""
         return [name for name in self.columns if MEASURES[name].kind != "leakage"]
 
     def heading(self, field: str) -> str:
-        """Return the heading of the column of a swept field."""
+        """Return the heading of the table column for a swept field."""
         return short_names(self.fields)[self.fields.index(field)]
 
     def data(self, arms: Sequence[str]) -> dict[str, Any]:
-        """Return the data of the page's script; `arms` are all arms in the order of their colours."""
+        """Return the data for the page's script; `arms` are all arms in the order of their colours."""
         return {
             "measures": {
                 name: {
@@ -163,7 +163,7 @@ class Explorer:
 
 
 def answered(settings: Sequence[Setting]) -> list[Setting]:
-    """Return the settings for attacks that measured leakage; a setting without such an attack is returned once."""
+    """Return the settings whose attack measured leakage; keep a setting without such an attack once."""
     kept = []
     for group in by_values(settings):
         found = [one for one in group if any(_of_attacks(name) for name in one.measures)]
@@ -182,7 +182,7 @@ def explore(
     fields: Sequence[str] = (),
     preferred: Sequence[str] = PREFERRED,
 ) -> Explorer:
-    """Return the explorer of settings and `unfinished` trials; `preferred` measures are the first axes if available."""
+    """Return the table of settings and `unfinished` trials; the `preferred` measures become the initial axes."""
     groups: dict[tuple[str, str], int] = {}
     rows = [(s, "finished", None) for s in settings]
     rows += [(_alone(row, fields), row["status"], row["error"]) for row in unfinished]
@@ -202,13 +202,13 @@ def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
 
 
 def interval(name: str, value: Estimate) -> str:
-    """Return an estimate as text: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both values of two repeats."""
+    """Format an estimate with its interval: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both values of a pair."""
     said, between = in_words(name, value.mean), ends(name, value)
     return f"{said} ({between})" if between else said
 
 
 def ends(name: str, value: Estimate) -> str:
-    """Return the interval of an estimate and its number of values as text; empty for one value."""
+    """Format the interval of an estimate and its number of values; empty for a single value."""
     if value.low is None or value.high is None or (value.n == 1 and value.over == "repeats"):
         return ""
     if value.pair:

@@ -78,7 +78,7 @@ def _told(found: Grid, sentence: str) -> Grid:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV, with all columns of all rows."""
+    """Return rows as CSV text, with the union of the rows' columns."""
     from pandas import DataFrame
 
     return _csv(DataFrame([dict(row) for row in rows]))
@@ -193,7 +193,7 @@ def _no_formula(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Return text escaped for one cell of a Markdown table."""
+    """Escape a text for one cell of a Markdown table."""
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;").splitlines())
 
 

@@ -28,7 +28,7 @@ Verdict = Literal["passed", "failed", "not measured", "no bound"]
 
 @dataclass(frozen=True)
 class Gated:
-    """A run that a gate checks."""
+    """Run whose attacks a gate (pass or fail against bounds) checks."""
 
     folder: RunFolder
     weights: str
@@ -38,21 +38,21 @@ class Gated:
 
     @cached_property
     def played(self) -> Played:
-        """Results in the run's folder."""
+        """Return the results in the run's folder: scenario, rows of attacks and inferences."""
         attacks, inferences = (self.folder.read_table(name).to_pylist() for name in ("attacks", "inferences"))
         over = exits.over(self._status)
         return Played(self.folder.scenario(), attacks, inferences, over)
 
     @cached_property
     def next_step(self) -> str:
-        """The next step towards a verdict; empty if every arm has one."""
+        """Return the user's next step towards a verdict; empty if every arm has a verdict."""
         had = self.played
         found = verdicts(had.scenario, had.attacks, had.inferences, finished=had.finished)
         return next_step(had.scenario, had.attacks, found, self._status.get("enough"), self.fewer)
 
     @property
     def fewer(self) -> str | None:
-        """Note that fewer samples were attacked than requested; None if all were attacked."""
+        """Return a note if fewer samples were attacked than requested, otherwise None."""
         return self._status.get("fewer")
 
     @cached_property
@@ -61,18 +61,18 @@ class Gated:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the checked arms."""
+        """Return the names of the arms that the gate checks."""
         return self.played.gated if self.arms is None else list(self.arms)
 
     @cached_property
     def samples(self) -> str:
-        """Digest of the attacked samples."""
+        """Return a digest (SHA-256) of the attacked samples."""
         return attacked(*(self.folder.read_table(name).to_pylist() for name in ("images", "texts")))
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """Result of a gate on some runs."""
+    """Result of a gate over one or several runs."""
 
     runs: Sequence[Gated]
     bounds: Sequence[Bound]
@@ -82,17 +82,17 @@ class Ruling:
 
     @cached_property
     def checks(self) -> list[list[Check]]:
-        """The checks of every run."""
+        """Return the checks of every bound on every arm, one list per run."""
         return [run.played.checks(self.bounds, run.names) for run in self.runs]
 
     @cached_property
     def changes(self) -> list[Change]:
-        """Changes of all runs since the baseline; empty without one."""
+        """Return the changes of all runs since the baseline; empty if no baseline was given."""
         return [] if self.baseline is None else changes(self._measured, self.baseline)
 
     @property
     def verdict(self) -> Verdict:
-        """The least favourable state of all checks and changes."""
+        """Return the least favourable state of all checks and changes."""
         if not self.bounds and self.baseline is None:
             return "no bound"
         states = {check.state for run in self.checks for check in run} | {change.state for change in self.changes}
@@ -102,12 +102,12 @@ class Ruling:
 
     @property
     def passed(self) -> bool:
-        """Whether the exit code is 0."""
+        """Return whether the gate passes, so that the exit code is 0."""
         return self.verdict in ("passed", "no bound") or (self.verdict == "not measured" and self.allow_unmeasured)
 
     @cached_property
     def lines(self) -> list[str]:
-        """The result as lines of text: one per check and change, and the verdict in the last line."""
+        """Return the result as lines of text: one line per check and change, then the verdict."""
         lines = []
         for run, checks in zip(self.runs, self.checks, strict=True):
             if checks:
@@ -139,7 +139,7 @@ class Ruling:
         return {"metrics": metrics, "runs": runs}
 
     def document(self) -> dict[str, Any]:
-        """Return the result as a document of `gate.schema.json`."""
+        """Return the result as a JSON document in the format of `gate.schema.json`."""
         return {
             "format": "rayfed-gate",
             "version": VERSION,
@@ -153,7 +153,7 @@ class Ruling:
         }
 
     def junit(self) -> str:
-        """Return the result as JUnit XML, with a test case per check and change."""
+        """Return the result as JUnit XML, with one test case per check and change."""
         suite = xml.Element("testsuite", name="rayfed gate")
         for group, name, state, sentence in self._cases():
             case = xml.SubElement(suite, "testcase", classname=group, name=name)
@@ -236,13 +236,13 @@ def _written(change: Change) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of the document."""
+    """Return the JSON Schema of a gate's result."""
     found: dict[str, Any] = json.loads(files(__package__).joinpath("gate.schema.json").read_text(encoding="utf-8"))
     return found
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return the document of an earlier gate. Raises `UserError` for any other file."""
+    """Return the JSON result of an earlier gate from a file. Raises `UserError` for any other file."""
     import jsonschema
 
     try:

@@ -1,4 +1,4 @@
-"""Pages as one self-contained HTML file with style sheet, scripts and data.
+"""Writer of report pages: self-contained HTML files with style sheet, scripts and data.
 
 The Content-Security-Policy of a page forbids network access, and allows only its own scripts by their hashes.
 """
@@ -32,7 +32,7 @@ UNFOLDED = 12
 
 
 def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], plotting: bool) -> str:
-    """Write `report.html` from a template and return its path or URL; `plotting` includes Plotly.
+    """Render a template to `report.html` and return the path or URL; `plotting` includes Plotly in the page.
 
     Raises `RunError` if the page cannot be written.
     """
@@ -58,18 +58,18 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
 
 
 def policy(scripts: Sequence[str]) -> str:
-    """Return the Content-Security-Policy that allows only these inline scripts."""
+    """Return the Content-Security-Policy of a page that allows only the given inline scripts."""
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}"
 
 
 def optional_document(folder: RunFolder, name: str) -> dict[str, Any]:
-    """Return the contents of a JSON file, or an empty mapping without a file."""
+    """Return the contents of a JSON file in a folder, or an empty mapping if the file does not exist."""
     return folder.read_mapping(name) if folder.exists(name) else {}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested settings as (path, value)."""
+    """Yield nested settings as pairs of a dotted path and a value as text."""
     for key, value in values.items():
         if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
             value = dict(enumerate(value))
@@ -81,7 +81,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 @lru_cache
 def environment() -> Environment:
-    """Return the Jinja environment, with the functions of `rayfed.analysis.formats` as filters.
+    """Return the Jinja environment of the reports, with the functions of `rayfed.analysis.formats` as filters.
 
     It is cached, because compiling the templates takes as long as drawing the charts of a report.
     """
@@ -97,7 +97,7 @@ def environment() -> Environment:
 
 
 def code(text: str) -> Markup:
-    """Return text as HTML, with text between backticks as code."""
+    """Return a text as escaped HTML, with passages between backticks as code."""
     return Markup(_BACKTICKS.sub(r"<code>\1</code>", str(escape(text))))
 
 

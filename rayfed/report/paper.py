@@ -62,7 +62,7 @@ PAPER: Any = STYLE | {
 
 
 def write_figures(results: Results, out: str) -> list[str]:
-    """Write the charts of a run or sweep into a folder and return their names.
+    """Write the charts of a run or sweep into a folder and return the names of the charts.
 
     Raises `UserError` if there is nothing to draw, or if the folder cannot be written.
     """
@@ -84,7 +84,7 @@ def write_figures(results: Results, out: str) -> list[str]:
 
 
 def run_charts(run: Run) -> list[Chart]:
-    """Return the charts of a run; the trade-off has intervals over the attacked clients."""
+    """Return the charts of a run for a paper; the trade-off has intervals over the attacked clients."""
     scenario, folder = run.scenario, run.folder
     rounds, attacks, inferences, clients, proved = (
         folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "clients", "proved")
@@ -105,7 +105,7 @@ def run_charts(run: Run) -> list[Chart]:
 
 
 def sweep_charts(sweep: Results) -> list[Chart]:
-    """Return the charts of a sweep."""
+    """Return the charts of a sweep for a paper."""
     settings, fields = sweep.settings(), sweep.fields
     wanted = [name for name in sweep.scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
     explorer = explore(settings, (), fields, [*wanted, *PREFERRED])
@@ -116,7 +116,7 @@ def sweep_charts(sweep: Results) -> list[Chart]:
 
 
 def save(chart: Chart, width: float, path: Path) -> None:
-    """Write a chart as PDF and SVG with a width in inches, without timestamps."""
+    """Write a chart as PDF and SVG with the given width in inches, without timestamps."""
     legend = chart.legend if len(chart.legend) > 1 else []
     longest = max((len(name) for name, _ in legend), default=0)
     columns = max(1, min(len(legend), int(width / (0.3 + 0.055 * longest))))

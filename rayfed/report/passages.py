@@ -18,7 +18,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Passage:
-    """Words of an original and of its reconstruction."""
+    """Words of an original text or record and of the reconstruction."""
 
     row: Row
     """Row of `attacks` with the scores."""
@@ -31,7 +31,7 @@ class Passage:
 def passages(
     folder: RunFolder, attacks: Sequence[Row], samples: Samples, worst: Collection[tuple[Any, ...]]
 ) -> list[Passage]:
-    """Return the best reconstructions of each arm and attack, best first; empty for images.
+    """Return the best reconstructions of texts or records per arm and attack, best first; empty for images.
 
     `worst` are the keys of those that are shown if `output.images` is `worst`.
     """

@@ -33,7 +33,7 @@ def curve(
     as_share: bool = False,
     by: Literal["round", "simulated_minutes"] = "round",
 ) -> Chart | None:
-    """Return a chart of one column of the table `rounds`, with a line per arm; None below `FEWEST` rounds.
+    """Return a chart of one column of the table `rounds`, one line per arm; None below `FEWEST` rounds.
 
     The x-axis is the round, or the simulated time at the end of the round (`by`).
     """
@@ -67,7 +67,7 @@ def curve(
 
 
 def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
-    """Return a chart of measured shares and proved bounds over the share by chance; None if there are none."""
+    """Return a chart of measured success shares and proved bounds over the share by chance; None without shares."""
     names = list(dict.fromkeys((one.arm, one.attack) for one in found))
     if not names:
         return None
@@ -99,7 +99,7 @@ def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
 def every_image(
     attacks: Sequence[Row], leaks: Sequence[Leak], arms: Sequence[ArmSummary], most: int = 200
 ) -> Chart | None:
-    """Return a chart of the PSNR of all reconstructions, a row per arm and attack, at most `most` ranks each."""
+    """Return a chart of the PSNR of all reconstructions, ranked: one row per arm and attack, at most `most` ranks."""
     order = [arm.name for arm in arms]
     known = [leak for leak in leaks if leak.scores["psnr"]]
     if not known:
@@ -138,7 +138,7 @@ def every_image(
 
 
 def label_bars(mix: LabelMix) -> Chart:
-    """Return a chart of the samples of each client by class, as stacked bars."""
+    """Return a stacked bar chart of each client's number of samples per class."""
     clients = mix.clients[:MOST_CLIENTS]
     layers = [(name, counts[: len(clients)]) for name, counts in drawn_classes(mix)]
 
@@ -170,7 +170,7 @@ def label_bars(mix: LabelMix) -> Chart:
 
 
 def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
-    """Return (class, samples by client) for each bar segment; classes beyond the `CLASSES` largest are merged."""
+    """Return (class, samples by client) for each bar segment; merge classes beyond the `CLASSES` largest."""
     layers = list(zip(mix.classes.values(), mix.counts, strict=True))
     if len(layers) <= CLASSES:
         return layers
@@ -181,7 +181,7 @@ def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
 
 
 def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
-    """Return a chart of the clients' weights by round, a line per client; only the first `CLASSES` have own colours."""
+    """Return a chart of the clients' aggregation weights by round, one line per client."""
     clients = sorted({row["client"] for row in rows})
 
     def draw(drawn: Figure) -> None:
@@ -205,7 +205,7 @@ def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
 
 
 def score_map(arm: str, rows: Sequence[Row]) -> Chart:
-    """Return a heat map of one round: the accuracy of each model (row) on the data of each validator (column)."""
+    """Return a heat map of one round: each model's accuracy (rows) on each validator's data (columns)."""
     clients = sorted({row["model"] for row in rows})[:MOST_MODELS]
     places = {client: place for place, client in enumerate(clients)}
     shown = [row for row in rows if row["model"] in places and row["validator"] in places]

@@ -15,7 +15,7 @@ _PRETRAINED = "pretrained weights, as given"
 
 
 def initial_weights(scenario: Row, arms: Collection[str] | None = None) -> str:
-    """Return the weights of a scenario's arms before any training in the run, by default of all arms.
+    """Describe the weights of a scenario's arms (default: all arms) before any training in the run.
 
     Arms with the same weights are named together; if all have the same, no arm is named.
     """
@@ -31,7 +31,7 @@ def initial_weights(scenario: Row, arms: Collection[str] | None = None) -> str:
 
 
 def attacked_weights(scenario: Row, status: Row, attacks: Sequence[Row], arms: Collection[str] | None = None) -> str:
-    """Return the weights of some arms that a run attacked, from its scenario, status and rows of attacks."""
+    """Describe the attacked weights of some arms, from the run's scenario, status and rows of attacks."""
     initial, rounds = initial_weights(scenario, arms), {row["round"] for row in attacks}
     if status.get("kind") == "attack":
         known = {"initial": initial, "given": "the weights that were given"}
@@ -44,7 +44,7 @@ def attacked_weights(scenario: Row, status: Row, attacks: Sequence[Row], arms: C
 
 
 def begun_with(scenario: Row, arms: Collection[str] | None = None) -> str:
-    """Return the initial weights of the arms as a clause; empty if no arm has a file of weights."""
+    """Return a clause on the arms' initial weights; empty if no arm starts from a file of weights."""
     given = any(model.get("state") for model in _models(scenario, arms).values())
     return f" that started from {initial_weights(scenario, arms)}" if given else ""
 

@@ -1,4 +1,4 @@
-"""Text of recommendations."""
+"""Text of `rayfed recommend`: the recommended setting, the checked bounds and remarks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMED = 3
 
 
 def answer(found: Recommendation) -> str:
-    """Return how many settings satisfy the bounds, and by which cost the recommended one was chosen."""
+    """Return a sentence: how many settings satisfy the bounds, and by which cost the recommended setting was chosen."""
     bounds = ", ".join(map(str, found.bounds))
     if not found.meeting:
         return f"No setting of {found.candidates} satisfies {bounds}. Smallest excess:"
@@ -27,13 +27,13 @@ def answer(found: Recommendation) -> str:
 
 
 def headings(found: Recommendation) -> tuple[str, str, str, str]:
-    """Return the headings of the columns of `judged`."""
+    """Return the column headings for the rows of `judged`."""
     two = any(check.estimate and check.estimate.pair for check in found.chosen.checks)
     return "bound", f"measured ({'both values' if two else '95 % interval'})", "result", "attack"
 
 
 def judged(check: BoundCheck) -> list[str]:
-    """Return the row of a bound: bound, measured value, result, attack."""
+    """Return the row of one checked bound: bound, measured value, result, attack."""
     bound, estimate = check.bound, check.estimate
     if check.setting and estimate is None:
         return [str(bound), NONE, "nothing to attack: updates are hidden", NONE]
@@ -55,7 +55,7 @@ def _result(check: BoundCheck, estimate: Estimate) -> str:
 
 
 def remarks(found: Recommendation) -> list[str]:
-    """Return cost, guarantee and limits of the recommended setting, one line each."""
+    """Return lines on the cost, the guarantee and the limits of the recommended setting."""
     chosen = found.chosen.settings[0]
     return [
         _costs(chosen, found.costs),

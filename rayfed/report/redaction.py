@@ -1,4 +1,4 @@
-"""Redacted report of a run or sweep: written from a copy without data of clients.
+"""Redacted report of a run or sweep, written from a copy of the folder without data of clients.
 
 In addition to the omissions of a shared copy (`rayfed.report.share`), a redacted copy has no labels and no classes of
 clients. It keeps only words that rayfed defines, and the names of arms, attacks and the scenario.
@@ -33,7 +33,7 @@ _KEPT = ("arm", "attack", "status", "trial", "run", "verdict", "result")
 
 
 def write_redacted(results: Results) -> str:
-    """Write `report-redacted.html` of a run or sweep and return its path or URL; raise as `write_report` does."""
+    """Write `report-redacted.html` of a run or sweep and return its path or URL; raise errors as `write_report` does."""
     with redacted(results) as copy:
         if isinstance(results, Sweep):
             write_sweep_report(SweepFolder(copy), redacted=True)

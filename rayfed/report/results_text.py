@@ -29,7 +29,7 @@ _OBSERVED = {"gradient": "one gradient", "update": "the update of a round", "sho
 
 
 def title_of_leakage(attacks: Sequence[Row], weights: str) -> str:
-    """Return the title of the table of leakage: attacks, attackers, observation and batch size, if they are alike.
+    """Return the title of the table of leakage: attacks, attackers, observation and batch size, if equal in all rows.
 
     `weights` are those that were attacked.
     """
@@ -53,7 +53,7 @@ def _attackers(attacks: Sequence[Row]) -> str:
 
 
 def legend(rows: Sequence[LeakageRow], attacks: Sequence[Row], criterion: Criterion) -> list[str]:
-    """Return the meaning of the words in the table of leakage, a line each."""
+    """Return lines that explain the words in the table of leakage."""
     limit = criterion.written(criterion.threshold)
     states = {row.state for row in rows}
     lines = []
@@ -97,7 +97,7 @@ def _of_labels(rows: Sequence[LeakageRow], attacks: Sequence[Row]) -> str:
 
 
 def reasons(rows: Sequence[LeakageRow], criterion: Criterion, finished: bool = True, sizes: bool = False) -> list[str]:
-    """Return why arms are inconclusive or not measured, or leak only in part; arms with one reason share a line.
+    """Return why arms are inconclusive, not measured or leak only in part; arms with one reason share a line.
 
     `sizes` adds the batch size to an arm if the reason does not hold for all its batch sizes.
     """
@@ -109,7 +109,7 @@ def reasons(rows: Sequence[LeakageRow], criterion: Criterion, finished: bool = T
 
 
 def caveats(rows: Sequence[LeakageRow], criterion: Criterion, sizes: bool = False) -> list[str]:
-    """Return limits of the verdicts that the table does not show; `sizes` as in `reasons`."""
+    """Return limits of the verdicts that the table of leakage does not show; `sizes` as in `reasons`."""
     found = [(row, caveat) for row in rows if row.finding for caveat in caveats_of(row.finding, criterion)]
     return _by_reason(found, rows, sizes)
 
@@ -174,7 +174,7 @@ def reasons_of(finding: Finding, criterion: Criterion) -> list[str]:
 
 
 def value_text(value: float | None, criterion: Criterion) -> str:
-    """Return a value of the leading metric; `>100` for a PSNR at its ceiling."""
+    """Format a value of the leading metric; `>100` for a PSNR at its ceiling."""
     if value is None:
         return NONE
     return decibel_mean(value).replace("≥", ">") if criterion.modality == "pixels" else share(value)

@@ -54,7 +54,7 @@ INFERRED = {
 
 @dataclass(frozen=True)
 class Vote:
-    """Votes of the clients of one arm: weights of their updates, and their scores of one another's models."""
+    """Votes of the clients in one arm: the weights of their updates, and their scores of one another's models."""
 
     arm: str
     clients: list[int]
@@ -66,7 +66,7 @@ class Vote:
 
 
 def write_report(folder: RunFolder, redacted: bool = False) -> str:
-    """Write `report.html` of a run and return its path or URL.
+    """Write `report.html` of a run and return the path or URL of the page.
 
     If `redacted`, the folder is a copy (`rayfed.report.redaction`), and the page lists the parts that are left out.
     Raises `RunError` if a table cannot be read or the page cannot be written.
@@ -236,7 +236,7 @@ def _far(leak: Leak, leading: str) -> float:
 
 @dataclass(frozen=True)
 class Silence:
-    """Reason why attacks returned no result, with the attacks and arms."""
+    """Reason why attacks returned no result, with the affected attacks and arms."""
 
     status: str
     reason: str
@@ -246,7 +246,7 @@ class Silence:
 
 
 def silences(guesses: Sequence[Leak | Claim], arms: Sequence[str]) -> list[Silence]:
-    """Return the reasons why attacks returned no result, the most frequent first."""
+    """Return the reasons why attacks returned no result, the most frequent reason first."""
     groups: dict[tuple[str, str], list[tuple[Leak | Claim, int]]] = {}
     for one in guesses:
         for (status, message), count in one.failures.items():
@@ -317,7 +317,7 @@ def charts(
     proved: Sequence[Row],
     compared: Sequence[Comparison],
 ) -> dict[str, Chart | None]:
-    """Return the charts of a run by name; None if the values were not measured."""
+    """Return the charts of a run by name; None for a chart whose values were not measured."""
     return {
         "accuracy": plots.curve(rounds, arms, "test_accuracy", "Test accuracy", as_share=True),
         "accuracy_by_time": plots.curve(
@@ -335,7 +335,7 @@ def charts(
 
 
 def votes(folder: RunFolder) -> list[Vote]:
-    """Return the clients' votes by arm; empty if no aggregation rule uses votes."""
+    """Return the clients' votes by arm; empty if no aggregation rule of the run uses votes."""
     weights = folder.read_table("weights").to_pylist()
     scores = folder.read_table("scores").to_pylist() if weights else []
     found = []

@@ -1,4 +1,4 @@
-"""Samples on a page: which originals and reconstructions a scenario allows, and the warning about them.
+"""Samples on a page: which original and reconstructed samples a scenario allows, and a warning about the samples.
 
 A page with reconstructions only is still sensitive, because a successful reconstruction shows the client's sample.
 """
@@ -26,7 +26,7 @@ _KEPT = "The tables images, texts and snapshots in the same folder always have t
 
 @dataclass(frozen=True)
 class Samples:
-    """Filter for samples of `images`, `texts` and `snapshots`; pages show samples only through it."""
+    """Filter that decides which samples of `images`, `texts` and `snapshots` a page shows."""
 
     mode: Literal["none", "blurred", "worst", "all", "reconstructed"]
     """`output.images`; `reconstructed` if it is null and the data are not known to be public."""
@@ -34,34 +34,34 @@ class Samples:
 
     @property
     def any(self) -> bool:
-        """Whether the page shows samples."""
+        """Return whether the page shows any samples."""
         return self.mode != "none"
 
     @property
     def truth(self) -> bool:
-        """Whether the page shows originals and their classes."""
+        """Return whether the page shows original samples and their classes."""
         return self.mode in ("worst", "all")
 
     def image(self, png: bytes) -> str:
-        """Return an image as a `data:` URL."""
+        """Return an image as a `data:` URL, blurred if the scenario requires blurred samples."""
         shown = _blurred(png) if self.mode == "blurred" else png
         return f"data:image/png;base64,{b64encode(shown).decode()}"
 
     def true_image(self, png: bytes) -> str | None:
-        """Return an original image as a `data:` URL; None if it is not shown."""
+        """Return an original image as a `data:` URL; None if the page does not show originals."""
         return None if self.mode == "reconstructed" else self.image(png)
 
     def words(self, words: list[str]) -> list[str]:
-        """Return the words of a sample."""
+        """Return the words of a text or record, replaced by placeholders if the scenario requires blurred samples."""
         return [HIDDEN] * len(words) if self.mode == "blurred" else words
 
     def true_words(self, words: list[str]) -> list[str] | None:
-        """Return the words of an original; None if it is not shown."""
+        """Return the words of an original text or record; None if the page does not show originals."""
         return None if self.mode == "reconstructed" else self.words(words)
 
     @property
     def warning(self) -> str | None:
-        """Warning about samples on the page; None if no warning is needed."""
+        """Return a warning about clients' samples on the page; None if no warning is needed."""
         if self.public or not self.any:
             return None
         shown = {
@@ -75,12 +75,12 @@ class Samples:
 
     @property
     def warning_of_folder(self) -> str | None:
-        """Warning about the page and the tables in its folder; None for public samples."""
+        """Return a warning about clients' samples on the page and in the folder's tables; None for public samples."""
         return None if self.public else " ".join(filter(None, (self.warning, _KEPT)))
 
 
 def shown(scenarios: Iterable[Mapping[str, Any]]) -> Samples:
-    """Return the filter for the page of scenarios with the same `output`: of a run, or of the trials of a sweep."""
+    """Return the filter of samples for the page of scenarios with the same `output`: a run, or a sweep's trials."""
     written = list(scenarios)
     public = all(is_public(scenario.get("data") or "digits") for scenario in written)
     mode = (written[0].get("output") or {}).get("images")
@@ -88,14 +88,14 @@ def shown(scenarios: Iterable[Mapping[str, Any]]) -> Samples:
 
 
 def of_sweep(sweep: SweepFolder) -> Samples:
-    """Return the filter for the page of a sweep; if its data vary, all of them must be public."""
+    """Return the filter of samples for a sweep's page; if the data vary, all data sets must be public."""
     varied = any(field.partition(".")[0] == "data" for field in sweep.fields)
     trials = [sweep.trial(f"{TRIALS}/{name}").scenario() for name in sweep.trial_names()] if varied else []
     return shown([sweep.scenario, *trials])
 
 
 def warning(folder: RunFolder) -> str | None:
-    """Return the warning about samples in the folder of a run or sweep; None without samples, or if all are public."""
+    """Return a warning about samples in the folder of a run or sweep; None without samples, or if all are public."""
     if is_sweep(folder):
         sweep = SweepFolder(folder)
         held = any(_has_samples(sweep.trial(f"{TRIALS}/{name}")) for name in sweep.trial_names())

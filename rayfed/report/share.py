@@ -1,4 +1,4 @@
-"""Copy of a run or sweep to share: settings and tables of figures, without samples or secrets.
+"""Copy of a run or sweep that is safe to share: settings and measured values, without samples or secrets.
 
 Only the files listed here are copied. The copy has no checkpoint (private states of clients and the server), no tables
 of samples or reconstructions, no description of the machine and no logs. Messages of exceptions are left out, because
@@ -46,7 +46,7 @@ def sharing(results: Results, out: str) -> Iterator[RunFolder]:
     """
     target = RunFolder.at(out)
     if target.exists(""):
-        raise UserError(f"'{out}' exists; give a new folder with --out")
+        raise UserError(f"'{out}' already exists; give a new folder with --out")
     try:
         if isinstance(results, Sweep):
             sweep = SweepFolder(results.folder)
@@ -61,7 +61,7 @@ def sharing(results: Results, out: str) -> Iterator[RunFolder]:
 
 
 def has_private_states(results: Results) -> bool:
-    """Return whether the folder has private states of clients, of the run or of a trial."""
+    """Return whether a run's folder, or that of any trial of a sweep, has private states of clients."""
     sweep = SweepFolder(results.folder)
     trials = [sweep.trial(f"{TRIALS}/{name}") for name in sweep.trial_names()] if isinstance(results, Sweep) else []
     return any(client_states.holds_any(folder) for folder in (results.folder, *trials))
@@ -104,7 +104,7 @@ def _ours(message: str) -> str:
 def rewritten(
     source: RunFolder, name: str, changes: Mapping[str, Callable[[Any], Any]], may_lack: Collection[str] = ()
 ) -> bytes:
-    """Return the file of a table with the values of some columns changed, by name; nulls stay.
+    """Return the file of a table with the values of some columns replaced, by column name; keep nulls.
 
     Tables of earlier versions may lack the columns `may_lack`. Raises `RunError` if the table cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Statement on a run: evidence for a file, a supervisory authority or an impact assessment, section by section.
+"""Evidence statement on a run, section by section, for a supervisory authority or an impact assessment.
 
 All figures come from the functions of the report. The statement depends only on the contents of the folder, so the same
 folder gives the same statement.
@@ -61,7 +61,7 @@ _PLACES = ("command", "search_path", "earlier", "hashes")
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text."""
+    """Table of text in a statement."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -69,7 +69,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A sample and its reconstruction: images as `data:` URLs, or words. `true` is None if it is not shown."""
+    """Sample and reconstruction in a statement: images as `data:` URLs, or words. `true` is None if not shown."""
 
     true: str | None
     reconstructed: str
@@ -83,7 +83,7 @@ Block = str | list[str] | Table | Picture
 
 @dataclass(frozen=True)
 class Section:
-    """A section, and the legal question that it addresses."""
+    """Section of a statement, with the legal question that the section addresses."""
 
     title: str
     blocks: Sequence[Block]
@@ -92,7 +92,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement on one run."""
+    """Evidence statement on one run."""
 
     folder: RunFolder
     """The run, or a copy without clients' data if `redacted`."""
@@ -104,12 +104,12 @@ class Statement:
 
     @property
     def title(self) -> str:
-        """Name of the scenario."""
+        """Return the title of the statement: the name of the scenario."""
         return str(self._scenario.get("name", "run"))
 
     @property
     def lead(self) -> list[str]:
-        """Paragraphs before the sections."""
+        """Return the paragraphs before the sections."""
         status = exits.status(self.folder)
         started = optional_document(self.original, ENVIRONMENT).get("started")
         played = f"Run started: {started}. " if started else ""
@@ -122,7 +122,7 @@ class Statement:
 
     @property
     def sections(self) -> list[Section]:
-        """All sections, in their order."""
+        """Return all sections in the order of the statement."""
         return [
             Section("Verdict", self._verdict),
             Section("System and data", self._system, "GDPR art. 35(7)(a): description and purposes"),
@@ -560,7 +560,7 @@ class Statement:
 
 
 def bounds_table(privacy: Sequence[Row]) -> Table | None:
-    """Return the proved bounds of rows of `privacy`, on guesses and membership inference; None without bounds."""
+    """Return the proved bounds on guesses and membership inference from rows of `privacy`; None without bounds."""
     rows = [
         [
             row["arm"],

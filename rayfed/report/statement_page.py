@@ -1,4 +1,4 @@
-"""Statement as HTML for A4 paper and as Markdown, with the same sections."""
+"""Writer of the evidence statement: HTML for A4 paper and Markdown, with the same sections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayfed.version import __version__
 
 
 def write_statement(folder: RunFolder, about: Path | None = None, redacted: bool = False) -> list[str]:
-    """Write `statement.html` and `statement.md` of a run into its folder, and return their paths or URLs.
+    """Write `statement.html` and `statement.md` into a run's folder, and return the paths or URLs of the files.
 
     `about` is a file with the user's entries; a copy is kept in the folder. If `redacted`, the files are
     `statement-redacted.html` and `.md`, without samples, labels, messages and file names. Raises `UserError` for a
@@ -35,7 +35,7 @@ def write_statement(folder: RunFolder, about: Path | None = None, redacted: bool
 
 
 def check_scored(path: str) -> None:
-    """Raise `UserError` if a path has reconstructions without scores, because the originals were not recorded."""
+    """Raise `UserError` if the folder at `path` has only unscored reconstructions, without recorded originals."""
     if RunFolder.at(path).exists(TABLE):
         raise UserError(
             f"{path}: NOT MEASURED, because the originals were not recorded and no reconstruction has a score. Record "

@@ -18,7 +18,7 @@ from rayfed.report.svg import DASHES, INK, SERIES, Chart, dash, dashes, line, pa
 
 @dataclass(frozen=True)
 class Success:
-    """Chart of the success rates of a run."""
+    """Chart of the attacks' success rates in a run."""
 
     chart: Chart
     """A panel per metric, with a line per arm and attack."""
@@ -29,12 +29,12 @@ class Success:
 
     @property
     def drawing(self) -> str:
-        """The chart as SVG."""
+        """Return the chart as an SVG element."""
         return svg(self.chart)
 
 
 def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> Success | None:
-    """Return the chart for rows of `attacks`; None if no image has a score.
+    """Return the chart of success rates for rows of `attacks`; None if no image has a score.
 
     `thresholds` are those of the probability of reconstruction success (PoRS).
     """

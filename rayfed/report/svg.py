@@ -71,7 +71,7 @@ STYLE: Any = {
 
 
 def dash(index: int) -> str:
-    """Return the SVG dash pattern of the arm at this index; empty for a solid line."""
+    """Return the SVG dash pattern of the arm at `index`; empty for a solid line."""
     return _DASHES[index // SERIES % len(_DASHES)]
 
 
@@ -100,43 +100,43 @@ class Chart:
 
 
 def panels(drawn: Figure, count: int, narrowest: float = 1.5) -> list[Axes]:
-    """Return `count` axes side by side, in several rows if they would be narrower than `narrowest` inches."""
+    """Return `count` axes side by side, in several rows if an axes would be narrower than `narrowest` inches."""
     across = side_by_side(float(drawn.get_figwidth()), count, narrowest)
     return [drawn.add_subplot(ceil(count / across), across, place + 1) for place in range(count)]
 
 
 def side_by_side(width: float, count: int, narrowest: float) -> int:
-    """Return how many panels of at least `narrowest` inches fit into `width` inches."""
+    """Return the number of panels of at least `narrowest` inches that fit into `width` inches."""
     return max(1, min(count, int(width // narrowest)))
 
 
 def line(index: int) -> dict[str, Any]:
-    """Return the line style of the arm at this index for a legend."""
+    """Return the legend's line style for the arm at `index`."""
     return {"color": series(index), "dashes": dashes(index), "marker": MARKERS[index % len(MARKERS)]}
 
 
 def series(index: int) -> str:
-    """Return the colour of the arm at this index."""
+    """Return the colour of the arm at `index`."""
     return f"C{index % SERIES}"
 
 
 def class_colour(index: int) -> str:
-    """Return the colour of the class or client at this index."""
+    """Return the colour of the class or client at `index`."""
     return f"C{SERIES + index}"
 
 
 def dashes(index: int) -> Any:
-    """Return the dash pattern of `dash` for matplotlib."""
+    """Return the dash pattern of the arm at `index` in matplotlib's format."""
     return tuple(float(length) for length in dash(index).split()) or (None, None)
 
 
 def short(name: str, most: int = 18) -> str:
-    """Return a name cut to `most` characters."""
+    """Return a name, shortened to at most `most` characters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def clean(text: str) -> str:
-    """Return a name with `$` escaped, so that matplotlib does not read a formula."""
+    """Escape `$` in a name, so that matplotlib does not parse a formula."""
     return text.replace("$", r"\$")
 
 

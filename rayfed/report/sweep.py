@@ -39,7 +39,7 @@ _STATES = ("finished", "stopped", "failed")
 
 @dataclass(frozen=True)
 class Nearest:
-    """Best reconstruction of an attack in one trial."""
+    """Best reconstruction by an attack in one trial of a sweep."""
 
     title: str
     """Title of the trial's setting."""
@@ -50,7 +50,7 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one arm's trials."""
+    """Costs of one arm over the trials of a sweep."""
 
     arm: str
     trials: int
@@ -61,13 +61,13 @@ class Cost:
 
 
 def write_sweep_report(sweep: SweepFolder, redacted: bool = False) -> str:
-    """Write `report.html` of a sweep and return its path or URL (see `rayfed.report.run.write_report`)."""
+    """Write `report.html` of a sweep and return the path or URL of the page."""
     contents = _contents(sweep) | {"redacted": redacted}
     return write_page(sweep.files, "sweep_report.html.j2", contents, plotting=contents["explorer"].x is not None)
 
 
 def try_sweep_report(sweep: SweepFolder, note: Callable[[str], object]) -> str | None:
-    """Write the report of a sweep and return its path; if that fails, note the reason and return None."""
+    """Write the report of a sweep and return its path; on an error, pass a note to `note` and return None."""
     page = None
     again = f"the results are kept; to try again: `rayfed report {sweep.url}`"
     with noting_errors(lambda why: note(f"the report of the sweep could not be written: {why}; {again}")):

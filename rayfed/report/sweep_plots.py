@@ -1,4 +1,4 @@
-"""Charts of the report of a sweep: measures by swept field."""
+"""Charts for the report of a sweep: measures as functions of each swept field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BAR = 0.36
 
 @dataclass(frozen=True)
 class Curve:
-    """Chart of the effect of one swept field in one arm."""
+    """Chart of the measures of one arm as functions of one swept field."""
 
     arm: str
     field: str
@@ -36,12 +36,12 @@ class Curve:
 
     @property
     def drawing(self) -> str:
-        """The chart as SVG."""
+        """Return the chart as an SVG element."""
         return svg(self.chart)
 
 
 def curves(settings: Sequence[Setting], measures: Sequence[str], colours: Sequence[str]) -> list[Curve]:
-    """Return a chart for each arm and field with at least two values; `colours` are all arms in order."""
+    """Return a chart for each arm and swept field with at least two values; `colours` lists all arms in order."""
     found = []
     for arm in dict.fromkeys(one.arm for one in settings):
         for path in dict.fromkeys(path for one in settings if one.arm == arm for path in one.fields):

@@ -1,4 +1,4 @@
-"""Console of the commands and the Python API."""
+"""Console on which the commands and the Python API print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WIDTH = 200
 
 
 def console() -> Console:
-    """Return a console for the terminal or notebook; otherwise its width is `COLUMNS` or `_WIDTH`."""
+    """Return a console for the terminal or notebook; otherwise with the width `COLUMNS` or `_WIDTH`."""
     found = Console(highlight=False, emoji=False)
     if found.is_terminal or found.is_jupyter or os.environ.get("COLUMNS", "").isdigit():
         return found

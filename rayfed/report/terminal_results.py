@@ -23,7 +23,7 @@ STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
 
 
 def table(*columns: str, left: int = 1) -> Table:
-    """Return an empty table whose first columns are aligned to the left, the others to the right."""
+    """Return an empty terminal table: the first columns are aligned to the left, the remaining columns to the right."""
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for place, column in enumerate(columns):
         made.add_column(column, justify="left" if place < left else "right", no_wrap=True)
@@ -31,7 +31,7 @@ def table(*columns: str, left: int = 1) -> Table:
 
 
 def leakage_table(rows: Sequence[LeakageRow], criterion: Criterion) -> Table:
-    """Return the table of leakage: a verdict and figures for each arm and batch size."""
+    """Return the table of leakage: a verdict and values for each arm and batch size."""
     batches = len({row.batch_size for row in rows} - {None}) > 1
     unit = "PSNR" if criterion.modality == "pixels" else "share"
     labels = any(row.labels is not None for row in rows)
@@ -49,7 +49,7 @@ def leakage_table(rows: Sequence[LeakageRow], criterion: Criterion) -> Table:
 
 
 def attacks_table(attacks: Sequence[Mapping[str, Any]], criterion: Criterion) -> Table | None:
-    """Return the table of attacks, a row for each attack on each arm; None if there is one attack only."""
+    """Return the table of attacks, one row per attack and arm; None if there is only one attack."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in attacks:
         groups[row["attack"], row["arm"]].append(row)
@@ -74,7 +74,7 @@ def attacks_table(attacks: Sequence[Mapping[str, Any]], criterion: Criterion) ->
 
 
 def cost_table(arms: Sequence[ArmSummary], privacy: Mapping[str, str]) -> Table | None:
-    """Return the table of cost, compared with the first arm; None without a training."""
+    """Return the table of each arm's cost relative to the first arm; None if nothing was trained."""
     known = [arm for arm in arms if arm.rounds]
     if not known:
         return None
@@ -104,7 +104,7 @@ def _quality(arm: ArmSummary, name: str) -> str:
 
 
 def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], criterion: Criterion) -> Table:
-    """Return an audit's table of attackers: the maximum of the leading metric by the attacker's knowledge."""
+    """Return an audit's table of attackers: the maximum of the leading metric per knowledge of the attacker."""
     unit = "PSNR" if criterion.modality == "pixels" else "share"
     made = table("arm", "batch", "distortion", *(f"{unit} {twin}" for twin in TWINS))
     for finding in found:
@@ -117,7 +117,7 @@ def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], 
 
 
 def inference_table(claims: Sequence[Claim]) -> Table:
-    """Return the table of inferences, a row for each attack on each arm, with chance and control."""
+    """Return the table of inference attacks, one row per attack and arm, with chance level and control."""
     made = table("arm", "attack", "measure", "value", "chance", "control", left=3)
     for claim in claims:
         value, chance, control = (_mean(spread) for spread in (claim.value, claim.chance, claim.control))
@@ -134,7 +134,7 @@ def _mean(spread: Any) -> str:
 
 
 def robustness_table(found: Matrix) -> Table:
-    """Return the accuracy of every arm against every opponent, and how often a backdoor works."""
+    """Return the table of each arm's accuracy and backdoor success rate under each poisoning opponent."""
     made = table("arm", *found.opponents)
     for arm in found.arms:
         made.add_row(Text(arm), *(_outcome(found.outcomes.get((arm, name))) for name in found.opponents))
@@ -148,7 +148,7 @@ def _outcome(outcome: Outcome | None) -> str:
 
 
 def summary_of_attack(attack: str, rows: Sequence[Mapping[str, Any]], noun: str) -> str:
-    """Return a line on one attack in one round: arms, samples and how many had no result, with the first reason."""
+    """Return a line on one attack in one round: arms, samples, and missing results with the first reason."""
     arms = len({row["arm"] for row in rows})
     each = len(rows) // arms
     silent = [row for row in rows if row["status"] != "ok"]

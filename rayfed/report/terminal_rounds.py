@@ -1,4 +1,4 @@
-"""Lines on a run's rounds: one line per round with a column for each arm, or one line per arm if these are many."""
+"""Printed lines on a run's rounds: one line per round with a column per arm, or one line per arm for many arms."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _QUALITIES = {"test_accuracy": "acc", "test_error": "error", "test_iou": "IoU", 
 
 
 class RoundLines:
-    """Lines on the rounds of one run; the first call also returns the heading."""
+    """Formatter of the printed lines on the rounds of one run; the first call also returns the heading."""
 
     def __init__(self, rounds: int, width: int) -> None:
-        """Create the lines of `rounds` rounds for a terminal of `width` characters."""
+        """Create a formatter for a run of `rounds` rounds and a terminal of `width` characters."""
         self._rounds, self._width = rounds, width
         self._columns: dict[str, int] = {}
 
     def lines(self, rows: Sequence[Mapping[str, Any]], left: str) -> list[str]:
-        """Return the lines on one round; `left` is the time left as text."""
+        """Return the lines on one round; `left` is the estimated time left as text."""
         if not rows:
             return []
         number = f"{rows[0]['round'] + 1:>3}/{self._rounds}"

@@ -135,7 +135,7 @@ class RunView:
             self.say(line)
 
     def clients_done(self, round: int, done: int, total: int) -> None:
-        """Show how many clients of the round are done."""
+        """Show the number of clients that have finished the round."""
         self._speed = f"{done / max(monotonic() - self._round_began, 1e-9):.1f} clients/s"
         first = next(iter(self._last.items()), None)
         of = f"{first[0]}, " if first and len(self._last) > 1 else ""
@@ -144,12 +144,12 @@ class RunView:
         self._now_and_then(f"round {round + 1}/{self._rounds}: {done} of {_plural(total, 'client')}, {self._speed}")
 
     def observations_done(self, round: int, done: int, total: int) -> None:
-        """Show how many observations of the attacks are done."""
+        """Show the number of attack observations (updates) that have been computed in the round."""
         self._show(f"round {round + 1}/{self._rounds}: observations", done, total, "")
         self._now_and_then(f"observation {done} of {total} done")
 
     def attacks_done(self, round: int, done: Sequence[tuple[str, float]], waiting: Sequence[str]) -> None:
-        """Show how many attacks are done, and the estimated time of the others."""
+        """Show the number of finished attacks, and the estimated time of the waiting attacks."""
         if not done:
             self._left = TimeLeft(self.seconds, monotonic(), {spec.title: spec.evaluations for spec in self._specs})
         self._left.ended(done)
@@ -162,7 +162,7 @@ class RunView:
             self._now_and_then(f"attack {len(done)} of {len(done) + len(waiting)} done, {title}; {left}")
 
     def search_goes_on(self, round: int, title: str, arm: str, standing: Standing) -> None:
-        """Show the progress of one search, and the estimated time left for all attacks."""
+        """Show the progress of one optimisation attack, and the estimated time left for all attacks."""
         self._left.heard(title, arm, standing, monotonic())
         left, every = self._time_for_attacks(), self._over + len(self._waiting)
         where = f"{title} on {arm}: {_stands(standing)}"
@@ -170,7 +170,7 @@ class RunView:
         self._now_and_then(f"{where}; attack {self._over + 1} of {every}; {left}")
 
     def trying(self, title: str, number: int, total: int, standing: Standing | None) -> None:
-        """Show which attack is in its trial before a run, and the progress of its search."""
+        """Show which attack is being timed before a run (its trial), and the progress of the attack's search."""
         if self._task is None:
             self._told = monotonic()
             self._begin_bar("trying attacks")
@@ -179,7 +179,7 @@ class RunView:
         self._now_and_then(f"{where}; trial {number + 1} of {total}")
 
     def tried(self) -> None:
-        """Remove the progress bar of the trials."""
+        """Remove the progress bar of the trials of attacks."""
         self.close()
         if self._task is not None:
             self._bar.remove_task(self._task)
@@ -201,7 +201,7 @@ class RunView:
         self._task = self._bar.add_task(description, total=None, rate="", left="")
 
     def pulse(self) -> None:
-        """Print the current step if there is no progress bar and no recent line; may be called from any thread."""
+        """Print the current step if no progress bar and no recent line shows it. May be called from any thread."""
         if self._doing:
             silent = monotonic() - self._heard
             since = f"; still running, no news for {_minutes(silent)}" if silent > _EVERY else ""
@@ -219,7 +219,7 @@ class RunView:
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """Print the results of a round and one line for each attack in it; the time left is that of all arms."""
+        """Print the results of a round and one line per attack in the round."""
         self._attacks += attacks
         self._inferences += inferences
         self._played += rows
@@ -249,11 +249,11 @@ class RunView:
 
     @property
     def folder(self) -> RunFolder | None:
-        """Folder of the run; None before the start."""
+        """Return the folder of the run; None before the start."""
         return self._folder
 
     def interrupted(self, kind: str) -> None:
-        """Print the results until an interruption, the path of the report, and the next step for this kind of run."""
+        """Print the results before an interruption, the path of the report, and the next step for the user."""
         self.close()
         if self._folder:
             self._attacks, self._inferences = (
@@ -270,7 +270,7 @@ class RunView:
                 self.note(f"{page} has no result, because no attack was finished; {todo}")
 
     def note(self, message: str) -> None:
-        """Print a note."""
+        """Print a line that begins with `note:`."""
         if message in self.noted:
             return
         self._console.print(Text.assemble(("note:", "yellow"), f" {message}"), soft_wrap=True)  # a path stays whole
@@ -281,7 +281,7 @@ class RunView:
         self._bar.stop()
 
     def stopped(self, state: str, kind: str) -> None:
-        """Print the state in which a run of this kind ended, and the next step; nothing if it did not start."""
+        """Print in which state the run ended, and the next step for the user. Print nothing if it did not start."""
         self.close()
         if self._folder:
             ended = {
@@ -376,7 +376,7 @@ class RunView:
         self._say_table(f"Cost{first}", cost_table(arms, self._privacy))
 
     def audited(self, weights: str, report: str) -> None:
-        """Print the results of an audit of these weights and the path of the report."""
+        """Print the results of an audit on the given weights and the path of the report."""
         self.close()
         with noting_errors(self._note_unprinted):
             self._say_audit(weights)
@@ -447,13 +447,13 @@ class RunView:
         return left
 
     def say(self, *parts: str | tuple[str, str]) -> None:
-        """Print text, with a style if given; brackets in names and paths are not read as markup."""
+        """Print text with optional styles; brackets in names and paths are not parsed as markup."""
         if not self._quiet:
             self._console.print(Text.assemble(*parts), soft_wrap=True)
 
 
 def guarantee_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a heading and a line for each row of `privacy` with a guarantee, or with the reason for none."""
+    """Return a heading and one line per row of `privacy`: the guarantee, or the reason why there is none."""
     said = [(row["arm"], _guarantee(row)) for row in rows if row.get("epsilon") is not None or row.get("note")]
     width = max((len(arm) for arm, _ in said), default=0)
     return ["Privacy guarantees"] * bool(said) + [f"  {arm:<{width}}  {line}" for arm, line in said]

@@ -71,15 +71,15 @@ class SweepView:
 
     @property
     def folder(self) -> Any:
-        """Folder of the sweep; None before the start."""
+        """Return the folder of the sweep; None before the start."""
         return self._folder
 
     def note(self, message: str) -> None:
-        """Print a note."""
+        """Print a line that begins with `note:`."""
         self._console.print(Text.assemble(("note:", "yellow"), f" {message}"), soft_wrap=True)  # a path stays whole
 
     def trial_done(self, trial: Any, rows: Sequence[dict[str, Any]]) -> None:
-        """Print one line for the trial, and after the first one the estimated time of the others."""
+        """Print one line for the trial; after the first trial, also the estimated time of the remaining trials."""
         self._ended += 1
         self._failed += rows[0]["status"] == "failed"
         with noting_errors(self._note_unprinted):
@@ -109,7 +109,7 @@ class SweepView:
         self._say(f"{what:<40}  accuracy {accuracy:>7}  PSNR {psnr}{stopped}", markup=False)
 
     def finished(self, rows: Sequence[dict[str, Any]], fields: Sequence[str], report: str | None) -> None:
-        """Print the settings in a table, by leakage, then remarks, the next step and the path of the report."""
+        """Print a table of the settings, sorted by leakage, then remarks, the next step and the report's path."""
         self.close()
         with noting_errors(self._note_unprinted):
             self._say_settings(rows, fields)
@@ -142,7 +142,7 @@ class SweepView:
             self._say(f"Next: rayfed recommend {quote(self._folder.url)} {' '.join(bounds)}", markup=False)
 
     def warn(self) -> None:
-        """Print a warning if the report has samples that may not be public."""
+        """Print a warning if the report contains samples that may not be public."""
         if self._folder and (said := warning(self._folder)):
             self.note(said)
 

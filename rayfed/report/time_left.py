@@ -16,7 +16,7 @@ _SILENT = 5.0
 
 
 class Left(NamedTuple):
-    """Estimated time left for some calls."""
+    """Estimated time left for some runs of attacks."""
 
     seconds: float
     how: Literal["about", "roughly", "at least"]
@@ -31,10 +31,10 @@ class _Search(NamedTuple):
 
 
 class TimeLeft:
-    """Estimate from measured work; parallel calls count by their work per second."""
+    """Estimator of the time left for attacks, from measured work; parallel calls add up their work per second."""
 
     def __init__(self, expected: Mapping[str, float], now: float, evaluations: Mapping[str, int] | None = None) -> None:
-        """Start the estimate at `now` (s).
+        """Start the estimate at the time `now` (s).
 
         `expected` has the seconds of one call of an attack by title, if known. `evaluations` has the maximum number of
         sequential evaluations of its objective.
@@ -44,20 +44,20 @@ class TimeLeft:
         self._searches: dict[tuple[str, str], _Search] = {}
 
     def ended(self, done: Sequence[tuple[str, float]]) -> None:
-        """Record all finished calls as (title, seconds of work)."""
+        """Record all finished calls of attacks, as pairs (title, seconds of work)."""
         self._took = {}
         for title, seconds in done:
             self._took.setdefault(title, []).append(seconds)
 
     def heard(self, title: str, arm: str, standing: Standing, now: float) -> None:
-        """Record the progress of one search."""
+        """Record the reported progress of one optimisation attack."""
         known = self._searches.get((title, arm))
         same = known is not None and known.standing.search <= standing.search and now - known.heard < _SILENT
         began = known.began if known is not None and same else now - standing.seconds
         self._searches[title, arm] = _Search(began, now, standing)
 
     def left(self, waiting: Sequence[str], now: float) -> Left:
-        """Return the time left for the calls that are waiting or running."""
+        """Return the estimated time left for the attacks that are waiting or running."""
         going = [(title, s) for (title, _), s in self._searches.items() if now - s.heard < _SILENT and title in waiting]
         pace, counted = self._seconds_each(), set[str]()
         known = {title: seconds for title in dict.fromkeys(waiting) if (seconds := self._of_call(title)) is not None}

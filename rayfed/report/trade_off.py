@@ -1,4 +1,4 @@
-"""Chart of leakage and utility or cost, with error bars: the plot of the report for papers."""
+"""Chart of leakage against utility or cost, with error bars: the report's interactive plot, drawn for papers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NARROWEST = 2.0
 
 
 def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
-    """Return a chart with a panel per measure of leakage that differs; None if the report has no plot.
+    """Return a trade-off chart, one panel per measure of leakage that differs; None if the report has no plot.
 
     `arms` are all arms in the order of their colours. The line is the Pareto front.
     """

@@ -1,4 +1,4 @@
-"""Page and table of reconstructions without known originals, so without scores and verdicts."""
+"""Page and table of reconstructions whose originals are not known, without scores and verdicts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SCHEMA = pa.schema(
 
 
 def rows_of(round: int, client: int, attack: str, found: Reconstruction) -> list[dict[str, Any]]:
-    """Return a row per reconstruction of an attack, or one row without a sample if it returned none."""
+    """Return one row per reconstruction of an attack, or one row without a sample if the attack returned none."""
     key = {"round": round, "client": client, "attack": attack, "status": found.status, "message": found.message}
     key |= {"objective": None if isnan(found.loss) else found.loss, "iterations": found.iterations}
     nothing = found.status in ("not applicable", "failed")
@@ -41,7 +41,7 @@ def rows_of(round: int, client: int, attack: str, found: Reconstruction) -> list
 
 
 def write_unscored(folder: RunFolder, title: str, rows: Iterable[dict[str, Any]], remarks: Iterable[str]) -> str:
-    """Write the table and `report.html`, and return the path or URL of the page."""
+    """Write the table of unscored reconstructions and `report.html`; return the path or URL of the page."""
     table = pa.Table.from_pylist(list(rows), schema=_SCHEMA)
     buffer = BytesIO()
     pq.write_table(table, buffer)

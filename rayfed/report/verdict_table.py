@@ -1,4 +1,4 @@
-"""Table of verdicts of the report and the statement: one row for each arm, in the words of the terminal."""
+"""Table of verdicts in the report and the statement: one row for each arm, in the same words as on the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayfed.report.results_text import STATES, value_text
 
 @dataclass(frozen=True)
 class VerdictRow:
-    """Cells of one arm, without its name."""
+    """Cells of one arm in the table of verdicts, without the arm's name."""
 
     arm: str
     state: State
@@ -27,7 +27,7 @@ class VerdictRow:
 
 @dataclass(frozen=True)
 class VerdictTable:
-    """Verdicts of a run, and the lines below them."""
+    """Table of verdicts on the arms of a run, with explanations below the table."""
 
     title: str
     headings: Sequence[str]
@@ -48,7 +48,7 @@ def verdict_table(
     weights: str,
     finished: bool = True,
 ) -> VerdictTable:
-    """Return the table of verdicts of a run; `weights` are those that were attacked."""
+    """Return the table of verdicts of a run; `weights` describes the attacked weights."""
     criterion = criterion_of(scenario, attacks)
     by_arm: dict[str, list[LeakageRow]] = {verdict.arm: [] for verdict in verdicts}
     for row in leakage_rows(scenario, attacks, finished):
@@ -83,7 +83,7 @@ def verdict_table(
 
 
 def epsilons(privacy: Iterable[Row]) -> dict[str, str]:
-    """Return the epsilon of each arm with its unit, from rows of `privacy`; arms without a statement are left out."""
+    """Return each arm's epsilon with its unit from rows of `privacy`; omit arms without a guarantee."""
     found: dict[str, list[str]] = {}
     for row in privacy:
         if row.get("epsilon") is not None:

@@ -24,7 +24,7 @@ _OF_IMAGES = " PSNR compares images pixel by pixel, so look at the images as wel
 
 @dataclass(frozen=True)
 class Statement:
-    """One entry of a summary."""
+    """Entry of a summary in the report."""
 
     heading: str
     lines: list[str]
@@ -57,7 +57,7 @@ def of_sweep(
     classes: Mapping[int, str] | None,
     arms: Sequence[str],
 ) -> list[Statement]:
-    """Return the summary of a sweep; `worst` is the setting and the row of `attacks` of the best reconstruction."""
+    """Return the summary of a sweep; `worst` is the setting and the row of `attacks` with the best reconstruction."""
     found = closest_sample(worst[1], criterion, f"under the setting {worst[0]}", classes) if worst else []
     ranges = [_ranges(arm, [one for one in settings if one.arm == arm]) for arm in arms]
     found.append(Statement("Accuracy, leakage and time over the settings", [line for line in ranges if line][:MOST]))
@@ -73,7 +73,7 @@ def of_sweep(
 
 
 def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
-    """Return (state, sentence) for each verdict on attacked settings.
+    """Return pairs (state, sentence): one per kind of verdict on the attacked settings of a sweep.
 
     The worst verdict over all attacks and repeats counts for a setting. If a verdict is not known, the sentence has
     the reason.
@@ -120,7 +120,7 @@ def _figures(rows: Sequence[Row], state: State) -> str:
 
 
 def unplayed(status: Mapping[str, Any]) -> str:
-    """Return how many trials of a sweep did not finish, with their settings; empty if all did."""
+    """Return a sentence on the trials of a sweep that did not finish, with their settings; empty if all did."""
     left = status.get("trials", 0) - status.get("trials_done", 0)
     if left <= 0:
         return ""
@@ -140,7 +140,7 @@ def _in_some(rows: Sequence[Row], state: State) -> str:
 
 
 def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True, trained: bool = True) -> Statement:
-    """Return the (epsilon, delta) of each arm, those withdrawn, and a warning if the noise is not `secure`.
+    """Return sentences on each arm's (epsilon, delta) guarantee, with a warning if the noise is not `secure`.
 
     Without rows, `trained` selects the reason: no mechanism has an account, or nothing was trained.
     """
@@ -169,12 +169,12 @@ def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True,
 
 
 def secure(scenario: Row) -> bool:
-    """Return whether every run of a scenario samples fresh noise and keys."""
+    """Return whether every run of a scenario draws fresh noise and keys, independent of the seed."""
     return bool((scenario.get("privacy") or {}).get("secure"))
 
 
 def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
-    """Return the model, the data and the attacked weights of a run; empty if model or data are unknown."""
+    """Return a sentence on a run's model, data and attacked weights; empty if model or data are unknown."""
     model, data = (scenario.get(section) or {} for section in ("model", "data"))
     if not model.get("name") or not data.get("name"):
         return ""
@@ -194,7 +194,7 @@ def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
 
 
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
-    """Return warnings about insecure encryption keys; `values` are those of `key_bits` in a sweep."""
+    """Return warnings about insecure encryption key lengths; `values` are the `key_bits` of a sweep."""
     specs = {"federation": (scenario.get("federation") or {}).get("protection")}
     specs |= {
         f"arm {name}": arm.get("protection")
@@ -236,7 +236,7 @@ def _held(lines: list[str], images: bool, trained: bool = True) -> Statement:
 
 
 def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[int, str] | None) -> list[Statement]:
-    """Return the sample of the best reconstruction, its attack, score and inputs of the attack.
+    """Return statements on the best reconstruction: the sample, the attack, its score and the attack's inputs.
 
     `classes` is as in `of_run`. Only a leak is called reconstructed.
     """

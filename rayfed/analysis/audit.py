@@ -43,7 +43,7 @@ DEFENCES: Defences = {
 
 @dataclass(frozen=True)
 class Method:
-    """An attack that the audit runs."""
+    """Attack that the audit runs, with its cost and limits."""
 
     name: str
     evaluations: int = 0
@@ -55,7 +55,7 @@ class Method:
     """Weight of a search when time is divided among several."""
 
     def takes(self, modality: Modality, batch: int) -> bool:
-        """Return whether the attack runs on batches of such samples."""
+        """Return whether the attack runs on batches of `batch` samples of a modality."""
         from rayfed.samples import taken  # imports PyTorch, which readers of tables do not need
 
         works = modality in taken("attacks", registry.find("attacks", self.name))
@@ -94,7 +94,7 @@ GIVEN = {
 }
 """Knowledge of each attacker, in words."""
 EXPLAINS = 5e-6
-"""Maximum `fit` at which samples explain the gradient.
+"""Maximum `fit` (gradient distance) at which reconstructed samples explain the observed gradient.
 
 `fit` is their distance from the gradient, relative to that of a grey sample. The limit is the rounding error of an
 exact result in single precision. Without noise, larger distances can distinguish samples,
@@ -151,24 +151,24 @@ class Plan:
 
     @property
     def modality(self) -> Modality:
-        """Form of the samples; raises `UserError` for an unknown data set."""
+        """Return the modality of the samples, such as images. Raises `UserError` for an unknown data set."""
         from rayfed.samples import held
 
         return held(registry.find("datasets", self.data["name"]))
 
     @property
     def asked(self) -> bool:
-        """Whether the user named defences, so that each of them needs a result."""
+        """Return whether the user named defences, so that each named defence needs a result."""
         return not self.defences.keys() <= DEFENCES.keys()
 
     @property
     def searches(self) -> list[tuple[Method, int]]:
-        """The methods and batch sizes for which iterations have to be chosen."""
+        """Return the pairs of method and batch size whose number of iterations has to be chosen."""
         every = product(METHODS, self.batches)
         return [(m, batch) for m, batch in every if m.evaluations and m.takes(self.modality, batch)]
 
     def scenario_text(self, iterations: Mapping[str, int]) -> str:
-        """Return the audit as a scenario in YAML: one round without training, and its attacks, closed forms first.
+        """Return the audit as a YAML scenario: one round without training, and its attacks, closed forms first.
 
         `iterations` maps the title of a search (`title`) to its iterations.
         """
@@ -206,7 +206,7 @@ class Plan:
 
 
 def called(pipeline: Sequence[Mapping[str, Any]]) -> str:
-    """Return the name of an arm of these defences, with their parameters."""
+    """Return the arm name for a pipeline of defences, with the defences' parameters."""
     parts = []
     for defence in pipeline:
         settings = ", ".join(f"{key} {value}" for key, value in defence.items() if key != "name")
@@ -215,7 +215,7 @@ def called(pipeline: Sequence[Mapping[str, Any]]) -> str:
 
 
 def title(method: Method, batch: int) -> str:
-    """Return the name of a method on a batch size, shared by all attackers that use it."""
+    """Return the title of a method at a batch size, shared by all attackers that use the method."""
     return f"{method.name} batch {batch}"
 
 
@@ -280,7 +280,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Criterion:
-    """Conditions of a leak: a reconstruction reaches the threshold, beats the baseline, and is identified."""
+    """Conditions of a leak: a reconstruction reaches the threshold, beats the baseline, and identifies its sample."""
 
     needs: ClassVar[tuple[str, ...]] = ("above_baseline", "identified")
     """Metrics that the criterion needs in addition to the leading one."""
@@ -290,53 +290,53 @@ class Criterion:
 
     @property
     def noun(self) -> str:
-        """Noun for a sample: image, text or record."""
+        """Return the noun for a sample of the modality: image, text or record."""
         return NOUNS[self.modality]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all metrics that the criterion uses; tables of earlier versions lack `above_public`."""
+        """Return the names of all metrics that the criterion uses; tables of earlier versions lack `above_public`."""
         return leading(self.modality).name, *self.needs, "above_public"
 
     @classmethod
     def of(cls, modality: Modality, threshold: float | None) -> Criterion:
-        """Return the criterion for a modality, with the default threshold unless one is given."""
+        """Return the criterion for a modality, with the modality's default threshold unless `threshold` is given."""
         usual = leading(modality).threshold
         assert usual is not None
         return cls(modality, usual if threshold is None else threshold)
 
     def nearness(self, row: Row) -> float | None:
-        """Return the leading metric of a row of attacks, up to its ceiling; None if it is not a number."""
+        """Return the leading metric of a row of `attacks`, clipped at its ceiling; None if it is not a number."""
         metric = leading(self.modality)
         value = row.get(metric.name)
         return None if value is None or value != value else min(value, metric.ceiling)
 
     def near(self, row: Row) -> bool:
-        """Return whether a row's reconstruction reaches the threshold and beats the baseline."""
+        """Return whether the reconstruction in a row of `attacks` reaches the threshold and beats the baseline."""
         value = self.nearness(row)
         return value is not None and value >= self.threshold and (row["above_baseline"] or 0.0) > 0
 
     def leaks(self, row: Row) -> bool:
-        """Return whether a row of attacks is a leak."""
+        """Return whether the reconstruction in a row of `attacks` is a leak."""
         return self.near(row) and row["identified"] == 1 and not self.like_public(row)
 
     def like_public(self, row: Row) -> bool:
-        """Return whether a public sample is at least as close as the row's reconstruction."""
+        """Return whether a public sample is at least as close to the true sample as the row's reconstruction."""
         above = row.get("above_public")
         return above is not None and above <= 0
 
     def part(self, rows: Sequence[Row]) -> Part | None:
-        """Return the parts of samples that rows of one arm and batch size recover by more than chance, or None."""
+        """Return the parts of samples (columns, tokens, pixels) recovered by more than chance in some rows, or None."""
         return beyond_chance(rows)
 
     def lacking(self, row: Row) -> str:
-        """Return why the row of a finished attack has no usable result."""
+        """Return the reason why the row of a finished attack has no usable result."""
         return (
             "returned no finite reconstruction" if self.nearness(row) is None else f"without {' and '.join(self.needs)}"
         )
 
     def called(self, row: Row) -> str:
-        """Return `reconstructed` if a row is a leak, otherwise why it is not."""
+        """Return `reconstructed` if a row of `attacks` is a leak, otherwise the reason why it is not."""
         value = self.nearness(row)
         if self.leaks(row):
             return "reconstructed"
@@ -351,20 +351,20 @@ class Criterion:
         return f"below {self.written(self.threshold)}"
 
     def written(self, value: float) -> str:
-        """Return a value of the leading metric as text."""
+        """Format a value of the leading metric with its unit."""
         if self.modality != "pixels":
             return f"{100 * value:.0f} %"
         return f">{PSNR_CEILING:.0f} dB" if value >= PSNR_CEILING else f"{value:.1f} dB"
 
 
 def modality_of(attacks: Sequence[Row]) -> Modality:
-    """Return the modality of the samples in rows of attacks, inferred from the metrics that were measured."""
+    """Return the modality of the samples in rows of `attacks`, inferred from the measured metrics."""
     others = (form for form in NOUNS if form != "pixels")
     return next((form for form in others if any(measured(row.get(leading(form).name)) for row in attacks)), "pixels")
 
 
 def noun_of(rows: Sequence[Row]) -> str:
-    """Return the noun for the samples in rows of attacks or outcomes: `sample` if no metric was measured."""
+    """Return the noun for the samples in rows of attacks or outcomes; `sample` if no metric was measured."""
     form = modality_of(rows)
     return NOUNS[form] if any(measured(row.get(leading(form).name)) for row in rows) else "sample"
 
@@ -378,7 +378,7 @@ def findings(
     closed: Collection[str] = CLOSED_FORMS,
     changed: bool = False,
 ) -> list[Finding]:
-    """Return the findings of all arms and batch sizes, in the order of the rows.
+    """Return the findings on all arms and batch sizes, in the order of the rows of `attacks`.
 
     `untimed` are the titles (`title`) of searches that ran `FEWEST` evaluations because their speed was not known.
     `undefended` are the arms that show whether an attack works. `closed` are the titles of closed forms. If a run has
@@ -560,7 +560,7 @@ def _unexplained(rows: Sequence[Row], bare: bool) -> str:
 
 
 def explains(told: Sequence[Row], rows: Sequence[Row]) -> bool:
-    """Return whether each sample of `rows` has a row in the first argument that explains the update (`fit`)."""
+    """Return whether each sample of `rows` has a row in `told` whose reconstruction explains the update (`fit`)."""
     explained = {_sample(row) for row in told if row.get("fit") is not None and row["fit"] <= EXPLAINS}
     return explained >= {_sample(row) for row in rows}
 
@@ -568,7 +568,7 @@ def explains(told: Sequence[Row], rows: Sequence[Row]) -> bool:
 def unread(
     rows: Sequence[Row], criterion: Criterion, undefended: Collection[str], closed: Collection[str] = CLOSED_FORMS
 ) -> dict[tuple[str, int], str]:
-    """Return arms and batch sizes without a valid adaptive attack, with the reason (one of `UNREAD`).
+    """Return the arms and batch sizes without a valid adaptive attack, with the reason (one of `UNREAD`).
 
     Adaptive attacks need a result for every attacked sample. One of them has to succeed on a sample without a defence
     and to have a result for this sample here.
@@ -634,7 +634,7 @@ def _targets_guessed(rows: Sequence[Row]) -> float | None:
 
 
 def short_title(row: Row) -> str:
-    """Return the name of a row's attack, without the batch size and the attacker in the audit's titles."""
+    """Return the name of the attack in a row, without the batch size and the attacker that an audit's title has."""
     named: str = row["attack"]
     return named.partition(" batch ")[0]
 
@@ -646,7 +646,7 @@ def _twin(row: Row) -> str:
 
 
 def played_by(row: Row) -> str:
-    """Return the name of a row's attack with its attacker."""
+    """Return the name of the attack in a row, with the attacker: `dlg, adaptive`."""
     return f"{short_title(row)}, {_twin(row)}"
 
 
@@ -660,7 +660,7 @@ def _reason(row: Row, criterion: Criterion) -> str:
 
 
 def sentence(found: Sequence[Finding], criterion: Criterion, earlier: Sequence[Finding] = ()) -> str:
-    """Return one sentence on an arm, from its findings of all batch sizes.
+    """Return one sentence on an arm from the findings on all batch sizes of the arm.
 
     Labels with the same result on an `earlier` arm are not repeated.
     """
@@ -742,7 +742,7 @@ def _whole(finding: Finding, noun: str) -> str:
 
 
 def in_part(finding: Finding, criterion: Criterion) -> str:
-    """Return the recovered share of the samples' parts, with the columns; empty if it may be due to chance."""
+    """Return the share of the samples' parts that attacks recover, with the columns; empty if maybe due to chance."""
     part = finding.part
     if part is None:
         return ""
@@ -824,7 +824,7 @@ def _unsaid(group: Sequence[Finding], earlier: Sequence[Finding], told: Callable
 
 
 def labels_beyond(found: Sequence[Finding]) -> str:
-    """Return the labels or targets that attackers recover beyond the baseline, with figures; empty if there are none.
+    """Return the labels or targets recovered beyond the baseline, with values; empty if there are none.
 
     A result that may be due to chance says so.
     """
@@ -835,7 +835,7 @@ def labels_beyond(found: Sequence[Finding]) -> str:
 
 
 def by_luck(found: Sequence[Finding]) -> bool:
-    """Return whether everything in `labels_beyond` may be due to chance."""
+    """Return whether all labels or targets in `labels_beyond` may have been recovered by chance."""
     labels = [one.labels for one in found if one.labels and _beyond(one.labels)]
     return bool(labels) and all(map(_lucky, labels)) and not any(map(_nearer, found))
 
@@ -885,7 +885,7 @@ def _baseline_of_labels(labels: Named) -> str:
 
 
 def distortions(attacks: Sequence[Row]) -> dict[str, float]:
-    """Return each arm's mean relative distance of the defended gradient from the true one, the smallest first."""
+    """Return each arm's mean relative distance between defended and true gradient, smallest distance first."""
     arms: dict[str, list[float]] = {}
     for row in attacks:
         if row["distortion"] is not None and isfinite(row["distortion"]):

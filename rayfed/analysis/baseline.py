@@ -1,4 +1,4 @@
-"""Comparison of a gate's result with an earlier one: whether significantly more leaks.
+"""Comparison of a gate's result with the result of an earlier gate: whether significantly more leaks.
 
 Each attacked update has one value: the mean over its samples of the best result of any attack. Values of the same
 samples are compared by the paired t test (Student 1908), values of other samples by Welch's test (1947). Both are
@@ -38,13 +38,13 @@ Key = tuple[int, int, int]
 
 
 def attacked(images: Iterable[Row], texts: Iterable[Row]) -> str:
-    """Return the SHA-256 of the set of attacked samples."""
+    """Return the SHA-256 digest of the set of attacked samples."""
     every = {(row["round"], row["victim"], row["sample"], repr(row["true"])) for row in [*images, *texts]}
     return sha256(repr(sorted(every)).encode()).hexdigest()
 
 
 def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the results of attacks on every attacked update, by arm: round, batch size, client, values by metric.
+    """Return the results on every attacked update, by arm: round, batch size, client, values by metric.
 
     `attacks` are those with a result, with their maximum iterations over all repeats. A value is the mean over the
     update's samples of the best result of any attack, to four digits. `leaked` is the number of samples that leak by
@@ -85,7 +85,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
 
 @dataclass(frozen=True)
 class Change:
-    """Change of one metric on one arm since the baseline."""
+    """Change of one metric of leakage on one arm since the baseline."""
 
     run: int
     """Index of the run in the gate."""
@@ -106,7 +106,7 @@ class Change:
 
     @property
     def details(self) -> str:
-        """The compared samples, the updates that leak now only, and the reason, as text."""
+        """Return the compared samples, the newly leaking updates, and the reason of the state, as text."""
         kinds: dict[Test | None, str] = {"paired t": "same samples", "Welch t": "other samples"}
         compared = (
             f"{kinds[self.test]}, {self.test} test" if self.test and self.p is not None else kinds.get(self.test, "")
@@ -117,7 +117,7 @@ class Change:
 
     @property
     def sentence(self) -> str:
-        """One-line description of the change."""
+        """Return a one-line description of the change."""
         title = f"{self.arm}, {METRICS[self.metric].title} since the baseline: {self.state.upper()}"
         difference = "" if self.difference is None else f"{self.difference:+.3g} over {self.updates} updates"
         p = "" if self.p is None else f"p {self.p:.2g}"
@@ -126,7 +126,7 @@ class Change:
 
 
 def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
-    """Return the changes of all arms and metrics between two documents of `rayfed.report.gate`."""
+    """Return the changes of all arms and metrics between two results of a gate (`rayfed.report.gate`)."""
     found = []
     for run, mine in enumerate(now["runs"]):
         nothing: dict[str, Any] = {"samples": "", "arms": [], "updates": [], "finished": True}

@@ -35,7 +35,7 @@ _WIDEST = 60
 
 @dataclass(frozen=True)
 class Difference:
-    """One field that differs between scenarios."""
+    """Field that differs between the compared scenarios."""
 
     path: str
     values: list[str]
@@ -58,7 +58,7 @@ class Comparison:
 
 
 def compare(results: Sequence[Results], against: str | None = None) -> Comparison:
-    """Compare several runs and sweeps in the order given, by differences from the arm `against`.
+    """Compare several runs and sweeps in the given order, as differences from the arm `against`.
 
     Raises `UserError` for fewer than two runs or sweeps, and for an unknown arm.
     """
@@ -92,7 +92,7 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
 
 
 def attacks_changed(scenarios: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of attacks that are in all scenarios, but with different settings."""
+    """Return the names of the attacks that all scenarios have, but with different settings."""
     own = [
         {str(attack.get("label") or attack["name"]): attack for attack in one.get("attacks") or []} for one in scenarios
     ]

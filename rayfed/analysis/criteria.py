@@ -1,4 +1,4 @@
-"""Criteria of a paper on Bayesian privacy, which marks arms that are private, accurate and cheap.
+"""Criteria for arms that are private, accurate and cheap, from a paper on Bayesian privacy.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.2 and table 1.
 """
@@ -22,7 +22,7 @@ MOST_SECONDS = 100.0
 
 @dataclass(frozen=True)
 class CriteriaMet:
-    """Whether one arm under one attack satisfies four bounds; None if the bounded quantity was not measured."""
+    """Result of four bounds on one arm under one attack; None for a bound on a quantity that was not measured."""
 
     arm: str
     attack: str
@@ -33,12 +33,12 @@ class CriteriaMet:
 
     @property
     def satisfies(self) -> bool:
-        """Whether the arm satisfies all bounds."""
+        """Return whether the arm satisfies all four bounds."""
         return all((self.accuracy, self.bp_mse, self.bp_ki, self.seconds))
 
 
 def criteria(arms: Sequence[ArmSummary], leaks: Sequence[Leak]) -> list[CriteriaMet]:
-    """Return, for each attack on each arm, whether the bounds on accuracy, `bp_mse`, `bp_ki` and seconds hold."""
+    """Return, per attack and arm, whether the bounds on accuracy, `bp_mse`, `bp_ki` and seconds hold."""
     best = max((arm.accuracy for arm in arms if arm.accuracy is not None), default=None)
     by_name = {arm.name: arm for arm in arms}
     return [_judge(by_name[leak.arm], leak, best) for leak in leaks if leak.scores["bp_ki"]]

@@ -1,4 +1,4 @@
-"""Formatting of measured figures for tables and sentences."""
+"""Formatting of measured values for tables and sentences."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SCALES = {"bytes": ("MB", 1e-6)}
 
 
 def heading(measure: str) -> str:
-    """Return a column's title with its unit: `PSNR (dB)`."""
+    """Return the column heading of a measure with its unit: `PSNR (dB)`."""
     title, unit = MEASURES[measure].title, MEASURES[measure].unit
     title = title.replace("bytes sent", "sent") if unit == "bytes" else title
     unit = _SCALES.get(unit, (unit, 1))[0]
@@ -88,7 +88,7 @@ def _factor(measure: str) -> float:
 
 
 def said(measure: str, value: float) -> str:
-    """Return a value with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
+    """Format the value of a measure with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
     unit = MEASURES[measure].unit
     if MEASURES[measure].proved:
         return at_most(value)
@@ -102,7 +102,7 @@ def said(measure: str, value: float) -> str:
 
 
 def said_with_interval(measure: str, estimate: Estimate) -> str:
-    """Return a mean with its unit and 95 % interval, `12.3 dB (11.8 dB to 12.9 dB)`, or with both of two values.
+    """Format a mean with its unit and 95 % interval, `12.3 dB (11.8 dB to 12.9 dB)`, or with both of two values.
 
     Without an interval, return only the mean.
     """
@@ -114,7 +114,7 @@ def said_with_interval(measure: str, estimate: Estimate) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """Table of text with settings as rows."""
+    """Table of text with one row per setting (arm and swept values)."""
 
     headings: list[str]
     words: int
@@ -127,7 +127,7 @@ class Grid:
 
 
 def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None = None) -> Grid:
-    """Return a table with a row for each setting.
+    """Return a table of text with one row per setting.
 
     `columns` maps names to headings, in order; None for the default heading. Names are `run`, `arm`, `attack`, swept
     fields and measures. By default all columns with a known value are included. If an attack does not apply to an arm
@@ -164,12 +164,12 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
 
 
 def mark(one: Setting) -> str:
-    """Return the mark of a setting's name if its model is useless, otherwise an empty string."""
+    """Return the mark to append to a setting's name if the setting's model is useless, otherwise an empty string."""
     return USELESS * bool(one.useless or one.collapsed)
 
 
 def marked(name: str, one: Setting) -> str:
-    """Return a formatted value, with a mark if it is no evidence of protection."""
+    """Format the value of a measure, with a mark if the value is no evidence of protection."""
     text = cell(name, one.measures.get(name))
     if text == NONE or not of_attacks(name):
         return text
@@ -267,7 +267,7 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
 
 
 def notes_on_marks(settings: Sequence[Setting], shown: Sequence[str]) -> list[str]:
-    """Return the meanings of the marks on names of settings and on values of these measures."""
+    """Return explanations of the marks on the shown settings and on the values of the shown measures."""
     notes = []
     if any(each.useless for each in settings):
         notes.append(f"{USELESS}: its accuracy does not beat the majority class, so it is not compared.")
@@ -295,7 +295,7 @@ def notes_on_marks(settings: Sequence[Setting], shown: Sequence[str]) -> list[st
 
 
 def short_names(fields: Sequence[str]) -> list[str]:
-    """Return paths, shortened to their last key if that is unambiguous."""
+    """Shorten paths of fields to their last key, unless two shortened paths would be equal."""
     last = [path.rpartition(".")[2] for path in fields]
     return [name if last.count(name) == 1 else path for name, path in zip(last, fields, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Formatting of numbers as text; the report uses these functions as Jinja filters."""
+"""Formatting of numbers as text. The report uses the functions as Jinja filters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def points(value: float | None) -> str:
 
 
 def decibel(value: float | None) -> str:
-    """Format a PSNR: 'exact' for infinity, '>100' above the ceiling."""
+    """Format a PSNR in dB: 'exact' for infinity, '>100' above the ceiling."""
     if value is None or not measured(value):
         return NONE
     if isinf(value) and value > 0:
@@ -49,7 +49,7 @@ def called(row: Mapping[str, Any]) -> str:
 
 
 def near(row: Mapping[str, Any]) -> str:
-    """Format the similarity of a reconstruction: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
+    """Format the similarity of a row's reconstruction: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
     for metric in _FOUND:
         if measured(row.get(metric.name)):
             return f"{share(row[metric.name])} of its {metric.title}"
@@ -58,12 +58,12 @@ def near(row: Mapping[str, Any]) -> str:
 
 
 def decibel_mean(value: float) -> str:
-    """Format a mean PSNR of clipped values; a mean at the ceiling is written as '≥'."""
+    """Format a mean of clipped PSNR values; a mean at the ceiling begins with '≥'."""
     return f"≥{PSNR_CEILING:.0f}" if value >= PSNR_CEILING else f"{value:.1f}".replace("-", "−")
 
 
 def plain(value: float | None, digits: int = 3) -> str:
-    """Format a number with this many significant digits: 0.01234 -> '0.0123'; small numbers as '1.2e-09'."""
+    """Format a number with `digits` significant digits: 0.01234 -> '0.0123'; small numbers as '1.2e-09'."""
     return f"{value:.{digits}g}".replace("-", "−") if value is not None and measured(value) else NONE
 
 
@@ -73,7 +73,7 @@ def error(value: float | None) -> str:
 
 
 def fixed(value: float | None, digits: int = 3) -> str:
-    """Format a number with this many decimals."""
+    """Format a number with `digits` decimals."""
     return f"{value:.{digits}f}".replace("-", "−") if value is not None and measured(value) else NONE
 
 
@@ -88,7 +88,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Format bytes in decimal units: 1234567 -> '1.23 MB'."""
+    """Format a number of bytes in decimal units: 1234567 -> '1.23 MB'."""
     if count is None or not measured(count):
         return NONE
     for unit in ("B", "kB", "MB", "GB"):
@@ -99,14 +99,14 @@ def size(count: float | None) -> str:
 
 
 def counts(value: Spread | None) -> str:
-    """Format whole numbers by their range: '300', '3 to 4'."""
+    """Format several whole numbers by their range: '300', '3 to 4'."""
     if value is None:
         return NONE
     return f"{value.low:,.0f}" if value.low == value.high else f"{value.low:,.0f} to {value.high:,.0f}"
 
 
 def mean_size(value: Spread | None) -> str:
-    """Format the mean of several sizes in bytes."""
+    """Format the mean of several numbers of bytes."""
     return size(value.mean if value else None)
 
 
@@ -116,7 +116,7 @@ def mean_duration(value: Spread | None) -> str:
 
 
 def in_words(name: str, value: float | None) -> str:
-    """Format a value of `MEASURES` with its unit: ('psnr', 21.34) -> '21.3 dB'."""
+    """Format a value of the measure `name` with its unit: ('psnr', 21.34) -> '21.3 dB'."""
     if value is None or not measured(value):
         return NONE
     if MEASURES[name].proved:

@@ -1,4 +1,4 @@
-"""Gate on a run: check the results of attacks against the user's bounds, by arm and batch size.
+"""Gate on a run: checks of the attacks' results against the user's bounds, by arm and batch size.
 
 A check passes if attacks exceed the bound without a defence, and do not exceed it on the same samples with the defence.
 If no attack exceeds the bound without a defence, the check is inconclusive, because the attacks may be too weak. An arm
@@ -66,7 +66,7 @@ GUESSED = "the value exceeds the bound, but not the baseline, the best guess wit
 
 @dataclass(frozen=True)
 class Bound:
-    """Bound on one measure of leakage. A value at the bound exceeds it."""
+    """Bound on one measure of leakage. A value equal to the bound exceeds the bound."""
 
     name: str
     """Metric of reconstructions, or one of `SHARES`."""
@@ -74,16 +74,16 @@ class Bound:
 
     @property
     def metric(self) -> Metric | None:
-        """The bounded metric of reconstructions; None for an estimated share."""
+        """Return the bounded metric of reconstructions; None for an estimated share."""
         return METRICS.get(self.name)
 
     @property
     def of_labels(self) -> bool:
-        """Whether the bound is on recovered labels instead of reconstructions."""
+        """Return whether the bound limits recovered labels instead of reconstructions."""
         return self.metric is not None and self.metric.compares == "labels"
 
     def written(self, value: float) -> str:
-        """Return a value with its unit."""
+        """Format a value of the bounded measure with its unit."""
         metric = self.metric
         if self.name == "membership.auc":
             return f"{value:.3f}"
@@ -93,7 +93,7 @@ class Bound:
 
     @property
     def sentence(self) -> str:
-        """The requirement, such as "PSNR below 15.0 dB"."""
+        """Return the requirement as text, such as "PSNR below 15.0 dB"."""
         metric = self.metric
         title = SHARES[self.name] if metric is None else metric.title
         side = "below" if metric is None or metric.higher_is_closer else "above"
@@ -110,22 +110,22 @@ class Reached(Criterion):
     metric: Metric
 
     def nearness(self, row: Row) -> float | None:
-        """Return a row's similarity to the true sample, or None if the metric was not measured."""
+        """Return the similarity of a row's reconstruction to the true sample; None if the metric was not measured."""
         value: float | None = row.get(self.metric.name)
         if value is None or value != value:
             return None
         return min(value, self.metric.ceiling) if self.metric.higher_is_closer else -value
 
     def lacking(self, row: Row) -> str:
-        """Return why a row of a finished attack has no result."""
+        """Return the reason why the row of a finished attack has no usable result."""
         return f"without a value of {self.metric.title}" if uncomputed(row, self.metric) else super().lacking(row)
 
     def near(self, row: Row) -> bool:
-        """Return whether a row's reconstruction exceeds the bound and beats the baseline."""
+        """Return whether the reconstruction in a row of `attacks` exceeds the bound and beats the baseline."""
         return self._at_bound(row) and (row["above_baseline"] or 0.0) > 0
 
     def part(self, rows: Sequence[Row]) -> None:
-        """Return None, because a bound applies to each sample separately."""
+        """Return None, because a bound applies to each whole sample and not to parts of samples."""
 
     def _at_bound(self, row: Row) -> bool:
         return self.nearness(row) is not None and self.metric.passes(row[self.metric.name], self.threshold)
@@ -133,7 +133,7 @@ class Reached(Criterion):
 
 @dataclass(frozen=True)
 class Found(Reached):
-    """Criterion of recovered labels that exceed a bound significantly.
+    """Criterion of recovered labels: the attack exceeds the bound significantly.
 
     The bounded value is the share of all labels of a batch size, or of the labels of single updates.
     """
@@ -146,7 +146,7 @@ class Found(Reached):
 
     @classmethod
     def among(cls, attacks: Sequence[Row], modality: Modality, bound: Bound) -> Found:
-        """Return the criterion for the rows of a run."""
+        """Return the criterion of recovered labels for a run's rows of `attacks`."""
         assert bound.metric is not None
         cells: dict[tuple[str, int], list[Row]] = {}
         for row in attacks:
@@ -169,11 +169,11 @@ class Found(Reached):
         return self.named[row["arm"], row["batch_size"], row["attack"]][1]
 
     def lacking(self, row: Row) -> str:
-        """Return why a row of a finished attack has no result."""
+        """Return the reason why the row of a finished attack has no recovered labels."""
         return "was given the labels" if labels_given(row) else "has no valid share of labels"
 
     def near(self, row: Row) -> bool:
-        """Return whether a row's update exceeds the bound, by an attack that exceeds it significantly."""
+        """Return whether a row's update exceeds the bound, through an attack that exceeds the bound significantly."""
         found = self.named.get((row["arm"], row["batch_size"], row["attack"]), (False, 0.0))
         return self.nearness(row) is not None and found[0] and self.metric.passes(row["label_accuracy"], self.threshold)
 
@@ -203,19 +203,19 @@ class Check:
 
     @property
     def written(self) -> str:
-        """The value with its unit; empty if nothing was measured."""
+        """Format the measured value with its unit; empty if nothing was measured."""
         return "" if self.value is None else self.bound.written(self.value)
 
     @property
     def details(self) -> str:
-        """The samples that exceed the bound, the interval and the reason, as text; empty if there are none."""
+        """Return the samples above the bound, the interval and the reason as text; empty if there are none."""
         failed = self.state == "failed" and self.samples
         over = f"{self.reached} of {self.samples} samples exceed the bound" if failed else ""
         return "; ".join(filter(None, (over, self.interval, self.reason)))
 
     @property
     def sentence(self) -> str:
-        """One-line description of the check."""
+        """Return a one-line description of the check."""
         where = f"{self.arm}, batch {self.batch}" if self.batch else self.arm
         value = f"{self.written} ({self.by})" if self.written and self.by else self.written
         found = "; ".join(filter(None, (value, self.details)))
@@ -223,7 +223,7 @@ class Check:
 
 
 def uncomputed(row: Row, metric: Metric) -> bool:
-    """Return whether a metric has no value although the attack of the row has a result."""
+    """Return whether a row has no value of a metric although the row's attack has a result."""
     if row["status"] != "ok" or measured(row.get(metric.name)):
         return False
     if metric.of_labels:
@@ -233,7 +233,7 @@ def uncomputed(row: Row, metric: Metric) -> bool:
 
 
 def parsed(texts: Iterable[str], modality: Modality, measured: Collection[str]) -> list[Bound]:
-    """Return the bounds in texts such as `ssim=0.5`, or `15` for the leading metric.
+    """Parse bounds from texts such as `ssim=0.5`, or `15` for the leading metric.
 
     A name is that of a metric, or its short name in tables. Raises `UserError` for metrics that are not measured, and
     for values outside the range of the metric.
@@ -259,14 +259,14 @@ def _parsed(text: str, modality: Modality, measured: Collection[str], short: Map
 
 
 def boundable(modality: Modality) -> list[str]:
-    """Return the metrics of this form of samples that can be bounded."""
+    """Return the metrics of a modality (images, texts, tables) that a gate can bound."""
     judged = [metric.name for metric in JUDGED if metric.format != "hit" and metric.success]
     return [name for name in metrics_of(modality) if name in judged or name == "label_accuracy"]
 
 
 @dataclass(frozen=True)
 class Played:
-    """Results of a run that a gate reads."""
+    """Results of a run, as a gate reads them from the run's folder."""
 
     scenario: Mapping[str, Any]
     attacks: Sequence[Row]
@@ -275,19 +275,19 @@ class Played:
 
     @cached_property
     def modality(self) -> Modality:
-        """Modality of the samples, by the scenario's metrics, because rows without a result have no metric values."""
+        """Return the modality of the samples, derived from the scenario's metrics."""
         return modality_by(self.scenario["metrics"]["names"])
 
     @property
     def measured(self) -> list[str]:
-        """Names of the measures that can be bounded."""
+        """Return the names of the measures of the run that a gate can bound."""
         names = [name for name in boundable(self.modality) if name in self.scenario["metrics"]["names"]]
         names += [IDENTITY] if any(row.get(TOP_1.name) is not None for row in self.attacks) else []
         return names + (list(MEMBERSHIP) if any(row["metric"] == "auc" for row in self.inferences) else [])
 
     @property
     def gated(self) -> list[str]:
-        """Arms that a gate checks by default: all with a defence, or all arms if none has one."""
+        """Return the arms that a gate checks by default: all arms with a defence, or all arms if none has a defence."""
         arms = arm_names(self.scenario, self.attacks, self.inferences)
         return [arm for arm in arms if not undefended(self.scenario, arm)] or arms
 
@@ -367,7 +367,7 @@ class Played:
         return run_findings(self.scenario, self.attacks, self.finished)
 
     def doubt(self, arm: str) -> str:
-        """Return a sentence if the settings of a replay may be wrong; empty otherwise and for other runs."""
+        """Return a warning if the settings of a replay may be wrong; empty otherwise and for other runs."""
         if not recorded(self.scenario, arm):
             return ""
         far = max((row["distortion"] or 0.0 for row in self.attacks if row["arm"] == arm), default=0.0)

@@ -1,4 +1,4 @@
-"""Attacks that infer nothing without a defence, so their failure against a defence is no evidence for it."""
+"""Detection of attacks that infer nothing without a defence, whose failure is then no evidence for a defence."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _MEASURE = "label_accuracy"
 
 
 def by_batch_size(settings: Sequence[Setting]) -> Grid | None:
-    """Return a table of the share of labels recovered, with a column for every batch size.
+    """Return a table of the share of recovered labels, with one column for every batch size.
 
     There is a row for every attack on an arm (and set of other swept values) with at least two batch sizes. Returns
     None if there is no such row.

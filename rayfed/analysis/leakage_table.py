@@ -1,4 +1,4 @@
-"""Values of the table of leakage, one row per arm and batch size, for the terminal and the report."""
+"""Rows of the table of leakage, one per arm and batch size, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayfed.analysis.verdicts import criterion_of, run_findings
 
 @dataclass(frozen=True)
 class LeakageRow:
-    """Leakage of one arm at one batch size, by the best attack on each sample."""
+    """Leakage of one arm at one batch size, from the best attack on each sample."""
 
     arm: str
     batch_size: int | None
@@ -38,7 +38,7 @@ class LeakageRow:
 
 
 def leakage_rows(scenario: Mapping[str, Any], attacks: Sequence[Row], finished: bool = True) -> list[LeakageRow]:
-    """Return the rows of the table, in the order of the arms and then by batch size."""
+    """Return the rows of the table of leakage, sorted by the scenario's arms and then by batch size."""
     criterion, arms = criterion_of(scenario, attacks), arm_names(scenario, attacks)
     found = {arm: [_unattacked(arm)] for arm in arms}
     for finding in run_findings(scenario, attacks, finished):

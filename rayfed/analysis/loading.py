@@ -1,4 +1,4 @@
-"""Runs and sweeps as objects, for notebooks and for the commands on results: `rayfed.load("runs/...")`.
+"""Runs and sweeps as Python objects, for notebooks and commands on results: `rayfed.load("runs/...")`.
 
 Only Parquet, YAML, JSON and PNG files are read; nothing is unpickled.
 """
@@ -39,49 +39,49 @@ PAIRED = "paired"
 
 @dataclass(frozen=True, repr=False)
 class Results(ABC):
-    """Base of `Run` and `Sweep`."""
+    """Base class of `Run` and `Sweep`: tables and statistics of a folder."""
 
     folder: RunFolder
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
+        """Return the name of the folder."""
         return self.folder.name
 
     @property
     def url(self) -> str:
-        """Address of the folder."""
+        """Return the address of the folder: a path or a URL."""
         return self.folder.url
 
     @property
     def scenario(self) -> dict[str, Any]:
-        """Scenario of the run with every default written out; raises `RunError` if the file is damaged."""
+        """Return the scenario of the run with every default written out. Raises `RunError` for a damaged file."""
         return self.folder.scenario()
 
     @property
     def fields(self) -> list[str]:
-        """Paths of the swept fields; empty for a run."""
+        """Return the paths of the swept fields; empty for a run."""
         return list((self.scenario.get("sweep") or {}).get("fields", []))
 
     @property
     @abstractmethod
     def tables(self) -> list[str]:
-        """Names of the tables that `table` returns."""
+        """Return the names of the tables that `table` accepts."""
 
     @abstractmethod
     def table(self, name: str) -> pa.Table:
-        """Return a table as Arrow; raises `RunError` if it does not exist or cannot be read."""
+        """Return a table as an Arrow table. Raises `RunError` if the table does not exist or cannot be read."""
 
     def frame(self, name: str) -> DataFrame:
         """Return a table as a pandas data frame."""
         return self.table(name).to_pandas()
 
     def outcomes(self) -> pa.Table:
-        """Return the outcomes: one row for every arm and attack, in a sweep also for every trial."""
+        """Return the outcomes: one row for every arm and attack; for a sweep, also for every trial."""
         return self.table(OUTCOMES)
 
     def settings(self, source: str = "") -> list[settings.Setting]:
-        """Return the outcomes grouped by arm, attack and swept values, with uncertainty over repeats."""
+        """Return the outcomes grouped by arm, attack and swept values, with intervals over repeats."""
         found = settings.settings(self.outcomes().to_pylist(), self.fields, source)
         return idle.with_idle(twins.with_twins(found, self.scenario), self.scenario)
 
@@ -91,10 +91,10 @@ class Results(ABC):
 
     @abstractmethod
     def groups(self, source: str = "") -> list[paired.Group]:
-        """Return the values that are paired between arms, by victim for a run and by seed for a sweep."""
+        """Return the values to pair between arms: by victim for a run, by seed for a sweep."""
 
     def paired(self, against: str | None = None) -> list[paired.Paired]:
-        """Return paired differences of arms to one arm, by default the first; see `rayfed.analysis.paired`."""
+        """Return paired differences of all arms from the reference arm `against`, by default the first arm."""
         return paired.paired(self.groups(), against)
 
     def front(
@@ -127,16 +127,16 @@ class Results(ABC):
     @property
     @abstractmethod
     def unfinished(self) -> str:
-        """Sentence (without full stop) on unfinished or failed parts of the run or sweep; empty if there are none."""
+        """Return a clause on unfinished or failed parts of the run or sweep; empty if there are none."""
 
     @property
     def status(self) -> dict[str, Any]:
-        """Progress: `state`, `error`, and `rounds_done` of `rounds` or `trials_done`; empty before the start."""
+        """Return the progress: `state`, `error`, `rounds_done` of `rounds` or `trials_done`; empty before the start."""
         return exits.status(self.folder)
 
 
 class Run(Results):
-    """One run; its tables are also attributes: `run.rounds` is `run.table("rounds")`."""
+    """Results of one run; its tables are also attributes: `run.rounds` is `run.table("rounds")`."""
 
     def __repr__(self) -> str:
         status, arms = self.status, ", ".join(self.scenario.get("arms") or {})
@@ -156,11 +156,11 @@ class Run(Results):
 
     @property
     def tables(self) -> list[str]:
-        """Names of the tables: `outcomes`, `verdicts`, `success_rates`, `paired`, and all of `rayfed.store.schemas`."""
+        """Return the table names: `outcomes`, `verdicts`, `success_rates`, `paired`, and the run's own tables."""
         return [OUTCOMES, VERDICTS, SUCCESS, PAIRED, *TABLES]
 
     def table(self, name: str) -> pa.Table:
-        """Return a table as Arrow, without rows if the run did not write it.
+        """Return a table as an Arrow table, with 0 rows if the run did not write the table.
 
         Raises `RunError` if the name is unknown or the table cannot be read.
         """
@@ -182,7 +182,7 @@ class Run(Results):
 
     @property
     def unfinished(self) -> str:
-        """Sentence on a run that did not finish; empty for a finished run."""
+        """Return a sentence on a run that did not finish; empty for a finished run."""
         return "" if exits.over(self.status) or not self.status else settings.UNFINISHED
 
     def verdicts(self) -> list[Verdict]:
@@ -198,7 +198,7 @@ class Run(Results):
         return victims.over_victims(self.settings(), self._victims())
 
     def groups(self, source: str = "") -> list[paired.Group]:
-        """Return the values that are paired between arms, by victim."""
+        """Return the values to pair between arms, by victim (attacked client)."""
         return paired.of_victims(self._victims(), self.settings(), source)
 
     def _victims(self) -> dict[tuple[str, str], dict[int, victims.Victim]]:
@@ -210,13 +210,13 @@ class Run(Results):
         return success.attack_groups(self.attacks.to_pylist())
 
     def images(self, arm: str | None = None, attack: str | None = None) -> Iterator[Picture]:
-        """Return true images and their reconstructions, ordered by round, optionally of one arm or attack only."""
+        """Return true images and their reconstructions, sorted by round; optionally of one arm or attack only."""
         for row in self._pictures():
             if arm in (None, row["arm"]) and attack in (None, row["attack"]):
                 yield Picture.of(row)
 
     def worst(self, count: int = 6) -> list[tuple[Picture, Mapping[str, Any]]]:
-        """Return the stored reconstructions with the highest PSNR, each with its row of `attacks`."""
+        """Return the `count` stored reconstructions with the highest PSNR, each with its row of `attacks`."""
         scored = {_key(row): row for row in self.attacks.to_pylist() if summary.measured(row["psnr"])}
         kept = [row for row in self._pictures() if _key(row) in scored]
         kept = sorted(kept, key=lambda row: -scored[_key(row)]["psnr"])[:count]
@@ -228,7 +228,7 @@ class Run(Results):
 
 
 class Sweep(Results):
-    """Runs of one scenario with varied fields."""
+    """Results of a sweep: runs of one scenario with varied fields."""
 
     def __repr__(self) -> str:
         ended = ", ".join(f"{count} {state}" for state, count in self._ended().items()) or "none has ended"
@@ -242,7 +242,7 @@ class Sweep(Results):
 
     @property
     def unfinished(self) -> str:
-        """Number of ended trials of an unfinished sweep, or number of trials that its means exclude; else empty."""
+        """Return a clause on trials that did not finish, or that the means exclude; empty if there are none."""
         status, ended = self.status, self._ended()
         total = sum(ended.values())
         if status.get("state", "finished") != "finished":
@@ -253,11 +253,11 @@ class Sweep(Results):
 
     @property
     def tables(self) -> list[str]:
-        """Names of the tables: `outcomes`, `success_rates` and `paired`. The runs of the trials have the others."""
+        """Return the table names: `outcomes`, `success_rates` and `paired`. The trials' runs have the other tables."""
         return [OUTCOMES, SUCCESS, PAIRED]
 
     def table(self, name: str) -> pa.Table:
-        """Return outcomes, success rates or paired differences; raises `RunError` for other names."""
+        """Return outcomes, success rates or paired differences as an Arrow table. Raises `RunError` for other names."""
         self._check(name)
         if name == PAIRED:
             return paired.paired_table(self.paired())
@@ -268,7 +268,7 @@ class Sweep(Results):
         return self.settings()
 
     def groups(self, source: str = "") -> list[paired.Group]:
-        """Return the values that are paired between arms, by seed."""
+        """Return the values to pair between arms, by seed."""
         return paired.of_seeds(self.settings(source))
 
     def _groups(self) -> list[success.AttackGroup]:
@@ -285,17 +285,17 @@ class Sweep(Results):
 
     @property
     def trials(self) -> list[Run]:
-        """Return the runs of the outcomes, in their order; files are read on first use."""
+        """Return the runs of the trials, in the order of the outcomes; read each run's files on first use."""
         runs = dict.fromkeys(run for run in self.outcomes()["run"].to_pylist() if run is not None)
         return [self.trial_of(run) for run in runs]
 
     def trial_of(self, run: str) -> Run:
-        """Return the run named in the column `run` of the outcomes; raises `RunError` for an invalid name."""
+        """Return the run named in the column `run` of the outcomes. Raises `RunError` for an invalid name."""
         return Run(SweepFolder(self.folder).trial(run))
 
 
 def load(path: str) -> Run | Sweep:
-    """Open the run or sweep at a local path or fsspec URL; raises `RunError` if there is none."""
+    """Open the run or sweep at a local path or fsspec URL. Raises `RunError` if there is no run or sweep."""
     folder = RunFolder.open(path)
     return Sweep(folder) if is_sweep(folder) else Run(folder)
 

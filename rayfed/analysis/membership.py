@@ -20,7 +20,7 @@ RATES = (0.01, 0.001)
 
 @dataclass(frozen=True)
 class Roc:
-    """Statistics of a ROC curve: area, and true positive rates at low false positive rates."""
+    """Statistics of a membership attack's ROC curve: area, and true positive rates at low false positive rates."""
 
     auc: Estimate
     control: Estimate | None
@@ -35,7 +35,7 @@ class Roc:
 
 
 def roc(inferences: Sequence[Mapping[str, Any]]) -> Roc | None:
-    """Return the statistics of one attack's rows of `inferences`; None if no row has scores."""
+    """Return the ROC statistics of one attack from rows of `inferences`; None if no row has scores."""
     rows = [row for row in inferences if row.get("scores")]
     members, others = pooled(rows, "score")
     if not members:
@@ -47,12 +47,12 @@ def roc(inferences: Sequence[Mapping[str, Any]]) -> Roc | None:
 
 
 def area(found: Estimate) -> str:
-    """Format an AUC with its interval."""
+    """Format the area under a ROC curve (AUC) with its interval."""
     return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 
 def in_words(found: Roc) -> str:
-    """Return whether members are identified, by the intervals of the AUC and of its control, as text."""
+    """Return a sentence on whether members are identified, judged by the intervals of the AUC and of its control."""
     if found.auc.low <= 0.5 <= found.auc.high:
         return "members not identified within this budget (the interval of the AUC contains 0.5)"
     lower = ", by lower scores" if found.auc.high < 0.5 else ""
@@ -62,12 +62,12 @@ def in_words(found: Roc) -> str:
 
 
 def untold(found: Roc) -> list[str]:
-    """Return a sentence for each of `RATES` for which there are too few non-members."""
+    """Return a sentence for each false positive rate in `RATES` for which there are too few non-members."""
     return [stated(found, rate) for rate, share in found.true_positives.items() if share is None]
 
 
 def stated(found: Roc, rate: float) -> str:
-    """Format the true positive rate at a false positive rate."""
+    """Format the true positive rate of a ROC curve at the false positive rate `rate`."""
     share = found.true_positives[rate]
     if share is None:
         few = f"it needs at least {needed(rate):,} non-members, but there are {found.non_members:,}"
@@ -77,7 +77,7 @@ def stated(found: Roc, rate: float) -> str:
 
 
 def pooled(rows: Sequence[Mapping[str, Any]], of: str) -> tuple[list[float], list[float]]:
-    """Return the scores of all victims' members and non-members (`of`: 'score' or 'control')."""
+    """Return the standardised scores of all victims' members and non-members (`of`: 'score' or 'control')."""
     pooled: dict[str, list[float]] = defaultdict(list)
     for victim in _of_victims(rows, of):
         for (kind, _), found in victim.items():

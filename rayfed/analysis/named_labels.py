@@ -1,4 +1,4 @@
-"""Labels recovered by attacks, compared with the labels recovered by guessing.
+"""Comparison of the labels that attacks recover with the labels that guesses recover.
 
 An attack is assessed by all labels of a batch size, and by the updates with the most recovered labels. The best of many
 guessing attackers exceeds the mean of a guess, so the number of attackers is corrected for.
@@ -22,7 +22,7 @@ LUCK = 0.05
 
 @dataclass(frozen=True)
 class Guesses:
-    """Mean shares of the labels recovered by three guesses, which know the label frequencies."""
+    """Mean shares of the labels recovered by three guesses, which use only label frequencies."""
 
     commonest: float
     """By guessing the most common label for every sample; 0 if no label is known."""
@@ -35,13 +35,13 @@ class Guesses:
 
     @property
     def best(self) -> float:
-        """Share recovered by the best of the three guesses."""
+        """Return the share of labels recovered by the best of the three guesses."""
         return max(self.commonest, self.evenly, self.in_proportion)
 
 
 @dataclass(frozen=True)
 class Named:
-    """Labels recovered by an attack, with the guesses on the same samples."""
+    """Labels recovered by an attack, with the results of guesses on the same samples."""
 
     attack: str
     updates: Mapping[tuple[Any, ...], float]
@@ -54,12 +54,12 @@ class Named:
 
     @property
     def share(self) -> float:
-        """Mean share of the labels that is recovered."""
+        """Return the mean share of the labels that the attack recovers."""
         return fmean(self.updates.values())
 
     @property
     def luck(self) -> float:
-        """Bound on the probability that one guess recovers as large a share (Hoeffding); 1 if unknown.
+        """Return a bound (Hoeffding) on the probability that a guess recovers as large a share; 1 if unknown.
 
         A label that a client has several times counts once, because one correct guess covers all its occurrences.
         """
@@ -67,15 +67,15 @@ class Named:
 
     @property
     def lucky(self) -> bool:
-        """Whether the share may be due to chance, corrected for the number of attempts (Bonferroni)."""
+        """Return whether the share may be due to chance, corrected for the number of attempts (Bonferroni)."""
         return self.attempts * self.luck > LUCK
 
     def reaching(self, least: float) -> int:
-        """Return the number of updates of several samples whose share is at least this."""
+        """Return the number of updates of several samples with a share of recovered labels of at least `least`."""
         return sum(share >= least and len(self.labels[update]) > 1 for update, share in self.updates.items())
 
     def luck_of(self, least: float) -> float:
-        """Return a bound on the probability that one guess reaches this share in as many updates."""
+        """Return a bound on the probability that a guess reaches the share `least` in as many updates as the attack."""
         by_chance = fmean(self._chance(labels, least) for labels in self.labels.values())
         return self._probability(self.reaching(least) / len(self.updates), by_chance, len(self._distinct()))
 
@@ -98,7 +98,7 @@ class Named:
 
     @property
     def whole(self) -> int:
-        """Number of updates of several samples with all labels recovered; 0 if this may be due to chance."""
+        """Return the number of updates of several samples with all labels recovered; 0 if maybe due to chance."""
         return self.reaching(1.0) if self.attempts * self.luck_of(1.0) <= LUCK else 0
 
     def _probability(self, share: float, by_chance: float, independent: int) -> float:
@@ -120,7 +120,7 @@ class Named:
 
 
 def named(rows: Sequence[Row]) -> list[Named]:
-    """Return the labels recovered by each attack that was not given them, by repeat, on one arm and batch size."""
+    """Return the labels recovered by each attack not given the labels, by repeat, on one arm and batch size."""
     sought: dict[tuple[str, Any], dict[tuple[Any, ...], float]] = {}
     for row in rows:
         if measured(row.get("label_accuracy")) and not labels_given(row):
@@ -134,7 +134,7 @@ def named(rows: Sequence[Row]) -> list[Named]:
 
 
 def foremost(found: Iterable[Named]) -> Named | None:
-    """Return the most significant result, or else the one with the largest share; None without results."""
+    """Return the most significant result, or the result with the largest share if none is; None without results."""
     return max(found, key=lambda one: (not one.lucky or one.whole > 0, -one.luck, one.share), default=None)
 
 

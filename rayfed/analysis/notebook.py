@@ -1,4 +1,4 @@
-"""HTML of runs and sweeps for notebooks: a table of settings and, for a run, reconstructions with the highest PSNR."""
+"""Notebook view of runs and sweeps: an HTML table of settings and, for a run, the best reconstructions by PSNR."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PIXELS = 84
 
 
 def html(title: str, settings: Sequence[Setting], worst: Sequence[tuple[Picture, Row]] = ()) -> str:
-    """Return static HTML of settings and pictures, without scripts or external resources.
+    """Return static HTML with a table of settings and pictures, without scripts or external resources.
 
     `worst` contains pictures with their rows of `attacks`.
     """

@@ -78,14 +78,14 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
 def with_references(
     rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]
 ) -> list[dict[str, Any]]:
-    """Return the rows with `pmm` and `verdict`, which need an otherwise equal arm without defences."""
+    """Return the rows with `pmm` and `verdict`, both relative to an otherwise equal arm without defences."""
     return with_verdicts(with_pmm(rows, scenario, alike), scenario, alike)
 
 
 def with_verdicts(
     rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]
 ) -> list[dict[str, Any]]:
-    """Return the rows with `verdict`, derived from each attack's result (`answer`).
+    """Return the rows with the column `verdict`, derived from each attack's result.
 
     An attack works if it leaks on an undefended arm with the same model and the same `alike`, with equal batch size and
     number of images. An arm with defences is inconclusive unless, at each batch size, a working attack has the
@@ -173,13 +173,13 @@ def _guessing(rounds: Sequence[Row]) -> float | None:
 
 
 def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
-    """Return the value of a measure with the most leakage; None without values."""
+    """Return the value of a measure that shows the most leakage; None without values."""
     known = [v for v in values if v is not None]
     return (min if MEASURES[measure].higher_is_better else max)(known, default=None)
 
 
 def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]) -> list[dict[str, Any]]:
-    """Return the rows with `pmm`, the accuracy relative to that of an arm without defences.
+    """Return the rows with `pmm`, the accuracy relative to an otherwise equal arm without defences.
 
     The reference is an arm with the same `alike`, the same other settings and the same opponent.
     """
@@ -221,12 +221,12 @@ def _as(value: Any, type: pa.DataType) -> Any:
 
 
 def held(value: Any) -> Any:
-    """Return a swept field's value as tables store it: lists and mappings as text."""
+    """Return the value of a swept field as tables store it: lists and mappings as text."""
     return yaml_line(value) if isinstance(value, list | dict) else value
 
 
 def yaml_line(value: Any) -> str:
-    """Return a value as `--set PATH=VALUE` reads it."""
+    """Format a value as one line of YAML, as in `--set PATH=VALUE`."""
     if isinstance(value, str):
         return value
     return yaml_flow(value)

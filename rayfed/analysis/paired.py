@@ -35,7 +35,7 @@ _MEASURES = tuple(
 
 @dataclass(frozen=True)
 class Group:
-    """Values of one setting under one attack, keyed by the unit of pairing."""
+    """Values of one setting under one attack, by unit of pairing (victim or seed)."""
 
     arm: str
     title: str
@@ -85,7 +85,7 @@ class Paired:
 def of_victims(
     found: Mapping[tuple[str, str], Mapping[int, Victim]], settings: Sequence[Setting], source: str = ""
 ) -> list[Group]:
-    """Return the groups of a run with these settings, by victim; `source` is the run's name if there are several."""
+    """Return the groups of a run's settings, by victim; `source` is the run's name if several runs are compared."""
     doubted = {(one.arm, one.attack): _doubted(one) for one in settings}
 
     def values(victims: Mapping[int, Victim]) -> dict[str, dict[Hashable, float]]:
@@ -139,7 +139,7 @@ def _doubted(one: Setting) -> list[str]:
 
 
 def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
-    """Return the differences of every setting from the same attack on arm `against`, by default the first.
+    """Return the differences of every setting from the arm `against` (default: the first) under the same attack.
 
     A setting without pairs is included with `pairs` 0. Raises `UserError` for an unknown arm, and for an arm with
     several settings, as the reference is then ambiguous.
@@ -212,7 +212,7 @@ def _corrected(family: Sequence[Paired]) -> list[Paired]:
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
-    """Return p values after Holm's correction (1979); None values are ignored and stay None."""
+    """Return p values after Holm's correction for multiple tests (1979); None values stay None."""
     known = sorted((value, place) for place, value in enumerate(values) if value is not None)
     corrected: list[float | None] = [None] * len(values)
     least = 0.0
@@ -223,7 +223,7 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def paired_table(found: Sequence[Paired]) -> pa.Table:
-    """Return the differences as an Arrow table, one row each."""
+    """Return the paired differences as an Arrow table, one row per difference."""
     kinds = {
         "pairs": pa.int64(),
         "excluded": pa.int64(),
@@ -235,7 +235,7 @@ def paired_table(found: Sequence[Paired]) -> pa.Table:
 
 
 def paired_grid(found: Sequence[Paired], measures: Mapping[str, str | None] | None = None) -> Grid | None:
-    """Return the differences as a text table with notes; None if no difference has two pairs.
+    """Return the paired differences as a text table with notes; None if no difference has two pairs.
 
     `measures` maps names to headings, None for the default heading. Default: all measures. Raises `UserError` for an
     unknown measure.
@@ -264,7 +264,7 @@ def _told(one: Paired, called: str | None) -> list[str]:
 
 
 def out_of_reach(pairs: int, arms: int) -> str | None:
-    """Return a sentence if Wilcoxon's p value, corrected over the arms, cannot be below 5 %; None if it can."""
+    """Return a sentence if Wilcoxon's p value, corrected over the arms, cannot be below 5 %, otherwise None."""
     if (least := arms * 2 / 2**pairs) < 0.05:
         return None
     return (

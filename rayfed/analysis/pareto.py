@@ -39,7 +39,7 @@ class ParetoFront:
     def hypervolume(
         self, reference: Mapping[str, float] | None = None, ideal: Mapping[str, float] | None = None
     ) -> float:
-        """Return the share, 0 to 1, of the box between `reference` and `ideal` that the front dominates.
+        """Return the share (0 to 1) of the box between `reference` and `ideal` that the front dominates.
 
         Both map measures to values; give both or neither. By default the ideal has the best value of each measure, and
         the reference is a tenth of the range beyond the worst; measures with equal values are ignored. To compare
@@ -47,7 +47,7 @@ class ParetoFront:
         the reference do not count. Raises `UserError` if the corners form no box, or if one of them lacks a measure.
         """
         if (reference is None) != (ideal is None):
-            raise UserError("hypervolume: give both corners of the box, the reference and the ideal, or none")
+            raise UserError("hypervolume: give both corners of the box (reference and ideal) or neither")
         if not self.settings:
             return 0.0
         points = _points(self.settings, self.measures)
@@ -76,7 +76,7 @@ class ParetoFront:
 def front(
     settings: Sequence[Setting], leakage: str, utility: str, cost: str | None = None, attack: str | None = None
 ) -> ParetoFront:
-    """Return the Pareto front by a measure of leakage, one of utility and, optionally, one of cost.
+    """Return the Pareto front of settings by a measure of leakage, one of utility and, optionally, one of cost.
 
     Excluded are settings at majority-class accuracy, and settings whose attacks failed or are no evidence. Measures are
     columns of `outcomes.MEASURES`; better means better for the defender. A setting's leakage is that of its strongest

@@ -18,7 +18,7 @@ _FIGURES = ("parts_recovered", "parts_baseline", "parts_evidence")
 
 @dataclass(frozen=True)
 class Part:
-    """Parts of samples recovered by one attack."""
+    """Parts of samples (columns, tokens or pixels) that one attack recovers."""
 
     attack: str
     found: float
@@ -35,7 +35,7 @@ class Part:
 
 
 def beyond_chance(rows: Sequence[Row]) -> Part | None:
-    """Return the parts recovered by the attack with the most, among attacks beyond chance; None without such attacks.
+    """Return the largest recovered parts of samples among attacks beyond chance; None without such attacks.
 
     `rows` are of one arm and batch size. Tables of earlier versions have no columns on parts.
     """

@@ -29,10 +29,10 @@ class Picture:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Picture:
-        """Return the picture in a row of the table `images`."""
+        """Return the picture from a row of the table `images`."""
         return cls(**image_key(row), true=decode_png(row["true"]), reconstructed=decode_png(row["reconstructed"]))
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Key in the table `attacks`: arm, round, attack, victim, repeat, sample."""
+        """Return the key of the picture in the table `attacks`: arm, round, attack, victim, repeat, sample."""
         return tuple(image_key(vars(self)).values())

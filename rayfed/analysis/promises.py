@@ -1,4 +1,4 @@
-"""Comparability of proved bounds: equal unit, adjacency, adversary and, for epsilons, delta."""
+"""Check that proved bounds are comparable: equal unit, adjacency, adversary and, for epsilons, delta."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CALLED = {"epsilon": "epsilons", "rero": "bounds on reconstruction"}
 
 
 def mixed(settings: Sequence[Setting], measure: str) -> str | None:
-    """Return a text on a measure's different kinds of guarantee; None for a single kind or a measure without proof.
+    """Return a text on a measure's different kinds of guarantee; None if all are of one kind or not proved.
 
     Epsilons with another delta, unit, adjacency or adversary cannot be compared.
     """

@@ -31,12 +31,12 @@ _TELLING = 0.99
 
 
 class BoundPassed(Exception):
-    """Error for a measurement above its proved bound, which is a defect of rayfed."""
+    """Error for a measurement that exceeds its proved bound, which is a defect of rayfed."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measurement of an attack with its proved bound."""
+    """Comparison of one measurement of an attack with its proved bound."""
 
     arm: str
     attack: str
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether the measurement's whole interval is above the bound."""
+        """Return whether the measurement's whole interval is above the bound."""
         return self.share.low > self.bound
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Comparison:
 
 
 def comparisons(proved: Sequence[Row], attacks: Sequence[Row], inferences: Sequence[Row]) -> list[Comparison]:
-    """Return a run's measurements that have a proved bound, in the order of the table `proved`."""
+    """Return the comparisons of a run's measurements with their proved bounds, in the order of the table `proved`."""
     curves: dict[tuple[str, str, str], list[Row]] = {}
     for row in proved:
         curves.setdefault((row["arm"], row["attack"], row["defence"]), []).append(row)
@@ -78,12 +78,12 @@ def comparisons(proved: Sequence[Row], attacks: Sequence[Row], inferences: Seque
 
 
 def telling(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return the measurements with a non-trivial bound, and those that exceed their bound."""
+    """Return the comparisons with a non-trivial bound or a measurement that exceeds its bound."""
     return [one for one in found if one.bound < _TELLING or one.passed]
 
 
 def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return, for every arm and attack, the measurement closest to its bound; trivial bounds are ignored."""
+    """Return, for every arm and attack, the comparison closest to its bound; ignore trivial bounds."""
     nearest: dict[tuple[str, str], Comparison] = {}
     for one in telling(found):
         other = nearest.get((one.arm, one.attack))
@@ -95,7 +95,7 @@ def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
 def uncovered(
     privacy: Sequence[Row], proved: Sequence[Row], attacks: Sequence[Row], inferences: Sequence[Row]
 ) -> list[tuple[str, str]]:
-    """Return the arms and attacks without a proved bound although the arm has an epsilon.
+    """Return pairs of arm and attack without a non-trivial proved bound, although the arm has an epsilon.
 
     The account does not cover what these attackers observe or know of a client, or its bounds for them are trivial.
     """

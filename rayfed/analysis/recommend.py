@@ -1,8 +1,8 @@
-"""Recommendation of a setting: the cheapest that satisfies all bounds, else the one with the smallest excess.
+"""Recommendation of a setting: the cheapest that satisfies all bounds, or the setting with the smallest excess.
 
 A bound on leakage must hold for every attack on the setting. A setting that was not attacked satisfies no such bound,
-and neither does one whose attacks did not work in every repeat. If updates are hidden and no attack opened them, bounds
-on reconstructions hold.
+and neither does a setting whose attacks did not work in every repeat. If updates are hidden and no attack decrypted
+them, bounds on reconstructions hold.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ class Bound:
 
     @property
     def on_attacks(self) -> bool:
-        """Whether the bound is on an attack's result, not on a guarantee."""
+        """Return whether the bound limits an attack's result, not a guarantee."""
         return MEASURES[self.measure].kind == "leakage" and not MEASURES[self.measure].proved
 
     def excess(self, value: float) -> float:
-        """Return the amount by which a value exceeds the bound; 0 or less if it does not."""
+        """Return the amount by which a value exceeds the bound; 0 or less if the bound is satisfied."""
         return value - self.limit if self.at_most else self.limit - value
 
     def holds_for(self, estimate: Estimate) -> bool:
-        """Return whether the whole 95 % interval satisfies the bound."""
+        """Return whether the whole 95 % interval of an estimate satisfies the bound."""
         end = estimate.high if self.at_most else estimate.low
         return end is not None and self.excess(end) <= 0
 
 
 @dataclass(frozen=True)
 class BoundCheck:
-    """Check of one bound for one arm and set of values."""
+    """Result of checking one bound on one arm and set of swept values."""
 
     bound: Bound
     setting: Setting | None
@@ -77,13 +77,13 @@ class BoundCheck:
 
     @property
     def estimate(self) -> Estimate | None:
-        """Value compared with the bound."""
+        """Return the estimate that is compared with the bound."""
         return self.setting.evidence(self.bound.measure) if self.setting else None
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One arm with one set of values, over all attacks."""
+    """Candidate for a recommendation: one arm with one set of swept values, over all attacks."""
 
     settings: list[Setting]
     """One setting per attack, or one without an attack if it was not attacked."""
@@ -91,22 +91,22 @@ class Candidate:
 
     @property
     def miss(self) -> tuple[int, float]:
-        """Number of bounds on unknown measures, and Euclidean norm of the relative excesses over the other bounds."""
+        """Return the number of bounds on unknown measures, and the Euclidean norm of the other bounds' excesses."""
         known = [check.share for check in self.checks if check.setting]
         return len(self.checks) - len(known), hypot(*known)
 
     @property
     def meets(self) -> bool:
-        """Whether the candidate satisfies all bounds."""
+        """Return whether the candidate satisfies all bounds."""
         return self.miss == (0, 0.0)
 
     @property
     def title(self) -> str:
-        """Name of the arm with its values."""
+        """Return the name of the arm with its swept values."""
         return self.settings[0].title
 
     def cost(self, measure: str) -> tuple[float, float]:
-        """Return the ends of a cost's interval, its mean twice if it has no interval, or infinity if unknown."""
+        """Return the ends of a cost's interval; its mean twice without an interval; infinity if unknown."""
         known = self.settings[0].measures.get(measure)
         if known is None:
             return inf, inf
@@ -115,7 +115,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Recommendation of a candidate under bounds."""
+    """Recommended candidate under given bounds, with alternatives and excluded settings."""
 
     bounds: list[Bound]
     costs: tuple[str, ...]
@@ -146,7 +146,7 @@ def bound(text: str) -> Bound:
 
 
 def cost(name: str) -> str:
-    """Return the name of a cost. Raises `UserError` for other measures, and for the time of attacks."""
+    """Return the name of a cost measure. Raises `UserError` for other measures, and for the time of attacks."""
     costs = [measure for measure, what in MEASURES.items() if what.kind == "cost" and measure != "attack_seconds"]
     if name not in costs:
         raise UserError(f"'{name}' is not a cost: {nearest(name, costs)}")
@@ -154,7 +154,7 @@ def cost(name: str) -> str:
 
 
 def usual_costs(settings: Sequence[Setting]) -> tuple[str, ...]:
-    """Return the default measures of cost."""
+    """Return the default measures of cost for the settings."""
     return SIMULATED if settings and all(SIMULATED[0] in each.measures for each in settings) else COSTS
 
 
@@ -167,15 +167,15 @@ def of_worst_image(given: Bound) -> Bound:
 def recommend(
     settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple[str, ...] | None = None
 ) -> Recommendation:
-    """Return the cheapest candidate whose means satisfy all bounds, or else the one with the smallest `miss`.
+    """Return the cheapest candidate whose means satisfy all bounds, or the candidate with the smallest `miss`.
 
     `costs` default to `usual_costs`. Raises `UserError` if there are no bounds or no settings, if a bounded measure is
     unknown for all settings, or if proved bounds of different guarantees would be compared.
     """
     if not bounds:
-        raise UserError("no bound was given: add at least one bound, such as --max-psnr 12 --min-accuracy 0.97")
+        raise UserError("no bound was given: add at least one, such as --max-psnr 12 --min-accuracy 0.97")
     if not settings:
-        raise UserError("no trial has finished, so there is no setting to recommend")
+        raise UserError("no trial has finished, so there is no setting to recommend: resume or rerun the sweep")
     costs = costs or usual_costs(settings)
     known = {name for each in settings for name in each.measures}
     for each in bounds:
@@ -250,7 +250,7 @@ def _without_merit(known: Sequence[Setting], measure: str) -> bool:
 
 
 def rerun(results: Results, chosen: Candidate) -> dict[str, str]:
-    """Return the commands that rerun a candidate; keys describe what each command runs."""
+    """Return the shell commands that rerun a candidate; keys describe what each command runs."""
     row, scenario = chosen.settings[0].rows[0], f"{results.url}/{SCENARIO}"
     arms = results.scenario.get("arms") or {}
     if row.get("run"):

@@ -1,4 +1,4 @@
-"""Robustness to malicious clients: the test accuracy of every arm against every opponent."""
+"""Robustness to malicious clients: the test accuracy of every arm under every poisoning attack (opponent)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Outcome:
 
 @dataclass
 class Matrix:
-    """Outcomes of a run with opponents: a matrix of arms by opponents."""
+    """Results of a run with malicious clients: a matrix of arms by poisoning attacks (opponents)."""
 
     arms: list[str] = field(default_factory=list)
     opponents: list[str] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Matrix:
 
 
 def matrix(rounds: Iterable[Row]) -> Matrix:
-    """Return the outcomes of the arms with an opponent in their name, from the last evaluated rows of `rounds`."""
+    """Return the results of the arms with an opponent in their name, from the last evaluated rows of `rounds`."""
     found = Matrix()
     for row in rounds:
         arm, versus, opponent = row["arm"].partition(VERSUS)

@@ -20,18 +20,18 @@ _ACCURACIES = "test_accuracy", "baseline_accuracy"
 
 
 def of_rebuilt(measure: str) -> bool:
-    """Return whether a measure is on reconstructed samples, not on inferences or guarantees."""
+    """Return whether a measure describes reconstructed samples, not inferences or guarantees."""
     return of_attacks(measure) and measure != "inferred"
 
 
 def of_attacks(measure: str) -> bool:
-    """Return whether a measure is an attack's result, not a guarantee."""
+    """Return whether a measure is the result of an attack, not a guarantee."""
     return MEASURES[measure].kind == "leakage" and not MEASURES[measure].proved
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of one value: its mean with an interval."""
+    """Estimate of one value: mean with interval."""
 
     mean: float
     low: float | None
@@ -55,20 +55,20 @@ class Estimate:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Ends of the interval; None for a single value or equal values."""
+        """Return the ends of the interval; None for a single value or equal values."""
         if self.low is None or self.high is None or self.high - self.low <= 2e-12 * max(1, abs(self.mean)):
             return None
         return self.low, self.high
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The `spread`, or None for two values, whose interval is too wide to be useful (±12.7 standard errors)."""
+        """Return the ends of the interval; None also for two values, whose interval is too wide to be useful."""
         return None if self.pair else self.spread
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One arm with one set of values of the swept fields, under one attack or none."""
+    """Arm with one set of values of the swept fields, under one attack or none."""
 
     source: str
     """Name of the run of this setting if several runs are compared, else empty."""
@@ -87,23 +87,23 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """Name of the setting: `noise, sigma 0.1`."""
+        """Return the name of the setting: `noise, sigma 0.1`."""
         values = [f"{path.rpartition('.')[2]} {_short(value)}" for path, value in self.fields.items()]
         return ", ".join([*filter(None, [self.source]), self.arm, *values])
 
     @property
     def applies(self) -> bool:
-        """Whether the attack applies to at least one update; also true without an attack."""
+        """Return whether the attack applies to at least one update; also true without an attack."""
         return self.attack is None or any(row.get("result") != INAPPLICABLE for row in self.rows)
 
     @property
     def hidden(self) -> bool:
-        """Whether updates are encrypted or masked, so that attacks have no values to use."""
+        """Return whether updates are encrypted or masked, so that attacks cannot use their values."""
         return any(row.get("verdict") == "nothing to attack" for row in self.rows)
 
     @property
     def unproven(self) -> str:
-        """Reason why poor reconstructions are no evidence of protection; empty if they are evidence."""
+        """Return why poor reconstructions are no evidence of protection; empty if they are evidence."""
         if self.unfinished:
             return "its run did not finish"
         told = [row.get("verdict") for row in self.rows if row.get("attack")]
@@ -122,7 +122,7 @@ class Setting:
 
     @property
     def unfinished(self) -> bool:
-        """Whether one of its runs did not finish, so that attacks may be missing."""
+        """Return whether a run of the setting did not finish, so that attacks may be missing."""
         return any(row.get("state") not in (None, "finished") for row in self.rows)
 
     def doubted(self, measure: str) -> bool:
@@ -132,53 +132,53 @@ class Setting:
 
     @property
     def unanswered(self) -> tuple[int, int]:
-        """Number of updates on which the attack diverged or failed, and number attacked, over all repeats."""
+        """Return the number of updates, over all repeats, on which the attack diverged or failed, and their total."""
         counts = [[row.get(name) or 0 for row in self.rows] for name in ("without_result", "attacked")]
         return sum(counts[0]), sum(counts[1])
 
     @property
     def useless(self) -> str:
-        """Reason why the trained model is useless; empty if there is none."""
+        """Return the reason why the trained model is useless; empty if the model is useful."""
         accuracy, guessing = (estimate([row.get(name) for row in self.rows]) for name in _ACCURACIES)
         useless = accuracy and guessing and accuracy.mean <= guessing.mean
         return "its accuracy does not beat the majority class" if useless else ""
 
     @property
     def collapsed(self) -> int:
-        """Number of repeats that do not beat the majority class, if their mean does; else 0."""
+        """Return the number of repeats that do not beat the majority class, if the mean does; otherwise 0."""
         known = [row for row in self.rows if None not in map(row.get, _ACCURACIES)]
         return 0 if self.useless else sum(row["test_accuracy"] <= row["baseline_accuracy"] for row in known)
 
     @property
     def inconclusive(self) -> int:
-        """Number of repeats with an inconclusive verdict; 0 if all repeats have one."""
+        """Return the number of repeats with an inconclusive verdict; 0 if all repeats are inconclusive."""
         count = sum(row.get("verdict") == "inconclusive" for row in self.rows if row.get("attack"))
         return count if count < len(self.rows) else 0
 
     @property
     def unproven_in_part(self) -> str:
-        """Sentence on the inconclusive repeats with their reasons; empty if none or all are inconclusive."""
+        """Return a sentence on the inconclusive repeats with reasons; empty if none or all are inconclusive."""
         count = self.inconclusive
         said = f"{count} of {len(self.rows)} repeats {'is' if count == 1 else 'are'} inconclusive"
         return f"{said}{self._why('inconclusive')}" if count else ""
 
     def evidence(self, measure: str) -> Estimate | None:
-        """Return the estimate of a measure; None if it is unknown or no evidence."""
+        """Return the estimate of a measure; None if the estimate is unknown or no evidence of protection."""
         return None if self.doubted(measure) else self.measures.get(measure)
 
     def seeds(self, measure: str) -> frozenset[int]:
-        """Return the seeds for which the measure is known; empty for a run, whose outcomes have no seed."""
+        """Return the seeds for which a measure is known; empty for a run, whose outcomes have no seed."""
         known = (row for row in self.rows if row.get(measure) is not None)
         return frozenset(row["seed"] for row in known if row.get("seed") is not None)
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """Key that is equal for all attacks on the same arm and values."""
+        """Return a key that is equal for all attacks on the same arm and swept values."""
         return self.source, self.arm, repr(self.fields)
 
 
 def settings(rows: Sequence[Row], fields: Sequence[str] = (), source: str = "") -> list[Setting]:
-    """Return outcomes grouped by arm, attack and swept values; failed and stopped trials are excluded."""
+    """Return the outcomes grouped by arm, attack and swept values; exclude failed and stopped trials."""
     groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
         if row.get("status", "finished") == "finished":
@@ -229,12 +229,12 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
 
 
 def pair_of(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return two values, sorted; None for any other number of values."""
+    """Return exactly two values, sorted; None for any other number of values."""
     return (min(values), max(values)) if len(values) == 2 else None
 
 
 def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
-    """Return each arm and set of values once, with the attack that leaks most by a measure.
+    """Return each arm and set of swept values once, with the attack that leaks most by a measure.
 
     Ties go to the first attack. Settings without a value of the measure are excluded, so an arm that was not attacked
     has no leakage. Raises `UserError` for an unknown measure.

@@ -51,7 +51,7 @@ class Shown:
 
     @property
     def refuted(self) -> bool:
-        """Whether the lower bound exceeds the claimed epsilon."""
+        """Return whether the lower bound exceeds the claimed epsilon."""
         return self.noise < 1
 
 
@@ -83,7 +83,7 @@ class _Family:
         return guarantee(self.with_noise(times), self.spent.delta, self.accountant).epsilon
 
     def excess(self, hits: Estimate, alarms: Estimate, times: float) -> float:
-        """Return the excess of the true positive rate over the trade-off curve at a noise factor, by the intervals."""
+        """Return how far the true positive rate exceeds the trade-off curve at a noise factor, by the intervals."""
         from scipy.stats import norm  # slow import (about 1 s)
 
         if self.moved is not None:
@@ -92,7 +92,7 @@ class _Family:
 
     @cached_property
     def moved(self) -> float | None:
-        """The mu of Gaussian DP of the least protected unit; None for other noise or sampling."""
+        """Return the mu of Gaussian DP of the least protected unit; None for other noise or sampling."""
         releases = self.spent.releases
         if any(release.noise != "gaussian" or release.rate < 1 or release.drawn for release in releases):
             return None

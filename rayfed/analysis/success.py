@@ -37,7 +37,7 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class AttackGroup:
-    """Rows of `attacks` of one curve: one attack on one arm and, in a sweep, in one setting."""
+    """Rows of `attacks` for one success curve: one attack on one arm and, in a sweep, in one setting."""
 
     setting: str
     arm: str
@@ -58,7 +58,7 @@ class SuccessCurve:
 
 
 def attack_groups(attacks: Iterable[Row]) -> list[AttackGroup]:
-    """Return the attacks on the arms of one run, in the order of the table."""
+    """Return the rows of `attacks` of one run, grouped by arm and attack, in the order of the table."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in attacks:
         found.setdefault((row["arm"], row["attack"]), []).append(row)
@@ -84,7 +84,7 @@ def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] |
 
 
 def success_table(curves: Iterable[SuccessCurve]) -> pa.Table:
-    """Return a table with one row for every point of every curve.
+    """Return an Arrow table with one row for every point of every success curve.
 
     Columns: `setting` (for a run, the arm), `arm`, `attack`, `batch_size` (null if it varies), `metric`, `threshold`,
     `images` (number attacked) and `share`.

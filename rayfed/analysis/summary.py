@@ -42,7 +42,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Leak:
-    """Leakage of one arm under one attack, over all reconstructed images; None if not measured.
+    """Leakage of one arm under one attack, over all reconstructed images; None for values that were not measured.
 
     Diverged reconstructions are included, because the attacker has them.
     """
@@ -71,7 +71,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class Claim:
-    """Inferences (not reconstructions) of one attack on one arm, over all victims and rounds."""
+    """Result of one inference attack (without reconstructions) on one arm, over all victims and rounds."""
 
     arm: str
     attack: str
@@ -141,7 +141,7 @@ class ArmSummary:
 
 @dataclass(frozen=True)
 class LabelMix:
-    """Spread of samples and classes over clients."""
+    """Distribution of samples and classes over clients."""
 
     clients: list[int]
     classes: dict[int, str]
@@ -168,12 +168,12 @@ def spread(values: Iterable[float | None], ceiling: float = inf) -> Spread | Non
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of some values; NaN for infinite values of both signs."""
+    """Return the mean of some values; NaN if they contain infinite values of both signs."""
     return fmean(values) if all(map(isfinite, values)) else sum(values) / len(values)
 
 
 def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
-    """Return the arms in the order of the scenario, then any others in the order of the tables.
+    """Return the arms in the order of the scenario, then any other arms in the order of the tables.
 
     With opponents, an arm is listed once per opponent.
     """
@@ -183,7 +183,7 @@ def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
 
 
 def arm_and_opponent(scenario: Row, arm: str) -> tuple[str, str]:
-    """Return the arm's name in the scenario and the name of its opponent, empty without one."""
+    """Return an arm's name in the scenario and the name of its opponent (poisoning attack), empty without one."""
     arms, opponents = scenario.get("arms") or {}, scenario.get("opponents") or {}
     for opponent in opponents:
         if arm.endswith(f"{VERSUS}{opponent}"):
@@ -195,43 +195,43 @@ def arm_and_opponent(scenario: Row, arm: str) -> tuple[str, str]:
 
 
 def arm_spec(scenario: Row, arm: str) -> Row:
-    """Return the scenario's settings of an arm, ignoring its opponent."""
+    """Return the settings of an arm in the scenario, ignoring its opponent."""
     arms = scenario.get("arms") or {}
     own = arms.get(arm, arms.get(arm_and_opponent(scenario, arm)[0], scenario.get("defences")))
     return own if isinstance(own, Mapping) else {"defences": own}
 
 
 def labels_given(row: Row) -> bool:
-    """Return whether the attacker of a row of `attacks` was given the labels, so that it recovered none."""
+    """Return whether the attacker in a row of `attacks` was given the labels, so that the attack recovers none."""
     return "labels" in (row["knowledge"] or "").split(",")
 
 
 def code_given(row: Row) -> bool:
-    """Return whether the attacker of a row of `attacks` had the code of the defences."""
+    """Return whether the attacker in a row of `attacks` knows the code of the defences."""
     return "code" in (row.get("knowledge") or "").split(",")
 
 
 def knowledge_of(scenario: Row, attack: str) -> set[str]:
-    """Return the grants of an attack, given by its title, from the scenario; tables of inferences lack them."""
+    """Return the grants (given knowledge) of an attack with some title, from the scenario."""
     specs = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
     own = (one for one in specs if attack == str(one.get("label") or one["name"]))
     return set(next(own, {}).get("knowledge") or ())
 
 
 def undefended(scenario: Row, arm: str) -> bool:
-    """Return whether an arm has no defences and no protection, including that of the federation."""
+    """Return whether an arm has no defence and no protection, including the federation's protection."""
     spec, federation = arm_spec(scenario, arm), scenario.get("federation") or {}
     return not spec.get("defences") and not spec.get("protection") and not federation.get("protection")
 
 
 def recorded(scenario: Row, arm: str) -> bool:
-    """Return whether an arm replays recorded updates of a federation, whose defences the attackers do not know."""
+    """Return whether an arm replays recorded updates of a federation, whose defences attackers do not know."""
     specs = arm_spec(scenario, arm).get("defences") or []
     return any(isinstance(spec, Mapping) and spec["name"] == "rayfed.engine.replaying:Recorded" for spec in specs)
 
 
 def leaks(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> list[Leak]:
-    """Return the leak for every arm and attack, in the order of the arms; `thresholds` define success by metric."""
+    """Return the leakage for every arm and attack, in the order of the arms; `thresholds` define success by metric."""
     groups = _grouped(attacks, "arm", "attack")
     return [_leak(groups[key], thresholds) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
 
@@ -270,17 +270,17 @@ def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
 
 
 def passing(metric: str, threshold: float) -> str:
-    """Format a threshold of success: `psnr ≥ 15`."""
+    """Format the success threshold of a metric: `psnr ≥ 15`."""
     return f"{metric} {'≥' if METRICS[metric].higher_is_closer else '≤'} {threshold:g}"
 
 
 def people(rows: Iterable[Row]) -> int | None:
-    """Return the number of people known to the face recogniser; None if it was not used."""
+    """Return the number of people that the face recogniser knows; None if no recogniser was used."""
     return next((row["people"] for row in rows if row.get("people") is not None), None)
 
 
 def claims(inferences: Sequence[Row], arms: Sequence[str]) -> list[Claim]:
-    """Return the claim for every arm and inference attack, in the order of the arms."""
+    """Return the result of every inference attack on every arm, in the order of the arms."""
     groups = _grouped(inferences, "arm", "attack")
     return [_claim(groups[key]) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
 
@@ -301,7 +301,7 @@ def _claim(rows: Sequence[Row]) -> Claim:
 
 
 def setting(rows: Sequence[Row]) -> str:
-    """Return a description of an attack's input: `the gradient of 4 samples and the labels`, `only the update`."""
+    """Describe the input of an attack: `the gradient of 4 samples and the labels`, `only the update`."""
     sizes = sorted({row["batch_size"] for row in rows if row["batch_size"] is not None})
     count = "–".join(str(size) for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
     samples = f" of {count} sample{'' if sizes[-1] == 1 else 's'}" if sizes else ""
@@ -316,7 +316,7 @@ def _described(kind: str, name: str) -> str:
 
 
 def arms(names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Sequence[Row]) -> list[ArmSummary]:
-    """Return every arm's summary, in the order of `names`."""
+    """Return every arm's training summary, in the order of `names`."""
     played, sent = (_grouped(table, "arm") for table in (rounds, clients))
     result: list[ArmSummary] = []
     for name in names:
@@ -351,7 +351,7 @@ def arms(names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Se
 
 
 def warmed_up(rounds: Sequence[Row]) -> Sequence[Row]:
-    """Return an arm's rounds without warm-up; if there are none, as in old tables, all except the first."""
+    """Return an arm's rounds without warm-up rounds; if none are known to be, all rounds except the first."""
     return [row for row in rounds if row.get("warming") is False] or rounds[1:] or rounds
 
 
@@ -366,7 +366,7 @@ def _simulated(rounds: Sequence[Row]) -> Simulated | None:
 
 
 def on_the_clock(rounds: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rounds with virtual time, with `simulated_minutes` since the start of the run."""
+    """Return the rounds that have virtual time, with `simulated_minutes` since the start of the run."""
     clock: dict[str, float] = {}
     found = []
     for row in sorted(rounds, key=lambda row: (row["arm"], row["round"])):
@@ -382,13 +382,13 @@ def _strangers(row: Row) -> tuple[float, float] | None:
 
 
 def leading_metric(attacks: Iterable[Row]) -> str:
-    """Return the metric by which reconstructions are ranked."""
+    """Return the name of the metric that ranks reconstructions; `psnr` if no such metric was measured."""
     measures = {name for row in attacks for name in _LEADING if measured(row.get(name))}
     return next((name for name in _LEADING if name in measures), "psnr")
 
 
 def label_mix(partition: pa.Table) -> LabelMix | None:
-    """Return the spread of samples and classes over clients; None without the table `partition`."""
+    """Return the distribution of samples and classes over clients; None without the table `partition`."""
     if not partition.num_rows:
         return None
     clients, columns = np.unique(partition["client"], return_inverse=True)
@@ -407,7 +407,7 @@ def label_mix(partition: pa.Table) -> LabelMix | None:
 
 
 def measured(value: float | None) -> bool:
-    """Return whether a value is a number, neither None nor NaN."""
+    """Return whether a value is a number: neither None nor NaN."""
     return value is not None and not isnan(value)
 
 

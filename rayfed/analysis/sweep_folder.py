@@ -26,13 +26,13 @@ _ALWAYS = ("trial", "repeat", "status", "arm")
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Folder of one sweep, with files read and written by a `RunFolder`."""
+    """Folder of one sweep, whose files are read and written by a `RunFolder`."""
 
     files: RunFolder
 
     @classmethod
     def open(cls, path: str) -> SweepFolder:
-        """Open the sweep at a local path or fsspec URL; raises `RunError` if there is none."""
+        """Open the sweep at a local path or fsspec URL. Raises `RunError` if there is no sweep."""
         folder = RunFolder.open(path)
         if not is_sweep(folder):
             raise RunError(f"'{path}' is a run, not a sweep: its {SCENARIO} has no `sweep`")
@@ -40,7 +40,7 @@ class SweepFolder:
 
     @property
     def url(self) -> str:
-        """Address of the folder: a path, or a URL."""
+        """Return the address of the folder: a path or a URL."""
         return self.files.url
 
     @property
@@ -54,7 +54,7 @@ class SweepFolder:
         return list(self.scenario["sweep"]["fields"])
 
     def trial(self, run: str) -> RunFolder:
-        """Return the run folder of a trial, named in the column `run` of the outcomes.
+        """Return the run folder of a trial, named as in the column `run` of the outcomes.
 
         Raises `RunError` for an invalid name, which might be a path outside the folder.
         """
@@ -66,7 +66,7 @@ class SweepFolder:
         return replace(self.files, root=f"{self.files.root}/{run}")
 
     def trial_names(self) -> list[str]:
-        """Return the names of the trials with a run folder, finished or not."""
+        """Return the names of the trials that have a run folder, finished or not."""
         return self.files.folders(TRIALS)
 
     def outcomes(self) -> pa.Table:
@@ -80,7 +80,9 @@ class SweepFolder:
             table = pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES_FILE)))
             return _doubted(self._as_written(with_present_names(table, OUTCOMES)))
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise RunError(f"cannot read '{self.url}/{OUTCOMES_FILE}': {error}; restore it from a copy") from error
+            raise RunError(
+                f"cannot read '{self.url}/{OUTCOMES_FILE}': {error}; restore the file from a copy"
+            ) from error
 
     def _as_written(self, found: pa.Table) -> pa.Table:
         """Return the columns of `write_outcomes`, with the types of swept fields from the file."""
@@ -99,7 +101,7 @@ class SweepFolder:
         return known
 
     def write_outcomes(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Replace the outcomes."""
+        """Replace the table of outcomes by the given rows."""
         buffer = BytesIO()
         pq.write_table(outcomes_table(rows, self.fields, trials=True), buffer, compression="zstd")
         self.files.write_bytes(OUTCOMES_FILE, buffer.getvalue())
@@ -122,5 +124,5 @@ def _doubted(known: pa.Table) -> pa.Table:
 
 
 def is_sweep(folder: RunFolder) -> bool:
-    """Return whether a folder contains a sweep, not a run."""
+    """Return whether a folder contains a sweep instead of a run."""
     return bool(folder.read_mapping(SCENARIO).get("sweep"))

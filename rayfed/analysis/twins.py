@@ -39,7 +39,7 @@ def with_twins(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list
 
 
 def failures(settings: Sequence[Setting]) -> list[str]:
-    """Return a sentence for every attack that did worse than a twin with less knowledge, with the arms and measures."""
+    """Return a sentence for every attack that did worse than a twin with less knowledge, with arms and measures."""
     known = {one.attack: set((one.rows[0].get("knowledge") or "").split(",")) for one in settings}
     arms: dict[tuple[str, str], dict[str, list[str]]] = {}
     for one in settings:

@@ -72,22 +72,22 @@ class Verdict:
 
     @property
     def badge(self) -> str:
-        """The verdict as a word or a figure."""
+        """Return the verdict as one word or value."""
         return self.figure if self.inferred and self.figure else self.state
 
     @property
     def answered(self) -> bool:
-        """Whether the attacks support a statement on the arm; inconclusive arms count as not measured."""
+        """Return whether the attacks support a statement on the arm; False for an inconclusive arm."""
         return self.state not in ("not measured", "inconclusive")
 
 
 def weightiest(found: Sequence[Finding]) -> State:
-    """Return the worst state of some findings (`WEIGHT`); "not measured" without findings."""
+    """Return the worst state among some findings (`WEIGHT`); "not measured" without findings."""
     return next((state for state in WEIGHT if any(finding.state == state for finding in found)), "not measured")
 
 
 def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
-    """Return the row of the best reconstruction, among leaks if there are any; None without a finite one."""
+    """Return the row of the best reconstruction, among leaks if there are any; None without a finite value."""
     found = [(criterion.leaks(row), value, row) for row in attacks if (value := criterion.nearness(row)) is not None]
     return max(found, key=lambda one: one[:2], default=(False, 0.0, None))[2]
 
@@ -100,7 +100,7 @@ def _form(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Modality:
 
 
 def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criterion:
-    """Return the criterion for a run's rows, with the scenario's threshold for the leading metric."""
+    """Return the criterion of a leak for a run's rows, with the scenario's threshold for the leading metric."""
     form = _form(scenario, attacks)
     success = (scenario.get("metrics") or {}).get("success") or {}
     return Criterion.of(form, success.get(leading(form).name))
@@ -109,7 +109,7 @@ def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criteri
 def run_findings(
     scenario: Mapping[str, Any], attacks: Sequence[Row], finished: bool = True, criterion: Criterion | None = None
 ) -> list[Finding]:
-    """Return the findings of a run, by its own criterion unless another is given.
+    """Return the findings on all arms of a run, by the run's own criterion unless another is given.
 
     Attacks show that they work on arms without a defence that have the same model.
     """
@@ -133,7 +133,7 @@ def run_findings(
 
 
 def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
-    """Return whether an arm has defences that are not part of rayfed."""
+    """Return whether an arm has a defence that the user wrote, which is not part of rayfed."""
     specs = arm_spec(scenario, arm).get("defences") or []
     names = [str(spec["name"] if isinstance(spec, Mapping) else spec) for spec in specs]
     known = registry.table("defences")
@@ -150,7 +150,7 @@ UNFINISHED = "the run is not finished, and no attack that reconstructs samples i
 def verdicts(
     scenario: Mapping[str, Any], attacks: Sequence[Row], inferences: Sequence[Row], finished: bool = True
 ) -> list[Verdict]:
-    """Return a verdict on every arm; for an unfinished run, leaks only."""
+    """Return a verdict on every arm; for an unfinished run, verdicts on leaks only."""
     arms = arm_names(scenario, attacks, inferences)
     found, criterion = run_findings(scenario, attacks, finished), criterion_of(scenario, attacks)
     inferred = claims(inferences, arm_names(scenario, inferences))
@@ -207,7 +207,7 @@ def verdicts_table(
     finished: bool,
     inferences: Sequence[Row] = (),
 ) -> pa.Table:
-    """Return the verdicts on these arms as a table (`COLUMNS`), a row for each arm and batch size."""
+    """Return the verdicts on the given arms as a table (`COLUMNS`), one row for each arm and batch size."""
     metric = leading(_form(scenario, attacks)).name
     found = run_findings(scenario, attacks, finished)
     rows = [
@@ -240,7 +240,7 @@ def verdicts_table(
 
 
 def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
-    """Return a summary: the arms in each state, with their number, and the arms that leak labels only."""
+    """Return a summary of the verdicts: the arms in each state with their number, and arms that leak labels only."""
     lines = []
     for states, one, many in _ANSWERS:
         arms = [
@@ -258,7 +258,7 @@ def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
 
 
 def labels_alone(told: Sequence[Verdict]) -> list[str]:
-    """Return a sentence on the arms that leak labels but no samples; none if there are none."""
+    """Return a sentence on the arms that leak labels but no samples; empty if there are none."""
     alike: dict[str, list[str]] = {}
     for verdict in told:
         if verdict.labels and verdict.state != "leaks":
@@ -317,7 +317,7 @@ def next_step(
     fewer: str | None = None,
     run: str | None = None,
 ) -> str:
-    """Return the next step for the user, with a command if possible; empty if every arm has a result.
+    """Return the user's next step, with a command if possible; empty if every arm has a result.
 
     `enough` are the options with which an audit runs all attacks. `fewer` is a sentence if an audit attacked fewer
     samples than requested. `run` is the folder of a run whose scenario can be launched again.
@@ -387,7 +387,7 @@ def _command(scenario: Mapping[str, Any], run: str | None) -> str:
 
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
-    """Return the description of the baseline."""
+    """Return a description of the baseline: the best guess without the update."""
     noun = NOUNS[_form(scenario, attacks)]
     public = (scenario.get("data") or {}).get("public")
     typical = {
@@ -400,14 +400,14 @@ def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
 
 
 def attackers(told: Sequence[Verdict]) -> str:
-    """Return the knowledge of the attackers that some verdicts name; empty if they name none."""
+    """Return an explanation of the attackers that the verdicts name; empty if they name none."""
     met = [name for name in GIVEN if any(f", {name}" in verdict.sentence for verdict in told)]
     given = "; ".join(f"{name}: {GIVEN[name]}" for name in met)
     return f"Attackers know: {given}." if met else ""
 
 
 def rates(told: Sequence[Verdict]) -> str:
-    """Return the legend of membership attacks; empty if none was run."""
+    """Return the legend of membership attacks; empty if no membership attack was run."""
     if not any("AUC" in verdict.sentence for verdict in told):
         return ""
     few = "".join(f" {said}." for said in dict.fromkeys(said for verdict in told for said in verdict.untold))
@@ -419,7 +419,7 @@ def rates(told: Sequence[Verdict]) -> str:
 
 
 def claimed(claim: Claim) -> str:
-    """Return a sentence on the result of an attack without reconstructions, compared with chance."""
+    """Return a sentence on the result of an inference attack (without reconstructions), compared with chance."""
     failures = "".join(f"; {status}: {message}" for status, message in claim.failures)
     if claim.roc:
         control = f"control without the update {area(claim.roc.control)}" if claim.roc.control else "no control"

@@ -22,7 +22,7 @@ from rayfed.metrics.roc import share
 
 @dataclass(frozen=True)
 class Victim:
-    """One attacked client under one arm and attack, over all rounds and repeats."""
+    """Attacked client under one arm and attack, over all rounds and repeats."""
 
     samples: frozenset[Any]
     """Attacked samples: rounds, batches and labels. Two arms have the same victim if these are equal."""
@@ -37,7 +37,7 @@ class Victim:
 def victims(
     attacks: Sequence[Row], inferences: Sequence[Row], arms: Sequence[str], closed: Collection[str]
 ) -> dict[tuple[str, str], dict[int, Victim]]:
-    """Return the victims by (arm, attack) and client, in the order of the arms.
+    """Return the attacked clients (victims) by (arm, attack) and client, in the order of the arms.
 
     `closed` are the closed forms among the attacks (`rayfed.analysis.unanswered.closed_forms`).
     """
@@ -72,7 +72,7 @@ def _told_apart(rows: Sequence[Row], met: tuple[str, str], columns: Sequence[str
 
 
 def over_victims(settings: Sequence[Setting], found: Mapping[tuple[str, str], Mapping[int, Victim]]) -> list[Setting]:
-    """Return the settings of a run with intervals over its victims; means are unchanged."""
+    """Return the settings of a run with intervals over the attacked clients; keep the means unchanged."""
 
     def estimate(one: Setting, name: str, known: Estimate) -> Estimate:
         mine = found.get((one.arm, one.attack or ""), {}).values()

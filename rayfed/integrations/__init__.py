@@ -1,1 +1,1 @@
-"""Integrations with other frameworks, one per file, imported on use."""
+"""Integrations with other federated learning frameworks, one module per framework, imported on use."""

@@ -36,7 +36,7 @@ _MOST = 1 << 31
 
 @dataclass(frozen=True)
 class RecordingMod:
-    """Mod for `ClientApp(mods=[...])` that records the state sent to a client and its reply.
+    """Mod for `ClientApp(mods=[...])` that records the model state sent to a client and the client's reply.
 
     Put it first in the list, so that it records the reply after all other mods. It observes the number of samples and
     the local steps. Raises `UserError` for a round that cannot be recorded.
@@ -56,7 +56,7 @@ class RecordingMod:
     """Local steps. Default: the observed steps."""
 
     def __call__(self, message: Message, context: Context, call_next: ClientSide) -> Message:
-        """Run the client, and record its reply to a training message."""
+        """Run the client, and record the client's reply to a training message."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         sent, model = _in_order(_arrays(message)), self.model()
@@ -66,7 +66,10 @@ class RecordingMod:
             return reply
         seen = watch.seen(self.local)
         if self.truth and seen.labels is None:
-            raise UserError("RecordingMod: truth=True needs labels, but no cross_entropy with labels was observed")
+            raise UserError(
+                "RecordingMod: truth=True needs labels, but no cross_entropy with labels was observed: train with "
+                "cross_entropy, or set truth=False"
+            )
         labels = torch.zeros(len(seen.inputs), dtype=torch.int64) if seen.labels is None else seen.labels
         recorder = Recorder(model, self.folder, seen.local, truth=self.truth, mean=self.mean, std=self.std)
         answer, batch = _in_order(_arrays(reply)), (seen.inputs, labels)
@@ -81,7 +84,7 @@ class DefendingMod:
     guard: Defended
 
     def __call__(self, message: Message, context: Context, call_next: ClientSide) -> Message:
-        """Run the client, and apply the defences to the state in its reply to a training message."""
+        """Run the client, and apply the defences to the model state in the client's reply to a training message."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         from flwr.app import ArrayRecord, ConfigRecord
@@ -103,7 +106,7 @@ class DefendingMod:
 def defend(
     defences: Sequence[str | Mapping[str, Any]], model: nn.Module, *, rounds: int, seed: int | None = None
 ) -> DefendingMod:
-    """Return a mod that applies defences to clients' replies, and print the privacy account for `rounds` rounds.
+    """Return a mod that applies defences to clients' replies, and print the privacy guarantee after `rounds` rounds.
 
     `defences` are written as in a scenario and must work on updates. `model` is the model of the clients. Put the mod
     last in the list, so that other mods see the defended update. With an epsilon, rounds after `rounds` raise an error.
@@ -114,7 +117,7 @@ def defend(
     guard = Defended(defences, model, Loop(rounds), seed)
     if guard.keeps_state:
         raise UserError(
-            "defend: a defence has a state across rounds, which clients of Flower do not keep; use one without a state"
+            "defend: Flower clients keep no state between rounds, but a defence needs a state; use stateless defences"
         )
     print(guard, flush=True)
     return DefendingMod(guard)
@@ -131,7 +134,7 @@ def recording_strategy(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Kept:
-    """Return the strategy, extended to record the states that are sent to clients and returned.
+    """Return the strategy, extended to record the model states that clients receive and return.
 
     The server has no samples, so give the `shape` (C, H, W) of the images and the `local` steps. The number of samples
     is `num-examples` of each reply. If `epochs` is given, the number of steps is computed from it.
@@ -171,7 +174,9 @@ def _arrays(message: Message) -> dict[str, Tensor]:
     """Return the state dict of a message; raises `UserError` for none or several."""
     records = list(message.content.array_records.values())
     if len(records) != 1:
-        raise UserError(f"found a message with {len(records)} array records; expected one, the state of the model")
+        raise UserError(
+            f"found a message with {len(records)} array records; expected one record, with the state of the model"
+        )
     return dict(records[0].to_torch_state_dict())
 
 
@@ -188,12 +193,14 @@ def _round(message: Message) -> int:
     """Return the round of the server. Raises `UserError` if the message does not have it."""
     rounds = [record["server-round"] for record in message.content.config_records.values() if "server-round" in record]
     if not rounds:
-        raise UserError("RecordingMod: the message has no `server-round`; let the strategy send it")
+        raise UserError("RecordingMod: a message has no `server-round`; send the number of the round from the strategy")
     return int(rounds[0])
 
 
 def _examples(reply: Message) -> int:
     counts = [record["num-examples"] for record in reply.content.metric_records.values() if "num-examples" in record]
     if not counts:
-        raise UserError("recording_strategy: a reply has no metric `num-examples`; let the clients return it")
+        raise UserError(
+            "recording_strategy: a client's reply has no metric `num-examples`; return the metric from the clients"
+        )
     return int(counts[0])

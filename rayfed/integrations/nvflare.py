@@ -35,7 +35,7 @@ _MOST = 1 << 31
 
 
 class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without types
-    """Filter that records the state sent to a client and its update.
+    """Filter that records the model state sent to a client and the client's update.
 
     Put it first among the task data filters and last among the task result filters, so that it records the update after
     all other filters.
@@ -69,7 +69,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
         self.momentum, self.weight_decay, self.mean, self.std = momentum, weight_decay, mean, std
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Store the received state, or record the update; return the data unchanged."""
+        """Store the received model state, or record the update; return the data unchanged."""
         from nvflare.apis.dxo import DataKind, from_shareable
         from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
         from nvflare.app_common.app_constant import AppConstants
@@ -82,7 +82,9 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
             return shareable
         number, sent = fl_ctx.get_prop(_SENT) or (None, None)
         if sent is None:
-            raise UserError("RecordingFilter: no state was received; add it to the task data filters of the same task")
+            raise UserError(
+                "RecordingFilter: no model state was received; add the filter to the task data filters of the same task"
+            )
         returned = self._state(shareable)
         if from_shareable(shareable).data_kind == DataKind.WEIGHT_DIFF:
             returned = _moved(sent, returned)
@@ -101,7 +103,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
 
         dxo = from_shareable(shareable)
         if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF) or not isinstance(dxo.data, Mapping):
-            raise UserError(f"RecordingFilter: found {dxo.data_kind}; expected weights or weight differences")
+            raise UserError(f"RecordingFilter: found data of kind {dxo.data_kind}; send weights or weight differences")
         return {name: _tensor(value) for name, value in dxo.data.items()}
 
 

@@ -1,4 +1,4 @@
-"""Observe a client's PyTorch training: inputs of the model, labels, and steps of the optimiser.
+"""Observation of a client's PyTorch training: inputs of the model, labels, and steps of the optimiser.
 
 For frameworks in which the user's function trains a whole local round. Hooks are active during the round only.
 """
@@ -26,7 +26,7 @@ _SETTINGS = "lr", "momentum", "weight_decay", "nesterov", "dampening"
 
 @dataclass(frozen=True)
 class Seen:
-    """Observed data and settings of one local training round."""
+    """Data and settings observed in one local training round."""
 
     local: LocalTraining
     inputs: Tensor
@@ -36,7 +36,7 @@ class Seen:
 
 
 class Watch(TorchFunctionMode):
-    """Context manager that observes training steps of models of one class."""
+    """Context manager that observes the training steps of models of one class."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
         super().__init__()
@@ -81,19 +81,19 @@ class Watch(TorchFunctionMode):
         self._steps.append((type(optimiser), frozenset(every)))
 
     def seen(self, local: LocalTraining | None = None) -> Seen:
-        """Return the observations; `local` replaces the observed steps.
+        """Return the observed data and settings; `local` replaces the observed steps.
 
         Raises `UserError` if nothing was observed, or if no attack supports the steps.
         """
         if not self._inputs:
             raise UserError(
-                f"no training of a {self._kind.__name__} was observed; give the class that clients train, and train in "
+                f"no training of a {self._kind.__name__} was observed; give the class of the trained model, and train in "
                 f"the client's process"
             )
         matched = [len(labels) for labels in self._labels] == [len(inputs) for inputs in self._inputs]
         labels = torch.cat(self._labels) if matched else None
         if len(shapes := {tuple(inputs.shape[1:]) for inputs in self._inputs}) > 1:
-            raise UserError(f"found inputs of shapes {sorted(shapes)}; all samples must have the same shape")
+            raise UserError(f"found inputs of shapes {sorted(shapes)}; give all samples the same shape")
         every = torch.cat(self._inputs)
         first: dict[bytes, int] = {}
         for place, sample in enumerate(every):
@@ -103,15 +103,21 @@ class Watch(TorchFunctionMode):
 
     def _local(self) -> LocalTraining:
         if not self._steps:
-            raise UserError("no step of a torch.optim optimiser was observed; give the steps with `local`")
+            raise UserError(
+                "no training step of a torch.optim optimiser was observed; give the local steps with `local`"
+            )
         kinds = {(kind, settings) for kind, every in self._steps for settings in every}
         if len(kinds) > 1:
             raise UserError(
-                "found steps with different optimisers, learning rates or decays; give the steps with `local`"
+                "found training steps with different optimisers, learning rates or decays; give the local steps with "
+                "`local`"
             )
         [(kind, (lr, momentum, decay, nesterov, dampening))] = kinds
         if kind is not SGD or nesterov or dampening:
-            raise UserError(f"found local steps of {kind.__name__}; attacks support only SGD with plain momentum")
+            raise UserError(
+                f"the client trains with {kind.__name__}, but attacks support only SGD with plain momentum: use "
+                f"torch.optim.SGD"
+            )
         if len(self._inputs) != len(self._steps):
             raise UserError(
                 f"found {len(self._inputs)} batches in {len(self._steps)} steps; only one batch per step can be "

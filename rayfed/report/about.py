@@ -33,7 +33,9 @@ def read_about(folder: RunFolder, given: Path | None) -> dict[str, str]:
         try:
             text = given.read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise UserError(f"--about {given}: no such file; write one with the keys {', '.join(QUESTIONS)}") from None
+            raise UserError(
+                f"--about {given}: no such file; write a YAML file with the keys {', '.join(QUESTIONS)}"
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UserError(f"--about {given}: cannot be read: {reason}") from error

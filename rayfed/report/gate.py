@@ -249,7 +249,9 @@ def read_document(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
         jsonschema.validate(document, schema())
     except OSError as error:
-        raise UserError(f"--baseline {path}: cannot be read: {error.strerror}") from error
+        raise UserError(
+            f"--baseline {path}: cannot be read ({error.strerror}); give the file of an earlier --json"
+        ) from error
     except (ValueError, jsonschema.ValidationError) as error:
         said = getattr(error, "message", str(error))
         raise UserError(f"--baseline {path}: not a --json file of this version of rayfed: {said}") from error

@@ -33,7 +33,7 @@ _KEPT = ("arm", "attack", "status", "trial", "run", "verdict", "result")
 
 
 def write_redacted(results: Results) -> str:
-    """Write `report-redacted.html` of a run or sweep and return its path or URL; raise errors as `write_report` does."""
+    """Write a run or sweep as `report-redacted.html` and return its path or URL; raise as `write_report` does."""
     with redacted(results) as copy:
         if isinstance(results, Sweep):
             write_sweep_report(SweepFolder(copy), redacted=True)

@@ -117,7 +117,7 @@ def rewritten(
             values = [None if value is None else change(value) for value in table[column].to_pylist()]
             table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
     except (pa.ArrowException, KeyError) as error:
-        raise RunError(f"cannot read '{source.url}/{name}': {error}; restore it from a copy") from error
+        raise RunError(f"cannot read '{source.url}/{name}': {error}; restore the file from a copy") from error
     buffer = BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Evidence statement on a run, section by section, for a supervisory authority or an impact assessment.
+"""Evidence statement on a run, section by section: evidence for a supervisory authority or an impact assessment.
 
 All figures come from the functions of the report. The statement depends only on the contents of the folder, so the same
 folder gives the same statement.

@@ -39,7 +39,7 @@ def check_scored(path: str) -> None:
     if RunFolder.at(path).exists(TABLE):
         raise UserError(
             f"{path}: NOT MEASURED, because the originals were not recorded and no reconstruction has a score. Record "
-            f"with truth=True, on data that may be stored, and replay"
+            f"again with truth=True, on data that may be stored, and replay the recording"
         )
 
 

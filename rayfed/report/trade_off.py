@@ -1,4 +1,4 @@
-"""Chart of leakage against utility or cost, with error bars: the report's interactive plot, drawn for papers."""
+"""Chart of leakage against utility or cost, with error bars: the report's interactive plot as a figure for papers."""
 
 from __future__ import annotations
 

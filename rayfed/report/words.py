@@ -169,7 +169,7 @@ def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True,
 
 
 def secure(scenario: Row) -> bool:
-    """Return whether every run of a scenario draws fresh noise and keys, independent of the seed."""
+    """Return whether every run of a scenario samples fresh noise and keys, independent of the seed."""
     return bool((scenario.get("privacy") or {}).get("secure"))
 
 

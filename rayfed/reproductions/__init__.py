@@ -1,1 +1,1 @@
-"""Reproductions of papers' tables and figures: a scenario, the paper's figures, and the comparison with ours."""
+"""Reproductions of papers' tables and figures: a scenario, the paper's values, and the comparison with our values."""

@@ -1,4 +1,4 @@
-"""Verdicts on reproductions: agreement with a paper's figures and with their order."""
+"""Verdicts on reproductions: agreement with a paper's values and with the order of the values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEANING: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdict on one group of figures, with findings and reasons."""
+    """Verdict on one group of a paper's values, with findings and reasons."""
 
     group: Group
     findings: list[Finding]
@@ -45,7 +45,7 @@ class Judgement:
 
 
 def judge(group: Group, findings: list[Finding]) -> Judgement:
-    """Return the verdict on a group's findings by the rules in `MEANING`."""
+    """Return the verdict on a group of values from its findings, by the rules in `MEANING`."""
     known = [finding for finding in findings if finding.ours is not None]
     missing = [f"{finding.label}: {finding.why}" for finding in findings if finding.ours is None]
     if not known:
@@ -70,13 +70,13 @@ def judge(group: Group, findings: list[Finding]) -> Judgement:
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the least favourable verdict of the groups; "not comparable here" without any."""
+    """Return the least favourable verdict of the groups; "not comparable here" without groups."""
     compared = [verdict for verdict in verdicts if verdict != "not comparable here"]
     return max(compared, key=VERDICTS.index, default="not comparable here")
 
 
 def agrees(finding: Finding, tolerance: float) -> bool:
-    """Return whether our figure agrees with the paper's, see `MEANING`."""
+    """Return whether our value agrees with the paper's value by the rules in `MEANING`."""
     assert finding.ours is not None
     off, half = abs(finding.ours.mean - finding.paper), _half(finding.ours)
     return off <= tolerance or (off <= half and half <= 2 * tolerance)

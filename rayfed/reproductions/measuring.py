@@ -1,4 +1,4 @@
-"""Measurements of a reproduction: the paper's figures and our estimates over seeds."""
+"""Measurements of a reproduction: the paper's values, and our estimates over seeds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PRINTED: dict[Convention, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One of the paper's figures with our estimate."""
+    """One value of the paper with our estimate of the same quantity."""
 
     label: str
     printed: float
@@ -49,7 +49,7 @@ class Finding:
 
 
 def measured(group: Group, sweep: Sweep) -> list[Finding]:
-    """Return the findings of a group in order.
+    """Return the findings of a group: each value of the paper with our estimate, in order.
 
     A figure whose trials failed has no estimate. Raises `UserError` if no trial has finished, or if no row fits the
     `where` of a figure.

@@ -24,7 +24,7 @@ RANKED = "the paper gives only an order: its column has ranks, 1 for the lowest"
 
 
 def made_with() -> str:
-    """Return the environment that results may depend on: versions and cores."""
+    """Return the environment on which results may depend: versions of packages and number of cores."""
     return f"rayfed {version('rayfed')}, torch {version('torch')}, {os.cpu_count()} cores"
 
 
@@ -49,11 +49,11 @@ class Record:
 
     @property
     def verdict(self) -> Verdict:
-        """The least favourable verdict of the groups."""
+        """Return the least favourable verdict of the groups."""
         return overall([each.verdict for each in self.judgements])
 
     def document(self) -> dict[str, Any]:
-        """Return the record as plain data, the input of the pages."""
+        """Return the record as plain data, from which pages are written."""
         own = self.reproduction
         return {
             "name": self.name,
@@ -86,17 +86,17 @@ class Record:
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str, str]]:
-    """Return one row per figure under `HEADINGS`, in both conventions if the paper has its own."""
+    """Return one table row per value under `HEADINGS`, in both conventions if the paper has its own convention."""
     return [_row(asdict(finding)) for finding in findings]
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return a record's page in Markdown."""
+    """Return the Markdown page of a record."""
     return "\n".join(_page(record))
 
 
 def summary(records: Sequence[dict[str, Any]], known: Iterable[str] = ()) -> str:
-    """Return the summary page of all records, with the `known` reproductions that have no record."""
+    """Return the summary page of all records; it also lists the `known` reproductions that have no record."""
     counts = Counter(each["verdict"] for each in records)
     lines = [
         "# Reproduced tables and figures of papers",
@@ -127,7 +127,7 @@ def summary(records: Sequence[dict[str, Any]], known: Iterable[str] = ()) -> str
 
 
 def write(folder: Path, record: dict[str, Any], known: Iterable[str] = ()) -> None:
-    """Write a record and its page into a folder, and rewrite its summary; see `summary`.
+    """Write a record and its page into a folder, and rewrite the folder's summary; see `summary`.
 
     Raises `RunError` for a damaged record in the folder.
     """
@@ -139,7 +139,7 @@ def write(folder: Path, record: dict[str, Any], known: Iterable[str] = ()) -> No
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """Return all records of a folder by name; raises `RunError` for a damaged one."""
+    """Return all records of a folder by name. Raises `RunError` for a damaged record."""
     found = []
     for path in sorted(folder.glob("*.json")):
         try:

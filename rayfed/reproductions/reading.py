@@ -25,7 +25,7 @@ Convention = Literal["root_psnr", "root_mse"]
 
 
 class Figure(Section):
-    """One number of the paper, with a selection of the rows to compare."""
+    """Value that the paper prints, with a selection of the rows to compare."""
 
     label: str
     """Name of the row in the paper."""
@@ -38,7 +38,7 @@ class Figure(Section):
 
 
 class Group(Section):
-    """Figures of one measure with a meaningful order."""
+    """Values of one measure in a paper whose order is meaningful."""
 
     title: str
     """Measure as a heading: `PSNR (dB)`."""
@@ -76,7 +76,7 @@ class Group(Section):
             raise ValueError(f"table '{self.table}' has no column '{self.measure}': {nearest(self.measure, columns)}")
         labels = [figure.label for figure in self.figures]
         if len(set(labels)) < len(labels):
-            raise ValueError("two figures have the same label")
+            raise ValueError("two figures have the same label: rename one")
         if self.relative_to is not None and self.relative_to not in labels:
             raise ValueError(f"`relative_to` names no figure: {nearest(self.relative_to, labels)}")
         if any(figure.label == self.relative_to and not figure.paper for figure in self.figures):
@@ -88,12 +88,12 @@ class Group(Section):
         return self
 
     def with_figures(self, full_only: bool) -> list[Figure]:
-        """Return the figures of the full size only, or all other figures."""
+        """Return the values that the reduced version omits (`full_only`), or all other values."""
         return [figure for figure in self.figures if figure.full_only == full_only]
 
 
 class Absent(Section):
-    """A part of the paper's table that is not reproduced."""
+    """Part of the paper's table that is not reproduced."""
 
     what: str
     """Name of the part."""
@@ -102,7 +102,7 @@ class Absent(Section):
 
 
 class Paper(Section):
-    """Source of the figures: publication and place in it."""
+    """Source of the values: the publication and the place in it."""
 
     name: str
     """Authors and year, or title."""
@@ -111,7 +111,7 @@ class Paper(Section):
 
 
 class Reproduction(Section):
-    """A reproduction of a paper's table or figure."""
+    """Reproduction of a paper's table or figure."""
 
     title: str
     """Title in one line."""
@@ -146,14 +146,14 @@ class Reproduction(Section):
         return self
 
     def compared(self, scale: Scale) -> list[Group]:
-        """Return the groups with the figures of a scale, without empty groups."""
+        """Return the non-empty groups of values that are compared at a scale (full or reduced)."""
         if scale == "full":
             return self.groups
         parts = [(group, group.with_figures(full_only=False)) for group in self.groups]
         return [group.model_copy(update={"figures": figures}) for group, figures in parts if figures]
 
     def not_compared(self, scale: Scale) -> list[Absent]:
-        """Return the parts that a scale omits, with reasons."""
+        """Return the parts of the paper that a scale omits, with reasons."""
         parts = [(group.title, group.with_figures(full_only=True)) for group in self.groups if scale == "reduced"]
         return self.absent + [
             Absent(what=f"{title}: {', '.join(figure.label for figure in figures)}", why="in the full size only")
@@ -162,7 +162,7 @@ class Reproduction(Section):
         ]
 
     def document(self, scale: Scale, changes: Sequence[str] = ()) -> dict[str, Any]:
-        """Return a scale's scenario as a mapping, with changes as in `--set`.
+        """Return the scenario of a scale (full or reduced) as a mapping, with changes as in `--set`.
 
         Raises `ScenarioError` for a change that cannot be made.
         """
@@ -177,7 +177,7 @@ class Reproduction(Section):
 
 
 def names(folder: str) -> list[str]:
-    """Return the names of a folder's reproductions in order; raises `UserError` if there are none."""
+    """Return the sorted names of the reproductions in a folder. Raises `UserError` if there are none."""
     found = sorted(path.stem for path in Path(folder).glob("*.yaml"))
     if not found:
         raise UserError(f"no reproductions in '{folder}': give their folder with --folder")
@@ -185,7 +185,7 @@ def names(folder: str) -> list[str]:
 
 
 def find(name: str, folder: str) -> Path:
-    """Return the file of a reproduction by name or path; raises `UserError` if there is none."""
+    """Return the file of a reproduction, given by name or path. Raises `UserError` if there is none."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else Path(folder, f"{name}.yaml")
     if not path.is_file():
         known = names(folder)
@@ -194,7 +194,7 @@ def find(name: str, folder: str) -> Path:
 
 
 def load(path: Path) -> Reproduction:
-    """Load a reproduction from a file. Raises `UserError` that lists all errors."""
+    """Load a reproduction from a YAML file. Raises `UserError` that lists all errors."""
     try:
         document, _ = read_yaml(path.read_text(encoding="utf-8"))
         return Reproduction.model_validate(document)

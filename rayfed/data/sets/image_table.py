@@ -35,8 +35,8 @@ class ImageTable(Source):
     test: Path | None = None
     """Table of the test split, with the same columns."""
     file_column: str | None = None
-    """Name of the column of file names, with or without extension. Default: `file`, `path`, `image` or similar; without a header
-    row, the first column that names an image."""
+    """Name of the column of file names, with or without extension. Default: `file`, `path`, `image` or similar; without
+    a header row, the first column that names an image."""
     label_column: str | None = None
     """Column of the classes. Default: the only column named `label`, `class`, `target`, `diagnosis` or similar; without
     a header row, the other one of two columns."""

@@ -147,7 +147,8 @@ def test_a_long_round_of_attacks_says_what_is_left(monkeypatch: pytest.MonkeyPat
     assert told.splitlines() == [
         "observation 3 of 3 done",
         "attack 2 of 3 done, search; about 2:40 left",
-        "long on none: search 2, iteration 100 of 400, distance 0.25, 0:30 left of it; attack 3 of 3; about 2:30 left",
+        "long on none: search 2, iteration 100 of 400, distance 0.25, 0:30 left for the search; attack 3 of 3; "
+        "about 2:30 left",
     ]
 
 
@@ -170,9 +171,9 @@ def test_what_nothing_is_heard_of_is_said_to_go_on(monkeypatch: pytest.MonkeyPat
     clock[0] = 300.0
     view.pulse()
     assert view._console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
-        "starting actors; still running, no news for 0:20",
+        "starting actors; still running, no progress reported for 0:20",
         "round 1/0: 2 of 3 clients, 0.1 clients/s",
-        "round 1/0, 2 of 3; still running, no news for 2:00",
+        "round 1/0, 2 of 3; still running, no progress reported for 2:00",
     ]
 
 

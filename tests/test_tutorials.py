@@ -73,7 +73,10 @@ def test_lines_come_in_order_and_dots_stand_for_others() -> None:
     for wrong in ("two", "one\nthree", "...\nthree\n...\ntwo", "one\n...\nfive", "...\nfour\nfive"):
         assert differences(wrong, printed) is not None
     assert differences("one", "") is not None
-    for slow in ("idlg: iteration 3 of 9, 0:01 left of it; time left not known yet", "trying peel; trial 8 of 18"):
+    for slow in (
+        "idlg: iteration 3 of 9, 0:01 left for the search; time left not known yet",
+        "trying peel; trial 8 of 18",
+    ):
         assert differences("one\ntwo", f"one\n{slow}\ntwo") is None
 
 

@@ -87,8 +87,8 @@ class Watch(TorchFunctionMode):
         """
         if not self._inputs:
             raise UserError(
-                f"no training of a {self._kind.__name__} was observed; give the class of the trained model, and train in "
-                f"the client's process"
+                f"no training of a {self._kind.__name__} was observed; give the class of the trained model, and train "
+                f"in the client's process"
             )
         matched = [len(labels) for labels in self._labels] == [len(inputs) for inputs in self._inputs]
         labels = torch.cat(self._labels) if matched else None

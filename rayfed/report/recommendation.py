@@ -83,7 +83,7 @@ def _of_evidence(found: Recommendation, chosen: Setting) -> list[str]:
         broken = {one.attack: one.unanswered for one in found.chosen.settings if one.unanswered[0]}
         for attack, counts in broken.items():
             lines.append(
-                f"{attack}: diverged or failed on {of_so_many(*counts)} updates, so it may underestimate leakage."
+                f"{attack}: diverged or failed on {of_so_many(*counts)} updates. The result may underestimate leakage."
             )
     if any(check.setting and check.estimate is None for check in found.chosen.checks):
         lines.append("Updates are hidden from these attacks. The sum of the updates was not attacked.")
@@ -141,8 +141,8 @@ def _guarantee(chosen: Setting) -> str:
     row = max((row for row in chosen.rows if row["epsilon"] is not None), key=lambda row: row["epsilon"])
     return (
         f"Guarantee: epsilon {at_most(row['epsilon'])} at delta {at_most(row['delta'])} per "
-        f"{row['epsilon_unit']}{caution(row['epsilon'])}. It covers the training of this setting, but not the search "
-        "over settings."
+        f"{row['epsilon_unit']}{caution(row['epsilon'])}. The guarantee covers the "
+        "training of this setting, but not the search over settings."
     )
 
 

@@ -204,7 +204,7 @@ class RunView:
         """Print the current step if no progress bar and no recent line shows it. May be called from any thread."""
         if self._doing:
             silent = monotonic() - self._heard
-            since = f"; still running, no news for {_minutes(silent)}" if silent > _EVERY else ""
+            since = f"; still running, no progress reported for {_minutes(silent)}" if silent > _EVERY else ""
             self._now_and_then(f"{self._doing}{since}")
 
     def _now_and_then(self, line: str) -> None:
@@ -407,7 +407,7 @@ class RunView:
         unused = self.ends(self._began) - monotonic()
         if not _EVERY < unused < inf:
             return ""
-        why = "it is a reserve for searches that take longer than their trials"
+        why = "the time is a reserve for searches that take longer than in their trials"
         if any(row["status"] == UNPLAYED for row in self._attacks):
             why = "the trials predicted a longer time for the attacks"
         return f"{_minutes(unused)} of the time limit was not used: {why}"
@@ -421,8 +421,8 @@ class RunView:
             privacy = self._folder.read_table("privacy").to_pylist()
             for arm, attack in uncovered(privacy, proved, self._attacks, self._inferences):
                 self.say(
-                    f"no proved bound for {attack} on {arm}: its epsilon does not cover everything that the attack "
-                    f"observes, or is too large for a bound"
+                    f"no proved bound for {attack} on {arm}: the epsilon of {arm} does not cover everything that the "
+                    f"attack observes, or is too large for a bound"
                 )
 
     def _warn_of_samples(self) -> None:
@@ -477,7 +477,7 @@ def _stands(standing: Standing) -> str:
     """Return the progress of a search as text."""
     search = f"search {standing.search}, " if standing.search > 1 else ""
     steps = f"{search}iteration {standing.iteration:,} of {standing.iterations:,}"
-    rest = "" if standing.left == inf else f", {_minutes(standing.left)} left of it"
+    rest = "" if standing.left == inf else f", {_minutes(standing.left)} left for the search"
     return f"{steps}, distance {standing.distance:.3g}{rest}"
 
 

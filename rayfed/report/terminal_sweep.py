@@ -165,7 +165,9 @@ class SweepView:
                 return
             names = "; ".join(setting.title + " (leaks)" * _leaks(setting) for setting in best.best)
             self._say(f"Pareto-optimal (PSNR, accuracy): {names}", markup=False)
-            self._say(f"Hypervolume: {best.hypervolume():.3f} (1 if one setting is best in both)")
+            self._say(
+                f"Hypervolume: {best.hypervolume():.3f} (1 if one setting has the best PSNR and the best accuracy)"
+            )
 
     def close(self) -> None:
         """Remove the progress bar."""

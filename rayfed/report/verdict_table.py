@@ -83,7 +83,7 @@ def verdict_table(
 
 
 def epsilons(privacy: Iterable[Row]) -> dict[str, str]:
-    """Return each arm's epsilon with its unit from rows of `privacy`; omit arms without a guarantee."""
+    """Return each arm's epsilon with its unit (or `withdrawn`, `none`) from rows of `privacy`; omit other arms."""
     found: dict[str, list[str]] = {}
     for row in privacy:
         if row.get("epsilon") is not None:

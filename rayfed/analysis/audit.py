@@ -1,4 +1,4 @@
-"""Audit of one gradient of a model: the scenario that it runs, and the findings from its results.
+"""Audit of one gradient of a model: the scenario that the audit runs, and the findings from the results.
 
 Every attack of `METHODS` that takes the data's samples is run against every arm by three attackers: non-adaptive,
 adaptive, and adaptive with the labels.
@@ -43,7 +43,7 @@ DEFENCES: Defences = {
 
 @dataclass(frozen=True)
 class Method:
-    """Attack that the audit runs, with its cost and limits."""
+    """Attack that the audit runs, with the attack's cost and limits."""
 
     name: str
     evaluations: int = 0
@@ -125,7 +125,7 @@ PARTS = {"tokens": "tokens", "records": "columns", "pixels": "pixels"}
 COLUMNS = 8
 """Maximum number of columns that a sentence names."""
 SLIGHT = 3.0
-"""Decibels above the baseline (3 dB halve its squared error) below which a leak is reported with this difference."""
+"""Decibels above the baseline (3 dB halve the squared error) below which a leak is reported with the difference."""
 FEWEST, USEFUL, MOST = 40, 100, 24_000
 """Evaluations of a search: the minimum with any budget, the minimum if there is time for them on two arms, and the
 maximum."""
@@ -257,7 +257,7 @@ class Finding:
     gains: tuple[float, ...] = ()
     """Maximum difference to the baseline for each sample that has a baseline."""
     attackers: int = 0
-    """Number of attackers of which these are the best reconstructions."""
+    """Number of attackers whose best reconstructions the finding contains."""
     alike: int = 0
     """Samples that did not leak, because a public sample is as close as the reconstruction."""
     above_public: float | None = None
@@ -280,7 +280,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Criterion:
-    """Conditions of a leak: a reconstruction reaches the threshold, beats the baseline, and identifies its sample."""
+    """Conditions of a leak: a reconstruction reaches the threshold, beats the baseline, and identifies the sample."""
 
     needs: ClassVar[tuple[str, ...]] = ("above_baseline", "identified")
     """Metrics that the criterion needs in addition to the leading one."""
@@ -306,7 +306,7 @@ class Criterion:
         return cls(modality, usual if threshold is None else threshold)
 
     def nearness(self, row: Row) -> float | None:
-        """Return the leading metric of a row of `attacks`, clipped at its ceiling; None if it is not a number."""
+        """Return the leading metric of a row of `attacks`, clipped at its ceiling; None for a missing value."""
         metric = leading(self.modality)
         value = row.get(metric.name)
         return None if value is None or value != value else min(value, metric.ceiling)
@@ -336,7 +336,7 @@ class Criterion:
         )
 
     def called(self, row: Row) -> str:
-        """Return `reconstructed` if a row of `attacks` is a leak, otherwise the reason why it is not."""
+        """Return `reconstructed` if a row of `attacks` is a leak, otherwise the reason why the row is no leak."""
         value = self.nearness(row)
         if self.leaks(row):
             return "reconstructed"
@@ -351,7 +351,7 @@ class Criterion:
         return f"below {self.written(self.threshold)}"
 
     def written(self, value: float) -> str:
-        """Format a value of the leading metric with its unit."""
+        """Format a value of the leading metric with the metric's unit."""
         if self.modality != "pixels":
             return f"{100 * value:.0f} %"
         return f">{PSNR_CEILING:.0f} dB" if value >= PSNR_CEILING else f"{value:.1f} dB"

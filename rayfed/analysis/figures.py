@@ -48,7 +48,7 @@ _SCALES = {"bytes": ("MB", 1e-6)}
 
 
 def heading(measure: str) -> str:
-    """Return the column heading of a measure with its unit: `PSNR (dB)`."""
+    """Return the column heading of a measure with the unit: `PSNR (dB)`."""
     title, unit = MEASURES[measure].title, MEASURES[measure].unit
     title = title.replace("bytes sent", "sent") if unit == "bytes" else title
     unit = _SCALES.get(unit, (unit, 1))[0]
@@ -56,7 +56,7 @@ def heading(measure: str) -> str:
 
 
 def cell(measure: str, estimate: Estimate | None) -> str:
-    """Format an estimate as a table cell: `12.3`, or `12.34 ± 0.56` with half its 95 % interval.
+    """Format an estimate as a table cell: `12.3`, or `12.34 ± 0.56` with half the 95 % interval.
 
     Numbers are rounded to the second significant digit of the interval. An asymmetric interval is given by its ends.
     Two values have no interval and follow their mean, as in `12.3 (11.8, 12.9)`. A single value and equal values have
@@ -88,7 +88,7 @@ def _factor(measure: str) -> float:
 
 
 def said(measure: str, value: float) -> str:
-    """Format the value of a measure with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
+    """Format the value of a measure with the unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
     unit = MEASURES[measure].unit
     if MEASURES[measure].proved:
         return at_most(value)
@@ -102,7 +102,7 @@ def said(measure: str, value: float) -> str:
 
 
 def said_with_interval(measure: str, estimate: Estimate) -> str:
-    """Format a mean with its unit and 95 % interval, `12.3 dB (11.8 dB to 12.9 dB)`, or with both of two values.
+    """Format a mean with unit and 95 % interval, `12.3 dB (11.8 dB to 12.9 dB)`, or with both of two values.
 
     Without an interval, return only the mean.
     """

@@ -116,7 +116,7 @@ def mean_duration(value: Spread | None) -> str:
 
 
 def in_words(name: str, value: float | None) -> str:
-    """Format a value of the measure `name` with its unit: ('psnr', 21.34) -> '21.3 dB'."""
+    """Format a value of the measure `name` with the measure's unit: ('psnr', 21.34) -> '21.3 dB'."""
     if value is None or not measured(value):
         return NONE
     if MEASURES[name].proved:

@@ -83,7 +83,7 @@ class Bound:
         return self.metric is not None and self.metric.compares == "labels"
 
     def written(self, value: float) -> str:
-        """Format a value of the bounded measure with its unit."""
+        """Format a value of the bounded measure with the measure's unit."""
         metric = self.metric
         if self.name == "membership.auc":
             return f"{value:.3f}"
@@ -102,7 +102,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Reached(Criterion):
-    """Criterion of a reconstruction that exceeds a bound, beats the baseline and identifies its sample.
+    """Criterion of a reconstruction that exceeds a bound, beats the baseline and identifies the original sample.
 
     `threshold` is the bound. Distances are compared with their sign changed, so that larger is always closer.
     """
@@ -163,7 +163,7 @@ class Found(Reached):
         return cls(modality, bound.limit, bound.metric, found)
 
     def nearness(self, row: Row) -> float | None:
-        """Return the share of labels that the row's attack recovered; None if it recovered none or was given them."""
+        """Return the share of labels that the row's attack recovered; None without labels, or for given labels."""
         if labels_given(row) or not measured(row.get("label_accuracy")):
             return None
         return self.named[row["arm"], row["batch_size"], row["attack"]][1]
@@ -203,7 +203,7 @@ class Check:
 
     @property
     def written(self) -> str:
-        """Format the measured value with its unit; empty if nothing was measured."""
+        """Format the measured value with the measure's unit; empty if nothing was measured."""
         return "" if self.value is None else self.bound.written(self.value)
 
     @property

@@ -136,7 +136,7 @@ class Results(ABC):
 
 
 class Run(Results):
-    """Results of one run; its tables are also attributes: `run.rounds` is `run.table("rounds")`."""
+    """Results of one run. Tables are also attributes: `run.rounds` is `run.table("rounds")`."""
 
     def __repr__(self) -> str:
         status, arms = self.status, ", ".join(self.scenario.get("arms") or {})
@@ -186,7 +186,7 @@ class Run(Results):
         return "" if exits.over(self.status) or not self.status else settings.UNFINISHED
 
     def verdicts(self) -> list[Verdict]:
-        """Return the verdict on each arm with its sentence, as in the report and the terminal."""
+        """Return the verdict on each arm with a sentence, as in the report and the terminal."""
         return verdicts(self.scenario, self.attacks.to_pylist(), self.inferences.to_pylist(), self._finished)
 
     @property
@@ -216,7 +216,7 @@ class Run(Results):
                 yield Picture.of(row)
 
     def worst(self, count: int = 6) -> list[tuple[Picture, Mapping[str, Any]]]:
-        """Return the `count` stored reconstructions with the highest PSNR, each with its row of `attacks`."""
+        """Return the `count` stored reconstructions with the highest PSNR, each with the row of `attacks`."""
         scored = {_key(row): row for row in self.attacks.to_pylist() if summary.measured(row["psnr"])}
         kept = [row for row in self._pictures() if _key(row) in scored]
         kept = sorted(kept, key=lambda row: -scored[_key(row)]["psnr"])[:count]

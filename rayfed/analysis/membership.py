@@ -47,12 +47,12 @@ def roc(inferences: Sequence[Mapping[str, Any]]) -> Roc | None:
 
 
 def area(found: Estimate) -> str:
-    """Format the area under a ROC curve (AUC) with its interval."""
+    """Format the area under a ROC curve (AUC) with the 95 % interval."""
     return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 
 def in_words(found: Roc) -> str:
-    """Return a sentence on whether members are identified, judged by the intervals of the AUC and of its control."""
+    """Return a text on whether members are identified, judged by the intervals of the AUC and of the control's AUC."""
     if found.auc.low <= 0.5 <= found.auc.high:
         return "members not identified within this budget (the interval of the AUC contains 0.5)"
     lower = ", by lower scores" if found.auc.high < 0.5 else ""

@@ -47,7 +47,7 @@ class ParetoFront:
         the reference do not count. Raises `UserError` if the corners form no box, or if one of them lacks a measure.
         """
         if (reference is None) != (ideal is None):
-            raise UserError("hypervolume: give both corners of the box (reference and ideal) or neither")
+            raise UserError("hypervolume: give both corners of the box (reference and ideal) or no corner")
         if not self.settings:
             return 0.0
         points = _points(self.settings, self.measures)

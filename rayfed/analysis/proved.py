@@ -31,12 +31,12 @@ _TELLING = 0.99
 
 
 class BoundPassed(Exception):
-    """Error for a measurement that exceeds its proved bound, which is a defect of rayfed."""
+    """Error for a measurement that exceeds a proved bound, which is a defect of rayfed."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of one measurement of an attack with its proved bound."""
+    """Comparison of one measurement of an attack with a proved bound."""
 
     arm: str
     attack: str
@@ -78,12 +78,12 @@ def comparisons(proved: Sequence[Row], attacks: Sequence[Row], inferences: Seque
 
 
 def telling(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return the comparisons with a non-trivial bound or a measurement that exceeds its bound."""
+    """Return the comparisons that have a non-trivial bound, or whose measurement exceeds the bound."""
     return [one for one in found if one.bound < _TELLING or one.passed]
 
 
 def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return, for every arm and attack, the comparison closest to its bound; ignore trivial bounds."""
+    """Return, for every arm and attack, the comparison in which the measurement is closest to a non-trivial bound."""
     nearest: dict[tuple[str, str], Comparison] = {}
     for one in telling(found):
         other = nearest.get((one.arm, one.attack))
@@ -107,7 +107,7 @@ def uncovered(
 
 
 def check_bounds(folder: RunFolder) -> None:
-    """Raise `BoundPassed` if a measurement of a run exceeds its proved bound."""
+    """Raise `BoundPassed` if a measurement of a run exceeds a proved bound."""
     tables = (folder.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences"))
     if above := [str(one) for one in comparisons(*tables) if one.passed]:
         raise BoundPassed(

@@ -102,11 +102,11 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        """Return the name of the arm with its swept values."""
+        """Return the name of the candidate: the arm with the swept values."""
         return self.settings[0].title
 
     def cost(self, measure: str) -> tuple[float, float]:
-        """Return the ends of a cost's interval; its mean twice without an interval; infinity if unknown."""
+        """Return the ends of a cost's interval; the mean twice without an interval; infinity if unknown."""
         known = self.settings[0].measures.get(measure)
         if known is None:
             return inf, inf

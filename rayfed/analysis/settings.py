@@ -46,7 +46,7 @@ class Estimate:
     """Both values, sorted, if there are two. Decisions use their interval; tables show the two values instead."""
 
     def within(self, measure: str) -> Estimate:
-        """Return the estimate with its interval clipped to the measure's possible values."""
+        """Return the estimate with the interval clipped to the possible values of a measure."""
         if self.low is None or self.high is None:
             return self
         least, most = MEASURES[measure].bounds
@@ -215,7 +215,7 @@ def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Return the mean of the finite values with its interval; None without finite values."""
+    """Return the mean of the finite values with an interval; None without finite values."""
     known = [float(v) for v in values if v is not None and isfinite(v)]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""Empirical lower bounds on epsilon from a canary test: the largest noise consistent with its hit rates.
+"""Empirical lower bounds on epsilon from a canary test: the largest noise consistent with the canaries' hit rates.
 
 The scores of present and absent canaries are split in halves. The first half chooses a threshold, and the second half
 gives the true and false positive rates, with exact intervals (Clopper and Pearson 1934). Under the claimed mechanism

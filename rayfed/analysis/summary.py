@@ -1,4 +1,4 @@
-"""Summary of a run from its tables: each arm's training, and each attack's results.
+"""Summary of a run from the run's tables: each arm's training, and each attack's results.
 
 Metrics are clipped at their ceiling before averaging, because an exact copy has an infinite PSNR. Missing values (null
 or NaN) are excluded, and every mean has its number of values.
@@ -183,7 +183,7 @@ def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
 
 
 def arm_and_opponent(scenario: Row, arm: str) -> tuple[str, str]:
-    """Return an arm's name in the scenario and the name of its opponent (poisoning attack), empty without one."""
+    """Return an arm's name in the scenario, and its opponent (poisoning attack) or an empty text."""
     arms, opponents = scenario.get("arms") or {}, scenario.get("opponents") or {}
     for opponent in opponents:
         if arm.endswith(f"{VERSUS}{opponent}"):
@@ -195,7 +195,7 @@ def arm_and_opponent(scenario: Row, arm: str) -> tuple[str, str]:
 
 
 def arm_spec(scenario: Row, arm: str) -> Row:
-    """Return the settings of an arm in the scenario, ignoring its opponent."""
+    """Return the settings of an arm in the scenario, without the arm's opponent (poisoning attack)."""
     arms = scenario.get("arms") or {}
     own = arms.get(arm, arms.get(arm_and_opponent(scenario, arm)[0], scenario.get("defences")))
     return own if isinstance(own, Mapping) else {"defences": own}

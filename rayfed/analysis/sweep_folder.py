@@ -1,4 +1,4 @@
-"""Folder of a sweep: its scenario, `outcomes.parquet`, and a run folder for every trial under `trials/`."""
+"""Folder of a sweep: the scenario, `outcomes.parquet`, and a run folder for every trial under `trials/`."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def audit(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure how much of its training samples one gradient of your model leaks.
+    """Measure how much one gradient of your model leaks about the training samples.
 
     Attacks are run with and without defences. No scenario is needed.
 

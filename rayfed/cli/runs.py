@@ -196,7 +196,7 @@ def report(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Rewrite the `report.html` of a run or sweep from its tables.
+    """Rewrite the `report.html` of a run or sweep from the tables in the folder.
 
     Examples:
 
@@ -261,7 +261,7 @@ def statement(
 
 @commands.command(rich_help_panel=CHECKING)
 def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) -> None:
-    """Check a scenario, its data and its models without running it.
+    """Check a scenario, its data and its models, without running the scenario.
 
     Lists every error with its line and a fix.
 

@@ -1,4 +1,4 @@
-"""Handle signals that end the process: a run writes its status and report first, as after Ctrl-C."""
+"""Handlers of signals that end the process: a run writes its status and report first, as after Ctrl-C."""
 
 from __future__ import annotations
 

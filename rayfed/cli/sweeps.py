@@ -21,7 +21,7 @@ def run(scenario: Any, out: str | None, executor: ExecutorName, address: str | N
 
 
 def resume(path: str, failed: bool, executor: ExecutorName, address: str | None, quiet: bool) -> None:
-    """Run the missing trials of the sweep at `path`, with `failed` also its failed trials; show the progress."""
+    """Run the missing trials of a sweep (with `failed`, also failed trials), and show the progress."""
     from rayfed.engine import sweeps
     from rayfed.engine.executions import sweep_execution
 

@@ -26,7 +26,7 @@ class _Column:
 
     @property
     def least(self) -> int:
-        """Minimum width without broken names and figures."""
+        """Return the minimum width of the column without broken names and numbers."""
         longest = max(map(cell_len, self.cells), default=0)
         if self.kind == "word":
             return max(cell_len(self.heading), min(longest, _WORDS))
@@ -34,7 +34,7 @@ class _Column:
 
     @property
     def most(self) -> int:
-        """Minimum width without any wrapping."""
+        """Return the minimum width of the column without any line break."""
         return max(map(cell_len, [self.heading, *self.cells]))
 
 

@@ -50,7 +50,7 @@ def data_of(data: Mapping[str, Any]) -> str:
 
 
 def label(scenario: Mapping[str, Any], table: str = "") -> str:
-    """Return the LaTeX label of an exported table: `tab:NAME`, plus the table's name unless it is `outcomes`."""
+    """Return the LaTeX label of an exported table: `tab:NAME`, plus the table's name except for `outcomes`."""
     words = [str(scenario.get("name") or "rayfed"), *([table] if table else [])]
     return "tab:" + "-".join(re.sub(r"[^A-Za-z0-9.-]+", "-", word).strip("-") for word in words)
 

@@ -54,7 +54,7 @@ class Entry:
 
     @property
     def note(self) -> str:
-        """Return a text with details of the entry, such as its defences."""
+        """Return a text with details of the entry, such as the defences."""
         first = self.setting.rows[0]
         parts = [f"Defences: {first.get('defences') or 'none'}."]
         if self.setting.attack and first.get("observes"):
@@ -75,7 +75,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Explorer:
-    """Rows and columns of the report's table of settings, and the initial axes of its interactive plot."""
+    """Rows and columns of the report's table of settings, and the initial axes of the interactive plot."""
 
     entries: list[Entry]
     fields: list[str]
@@ -202,13 +202,13 @@ def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
 
 
 def interval(name: str, value: Estimate) -> str:
-    """Format an estimate with its interval: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both values of a pair."""
+    """Format an estimate with the interval: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both values of a pair."""
     said, between = in_words(name, value.mean), ends(name, value)
     return f"{said} ({between})" if between else said
 
 
 def ends(name: str, value: Estimate) -> str:
-    """Format the interval of an estimate and its number of values; empty for a single value."""
+    """Format the interval of an estimate and the number of values; empty for a single value."""
     if value.low is None or value.high is None or (value.n == 1 and value.over == "repeats"):
         return ""
     if value.pair:

@@ -67,7 +67,7 @@ def write_sweep_report(sweep: SweepFolder, redacted: bool = False) -> str:
 
 
 def try_sweep_report(sweep: SweepFolder, note: Callable[[str], object]) -> str | None:
-    """Write the report of a sweep and return its path; on an error, pass a note to `note` and return None."""
+    """Write the report of a sweep and return the path; on an error, pass a note to `note` and return None."""
     page = None
     again = f"the results are kept; to try again: `rayfed report {sweep.url}`"
     with noting_errors(lambda why: note(f"the report of the sweep could not be written: {why}; {again}")):

@@ -102,7 +102,7 @@ class RunView:
         self._lines = RoundLines(0, 80)
 
     def starting(self, scenario: Any, folder: Any, where: str) -> None:
-        """Print the size of the run, where it runs and its folder, and start the progress bar."""
+        """Print the run's size, where the run executes and the run's folder; start the progress bar."""
         self._folder, self._scenario = folder, scenario.model_dump(mode="json")
         self._rounds = scenario.federation.rounds
         self._lines = RoundLines(self._rounds, self._console.width)
@@ -281,7 +281,7 @@ class RunView:
         self._bar.stop()
 
     def stopped(self, state: str, kind: str) -> None:
-        """Print in which state the run ended, and the next step for the user. Print nothing if it did not start."""
+        """Print the state in which the run ended and the next step for the user, if the run had started."""
         self.close()
         if self._folder:
             ended = {

@@ -56,7 +56,7 @@ class SweepView:
         self._began, self._ended, self._trials, self._before, self._failed = 0.0, 0, 0, 0, 0
 
     def starting(self, scenario: Any, folder: Any, where: str, trials: int, done: int) -> None:
-        """Print the size of the sweep and its folder, and start the progress bar."""
+        """Print the sweep's size and folder, and start the progress bar."""
         self._trials, self._before, self._began, self._folder = trials, done, monotonic(), folder.files
         before = f", {done} finished before" if done else ""
         swept = scenario.sweep

@@ -236,7 +236,7 @@ def _held(lines: list[str], images: bool, trained: bool = True) -> Statement:
 
 
 def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[int, str] | None) -> list[Statement]:
-    """Return statements on the best reconstruction: the sample, the attack, its score and the attack's inputs.
+    """Return statements on the best reconstruction: the sample, the attack, the score and the attack's inputs.
 
     `classes` is as in `of_run`. Only a leak is called reconstructed.
     """

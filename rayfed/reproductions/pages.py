@@ -96,7 +96,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def summary(records: Sequence[dict[str, Any]], known: Iterable[str] = ()) -> str:
-    """Return the summary page of all records; it also lists the `known` reproductions that have no record."""
+    """Return the summary page of all records, with a list of the `known` reproductions that have no record."""
     counts = Counter(each["verdict"] for each in records)
     lines = [
         "# Reproduced tables and figures of papers",
@@ -127,7 +127,7 @@ def summary(records: Sequence[dict[str, Any]], known: Iterable[str] = ()) -> str
 
 
 def write(folder: Path, record: dict[str, Any], known: Iterable[str] = ()) -> None:
-    """Write a record and its page into a folder, and rewrite the folder's summary; see `summary`.
+    """Write a record and the record's page into a folder, and rewrite the folder's summary; see `summary`.
 
     Raises `RunError` for a damaged record in the folder.
     """

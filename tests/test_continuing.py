@@ -226,7 +226,7 @@ def test_an_extended_run_is_one_that_was_longer_from_the_start(finished: bool, t
 def test_attacks_meet_the_weights_of_their_own_scenario_alone(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
     for change in ("seed=6", "training.momentum=0", "arms.private.0.clip=2", "partition={name: dirichlet, alpha: 1}"):
-        with pytest.raises(RunError, match="the run .* had another scenario"):
+        with pytest.raises(RunError, match="had another scenario"):
             runs.attack(parsed(change), folder.url, str(tmp_path / "no"), local, Progress())
     one_arm = parsed("arms={none: []}", "attacks.0.batch_size=2", "federation.rounds=9", "resources.clients.num_cpus=1")
     found = runs.attack(one_arm, folder.url, str(tmp_path / "yes"), local, Progress())

@@ -132,9 +132,7 @@ def attack_update(
     batch: Annotated[
         int | None, typer.Option(metavar="INT", min=1, help="Batch size of one local step. Default: all samples.")
     ] = None,
-    momentum: Annotated[
-        float, typer.Option(metavar="FLOAT", min=0, help="Momentum of the client's SGD.")
-    ] = 0.0,
+    momentum: Annotated[float, typer.Option(metavar="FLOAT", min=0, help="Momentum of the client's SGD.")] = 0.0,
     weight_decay: Annotated[
         float, typer.Option(metavar="FLOAT", min=0, help="Weight decay of the client's SGD.")
     ] = 0.0,

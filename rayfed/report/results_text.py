@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import ceil
+from math import ceil, pow
 
 from rayfed.analysis.audit import FEWEST, IN_ANOTHER_ORDER, SLIGHT, Criterion, Finding, in_part, short_title
 from rayfed.analysis.formats import NONE, decibel_mean, share
@@ -85,7 +85,7 @@ def _of_not_reconstructed(rows: Sequence[LeakageRow], attacks: Sequence[Row], cr
 
 def largest_share(samples: int) -> float:
     """Return the largest share of leaking samples, 0..1, at which none of some samples leaks with probability 5 %."""
-    return 1 - 0.05 ** (1 / samples)
+    return 1 - pow(0.05, 1 / samples)
 
 
 def _of_labels(rows: Sequence[LeakageRow], attacks: Sequence[Row]) -> str:

@@ -23,7 +23,7 @@ _NO_BATCH = torch.zeros((), dtype=torch.int64)
 
 
 def is_counter(name: str) -> bool:
-    """Return whether a tensor is a batch norm's counter of batches, which affects no output."""
+    """Return whether a tensor's name is that of a batch norm's counter of batches, which affects no output."""
     return name.endswith(_COUNTER)
 
 
@@ -33,7 +33,7 @@ def is_count(value: Any) -> bool:
 
 
 def to_tensor(what: str, value: Any) -> Tensor:
-    """Convert a tensor, an array, a number or nested lists of numbers to a tensor.
+    """Convert a tensor, an array, a number or nested lists of numbers to a tensor without autograd history.
 
     Raises `UserError` for anything else; `what` names the value in the message.
     """
@@ -50,7 +50,7 @@ def to_tensor(what: str, value: Any) -> Tensor:
 
 
 def by_name(what: str, given: Arrays, model: nn.Module) -> Named:
-    """Return a state or a gradient of a model as tensors by name.
+    """Convert a model's state or gradient, given by name or in order, to a dictionary of tensors by name.
 
     A sequence has the order of `model.state_dict()`, with or without counters, or of `model.parameters()`. Counters of
     batch norms that have another shape, as `torch.Tensor(array)` makes them, are replaced by the model's.

@@ -56,15 +56,15 @@ def yaml_flow(value: Any) -> str:
 
 
 def read_yaml(text: str) -> tuple[Any, list[tuple[Place, int]]]:
-    """Return the data of a YAML document and the line of each path. Raises `ValueError` for invalid YAML."""
+    """Return the data of a YAML document, and the line of each path of keys. Raises `ValueError` for invalid YAML."""
     try:
         root = yaml.compose(text, Loader=_Loader)
         lines = list(islice(_lines(root), _MOST + 1))
         if len(lines) > _MOST:
-            raise ValueError(f"more than {_MOST:,} entries with aliases written out")
+            raise ValueError(f"more than {_MOST:,} entries after aliases are expanded; use fewer aliases")
         return load_yaml(text), lines
     except RecursionError:
-        raise ValueError("an anchor refers to itself, or the nesting is too deep") from None
+        raise ValueError("an anchor refers to itself, or lists and mappings are nested too deeply") from None
     except ValueError:
         raise
     except Exception as error:  # PyYAML also raises KeyError and others, for example for `!!bool 7`
@@ -72,11 +72,11 @@ def read_yaml(text: str) -> tuple[Any, list[tuple[Place, int]]]:
 
 
 def read_json(text: str) -> Any:
-    """Return the data of a JSON document. Raises `ValueError` for invalid JSON."""
+    """Return the data of a JSON document of untrusted text. Raises `ValueError` for invalid JSON."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("the nesting is too deep") from None
+        raise ValueError("lists and objects are nested too deeply") from None
 
 
 def _lines(node: yaml.Node | None, path: Place = ()) -> Iterator[tuple[Place, int]]:

@@ -22,7 +22,7 @@ class UserError(Exception):
 
 
 class ScenarioError(UserError):
-    """An invalid scenario, with all problems found.
+    """An invalid scenario, with the list of all problems found in the scenario.
 
     `problems` are pairs of a field's path (keys and indices) and a message. Empty if the file is not valid YAML.
     """
@@ -41,7 +41,7 @@ class ResourceError(UserError):
 
 
 class NotPortable(ResourceError):
-    """A process that does not use the instruction set that the scenario asks for; the command line restarts itself."""
+    """A process without the scenario's instruction set (`resources`). The command line then restarts itself."""
 
 
 class RunError(UserError):
@@ -53,11 +53,11 @@ class LeaseError(RunError):
 
 
 class ClientError(UserError):
-    """A client that failed. The message names client, round, arm and reason."""
+    """A failure of a client. The message names the client, the round, the arm and the reason."""
 
 
 class OverdueError(UserError):
-    """A call that took longer than `resources.timeout`. Its process may still be running."""
+    """A call that took longer than `resources.timeout`. The called process may still be running."""
 
     def __init__(self, what: str, seconds: float) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ class OverdueError(UserError):
 
 
 class ProtectionError(UserError):
-    """An encrypted update that cannot be added or decrypted, because it was changed or has other keys or parameters.
+    """An encrypted update that cannot be added or decrypted: it was modified, or has wrong keys or parameters.
 
     Raised before the server's step: the round is not applied, and the run can be resumed.
     """
@@ -86,7 +86,7 @@ class Killed(KeyboardInterrupt):
 
 @contextmanager
 def needing(package: str, extra: str, what: str) -> Iterator[None]:
-    """Turn a failed import of an optional package into a `DataError` that names the extra."""
+    """Raise `DataError` with the extra of rayfed to install if the block cannot import an optional package."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -94,7 +94,7 @@ def needing(package: str, extra: str, what: str) -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return one line with an error's type, message and place; for a `UserError` only its message."""
+    """Describe an error in one line: type, message, file and line number. For a `UserError`, only the message."""
     said = " ".join(plain(str(error)).split())
     if isinstance(error, UserError):
         return said
@@ -105,7 +105,7 @@ def describe_error(error: BaseException) -> str:
 
 @contextmanager
 def noting_errors(note: Callable[[str], object]) -> Iterator[None]:
-    """Pass an error in the block to `note` instead of raising it, so that a failed metric or report ends no run.
+    """Pass an error of the block to `note` instead of raising it, so that a failed metric or report ends no run.
 
     A `SystemExit` of the user's code counts as an error. `BrokenPipeError`, `LeaseError` and `BdbQuit` are raised.
     """
@@ -122,12 +122,12 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plain(message: str) -> str:
-    """Return a message without the colours and control characters that libraries add."""
+    """Return a library's message without terminal colours and control characters."""
     return _CONTROL.sub("", message)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Suggest a valid name: `did you mean 'sigma'? (valid: clip, sigma)`, or `valid are clip, sigma`.
+    """Suggest a valid name for a wrong one: `did you mean 'sigma'? (valid: clip, sigma)`, or `valid are clip, sigma`.
 
     Initials are understood: `bce` suggests `binary_cross_entropy`.
     """

@@ -13,7 +13,7 @@ _IN_PACKAGE = "package:"
 
 
 def local_path(path: str | Path) -> Path:
-    """Return a scenario's path with `~` and environment variables expanded.
+    """Return a path of a scenario with `~` and environment variables expanded.
 
     `package:NAME/FILE` is a file of an installed package, which is not imported. Raises `UserError` for a package that
     is not installed.
@@ -42,6 +42,6 @@ def exists(path: Path) -> bool:
 
 
 def find_in(folders: Sequence[Path], path: str | Path) -> Path:
-    """Return the path in the first of the folders that contains it, or else in the first folder."""
+    """Return the path of a file in the first folder that contains the file, or else in the first folder."""
     places = [folder / local_path(path) for folder in folders]
     return next((place for place in places if exists(place)), places[0]).resolve()

@@ -24,18 +24,18 @@ Result = TypeVar("Result")
 
 
 def weights_of(model: nn.Module) -> Named:
-    """Return copies of the trainable parameters, detached, by name."""
+    """Return detached copies of a model's trainable parameters, by name."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def buffers_of(model: nn.Module) -> Named:
-    """Return detached copies of the buffers and frozen parameters, by name."""
+    """Return detached copies of a model's buffers and frozen parameters, by name."""
     frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
     return {name: t.detach().clone() for name, t in [*model.named_buffers(), *frozen]}
 
 
 class Penalised(ABC):
-    """A module whose output adds a penalty to the loss. All losses and gradients of this file include it."""
+    """Base class of modules that add a penalty to the loss. All losses and gradients of this file include it."""
 
     @abstractmethod
     def penalty(self, output: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def batch_loss(
 
 
 def within(model: nn.Module, state: Named, act: Callable[[nn.Module], Result]) -> Result:
-    """Return `act(model)` while the model has the tensors of `state`; tied tensors are replaced together.
+    """Return `act(model)`, computed while the tensors of `state` replace the model's own. Tied tensors stay tied.
 
     Unlike with `functional_call`, `act` may run a backward pass, in which `torch.utils.checkpoint` computes outputs
     again from the model's tensors. Raises `ValueError` if tied names have different values.
@@ -80,7 +80,7 @@ def within(model: nn.Module, state: Named, act: Callable[[nn.Module], Result]) -
 
 
 def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the `batch_loss` of a model with its current tensors."""
+    """Return the mean loss of a batch (see `batch_loss`), computed with the model's current tensors."""
     with collected_penalties(model) as penalties:
         logits = model(inputs)
     loss = losses.of(model)
@@ -93,7 +93,7 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | Non
 
 @contextmanager
 def collected_penalties(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the penalties of the forward pass in the block into a list, through temporary hooks."""
+    """Collect the penalties of `Penalised` modules in the block's forward pass, through temporary hooks."""
     found: list[Tensor] = []
     modules = [module for module in model.modules() if isinstance(module, Penalised)]
     hooks = [m.register_forward_hook(lambda m, _, output: found.append(m.penalty(output))) for m in modules]
@@ -148,7 +148,7 @@ def gradient(
 def many_gradients(
     model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor, own: Named | None = None
 ) -> Named:
-    """Return the gradients of P batches at the same weights, which can be differentiated again.
+    """Return the differentiable gradients of P batches at the same weights.
 
     `inputs` is (P, N, *shape), `labels` (P, N) int64 or (P, N, K) probabilities. `own` are buffers that differ per
     batch. Their tensors and the returned ones have a leading dimension P. Runs one vmap call, or a loop for a model
@@ -167,12 +167,12 @@ def many_gradients(
 
 
 def per_sample_gradients(model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor) -> Named:
-    """Return the gradient of each sample's loss: each tensor has a leading dimension N."""
+    """Return the gradient of each sample's loss with respect to the weights, by name, each of shape (N, ...)."""
     return many_gradients(model, weights, buffers, inputs.unsqueeze(1), labels.unsqueeze(1))
 
 
 def vmap_refusal(model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor) -> str:
-    """Return in one line why vmap cannot compute the model's gradients for several batches; "" if it can.
+    """Return why vmap cannot compute a model's gradients of several batches, as one line; empty if vmap can.
 
     Tried once per model, with inputs and labels of zeros, so that the values of a batch have no influence.
     """
@@ -190,23 +190,23 @@ def vmap_refusal(model: nn.Module, weights: Named, buffers: Named, inputs: Tenso
 
 
 def sample_rows(tensors: Named) -> Tensor:
-    """Concatenate the tensors (N, ...) of N samples to a matrix with one row per sample, in the dictionary's order."""
+    """Concatenate tensors (N, ...) of N samples to a matrix with one row per sample, in the dictionary's order."""
     return torch.cat([t.reshape(len(t), -1) for t in tensors.values()], 1)
 
 
 def flatten(tensors: Named) -> Tensor:
-    """Concatenate all tensors to one vector, in the dictionary's order."""
+    """Concatenate all tensors of a dictionary to one vector, in the dictionary's order."""
     return torch.cat([t.reshape(-1) for t in tensors.values()])
 
 
 def unflatten(vector: Tensor, like: Named) -> Named:
-    """Return views of a vector with the names and shapes of `like`: the inverse of `flatten`."""
+    """Split a vector into views with the names and shapes of the tensors `like`. This is the inverse of `flatten`."""
     pieces = vector.split([t.numel() for t in like.values()])
     return {name: piece.view_as(t) for (name, t), piece in zip(like.items(), pieces, strict=True)}
 
 
 def norm(tensors: Named) -> Tensor:
-    """Return the Euclidean norm over all tensors together, a scalar."""
+    """Return the joint Euclidean norm of all tensors of a dictionary, a scalar."""
     check_types(tensors, "a norm", half=True)
     total: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in tensors.values()]))
     return total

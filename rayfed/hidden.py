@@ -1,4 +1,4 @@
-"""Define the messages of attacks that could not use an update, by which the analysis of results recognises them.
+"""Messages of attacks that could not use an update. The analysis of results recognises such attacks by them.
 
 This module does not import PyTorch, so that tables can be read without it.
 """

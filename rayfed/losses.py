@@ -42,7 +42,7 @@ Reduction = Literal["mean", "sum", "none"]
 
 @component
 class Loss(ABC):
-    """Base class of all losses. The loss of a batch is the mean over its samples."""
+    """Base class of all losses. The loss of a batch is the mean of its samples' losses."""
 
     takes: ClassVar[Literal["classes", "numbers", "places", "tokens", "either"]]
     """Targets that the loss takes. For `numbers`, classes are converted. `places` are a class for each place of a
@@ -53,12 +53,12 @@ class Loss(ABC):
         """Return each sample's loss (N,) from outputs (N, K) and targets."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Return the loss of the batch, a scalar. With the reduction `none`, return the loss of each sample (N,)."""
+        """Return a batch's mean loss, a scalar. With the reduction `none`, return the loss of each sample, (N,)."""
         losses = self.per_sample(outputs, targets)
         return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """Convert outputs (..., K) to predictions. Default: the outputs themselves."""
+        """Convert model outputs (..., K) to predictions, such as probabilities. Default: return the outputs."""
         return outputs
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
@@ -66,15 +66,15 @@ class Loss(ABC):
         return None if targets.is_floating_point() else objective.correct(outputs, targets)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return each sample's mean absolute error (N,). None if targets are not numbers."""
+        """Return each sample's mean absolute error, (N,). None if targets are not numbers."""
         return None
 
     def tokens(self, targets: Tensor) -> Tensor | None:
-        """Return the number of tokens that each text's loss averages, (N,), for perplexity. None for other losses."""
+        """Return the number of predicted tokens of each text, (N,), for perplexity. None for other losses."""
         return None
 
     def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return each class's intersection and union in pixels, summed over the samples, (2, K).
+        """Return each class's intersection and union in pixels (for the IoU), summed over the samples, (2, K).
 
         None if targets are not masks.
         """
@@ -83,11 +83,11 @@ class Loss(ABC):
     def presented(
         self, inputs: Tensor, targets: Tensor, sample: SampleSpec, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the inputs and targets that the model sees in a round. Default: unchanged."""
+        """Return the inputs and targets that the model sees in a round, such as masked texts. Default: unchanged."""
         return inputs, targets
 
     def original(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the original samples of inputs and targets from `presented`."""
+        """Return the original samples, given the inputs and targets that `presented` returned."""
         return inputs
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class CrossEntropy(Loss):
         return self(outputs, targets, "none")
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Return the loss of the batch, a scalar. With the reduction `none`, return the loss of each sample (N,)."""
+        """Return a batch's mean loss, a scalar. With the reduction `none`, return the loss of each sample, (N,)."""
         return objective.loss(outputs, targets, reduction, self.label_smoothing)
 
     def predicted(self, outputs: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class CrossEntropy(Loss):
         return outputs.softmax(-1)
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the probabilities minus the smoothed labels, (N, K) float64."""
+        """Return each loss's derivative with respect to the outputs (probabilities minus labels), (N, K) float64."""
         labels = F.one_hot(targets, outputs.shape[1]).double()
         if self.label_smoothing:
             labels = torch.lerp(labels, torch.full_like(labels, 1 / labels.shape[1]), self.label_smoothing)
@@ -142,11 +142,11 @@ class BinaryCrossEntropy(Loss):
         return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs), reduction="none").mean(1)
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """Return the probabilities of the outputs."""
+        """Return the probability of each output, its sigmoid."""
         return outputs.sigmoid()
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's share of correct labels at a threshold of 0.5, (N,)."""
+        """Return each sample's share of correctly predicted labels at a threshold of 0.5, (N,)."""
         return ((outputs > 0) == (targets > 0.5)).double().mean(1)
 
 
@@ -161,13 +161,13 @@ class MeanSquaredError(Loss):
         return (outputs - targets.to(outputs)).square().mean(1)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's mean absolute error (N,)."""
+        """Return each sample's mean absolute error, (N,)."""
         return (outputs - targets.to(outputs)).abs().mean(1)
 
 
 @component
 class PlaceCrossEntropy(Loss):
-    """Cross entropy in nats of a class at each place, such as a token's tag or a pixel's class, averaged over places.
+    """Cross entropy in nats of a class per position (a token's tag, a pixel's class), averaged over positions.
 
     All samples have the same weight. Places with target -100 are ignored. Attacks that reconstruct masks may give
     targets as class probabilities at each pixel, (N, K, H, W).
@@ -184,7 +184,7 @@ class PlaceCrossEntropy(Loss):
         return flat.view_as(targets).sum(1) / (targets != NO_TARGET).sum(1).clamp(min=1)
 
     def aligned(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and targets so that each output predicts the target at its place."""
+        """Return outputs and targets aligned by position: each output predicts the target at the same position."""
         return outputs, targets
 
     def predicted(self, outputs: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class PlaceCrossEntropy(Loss):
         return outputs.softmax(-1)
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's share of correct places, (N,)."""
+        """Return each sample's share of correctly predicted positions, (N,)."""
         return objective.correct_places(*self.aligned(outputs, targets))
 
     def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
@@ -210,7 +210,7 @@ class CausalLM(PlaceCrossEntropy):
     takes: ClassVar[Literal["tokens"]] = "tokens"
 
     def aligned(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs (N, L - 1, K) and the token after each place."""
+        """Return the outputs (N, L - 1, K) without the last position, and the token after each position (N, L - 1)."""
         return outputs[:, :-1], targets[:, 1:]
 
     def tokens(self, targets: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class MaskedLM(PlaceCrossEntropy):
     def presented(
         self, inputs: Tensor, targets: Tensor, sample: SampleSpec, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return masked texts, with the selected tokens as targets."""
+        """Return texts with randomly selected tokens masked, and the selected tokens as targets."""
         assert isinstance(sample, Tokens)
         assert sample.mask is not None
         order = torch.rand(inputs.shape, generator=generator)
@@ -252,13 +252,13 @@ class MaskedLM(PlaceCrossEntropy):
         return torch.where(drawn, shown, inputs), targets.masked_fill(~drawn, NO_TARGET)
 
     def original(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the texts with masks replaced by the original tokens."""
+        """Return the texts with the masks replaced by the original tokens, which are the targets."""
         return torch.where(targets == NO_TARGET, inputs, targets)
 
 
 @dataclass(frozen=True)
 class OwnLoss(Loss):
-    """A user's function of outputs (N, ...) and targets that returns one loss per sample, or their mean."""
+    """A user's loss function of outputs (N, ...) and targets, which returns one loss per sample or the mean loss."""
 
     takes: ClassVar[Literal["either"]] = "either"
 
@@ -267,14 +267,14 @@ class OwnLoss(Loss):
     parameters: Mapping[str, Any]
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's loss (N,). A function that returns only the mean is called sample by sample."""
+        """Return each sample's loss (N,). Functions that return only the mean are called once per sample."""
         losses = self._value(outputs, targets)
         if losses.ndim:
             return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
         return torch.stack([self._value(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))])
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
-        """Return the loss of the batch, a scalar. With the reduction `none`, return the loss of each sample (N,)."""
+        """Return a batch's mean loss, a scalar. With the reduction `none`, return the loss of each sample, (N,)."""
         if reduction == "mean":
             return self._value(outputs, targets).mean()
         return super().__call__(outputs, targets, reduction)
@@ -311,7 +311,7 @@ class OwnLoss(Loss):
         return torch.autograd.grad(loss, moving, materialize_grads=True)[0] if loss.requires_grad else moving * 0
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Try the function on some samples. Raises `UserError` unless a batch's loss is the mean over its samples.
+        """Test the user's function on some samples. Raises `UserError` if a batch's loss is not its samples' mean loss.
 
         Functions that behave differently on other samples are not detected.
         """
@@ -338,20 +338,20 @@ class OwnLoss(Loss):
             ) from error
         if not slope.any():
             raise UserError(
-                f"loss '{self.name}' has a zero gradient in the outputs, so the model cannot learn: use the outputs in "
+                f"loss '{self.name}' has a zero gradient, so the model cannot learn: use the outputs in "
                 f"a differentiable way"
             )
         if not torch.equal(slope, again):
             raise UserError(
-                f"loss '{self.name}' has another gradient for the same outputs when it is called again: it must not "
+                f"loss '{self.name}' gives different gradients for the same outputs and targets: the function must not "
                 f"use random numbers or remember earlier calls"
             )
         together, apart = float(value.detach().mean()), float(alone.mean())
         coupled = vector_norm(slope - torch.cat(slopes)) > 1e-3 * vector_norm(slope)
         if coupled or not isclose(together, apart, rel_tol=1e-3, abs_tol=1e-6):
             raise UserError(
-                f"loss '{self.name}' returns {together:g} for a batch of {len(outputs)} samples, and {apart:g} as the "
-                f"mean of single samples: the loss of a batch must be the mean over its samples"
+                f"loss '{self.name}' returns {together:g} for a batch of {len(outputs)} samples, but {apart:g} as the "
+                f"mean over single samples: return the mean loss of the batch's samples"
             )
 
 
@@ -375,18 +375,18 @@ def build(name: str, parameters: Mapping[str, Any]) -> Loss:
     try:  # such as torch.nn:HuberLoss
         return OwnLoss(name, target(**parameters), {})
     except Exception as error:
-        raise UserError(f"loss '{name}' cannot be called with {dict(parameters)}: {error}; correct them") from error
+        raise UserError(f"loss '{name}' cannot use the parameters {dict(parameters)}: {error}; correct them") from error
 
 
 DEFAULT = CrossEntropy()
 
 
 def attach(model: nn.Module, loss: Loss) -> None:
-    """Set the loss of a model in place. Copies of the model keep it."""
+    """Set the loss that a model is trained with, in place. Copies of the model keep the loss."""
     model.rayfed_loss = loss  # type: ignore[assignment]  # not a tensor or module, so it is not sent
 
 
 def of(model: nn.Module) -> Loss:
-    """Return the loss of a model. Default: cross entropy."""
+    """Return the loss that was set on a model by `attach`. Default: cross entropy."""
     found: Loss = getattr(model, "rayfed_loss", DEFAULT)
     return found

@@ -1,4 +1,4 @@
-"""Measure the memory that work needs, and split work into smaller batches if GPU memory does not suffice."""
+"""Measure the memory that computations need, and split them into smaller batches if GPU memory is too small."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WHOLE: ContextVar[bool] = ContextVar("whole", default=False)
 
 
 class Fitting:
-    """A batch size that halves when memory runs out and is kept for later calls."""
+    """Batch size that is halved if GPU memory runs out, and then kept for later calls."""
 
     def __init__(self) -> None:
         self.most: float = inf
@@ -37,7 +37,7 @@ class Fitting:
     def in_parts(
         self, work: Callable[[slice], Result], count: int, what: str, together: int | None = None
     ) -> Iterator[Result]:
-        """Yield the results of `work` on consecutive slices of `count` items, `together` (default: all) at a time.
+        """Yield the results of `work` on consecutive slices of `count` items, with at most `together` items per slice.
 
         If memory does not suffice for a slice, it is halved and repeated, so `work` must have no effect before it
         returns. An item's result is the same up to rounding, as kernels depend on the batch size.
@@ -63,7 +63,7 @@ class Fitting:
         self.most = size // 2
         give_back_cache()
         _NOTES.append(
-            f"GPU memory does not suffice for {size} {what}: at most {self.most} are computed together. This can "
+            f"GPU memory does not suffice for {size} {what}: computing at most {self.most} together. This can "
             "change the last bits of results"
         )
         return False, None
@@ -71,7 +71,7 @@ class Fitting:
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Raise `torch.OutOfMemoryError` in the block instead of halving batches."""
+    """Disable the halving of batches in the block: raise `torch.OutOfMemoryError` instead."""
     token = _WHOLE.set(True)
     try:
         yield
@@ -80,7 +80,7 @@ def undivided() -> Iterator[None]:
 
 
 def most_held(work: Callable[[], object]) -> int:
-    """Return the maximum number of bytes that tensors made by `work` take at a time.
+    """Return the peak size in bytes of the tensors that the function `work` creates and holds at the same time.
 
     The number depends on the operations only, not on the machine, so results may depend on it. Temporary memory inside
     kernels is not counted.
@@ -125,14 +125,14 @@ def _storages(tensors: object) -> set[torch.UntypedStorage]:
 
 
 def take_notes() -> list[str]:
-    """Return this process's messages about memory since the last call."""
+    """Return this process's messages about insufficient memory since the last call of `take_notes`."""
     taken = list(_NOTES)
     _NOTES.clear()
     return taken
 
 
 class Peak(NamedTuple):
-    """GPU memory of a process, in bytes."""
+    """Peak GPU memory of a process, and memory of the GPU, in bytes."""
 
     tensors: int
     """Maximum so far of tensors and PyTorch's cache."""
@@ -143,12 +143,12 @@ class Peak(NamedTuple):
 
     @property
     def took(self) -> int:
-        """Return the bytes of the whole process: tensors, cache and CUDA context."""
+        """Return the GPU memory of the whole process in bytes: tensors, cache and CUDA context."""
         return CONTEXT + self.tensors
 
     @property
     def together(self) -> int:
-        """Return how many processes of this size fit into the GPU next to the other processes."""
+        """Return the number of processes of this size that fit into the GPU memory which other processes leave free."""
         return (self.total - self.others) // self.took
 
 
@@ -157,7 +157,7 @@ SIMULATED_PEAK = Peak(tensors=3 * 2**29, others=0, total=2**34)
 
 
 def peak() -> Peak:
-    """Return the maximum GPU memory of this process so far."""
+    """Return the peak GPU memory of this process so far."""
     if simulated_gpus():
         return SIMULATED_PEAK
     free, total = torch.cuda.mem_get_info()
@@ -170,7 +170,7 @@ CONTEXT = 2**29
 
 
 def keep_within(share: float) -> None:
-    """Limit this process to a share of the GPU's memory, which includes its CUDA context.
+    """Limit this process to a share (0 to 1) of the GPU's memory, including the process's CUDA context.
 
     PyTorch limits only tensors, so they get the share minus the context, but at least half of the share. The limit does
     not depend on other processes.
@@ -197,18 +197,18 @@ def give_back_cache() -> None:
 
 
 def more_memory(kind: Literal["clients", "attackers"]) -> str:
-    """Return advice for clients or attackers that run out of GPU memory."""
+    """Return advice, in words, on how to avoid that clients or attackers run out of GPU memory."""
     lower = "training.batch_size" if kind == "clients" else "the attack's batch_size or restarts"
-    return f"give each a larger share (resources.{kind}.num_gpus), or lower {lower}"
+    return f"increase the share of a GPU per actor (resources.{kind}.num_gpus), or lower {lower}"
 
 
 @contextmanager
 def explaining(kind: Literal["clients", "attackers"]) -> Iterator[None]:
-    """Turn an `OutOfMemoryError` of clients or attackers in the block into a `ResourceError` with advice."""
+    """Raise `ResourceError` with advice if clients or attackers run out of GPU memory in the block."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise ResourceError(
-            f"GPU memory does not suffice for the work of {kind}, even one at a time: {error}; {more_memory(kind)}. "
-            f"Complete rounds are kept and `rayfed resume` continues after them"
+            f"not enough GPU memory for {kind}, even one at a time: {error}; {more_memory(kind)}. "
+            f"Finished rounds are kept: continue with `rayfed resume`"
         ) from error

@@ -1,4 +1,4 @@
-"""Find the name under which Python imports a user's file, with its packages if it has relative imports."""
+"""Find the module name under which Python imports a user's file, including its packages for relative imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayfed.errors import UserError
 
 @dataclass(frozen=True)
 class Module:
-    """A Python file as a module."""
+    """Python file as an importable module, with the name and the folder that Python needs to import the file."""
 
     file: Path
     folder: Path
@@ -25,11 +25,11 @@ class Module:
 
     @property
     def name(self) -> str:
-        """Return the dotted name."""
+        """Return the module's dotted name, such as `package.module`."""
         return ".".join(self.parts)
 
     def check(self) -> None:
-        """Raise `UserError` if Python cannot import the file by this name, or would import another module."""
+        """Raise `UserError` if Python cannot import the file by the module's name, or would import another module."""
         if not all(part.isidentifier() for part in self.parts):
             if len(self.parts) == 1:
                 raise UserError(
@@ -60,7 +60,7 @@ class Module:
 
 
 def module_of(file: Path, searched: Sequence[str] = ()) -> Module:
-    """Return a file as a module of its folder, or of a package if it has relative imports.
+    """Return a Python file as a module of its folder, or of a package if the file has relative imports.
 
     Packages are folders with an `__init__.py`, and as many parent folders as the relative imports need. Without an
     `__init__.py`, the outermost package is directly in the innermost of the `searched` folders that contains the file.

@@ -19,7 +19,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """Return the name of a number type without the prefix `torch.`."""
+    """Return the name of a tensor's number type without the prefix `torch.`, such as `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -46,7 +46,7 @@ def check_types(tensors: Mapping[str, Tensor], action: str, half: bool = False) 
 
 
 def check_model(model: nn.Module, name: str) -> None:
-    """Raise `UserError` for complex parameters, and for trained parameters in half precision.
+    """Raise `UserError` if a model has complex parameters, or trainable parameters in half precision.
 
     `name` is the model's name in the message. Frozen parameters and buffers may have any real type, and constant
     buffers may be complex: clients neither add noise to them nor send them back.

@@ -1,7 +1,7 @@
-"""Compute losses and accuracies from outputs and labels of three kinds: classes, words, and a class for each place.
+"""Compute losses and accuracies from outputs and labels of three kinds: classes, words, and a class per position.
 
 Words use connectionist temporal classification (CTC, Graves et al. 2006), which does not need the positions of letters.
-The model predicts a letter or a blank at each of T places. The word results from removing repetitions, then blanks.
+The model predicts a letter or a blank at each of T positions. The word results from removing repetitions, then blanks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.nn import functional as F
 BLANK = 0
 """Class of the CTC blank, which also pads labels."""
 NO_TARGET = -100
-"""Target of places that losses ignore, such as padding. PyTorch's losses use the same value."""
+"""Target of positions that losses ignore, such as padding. PyTorch's losses use the same value."""
 
 
 def are_words(labels: Tensor) -> bool:
-    """Return whether labels are words (N, L) int64, and not classes (N,) or probabilities (N, K)."""
+    """Return whether labels are words, (N, L) int64, rather than classes (N,) or probabilities (N, K)."""
     return labels.ndim == 2 and not labels.is_floating_point()
 
 
@@ -32,7 +32,7 @@ def loss(
     """Return the cross entropy of logits (N, K), or the CTC loss of logits (N, T, K) for words, in nats.
 
     `label_smoothing` is the share of a class that is spread over all classes; ignored for words. A word that needs more
-    than T places has loss 0.
+    than T positions has loss 0.
     """
     if not are_words(labels):
         return F.cross_entropy(logits, labels, reduction=reduction, label_smoothing=label_smoothing)
@@ -46,13 +46,13 @@ def loss(
 
 
 def needed_places(labels: Tensor) -> Tensor:
-    """Return the number of places that words (N, L) need, (N,) int64: letters, and blanks between equal letters."""
+    """Return the number of positions that CTC needs per word (N, L): its letters, and blanks between equal letters."""
     letters = labels != BLANK
     return letters.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & letters[:, 1:]).sum(1)
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return which samples have the correct class, or the correct word: (N,) bool."""
+    """Return whether each sample's predicted class, or predicted word, is correct, (N,) bool."""
     if not are_words(labels):
         return logits.argmax(dim=1) == labels
     right = [torch.equal(word, label[label != BLANK]) for word, label in zip(read(logits), labels, strict=True)]
@@ -60,7 +60,7 @@ def correct(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def read(logits: Tensor) -> list[Tensor]:
-    """Decode logits (N, T, K) to words, from the most likely class at each place.
+    """Decode CTC logits (N, T, K) to words, from the most likely class at each position.
 
     Source: Graves et al. 2006, best path decoding.
     """
@@ -70,7 +70,7 @@ def read(logits: Tensor) -> list[Tensor]:
 
 
 def by_place(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Reshape outputs to scores (N, P, K) and targets to (N, P), for the P places of a sample.
+    """Reshape outputs to scores (N, P, K) and targets to (N, P), for the P positions (tokens or pixels) of a sample.
 
     Outputs are (N, L, K) for the tokens of texts, with targets (N, L). They are (N, K, H, W) for pixels, with targets
     (N, H, W).
@@ -80,7 +80,7 @@ def by_place(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def correct_places(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return each sample's share of correct places, (N,) float64. Places with `NO_TARGET` are ignored."""
+    """Return each sample's share of correctly predicted positions, (N,) float64. Ignores positions with `NO_TARGET`."""
     scores, targets = by_place(outputs, targets)
     counted = targets != NO_TARGET
     return ((scores.argmax(2) == targets) & counted).sum(1).double() / counted.sum(1).clamp(min=1)

@@ -14,7 +14,7 @@ Tables = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Question:
-    """A question of the server to clients of a round."""
+    """Question that the server sends to some or all clients of a round."""
 
     payload: Any
     """Content sent to the clients, such as weights or ciphertexts. Must be picklable. Its type identifies the phase."""
@@ -23,7 +23,7 @@ class Question:
 
 
 class RoundSession:
-    """The server's state in a round with questions to clients. Immutable: each step returns a new session.
+    """Immutable state of the server in a round with questions to clients. Each step returns a new session.
 
     Questions come in two phases. Before training, the server may `request` replies and `broadcast` data to the clients.
     After training, `finalise` takes the sum of the updates, and the server may `request` replies again.
@@ -33,25 +33,25 @@ class RoundSession:
     """Reason why the server skips its step in this round. None: the round is valid."""
 
     def request(self) -> Question | None:
-        """Return the next question. None if the current phase has no more."""
+        """Return the server's next question to the clients. None if the current phase has no more questions."""
         return None
 
     def receive(self, answers: Mapping[int, Any]) -> RoundSession:
-        """Return the session with the clients' replies to the last question, by client."""
+        """Return the session after the clients' replies (client -> reply) to the last question."""
         raise NotImplementedError
 
     def broadcast(self) -> Any:
-        """Return data to send to clients with the weights. None: nothing."""
+        """Return the data that the server sends to clients with the weights. None if there are no such data."""
         return None
 
     def finalise(self, total: Any) -> RoundSession:
-        """Return the session with the clients' messages, merged into one partial result."""
+        """Return the session after all clients' messages have been merged into one partial result, `total`."""
         raise NotImplementedError
 
     def remembered(self) -> Memory:
-        """Return the rule's state for the next round. It is stored in checkpoints."""
+        """Return the aggregation rule's state for the next round. Checkpoints contain this state."""
         return {}
 
     def rows(self) -> Tables:
-        """Return the round's rows for the tables of the run."""
+        """Return the round's rows for the run's tables, by table name."""
         return {}

@@ -77,12 +77,12 @@ class Header:
 
     @property
     def sample(self) -> Pixels:
-        """Return the description of the samples."""
+        """Return the kind and shape of the recorded samples, which are images."""
         return Pixels(*self.shape)
 
 
 class Recorder:
-    """Write a recording. As a context manager, warn at the end if nothing was recorded.
+    """Writer of a recording's updates. As a context manager, it warns at the end if nothing was recorded.
 
     A server records the gradients that clients return. It knows only the number of samples:
 
@@ -113,7 +113,7 @@ class Recorder:
         shape: Sequence[int] | None = None,
         loss: str | Mapping[str, Any] | None = None,
     ) -> None:
-        """Start or continue a recording in a folder; see `rayfed.record`."""
+        """Start a recording in a folder, or continue the folder's recording; see `rayfed.record` for the arguments."""
         check_model(model, type(model).__name__)
         self._model, self._folder, self._local, self._truth = model, Path(folder), local, truth
         self._mean, self._std = check_normalisation(mean, std)
@@ -309,7 +309,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class RecordedUpdate:
-    """One recorded update: of one client in one round."""
+    """One recorded update, from one client in one round."""
 
     folder: Path
     round: int
@@ -323,17 +323,17 @@ class RecordedUpdate:
 
     @property
     def name(self) -> str:
-        """Return the round and client in words."""
+        """Return the update's round and client in words, for messages."""
         return f"round {self.round}, client {self.client}"
 
     @property
     def row(self) -> dict[str, Any]:
-        """Return the columns of the index that `check_round` needs."""
+        """Return the update's row of the recording's index, with the columns that `check_round` needs."""
         return {"kind": self.kind, "samples": self.samples, **asdict(self.local), **self.files}
 
     @property
     def sent(self) -> Named:
-        """Read the state dict that the client was sent."""
+        """Read the state dict that the server sent to the client."""
         return self._read("sent")
 
     @property
@@ -348,7 +348,7 @@ class RecordedUpdate:
 
     @property
     def truth(self) -> tuple[Tensor, Tensor]:
-        """Read the client's images (N, C, H, W) in [0, 1] and labels: classes (N,) int64 or numbers (N, k) float32."""
+        """Read the client's true images (N, C, H, W) in [0, 1], and labels (N,) int64 or (N, k) float32."""
         found = self._read("truth")
         return found["inputs"], found["labels"]
 
@@ -370,13 +370,13 @@ class RecordedUpdate:
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording in a folder. Raises `DataError` if the folder has none, or one of another version."""
+    """Reader of a recording in a folder. Raises `DataError` if the folder has no recording of the supported version."""
 
     folder: Path
 
     @cached_property
     def header(self) -> Header:
-        """Read the properties shared by all updates."""
+        """Read the properties that all updates of the recording share."""
         path = self.folder / _HEADER
         try:
             read = json.loads(path.read_text())
@@ -387,7 +387,7 @@ class Recording:
         except ValueError as error:
             raise DataError(f"{path} is damaged: {error}; restore the file from a copy") from error
         if not isinstance(read, dict) or (read.pop("format", None), read.pop("version", None)) != (FORMAT, VERSION):
-            raise DataError(f"{path}: expected a recording of version {VERSION}; record again, or use another rayfed")
+            raise DataError(f"{path}: not a recording of version {VERSION}; record again, or change rayfed's version")
         try:
             lists = {key: tuple(value) for key, value in read.items() if isinstance(value, list)}
             return Header(**read | lists)
@@ -396,11 +396,11 @@ class Recording:
 
     @cached_property
     def updates(self) -> list[RecordedUpdate]:
-        """Read the index of all updates, ordered by round and client."""
+        """Return all recorded updates, ordered by round and client. Tensors are read later, when they are used."""
         _ = self.header
         paths = sorted((self.folder / "index").glob("*.parquet"))
         if not paths:
-            raise DataError(f"{self.folder} has no updates: nothing was recorded")
+            raise DataError(f"{self.folder} contains no recorded updates; call the recorder's round() for every update")
         rows = _read_rows(paths).sort_by([("round", "ascending"), ("client", "ascending")]).to_pylist()
         return [
             RecordedUpdate(
@@ -413,11 +413,11 @@ class Recording:
 
     @property
     def rounds(self) -> list[int]:
-        """Return the recorded rounds."""
+        """Return the numbers of the recorded rounds, in ascending order."""
         return list(dict.fromkeys(update.round for update in self.updates))
 
     def of_round(self, round: int) -> list[RecordedUpdate]:
-        """Return the updates of a round. Raises `UserError` if there are none, or if their sent states differ."""
+        """Return a round's updates. Raises `UserError` if there are none, or if clients were sent different states."""
         found = [update for update in self.updates if update.round == round]
         if not found:
             raise UserError(f"{self.folder} has no round {round}; choose one of {', '.join(map(str, self.rounds))}")

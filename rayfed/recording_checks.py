@@ -1,4 +1,4 @@
-"""Check the arguments of a recording, and that all updates of a round share one local training."""
+"""Check the arguments of a recording, and that all updates of a round have the same local training settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCAL = [field.name for field in fields(LocalTraining)]
 
 
 def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTraining, int | None]:
-    """Return the local training shared by the updates of a round, and its epochs if numbers of steps differ.
+    """Return the local training settings of a round's updates, and the number of epochs if their step counts differ.
 
     `rows` are rows of the index. A batch size above a client's number of samples counts as that number.
     Raises `UserError`, which starts with `where`, for updates that cannot be replayed together.
@@ -30,7 +30,7 @@ def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTra
             f"{where}: the clients were sent different states; record them as rounds with different numbers"
         )
     if len({row["truth"] is None for row in rows}) > 1:
-        raise UserError(f"{where}: only some updates have the truth: record the truth of all clients or of none")
+        raise UserError(f"{where}: only some updates have their samples recorded: use the same `truth` for all clients")
     trainings = [LocalTraining(**{name: row[name] for name in LOCAL}) for row in rows]
     samples = [row["samples"] for row in rows]
     used = [min(one.batch_size or count, count) for one, count in zip(trainings, samples, strict=True)]
@@ -58,7 +58,7 @@ def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTra
 def check_normalisation(
     mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Return means and deviations as floats. Raises `UserError` if only one is given, or for invalid numbers."""
+    """Convert `mean` and `std` to floats. Raises `UserError` if only one of both is given, or for invalid numbers."""
     if mean is None or std is None:
         if mean is not std:
             raise UserError("record: found only one of mean and std; give both or none")
@@ -70,7 +70,7 @@ def check_normalisation(
 
 
 def check_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return the shape (C, H, W) of an image. Raises `UserError` unless it is three positive integers."""
+    """Return the shape (C, H, W) of an image. Raises `UserError` unless `shape` is three positive integers."""
     sizes = tuple(shape)
     if len(sizes) != 3 or not all(is_count(size) for size in sizes):
         raise UserError(f"record: shape is {sizes}; expected channels, height and width, such as (3, 32, 32)")
@@ -78,7 +78,7 @@ def check_shape(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def build_loss(section: Any) -> losses.Loss:
-    """Build the loss of a section `loss`; cross entropy for None. Raises `UserError` for an unknown loss."""
+    """Build a loss from a scenario's section `loss`; None means cross entropy. Raises `UserError` for unknown names."""
     if section is None:
         return losses.DEFAULT
     if not isinstance(section, Mapping) or "name" not in section:

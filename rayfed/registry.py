@@ -1,4 +1,4 @@
-"""Map names to components, for every kind of component in a scenario.
+"""Find components, such as attacks or defences, by the names that scenarios use.
 
 A component is a frozen dataclass whose fields are the parameters that a scenario sets. Its name is a short name of
 rayfed's, an entry point of another installed package (group `rayfed.attacks`, `rayfed.defences`, ...), or a dotted path
@@ -78,7 +78,7 @@ _METHODS = {
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def component(cls: type[T]) -> type[T]:
-    """Make a class a component: a frozen dataclass that checks its arguments.
+    """Convert a class to a component: a frozen dataclass that checks its arguments, and that scenarios can name.
 
     Write ranges as `Annotated[float, Field(gt=0)]`, and descriptions as a string under the field. Unknown names and
     values out of range raise `pydantic.ValidationError`.
@@ -111,7 +111,7 @@ def describe(schema: dict[str, Any], cls: type) -> None:
 
 
 def said_of_fields(cls: type) -> dict[str, str]:
-    """Return the docstrings under the fields of a class and its bases."""
+    """Return the docstrings of the fields of a class and its base classes, by field name."""
     return {name: said for base in reversed(cls.__mro__) for name, said in _said(base).items()}
 
 
@@ -132,7 +132,7 @@ def _said(cls: type) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One field of a component, as `rayfed describe` shows it."""
+    """One field of a component: name, type, default and description, as `rayfed describe` prints them."""
 
     name: str
     type: str
@@ -141,7 +141,7 @@ class Parameter:
 
 
 def table(kind: str) -> Mapping[str, str]:
-    """Return the components of a kind, including those of other packages, as short name -> `module:Class`."""
+    """Return the components of a kind, including those of other packages, as a table of name -> `module:Class`."""
     if kind not in KINDS:
         raise UserError(f"unknown kind of component '{kind}': {nearest(kind, KINDS)}")
     own: dict[str, str] = dict(import_module(f"rayfed.{_ROOMS.get(kind, kind)}").TABLE)
@@ -168,7 +168,7 @@ def _one(kind: str) -> str:
 
 
 def search(folder: str, last: bool = False) -> None:
-    """Make the modules in a folder importable, before all other folders or with `last` after them."""
+    """Make the modules in a folder importable. The folder is searched first or, with `last`, after all others."""
     for folders in (sys.path, SEARCHED):
         if folder not in folders:
             folders.insert(len(folders) if last else 0, folder)
@@ -204,7 +204,7 @@ def _remedy(module: str, attribute: str, error: ImportError) -> str:
 
 
 def find(kind: str, name: str) -> Any:
-    """Return the class or function that a name refers to.
+    """Return the class or function of a component's short name or dotted path.
 
     Raises `UserError` for an unknown name, for a module whose import fails, and for an object that is not a component
     of this kind.
@@ -217,7 +217,7 @@ def find(kind: str, name: str) -> Any:
             f"folder: correct the path"
         )
     if path.endswith(".py"):
-        raise UserError(f"'{name}' is a file: add the name of the {_one(kind)} in it, as {name}:Name")
+        raise UserError(f"'{name}' is a file: add the name of the {_one(kind)} in the file, as {name}:Name")
     if not DOTTED_PATH.fullmatch(path):
         is_file = kind == "datasets" and ("/" in name or Path(name).suffix)
         of_data = "; give a data file in its own field, as {name: parquet, train: FILE}" if is_file else ""
@@ -245,7 +245,7 @@ def find(kind: str, name: str) -> Any:
     except Exception as error:  # the user's code may raise anything
         raise UserError(
             f"the module '{module}' of {_one(kind)} '{name}' fails when it is imported: "
-            f"{type(error).__name__}: {error}; --debug shows where"
+            f"{type(error).__name__}: {error}; correct the module (--debug shows the traceback)"
         ) from error
     NAMED.add(module)
     try:
@@ -265,12 +265,12 @@ def find(kind: str, name: str) -> Any:
 
 
 def build(kind: str, name: str, parameters: Mapping[str, Any]) -> Any:
-    """Build a component by name. Raises `UserError` for an unknown name, `pydantic.ValidationError` for parameters."""
+    """Build a component by name. Raises `UserError` for the name, `pydantic.ValidationError` for the parameters."""
     return TypeAdapter(find(kind, name)).validate_python(dict(parameters))
 
 
 def parameters(target: Callable[..., Any]) -> list[Parameter]:
-    """Return a component's parameters in order of definition. Metrics are objects, not classes, and have none."""
+    """Return a component's parameters in order of definition; empty for metrics, which are objects, not classes."""
     if not callable(target):
         return []
     described: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Describe the kinds of samples (images, texts, records): storage, shapes, random samples and texts for users.
+"""Descriptions of the kinds of samples (images, texts, records): shapes, storage, random samples, text for users.
 
 A data set stores images and records as bytes, and texts as token numbers. A `SampleSpec` describes the inputs that
 models take. Code for more than one modality uses it.
@@ -31,7 +31,7 @@ _UNLESS_SAID: dict[str, tuple[Modality, ...]] = {
 
 
 def taken(kind: str, target: Any) -> tuple[Modality, ...]:
-    """Return the modalities that a component works on: its class variable `takes`, or its kind's default.
+    """Return the modalities that a component supports: its class variable `takes`, or the default of its kind.
 
     A user's model without `takes` may work on all modalities.
     """
@@ -42,13 +42,13 @@ def taken(kind: str, target: Any) -> tuple[Modality, ...]:
 
 
 def held(target: Any) -> Modality:
-    """Return the modality of a data set's samples: its class variable `holds`."""
+    """Return the modality (pixels, tokens or records) of a data set's samples: its class variable `holds`."""
     found: Modality = getattr(target, "holds", "pixels")
     return found
 
 
 def in_unit_range(levels: Tensor) -> Tensor:
-    """Convert stored values of 8 or 16 bits to floats in [0, 1]."""
+    """Convert stored integers of 8 or 16 bits to floats in [0, 1]."""
     return levels.float().div_(torch.iinfo(levels.dtype).max)
 
 
@@ -66,12 +66,12 @@ class SampleSpec(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of one input."""
+        """Return the shape of one sample as the model receives it."""
 
     @property
     @abstractmethod
     def extent(self) -> str:
-        """Return the size of a sample, in words."""
+        """Return the size of one sample, in words, such as its number of pixels or tokens."""
 
     @property
     def remedy(self) -> str:
@@ -80,46 +80,46 @@ class SampleSpec(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the number type of inputs."""
+        """Return the number type (dtype) of the model's inputs."""
         return torch.float32
 
     @property
     def largest(self) -> int:
-        """Return the maximum value in an input. The minimum is 0."""
+        """Return the maximum value that a model input can contain. The minimum is 0."""
         return 1
 
     def tensor(self, stored: np.ndarray, device: torch.device | None = None) -> Tensor:
-        """Convert stored samples to inputs (N, *shape)."""
+        """Convert stored samples of a data set to model inputs (N, *shape)."""
         return in_unit_range(torch.from_numpy(stored).to(device))
 
     def blank(self, count: int) -> Tensor:
-        """Return inputs (count, *shape) of zeros."""
+        """Return `count` model inputs of zeros, (count, *shape)."""
         return torch.zeros(count, *self.shape, dtype=self.dtype)
 
     def trial(self) -> Tensor:
-        """Return two inputs to try a model with, (2, *shape): one of minimum and one of maximum values."""
+        """Return two inputs to test a model with, (2, *shape): one with minimum and one with maximum values."""
         return torch.stack([self.blank(1)[0], torch.full(self.shape, self.largest, dtype=self.dtype)])
 
     def noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Sample random inputs (count, *shape)."""
+        """Sample `count` random model inputs, (count, *shape)."""
         return torch.rand(count, *self.shape, generator=generator)
 
     def scored(self, inputs: Tensor) -> Tensor:
-        """Return samples in the form that metrics compare."""
+        """Convert model inputs to the form in which metrics compare true and reconstructed samples."""
         return inputs
 
     def published(self) -> SampleSpec:
-        """Return the description without private information, for attackers."""
+        """Return a description of the samples for attackers, without private information."""
         return self
 
     def describe(self, trained: int, tested: int) -> str:
-        """Return a text on a data set with these numbers of training and test samples."""
+        """Describe, in words, a data set with the given numbers of training and test samples."""
         return f"{trained} training {self.noun} of {self.extent} and {tested} test {self.noun}"
 
 
 @dataclass(frozen=True)
 class Pixels(SampleSpec):
-    """Images, (C, H, W) in [0, 1].
+    """Description of images, (C, H, W) in [0, 1].
 
     >>> from rayfed.samples import Pixels
     >>> Pixels(channels=3, height=32, width=32).shape
@@ -150,13 +150,13 @@ class Pixels(SampleSpec):
         return "set `data.size` to the model's image size, or choose another model, or images with other channels"
 
     def describe(self, trained: int, tested: int) -> str:
-        """Return a text on a data set with these numbers of training and test images."""
+        """Describe, in words, a data set with the given numbers of training and test images."""
         return f"{trained} training and {tested} test {self.noun} of {self.extent}"
 
 
 @dataclass(frozen=True)
 class Tokens(SampleSpec):
-    """Texts, each a row of token numbers (L,) int64."""
+    """Description of texts, each a row of token numbers (L,) int64."""
 
     modality: ClassVar[Modality] = "tokens"
     noun: ClassVar[str] = "texts"
@@ -175,7 +175,7 @@ class Tokens(SampleSpec):
 
     @property
     def unmasked(self) -> tuple[int, ...]:
-        """Return the numbers of tokens that are never masked: special tokens and padding."""
+        """Return the token numbers that are never masked: special tokens and padding."""
         return self.special if self.pad is None else (*self.special, self.pad)
 
     @property
@@ -200,7 +200,7 @@ class Tokens(SampleSpec):
 
     @property
     def largest(self) -> int:
-        """Return the number of the last token."""
+        """Return the largest token number of the vocabulary."""
         return len(self.vocabulary) - 1
 
     def tensor(self, stored: np.ndarray, device: torch.device | None = None) -> Tensor:
@@ -208,7 +208,7 @@ class Tokens(SampleSpec):
         return torch.from_numpy(stored).to(device)
 
     def noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Sample random texts (count, L), with two random bytes per token."""
+        """Sample `count` random texts (count, L), with two random bytes per token."""
         high, low = torch.rand(count, 2, self.length, generator=generator).mul(255).round().long().unbind(1)
         return (256 * high + low) % len(self.vocabulary)
 
@@ -222,13 +222,13 @@ class Tokens(SampleSpec):
         return [[self.vocabulary[n] if 0 <= n < known else f"<{n}>" for n in row] for row in inputs.tolist()]
 
     def found(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return which tokens of texts (N, L) are equal at the same position, (N, L) bool."""
+        """Return whether true and reconstructed texts (N, L) have equal tokens at each position, (N, L) bool."""
         return true == guess
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of records: categorical, or continuous between bounds."""
+    """Description of one column of records: categorical, or continuous between bounds."""
 
     name: str
     categories: tuple[str, ...] = ()
@@ -242,7 +242,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Return the column's number of bytes in a record."""
+        """Return the column's number of values in a record: one per category, or a single one if continuous."""
         return len(self.categories) or 1
 
     def values(self, part: Tensor) -> Tensor:
@@ -252,25 +252,25 @@ class Column:
         return self.low + part[:, 0].double().clamp(0, 1) * (self.high - self.low)
 
     def found(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return which records have the correct value, (N,) bool, from the column's parts (N, width)."""
+        """Return whether each record's value is correct, (N,) bool, from the column's parts (N, width) of records."""
         return self.near(self.values(true), self.values(guess))
 
     def near(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return which values (N,) are correct, (N,) bool: the same category, or a value within the `tolerance`."""
+        """Return whether each value (N,) is correct: the true category, or a value within the `tolerance`, (N,) bool."""
         return (true - guess).abs() <= self.tolerance
 
     @property
     def tolerance(self) -> float:
-        """Return the error within which a value counts as recovered (`TOLERANCE`); 0 for categories."""
+        """Return the maximum error of a value that counts as recovered (`TOLERANCE`); 0 for categories."""
         return 0.0 if self.categories else TOLERANCE * self.deviation
 
     def read(self, part: Tensor) -> list[str]:
-        """Describe the column's part (N, width) of records, one text per record."""
+        """Describe the column's values in words, one text per record, from the column's parts (N, width) of records."""
         values = self.values(part).tolist()
         return [f"{self.name} {self.categories[v] if self.categories else f'{v:.4g}'}" for v in values]
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Encode values or category indices (N,) as bytes (N, width). Values are clipped to the bounds."""
+        """Encode values or category indices (N,) as bytes (N, width). Clip values to the column's bounds."""
         if self.categories:
             hot: np.ndarray = (np.eye(len(self.categories)) * 255).astype(np.uint8)[values]
             return hot
@@ -281,7 +281,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Records(SampleSpec):
-    """Records: rows of a table, (1, 1, F) in [0, 1].
+    """Description of records, which are rows of a table, (1, 1, F) in [0, 1].
 
     A continuous column has one number, and a categorical column is one-hot. Records have the shape of an image with one
     row, so that gradient-matching attacks work on both.
@@ -303,25 +303,25 @@ class Records(SampleSpec):
 
     @property
     def extent(self) -> str:
-        """Return the number of columns, in words."""
+        """Return the number of columns of a record, in words."""
         inputs = self.shape[-1]
         coded = f" ({inputs} inputs: one per category)" if inputs != len(self.columns) else ""
         return f"{len(self.columns)} column{'s' * (len(self.columns) != 1)}{coded}"
 
     def published(self) -> Records:
-        """Return the columns without statistics of the training values (bounds and deviations)."""
+        """Return a description for attackers, without statistics of the training values (bounds and deviations)."""
         return Records(tuple(Column(column.name, column.categories) for column in self.columns))
 
     def split(self, inputs: Tensor) -> list[Tensor]:
-        """Return the columns' parts (N, width) of records (N, 1, 1, F)."""
+        """Split records (N, 1, 1, F) into one part (N, width) per column."""
         return list(inputs.flatten(1).split(self._widths, dim=1))
 
     def read(self, inputs: Tensor) -> list[list[str]]:
-        """Describe records (N, 1, 1, F), one text per column."""
+        """Describe records (N, 1, 1, F) in words, with one text per column and record."""
         told = [column.read(part) for column, part in zip(self.columns, self.split(inputs), strict=True)]
         return [list(row) for row in zip(*told, strict=True)]
 
     def found(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return which columns of records (N, 1, 1, F) have the correct value, (N, columns) bool."""
+        """Return whether each column of records (N, 1, 1, F) has the correct value, (N, columns) bool."""
         parts = zip(self.columns, self.split(true), self.split(guess), strict=True)
         return torch.stack([column.found(a, b) for column, a, b in parts], dim=1)

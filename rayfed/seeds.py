@@ -1,4 +1,4 @@
-"""Make random number generators, one for each purpose, keyed by (seed, purpose, round, client, ...).
+"""Create random number generators, one for each purpose, from a key (seed, purpose, round, client, ...).
 
 With keys instead of a shared stream, a client's random numbers do not depend on other clients, on the actor, or on
 repeated calls after a crash. A key is hashed to 256 bits, which fill the whole state of a generator. An attacker that
@@ -41,7 +41,7 @@ STREAMS = 2
 
 
 def encoded(*parts: KeyPart) -> bytes:
-    """Encode parts as an unambiguous byte string, each with its type and length."""
+    """Encode the parts of a key as an unambiguous byte string, each with its type and length."""
     return b"".join(_encoded(part) for part in parts)
 
 
@@ -57,12 +57,12 @@ def _encoded(part: KeyPart) -> bytes:
 
 
 def derived(*key: KeyPart) -> bytes:
-    """Derive 32 bytes from a key."""
+    """Derive 32 pseudorandom bytes from a key, with HMAC-SHA-256."""
     return hmac.digest(b"rayfed", encoded(*key), "sha256")
 
 
 def number(*key: KeyPart) -> int:
-    """Derive an integer of 256 bits from a key; see `derived`."""
+    """Derive a pseudorandom integer of 256 bits from a key; see `derived`."""
     return int.from_bytes(derived(*key))
 
 
@@ -72,7 +72,7 @@ def torch_generator(*key: KeyPart) -> torch.Generator:
 
 
 def filled(generator: torch.Generator, key: bytes) -> torch.Generator:
-    """Seed all 624 words of a CPU generator from a key, and return it. `manual_seed` would use only 32 bits.
+    """Seed all 624 words of a CPU generator from a key, and return the generator. `manual_seed` uses only 32 bits.
 
     Its `initial_seed` only identifies the generator; the random numbers do not depend on it.
     """
@@ -90,7 +90,7 @@ def numpy_generator(*key: KeyPart) -> np.random.Generator:
 
 @contextmanager
 def global_stream(*key: KeyPart, cuda: bool = False) -> Iterator[None]:
-    """Seed PyTorch's global CPU generator from a key in the block, for code that cannot use another generator.
+    """Seed PyTorch's global CPU generator from a key within the block, for code that cannot use another generator.
 
     The generator's state is restored after the block. With `cuda`, also seed the GPU generators (63 bits of the key).
     """
@@ -102,10 +102,10 @@ def global_stream(*key: KeyPart, cuda: bool = False) -> Iterator[None]:
 
 
 def drawn(generator: torch.Generator) -> bytes:
-    """Sample a key of 256 bits from a generator, to seed an independent stream."""
+    """Sample a key of 256 bits from a generator, to seed an independent random stream."""
     return torch.randint(256, (32,), generator=generator, dtype=torch.uint8).numpy().tobytes()
 
 
 def again(repeat: int) -> tuple[int, ...]:
-    """Return the key's suffix for a repeat. It is empty for repeat 0, which equals a run without repeats."""
+    """Return the suffix of a random key for a repeat; empty for repeat 0, which equals a run without repeats."""
     return (repeat,) if repeat else ()

@@ -9,7 +9,7 @@ from rayfed.errors import UserError, nearest
 
 
 def shipped(kind: Literal["scenarios", "reproductions"]) -> Path:
-    """Return the folder of rayfed's own scenarios or reproductions."""
+    """Return the folder of the scenarios or reproductions that come with rayfed."""
     package = Path(__file__).parent
     inside = package / "shipped" / kind
     return inside if inside.is_dir() else package.parent / kind
@@ -29,7 +29,7 @@ def shipped_scenario(name: str) -> Path:
 
 
 def scenario_path(source: Path) -> Path:
-    """Return a scenario's file: the path itself if the file exists, or else the shipped scenario of that name."""
+    """Return a scenario's file: `source` if such a file exists, or else the scenario of that name in rayfed."""
     if source.is_file() or str(source) not in scenario_names():
         return source  # reading it raises the error
     return shipped_scenario(str(source))

@@ -1,4 +1,4 @@
-"""Number of simulated GPUs, on which actors are placed although they compute on the CPU: for tests of placement."""
+"""Simulated GPUs, for tests of placement: actors are placed on them but compute on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARIABLE = "RAYFED_SIMULATED_GPUS"
 
 
 def simulated_gpus() -> int:
-    """Return the number of simulated GPUs; 0 if GPUs are real."""
+    """Return the number of simulated GPUs; 0 if no GPUs are simulated."""
     value = os.environ.get(VARIABLE, "0")
     if not value.isdecimal():
         raise UserError(f"{VARIABLE}: found '{value}'; give a number of GPUs, such as 2, or unset it")

@@ -1,4 +1,4 @@
-"""Check and convert the labels that a user gives with samples, for the loss of the model."""
+"""Check the labels that a user gives with samples, and convert them to targets of the model's loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def to_targets(labels: Any, loss: Loss, count: int, outputs: int) -> Tensor:
     """
     if loss.takes not in ("classes", "numbers", "either"):
         raise UserError(
-            f"labels: {type(loss).__name__} needs a label for each place of a sample, which cannot be recorded: record "
+            f"labels: {type(loss).__name__} needs a label per position of a sample, which cannot be recorded: record "
             f"with truth=False"
         )
     given = to_tensor("labels", labels).cpu()

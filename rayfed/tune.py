@@ -1,4 +1,4 @@
-"""Use scenarios as trainables for Ray Tune, with your own search space and scheduler (docs/sweeps.md)."""
+"""Trainables for Ray Tune from scenarios, for your own search space and scheduler (docs/sweeps.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayfed.scenario import Scenario
 
 
 def trainable(scenario: Scenario) -> Callable[[dict[str, Any]], None]:
-    """Convert a scenario to a trainable for `ray.tune.Tuner`, with the actors that one trial needs.
+    """Convert a scenario to a trainable for `ray.tune.Tuner` that requests the actors which one trial needs.
 
     Tune's `config` maps paths of fields, such as `training.lr`, to values. Each round reports `rounds` (completed so
     far), `train_loss`, `test_loss`, `test_accuracy`, and the mean `psnr`, `ssim` and `label_accuracy` of all attacks so

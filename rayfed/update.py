@@ -32,7 +32,7 @@ def digest_of(tensors: Named) -> bytes:
 
 
 def list_nonfinite(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None) -> list[str]:
-    """Return the names of tensors with NaN or infinite values.
+    """Return the names of the tensors that contain NaN or infinite values.
 
     A tensor that equals the model's `own` is skipped, because attention masks contain minus infinity by design.
     """
@@ -46,7 +46,7 @@ def list_nonfinite(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor] | No
 
 @dataclass(frozen=True)
 class Update:
-    """One client's message to the server in one round.
+    """Message of one client to the server in one round: its update, buffers and number of samples.
 
     The server *subtracts* `tensors`, as it would a gradient. With FedSGD they are the gradient of the mean loss of a
     batch. With FedAvg they are the received weights minus the weights after local training.
@@ -69,7 +69,7 @@ class Update:
 
     @property
     def sent_bytes(self) -> int:
-        """Return the size of the message in bytes, with each tensor in its shortest form.
+        """Return the size of the client's message in bytes, with each tensor in its shortest encoding.
 
         A tensor is sent dense, or as its non-zero values with a bit mask or with a list of indices. Buffers are sent as
         dense 32-bit floats. Headers and a quantiser's scale per tensor are not counted.
@@ -87,7 +87,7 @@ class Update:
 
 
 class Share(NamedTuple):
-    """One client's part in a sum of encrypted updates."""
+    """Description of one client's part in a sum of encrypted updates."""
 
     client: int
     weight: int
@@ -104,10 +104,10 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Sealed(Protocol):
-    """A client's update in the form in which a channel hides it."""
+    """Protocol of hidden updates: a client's update as a secure channel encrypts or masks it."""
 
     unreadable: ClassVar[str]
-    """Reason why an attacker cannot read it, in words."""
+    """Reason why an attacker cannot read the update, in words."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ class Encrypted:
 
     @property
     def sent_bytes(self) -> int:
-        """Return the size of ciphertexts, tag and nonces in bytes. Headers are not counted."""
+        """Return the size of ciphertexts, tag and nonces in bytes, without headers."""
         return sum(map(len, self.ciphertexts)) + 16 + sum(len(share.nonce) for share in self.shares)
 
 
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """Sum of some clients' weighted updates as masked integers. The masks cancel only in the sum of all clients."""
+    """Sum of some clients' weighted, masked updates as integers. The masks cancel only in the sum of all clients."""
 
     unreadable: ClassVar[str] = hidden.MASKED
 
@@ -152,7 +152,7 @@ class Masked:
 
     @property
     def sent_bytes(self) -> int:
-        """Return the size of the message in bytes: 0 for a client that drops out."""
+        """Return the size of the masked message in bytes; 0 for a client that drops out."""
         return self.vector.nbytes if self.clients else 0
 
 
@@ -172,7 +172,7 @@ class LocalTraining:
 
     @property
     def scale(self) -> float:
-        """Return the ratio of the update to the mean gradient, under the assumption of equal gradients in all steps.
+        """Return the ratio of the update to the mean gradient, if the gradients of all local steps are equal.
 
         With momentum m, step k counts the gradient 1 + m + ... + m^(k-1) times.
         """
@@ -180,7 +180,7 @@ class LocalTraining:
         return self.lr * sum((1 - m**k) / (1 - m) for k in range(1, self.steps + 1))
 
     def check(self) -> None:
-        """Raise `UserError` for invalid settings, such as a learning rate of 0 or NaN."""
+        """Raise `UserError` for invalid training settings, such as a learning rate of 0 or NaN."""
         expected = {
             "steps": (_is_count(self.steps), "a whole number from 1"),
             "batch_size": (self.batch_size is None or _is_count(self.batch_size), "a whole number from 1, or None"),
@@ -224,7 +224,7 @@ _ALIKE = 0.05
 
 @dataclass(frozen=True)
 class Observation:
-    """Everything that an attacker sees of one victim. The true samples are not included."""
+    """Everything that an attacker sees of one victim (attacked client), without the true samples."""
 
     victim: int
     round: int
@@ -245,7 +245,7 @@ class Observation:
     classes: int
     """Number of classes, or of outputs if labels are numbers."""
     labels: Tensor | None = None
-    """Labels (batch_size,) int64, numbers (batch_size, classes), or classes of places (batch_size, ...) int64. None
+    """Labels (batch_size,) int64, numbers (batch_size, classes), or classes of positions (batch_size, ...) int64. None
     unless the threat model grants them."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Other knowledge that the threat model grants, by the names in `rayfed.client.grants`. For example, `public` is a
@@ -254,7 +254,7 @@ class Observation:
     has_numbers: bool = False
     """Whether labels are numbers, one per output of the model, rather than classes."""
     has_places: bool = False
-    """Whether labels are a class for each place of a sample, such as its tokens or pixels."""
+    """Whether labels are a class for each position of a sample, such as its tokens or pixels."""
     local: LocalTraining = LocalTraining()
     """The local steps that the server asked the client to run."""
     returned_buffers: Named = field(default_factory=dict)
@@ -268,11 +268,11 @@ class Observation:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Return the shape (L,) or (H, W) of a sample's labels if each place has one, or else ()."""
+        """Return the shape (L,) or (H, W) of a sample's labels if each position has a label, or else ()."""
         return self.sample.shape[-2:] if self.has_places else ()
 
     def to(self, device: torch.device) -> Observation:
-        """Return a copy on another device. `extra` and `shown` are not moved, because observations may share them."""
+        """Return a copy on another device. `extra` and `shown` stay on their device: observations may share them."""
 
         def moved(tensors: Named) -> Named:
             return {name: t.to(device) for name, t in tensors.items()}
@@ -294,7 +294,7 @@ class Observation:
 
     @property
     def undecayed(self) -> Named:
-        """Return the update without the effect of weight decay. Exact for one step.
+        """Return the update without the effect of weight decay. The result is exact for one local step.
 
         Values that a defence set to zero are not changed. If a defence scaled the update, such as by clipping, the
         decay is scaled too, if a linear layer shows by how much.

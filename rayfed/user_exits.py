@@ -1,4 +1,4 @@
-"""Turn exits of the user's code into errors, so that no command succeeds without a measurement.
+"""Convert exits of the user's code to errors, so that no command succeeds without a measurement.
 
 Otherwise, a module that calls `sys.exit(0)` would end `rayfed audit --fail-above 15` with exit code 0.
 """
@@ -19,15 +19,15 @@ _PARSERS = ("argparse", "optparse", "getopt", "click", "typer", "absl", "fire", 
 
 
 class exits_refused(ContextDecorator):
-    """Turn a `SystemExit` into a `UserError` that names the user's file. Context manager and decorator."""
+    """Context manager and decorator that raises a `UserError` with the user's file instead of a `SystemExit`."""
 
     def __enter__(self) -> None:
-        """Do nothing."""
+        """Start the block without an action."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Raise a `UserError` instead of a `SystemExit`, or of a `StopIteration`, which generators would hide."""
+        """Raise `UserError` instead of a `SystemExit`, or instead of a `StopIteration`, which generators would hide."""
         if isinstance(error, StopIteration) and (own := _own_frames(error)):
-            raise UserError(f"your code raises StopIteration ({_place(own)}): {error}") from error
+            raise UserError(f"your code raises StopIteration ({_place(own)}): {error}; raise another error") from error
         if not isinstance(error, SystemExit):
             return
         if isinstance(error.__context__, BrokenPipeError):  # rich exits if the output is closed
@@ -36,7 +36,7 @@ class exits_refused(ContextDecorator):
 
 
 def describe_exit(error: BaseException) -> str:
-    """Return an error message for an exit: the user's file and line, and the fix."""
+    """Return an error message for an exit of the user's code, with the file, the line and the fix."""
     own = _own_frames(error)
     imported = any(frame.f_code.co_name == "<module>" for frame, _ in own)
     fix = 'move it under `if __name__ == "__main__":`' if imported else "raise an error instead"
@@ -53,7 +53,7 @@ def _own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
 
 def _place(own: Sequence[tuple[FrameType, int]]) -> str:
     if not own:
-        return "a module that it imports"
+        return "in a module that your code imports"
     frame, line = own[-1]
     return f"{Path(frame.f_code.co_filename).name}, line {line}"
 

@@ -1,4 +1,4 @@
-"""Map a function of a model over samples, in one `torch.func.vmap` call or in a loop.
+"""Apply a function of a model to each sample of a batch, in one `torch.func.vmap` call or in a loop.
 
 vmap does not support branches on values, `.item()`, some recurrent layers, writes of a sample's values into buffers,
 and autograd functions without a vmap rule. The loop gives the same results up to rounding.
@@ -26,7 +26,7 @@ _REFUSALS: WeakKeyDictionary[nn.Module, dict[Hashable, str]] = WeakKeyDictionary
 
 
 def refusal(model: nn.Module, case: Hashable, trial: Callable[[], object]) -> str:
-    """Return the first words of the error that `trial()` raises, or an empty string if it raises none.
+    """Return the first words of the error that the function `trial` raises; empty if no error is raised.
 
     The result is cached per model, training mode and `case`, so that all batches are computed in the same way. The
     trial must depend only on the model and the case. It does not change random generators, and counters of operations
@@ -51,7 +51,7 @@ def _raised(trial: Callable[[], object]) -> str:
 
 
 def over_samples(one: Callable[..., Any], together: bool) -> Callable[..., Any]:
-    """Return a function that maps `one` over the first dimension of tensors and of dictionaries of tensors.
+    """Return a function that applies `one` to each row (first dimension) of tensors and dictionaries of tensors.
 
     Runs one vmap call if `together`, with different random numbers per sample, or else a loop.
     """

@@ -1,3 +1,3 @@
-"""Define the version of rayfed."""
+"""Version of rayfed."""
 
 __version__ = "0.3.0.dev0"

@@ -33,14 +33,14 @@ class Ats(Defence):
         for number in self._numbers:
             for one in number:
                 if one >= len(NAMES):
-                    raise ValueError(f"policy: found {one}, but transformations are numbered 0 to {len(NAMES) - 1}")
+                    raise ValueError(f"policy: found transformation {one}; expected numbers from 0 to {len(NAMES) - 1}")
 
     @property
     def _numbers(self) -> list[list[int]]:
         return [[int(one) for one in sequence.split("-")] for sequence in self.policy.split("+")]
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Transform the client's images."""
+        """Replace the client's images by transformed images in every round."""
 
         def data(task: Task) -> Batch:
             own = next(task)
@@ -49,7 +49,7 @@ class Ats(Defence):
         return data
 
     def transform(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return images (N, C, H, W) in [0, 1], each transformed by a randomly chosen sequence of the policy."""
+        """Return images (N, C, H, W) in [0, 1], each transformed by a random sequence of the policy."""
         sequences = self._numbers
         picked = torch.randint(len(sequences), (len(images),), generator=generator).to(images.device)
         images = images.clone()

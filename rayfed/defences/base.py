@@ -88,19 +88,19 @@ class Task:
 
     @property
     def everything(self) -> Batch:
-        """Return all of the client's samples in their original order, not only those of this task."""
+        """Return all samples of the client in their original order, including samples that are not in `data`."""
         own = [part for part in (self.data, self.others) if part is not None]
         order = torch.cat([part.places for part in own if part.places is not None]).argsort()
         return Batch(torch.cat([part.inputs for part in own]), torch.cat([part.labels for part in own])).rows(order)
 
     def public_for(self, defence: str) -> Batch:
-        """Return the public data; raise `UserError` with the defence's name if there are none."""
+        """Return the public samples. Raises `UserError` with the defence's name if the scenario has no public samples."""
         if self.public is None:
             raise UserError(f"{defence} {NEEDS_PUBLIC}")
         return self.public
 
     def replace(self, **changes: Any) -> Task:
-        """Return a copy with some fields changed."""
+        """Return a copy of the task with some fields replaced."""
         return replace(self, **changes)
 
 
@@ -113,7 +113,7 @@ UpdateMethod = Callable[[Task], Update]
 
 
 class Defence:
-    """Base class of defences; its hooks change nothing."""
+    """Base class of defences. The hooks of this class change nothing."""
 
     vectorises: ClassVar[bool] = False
     """Whether clients can be trained together with `torch.func.vmap`. `wrap_gradient` must then use no generator and no
@@ -134,17 +134,17 @@ class Defence:
 
     @property
     def least_samples(self) -> int:
-        """Minimum number of samples that a client must have."""
+        """Return the minimum number of samples that a client must have."""
         return 1
 
     @property
     def least_public(self) -> int:
-        """Minimum number of public samples (the scenario's `data.public`) that the defence needs."""
+        """Return the minimum number of public samples (the scenario's `data.public`) that the defence needs."""
         return 0
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the defence writes to the client's state, so that earlier updates cannot be recomputed."""
+        """Return whether the defence writes to the client's state, so that earlier updates cannot be recomputed."""
         return False
 
     @property
@@ -153,11 +153,11 @@ class Defence:
         return None
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Change the architecture before the weights are initialised."""
+        """Change the model's architecture before the weights are initialised, and return the model."""
         return model
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` if the defence is incompatible with the model in the clients' mode."""
+        """Raise `UserError` if the defence does not support the model in the clients' training mode."""
 
     def check_gradient(self, task: Task) -> None:
         """Raise `UserError` if the defence cannot compute the derivatives that it needs from the model.
@@ -174,34 +174,34 @@ class Defence:
         return any(getattr(type(self), hook) is not getattr(Defence, hook) for hook in hooks)
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """Return a copy with the noise that reaches its epsilon in this run; return itself if no epsilon is set.
+        """Return a copy with the noise that the defence's epsilon needs in this run; the defence itself if none is set.
 
-        Raises `UserError` if no noise reaches it.
+        Raises `UserError` if no amount of noise gives this epsilon.
         """
         return self
 
     def spends(self, setting: Setting) -> Spending | None:
-        """Return the privacy accounting of a run; None if the defence has no guarantee (empirical)."""
+        """Return the defence's privacy accounting of a run; None if the defence has no guarantee (empirical)."""
         return None
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Change the client's data in a round."""
+        """Wrap the function `next` that returns the client's data in a round, to change the data."""
         return next
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Change the gradient of one batch."""
+        """Wrap the function `next` that returns the gradient of one batch, to change the gradient."""
         return next
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Change the update before it is sent."""
+        """Wrap the function `next` that returns the client's update, to change the update before sending."""
         return next
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
-        """Change the server's sum; `clients` is the actual or expected number of updates in a round."""
+        """Wrap the aggregation rule `next`, to change the sum of the updates at the server."""
         return next
 
     def exposed(self, update: Update) -> Named | None:
-        """Return a mask of the sent values that an adaptive attacker knows to be the undefended gradient.
+        """Return a mask of the sent values that an adaptive attacker knows to be unchanged by the defence.
 
         The mask maps names to bool tensors of the update's shapes. It may leave out names. None means all values.
         Attackers with `knowledge: [defence]` receive it.

@@ -73,7 +73,7 @@ class Dcs2(Defence):
 
     @property
     def least_public(self) -> int:
-        """Minimum number of public samples: one if the start is public, else none."""
+        """Return the minimum number of public samples: 1 if concealed samples start from public ones, else 0."""
         return int(self.start == "public")
 
     def check(self, model: nn.Module) -> None:
@@ -86,7 +86,7 @@ class Dcs2(Defence):
             )
 
     def check_gradient(self, task: Task) -> None:
-        """Raise `UserError` if the model's per-sample gradients cannot be computed and differentiated again."""
+        """Raise `UserError` if the model's per-sample gradients cannot be computed and then differentiated."""
         check_sample_gradients("dcs2", task)
         images = task.data.inputs.clone().requires_grad_()
         with needing_from_model(
@@ -96,7 +96,7 @@ class Dcs2(Defence):
             torch.autograd.grad(gradients.sum() + logits.sum(), images)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Add the concealed samples to the batch, and remove the step's component against the batch's own gradient."""
+        """Add concealed samples to the batch, and remove the gradient's component opposed to the batch's own gradient."""
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             own, loss = next(task, weights, batch)
@@ -166,7 +166,7 @@ class Dcs2(Defence):
 
 
 def projected(step: Named, own: Named) -> Named:
-    """Return the closest step to `step` without a component against the gradient `own` (equation 12)."""
+    """Return `step` without its component opposed to the gradient `own`, if it has one (equation 12)."""
     inner, square = (sum(torch.sum(other[name] * g) for name, g in own.items()) for other in (step, own))
     assert isinstance(inner, Tensor)
     if inner >= 0:

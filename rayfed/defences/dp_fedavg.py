@@ -78,11 +78,11 @@ class DpFedAvg(Private):
 
     @property
     def needs_all(self) -> str | None:
-        """Return why no client may drop out if clients add the noise: each adds a part of it."""
+        """Return why no client may drop out if clients add the noise (each adds one part); None if the server does."""
         return "its part of the noise would be missing from the sum" if self.noise == "clients" else None
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Clip the update, and add this client's part of the noise."""
+        """Clip the client's update, and add the client's part of the noise."""
 
         def update(task: Task) -> Update:
             sent = next(task)
@@ -98,11 +98,11 @@ class DpFedAvg(Private):
         return update
 
     def refuses(self, later: Sequence[Defence]) -> str | None:
-        """Return why no defence may follow this one."""
+        """Return why no later defence may follow `dp_fedavg`, in words; None if there is no later defence."""
         return "it must come last, because a later defence could exceed its clip bound" if later else None
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
-        """Add all updates with equal weight, ignoring `weights`; raise `UserError` for rules other than `fedavg`."""
+        """Add all updates with equal weight, whatever the rule's `weights`. Raises `UserError` unless the rule is `fedavg`."""
         if type(next) is not FedAvg:
             raise UserError(
                 f"dp_fedavg needs the mean of the updates, and {type(next).__name__} is not one: use fedavg"
@@ -112,11 +112,11 @@ class DpFedAvg(Private):
         return NoisySum(clients=clients, deviation=0.0, step=step_of(self.clip, self.deviation / sqrt(clients)))
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return one release per round: the noisy sum."""
+        """Return the releases of a run for privacy accounting: one noisy sum of updates per round."""
         return (self._account(setting, multiplier)[0],)
 
     def spends(self, setting: Setting) -> Spending:
-        """Return the privacy accounting of all rounds."""
+        """Return the privacy accounting of all rounds of a run."""
         assert self.noise_multiplier is not None
         release, adjacency, against, how = self._account(setting, self.noise_multiplier)
         return Spending(
@@ -187,7 +187,7 @@ class DpFedAvg(Private):
 
 
 def step_of(clip: float, part: float) -> float:
-    """Return the rounding step of values with noise of standard deviation `part`.
+    """Return the step to which clients round values that have noise of standard deviation `part`.
 
     The step is a power of two such that 32-bit floats represent all its multiples up to the clip bound plus 18
     deviations. Secure noise (half the sum of four Box-Muller samples from 53 bits) reaches 17.2 deviations, other noise
@@ -197,7 +197,7 @@ def step_of(clip: float, part: float) -> float:
 
 
 def multiplier_of_rounded(multiplier: float, parts: int, honest: int, values: int, step: float) -> float:
-    """Return the noise multiplier of a sum of rounded noise parts, of which only some are honest.
+    """Return the noise multiplier of a sum of rounded noise parts, of which only `honest` parts are trusted.
 
     `step` is in units of the clip bound. The proof is in the module's docstring.
     """
@@ -208,5 +208,5 @@ _ZEROED = "each single client (zero-out adjacency)"
 
 
 def counted(colluders: int) -> str:
-    """Format a number of clients."""
+    """Format a number of clients in words, such as '2 clients'."""
     return f"{colluders} client{'s' if colluders > 1 else ''}"

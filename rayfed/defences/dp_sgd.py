@@ -60,7 +60,7 @@ class DpSgd(Private):
         check_sample_gradients(self.title, task)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Clip the gradients sample by sample, add them up, and add noise."""
+        """Clip each sample's gradient, add the clipped gradients, and add noise to the sum."""
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             sums = {name: torch.zeros_like(w) for name, w in weights.items()}
@@ -77,16 +77,16 @@ class DpSgd(Private):
         return gradient
 
     def clipped_sum(self, each: Named, task: Task) -> Named:
-        """Return the sum over samples (the first dimension) of the gradients, clipped over all layers together."""
+        """Return the sum over samples of gradients (N, ...), each clipped to a joint norm over all layers."""
         factors = clip_factors(torch.stack([sample_norms(g) for g in each.values()]).norm(dim=0), self.clip)
         return {name: scaled_sum(g, factors) for name, g in each.items()}
 
     def noise(self, task: Task) -> float:
-        """Return the standard deviation of the noise on the sum."""
+        """Return the standard deviation of the noise that is added to the sum of clipped gradients."""
         return self.deviation
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return one release per kind of client, which covers all local steps of its rounds."""
+        """Return one release per kind of client, which covers all local steps of the client in the run."""
         if setting.sample_sampling == "poisson":
             return tuple(
                 Release("gaussian", multiplier, work.rounds * work.steps, work.batch_size / work.samples)

@@ -25,9 +25,9 @@ class Dropout(Defence):
     """Probability of setting a feature to zero; the other features are multiplied by 1 / (1 - rate)."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Insert the dropout layer; raise `UserError` if the model has no linear layer."""
+        """Insert a dropout layer before the last linear layer. Raises `UserError` if the model has no linear layer."""
         return before_head(model, "dropout", lambda _: nn.Dropout(self.rate))
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the layers before the dropout; dropped columns of the head's gradient are 0."""
+        """Return a mask of the values in layers before the dropout, and of the last layer's nonzero values."""
         return untouched(update.tensors, "dropout")

@@ -27,11 +27,11 @@ class Compression(Defence):
     """Add the compression error of this update to the client's next update, instead of losing it."""
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Return the compressed update."""
+        """Compress an update, given as tensors by name, and return the result."""
         raise NotImplementedError
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Add the residual of earlier updates, then compress."""
+        """Add the compression error of the client's earlier updates to the update, then compress the sum."""
 
         def update(task: Task) -> Update:
             computed = next(task)
@@ -47,7 +47,7 @@ class Compression(Defence):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the client keeps a residual, which it does with error feedback."""
+        """Return whether the client keeps a compression error for its next update (error feedback)."""
         return self.error_feedback
 
     @property

@@ -38,21 +38,21 @@ class FedCdp(DpSgd):
     """Number of rounds over which the bound decays. Null: all rounds of the run."""
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """Return a copy with its noise multiplier and number of rounds set."""
+        """Return a copy with the noise multiplier for this run and the run's number of rounds."""
         found = super().calibrated(setting, accountant)
         return replace(found, rounds=self.rounds or setting.rounds)  # type: ignore[type-var]
 
     def clipped_sum(self, each: Named, task: Task) -> Named:
-        """Return the sum over samples of the gradients, clipped layer by layer."""
+        """Return the sum over samples of gradients (N, ...), with each sample's gradient clipped layer by layer."""
         bound = self._bound(task.round)
         return {name: scaled_sum(g, clip_factors(sample_norms(g), bound)) for name, g in each.items()}
 
     def noise(self, task: Task) -> float:
-        """Return the standard deviation of the noise on the sum, which decays with the bound."""
+        """Return the standard deviation of the noise on the sum of gradients, which decays with the clip bound."""
         return self.deviation * self._bound(task.round) / self.clip
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return the releases of `dp_sgd` with the joint sensitivity of all layers."""
+        """Return the releases of a run as for `dp_sgd`, but with the joint sensitivity of all layers."""
         return super().released(setting, multiplier / sqrt(setting.layers))
 
     def _bound(self, round: int) -> float:

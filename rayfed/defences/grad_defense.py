@@ -66,11 +66,11 @@ class GradDefense(Defence):
 
     @property
     def least_public(self) -> int:
-        """Minimum number of public samples: one, to compute sensitivities."""
+        """Return the minimum number of public samples: 1, because sensitivities are computed from public samples."""
         return 1
 
     def check_gradient(self, task: Task) -> None:
-        """Raise `UserError` if the model's loss cannot be differentiated in a sample and then in the weights."""
+        """Raise `UserError` if the loss cannot be differentiated with respect to a sample and then to the weights."""
         if task.public is not None:
             with needing_from_model(
                 "grad_defense", "second derivatives of the loss", "use operations that PyTorch differentiates twice"
@@ -78,7 +78,7 @@ class GradDefense(Defence):
                 root_sensitivity(task)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Perturb and compensate every batch's gradient."""
+        """Add noise to each batch's gradient in proportion to sensitivity, then remove directions of pure noise."""
         sensitivity_of = _once_a_round(root_sensitivity)
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
@@ -100,7 +100,7 @@ class GradDefense(Defence):
 
 
 def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
-    """Return a noisy vector (n,), with noise deviation `scale`, without the directions that contain only noise.
+    """Return a noisy vector (n,), with noise of standard deviation `scale`, without directions of pure noise.
 
     The vector is reshaped to a matrix with about q times as many rows as columns. Eigenvectors of its columns'
     covariance are projected out if their eigenvalues are inside scale^2 (1 -+ sqrt(columns / rows))^2 (Marchenko-Pastur
@@ -118,7 +118,7 @@ def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
 
 
 def root_sensitivity(task: Task) -> Named:
-    """Return each parameter tensor's sensitivity, a scalar, at the global weights, with the network in evaluation mode.
+    """Return each parameter tensor's sensitivity (a scalar) to the root set, at the global weights.
 
     The result is the same for all clients of a round, because it depends only on the weights, the public data and a
     seed that they share. Raises `UserError` if there are no public data.
@@ -128,7 +128,7 @@ def root_sensitivity(task: Task) -> Named:
 
 
 def root_set(public: Batch) -> Batch:
-    """Return the first public samples of each class."""
+    """Return the root set: the first public samples of each class."""
     rows = torch.cat([(public.labels == label).nonzero().flatten()[:_ROOT] for label in public.labels.unique()])
     return Batch(public.inputs[rows], public.labels[rows])
 

@@ -66,16 +66,16 @@ class InstaHide(Defence):
 
     @property
     def least_samples(self) -> int:
-        """Number of a client's own images in a mixture."""
+        """Return the minimum number of samples that a client must have: the number of its own images per mixture."""
         return _PRIVATE if self.public else self.images
 
     @property
     def least_public(self) -> int:
-        """Number of public images in a mixture."""
+        """Return the minimum number of public samples: the number of public images per mixture."""
         return self.images - self.least_samples
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Replace the client's samples by mixtures with random signs."""
+        """Replace the client's images by mixtures of images with random signs of pixels."""
 
         def data(task: Task) -> Batch:
             samples, images, labels = pool(next, task)

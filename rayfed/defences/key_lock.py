@@ -37,5 +37,5 @@ class KeyLock(Defence):
     or `sigmoid`."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Insert the locks; raise `UserError` if the model does not have one of the blocks."""
+        """Insert the key-locks into the model. Raises `UserError` if the model does not have one of the blocks."""
         return lock_norms(model, self.blocks, self.length, self.activation, self.start == "common")

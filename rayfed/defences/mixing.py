@@ -1,4 +1,4 @@
-"""Functions that the defences share that train on mixtures of images."""
+"""Shared functions of the defences that train on mixtures of images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayfed.subsets import subsets
 
 
 def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
-    """Return the round's number of samples, and all of the client's images (M, C, H, W) and labels (M, K)."""
+    """Return the number of the task's samples, and all images (M, C, H, W) and labels (M, K) of the client."""
     own = next(task)
     parts = [own] if task.others is None else [own, next(task.replace(data=task.others, others=None))]
     labels = [part.labels if part.labels.ndim == 2 else F.one_hot(part.labels, task.classes).float() for part in parts]
@@ -21,12 +21,12 @@ def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
 
 
 def partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
-    """Sample pool rows (N, 1 + others) for N = `samples` mixtures: first the sample itself, then any rows."""
+    """Sample the row indices of `samples` mixtures, (N, 1 + others): first the sample itself, then any rows."""
     return np.column_stack([np.arange(samples), draw.integers(choices, size=(samples, others))])
 
 
 def distinct_partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
-    """Sample rows as `partners` does, but without repetition within a mixture."""
+    """Sample the row indices of mixtures as `partners` does, but without repetition within a mixture."""
     own = np.arange(samples)[:, None]
     drawn = subsets(draw, samples, choices - 1, others)
     return np.column_stack([own, drawn + (drawn >= own)])  # skip the sample itself
@@ -41,10 +41,10 @@ def blend(tensors: Tensor, rows: np.ndarray, coefficients: np.ndarray) -> Tensor
 
 
 def numpy_draws(task: Task) -> np.random.Generator:
-    """Return a NumPy generator seeded from the defences' generator."""
+    """Return a NumPy generator that is seeded from the task's generator."""
     return seeds.numpy_generator(seeds.drawn(task.generator))
 
 
 def mixtures(images: Tensor, labels: Tensor) -> Batch:
-    """Return mixed samples, clamped to [0, 1] because of rounding."""
+    """Return mixed images and labels as a batch, with pixels clamped to [0, 1] because of rounding."""
     return Batch(images.clamp(0, 1), labels)

@@ -34,7 +34,7 @@ class Mixup(Defence):
     """Number of images per mixture, sampled with replacement."""
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Replace the client's samples by mixtures."""
+        """Replace the client's samples and labels by mixtures with other samples of the client."""
 
         def data(task: Task) -> Batch:
             samples, images, labels = pool(next, task)

@@ -61,18 +61,18 @@ class LocalNoise(Defence):
 
     @property
     def width(self) -> float:
-        """Width of the noise: as set, or computed from epsilon for a sensitivity of twice the clip bound."""
+        """Return the noise scale: as set, or computed from epsilon for a sensitivity of twice the clip bound."""
         if self.epsilon_per_update is None:
             return float(getattr(self, self.measure))
         assert self.clip is not None
         return 2 * self.clip * self.multiplier(self.epsilon_per_update)
 
     def multiplier(self, epsilon: float) -> float:
-        """Return the noise multiplier (width divided by sensitivity) with which one update reaches an epsilon."""
+        """Return the noise multiplier (noise scale divided by sensitivity) at which one update satisfies an epsilon."""
         raise NotImplementedError
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Clip the update and add noise."""
+        """Clip the client's update and add independent noise to every value."""
         width = self.width
 
         def update(task: Task) -> Update:
@@ -83,7 +83,7 @@ class LocalNoise(Defence):
         return update
 
     def spends(self, setting: Setting) -> Spending | None:
-        """Return the privacy accounting of all updates of the most frequent client; None without a clip bound."""
+        """Return the privacy accounting of the client that is sampled most often; None without a clip bound."""
         if self.clip is None:
             return None
         release = Release(self.family, self.width / (2 * self.clip), setting.most_rounds)
@@ -99,7 +99,7 @@ class LocalNoise(Defence):
 
 
 def clipped(tensors: Named, bound: float, order: float) -> Named:
-    """Scale all tensors together so that their joint norm of the given order is at most `bound`."""
+    """Scale all tensors by the same factor, so that their joint norm of the given order is at most `bound`."""
     check_types(tensors, "a clip bound")
     norms = torch.stack([torch.linalg.vector_norm(t, ord=order, dtype=torch.float64) for t in tensors.values()])
     factor = clip_factors(torch.linalg.vector_norm(norms, ord=order), bound)
@@ -121,7 +121,7 @@ def sample_norms(gradients: Tensor) -> Tensor:
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
-    """Return the factors that scale vectors of these norms to at most the bound.
+    """Return the factors that scale vectors with the given norms to norms of at most `bound`.
 
     The factor is 0 if the norm is not finite or the factor would underflow in single precision. Norms are in double
     precision: in single precision the sum of a million values loses up to 1 %, and small squares underflow.
@@ -131,7 +131,7 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
 
 
 def scaled_sum(gradients: Tensor, factors: Tensor) -> Tensor:
-    """Return the sum over N samples of gradients (N, ...) times factors (N,); a factor of 0 removes infinities."""
+    """Return the sum of N gradients (N, ...), each multiplied by its factor (N,). A factor of 0 removes infinities."""
     used = factors > 0
     if not used.all():  # rare; copying all gradients takes longer than summing them
         gradients, factors = gradients[used], factors[used]
@@ -140,5 +140,5 @@ def scaled_sum(gradients: Tensor, factors: Tensor) -> Tensor:
 
 
 def finite(tensor: Tensor) -> Tensor:
-    """Return the tensor with non-finite values set to 0, so that a clip factor of 0 removes them."""
+    """Return the tensor with NaN and infinite values set to 0, so that a clip factor of 0 removes such values."""
     return tensor.nan_to_num(0.0, 0.0, 0.0)

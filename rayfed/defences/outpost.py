@@ -42,7 +42,7 @@ class Outpost(Defence):
     """Share of each tensor's values that are set to zero before the noise: the smallest."""
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Perturb a batch's gradient with the probability of its step; otherwise return it unchanged."""
+        """Perturb a batch's gradient with the local step's probability; otherwise leave the gradient unchanged."""
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             found, loss = next(task, weights, batch)
@@ -63,11 +63,11 @@ class Outpost(Defence):
         return gradient * (magnitudes >= smallest) + noise * (magnitudes >= least)
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the nonzero values; the attacker cannot see which of them have noise."""
+        """Return a mask of the update's nonzero values. The attacker cannot see which of the values have noise."""
         return {name: t != 0 for name, t in update.tensors.items()}
 
     def exposed_in_mean(self, mean: Update, error: Named) -> Named:
-        """Return a mask of the nonzero values, except those that are probably pure noise.
+        """Return a mask of the mean's nonzero values, except values that are probably pure noise.
 
         The mean of a value that was pruned before it got noise is close to zero.
         """

@@ -40,18 +40,18 @@ class Private(Defence):
         return self
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """Return a copy with a noise multiplier instead of an epsilon."""
+        """Return a copy with the noise multiplier that the epsilon needs in this run."""
         if self.epsilon is None:
             return self
         noise = least_noise(lambda z: self.released(setting, z), self.epsilon, self.delta, accountant)
         return replace(self, noise_multiplier=noise, epsilon=None)
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return the releases of a run with that noise multiplier, one per client that may have the largest epsilon."""
+        """Return the releases of a run at a noise multiplier, one per client that may have the largest epsilon."""
         raise NotImplementedError
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise, in the units of the clipped vector."""
+        """Return the standard deviation of the noise, in the units of the clipped vector."""
         assert self.noise_multiplier is not None, "calibrated before it is used"
         return self.clip * self.noise_multiplier

@@ -31,7 +31,7 @@ class Prune(Compression):
     or none."""
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Return the pruned update."""
+        """Return the update with the smallest values of each tensor, or of all tensors, set to zero."""
         tensors, scores = update.tensors, importance(self.by, task, update.tensors)
         if self.scope == "global":
             return replace(update, tensors=pruned_together(tensors, scores, int(self.ratio * size(tensors))))
@@ -39,5 +39,5 @@ class Prune(Compression):
         return replace(update, tensors=kept)
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the nonzero values, which pruning left unchanged."""
+        """Return a mask of the update's nonzero values, which pruning left unchanged."""
         return {name: t != 0 for name, t in update.tensors.items()}

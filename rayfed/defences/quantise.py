@@ -42,7 +42,7 @@ class Quantise(Compression):
             )
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Return the quantised update."""
+        """Return the update with each tensor's values rounded to evenly spaced levels."""
         tensors = {name: self._quantised(t, task.generator) for name, t in update.tensors.items()}
         return replace(update, tensors=tensors, bits=self.bits)
 

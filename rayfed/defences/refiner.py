@@ -66,7 +66,7 @@ class Refiner(Defence):
             torch.autograd.grad(gradients.flatten(slopes).square().sum(), inputs)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Return the gradient of robust data, projected into a ball around the true gradient.
+        """Replace a batch's gradient by the gradient of robust data, projected into a ball around the true gradient.
 
         The batch-norm statistics are those of the robust data, too.
         """
@@ -106,7 +106,7 @@ def utility_weights(true: Named, weights: Named, tau: float) -> Named:
 
 
 def projected(sent: Named, true: Named, radius: float) -> Named:
-    """Project `sent` onto the ball of this radius around `true`, with all layers as one vector."""
+    """Project the gradient `sent` onto the ball of the given radius around the gradient `true`, over all layers."""
     apart = {name: t - true[name] for name, t in sent.items()}
     share = torch.clamp(radius / gradients.norm(apart), max=1.0)
     return {name: true[name] + share * t for name, t in apart.items()}

@@ -15,7 +15,7 @@ from rayfed.models.notes import note
 
 @contextmanager
 def needing_from_model(defence: str, need: str, fix: str) -> Iterator[None]:
-    """Turn an error of the user's model into a `UserError` that names the defence, its requirement and a fix."""
+    """Raise `UserError` with the defence, its requirement and a fix if the user's model fails in the block."""
     try:
         yield
     except (UserError, torch.OutOfMemoryError):
@@ -28,12 +28,12 @@ def needing_from_model(defence: str, need: str, fix: str) -> Iterator[None]:
 
 
 def check_sample_gradients(defence: str, task: Task) -> None:
-    """Raise `UserError` with the defence's name if the gradient of a single sample's loss cannot be computed.
+    """Raise `UserError` with the defence's name if the gradient of one sample's loss cannot be computed.
 
     `task` has a few samples of a client. If vmap refuses the model, a note says that the slower loop is used.
     """
     inputs, labels = task.data.inputs, task.data.labels
-    with needing_from_model(defence, "per-sample gradients", "make the model accept a batch of one sample"):
+    with needing_from_model(defence, "per-sample gradients", "change the model so that it accepts a batch of one sample"):
         per_sample_gradients(task.model, task.weights, task.buffers, inputs, labels)
     if refused := vmap_refusal(task.model, task.weights, task.buffers, inputs[:1], labels[:1]):
         note(task.model, f"{defence} computes gradients in a slower loop, because vmap refuses the model: {refused}")

@@ -81,7 +81,7 @@ class Soteria(Defence):
             self._kept_of(self._front(task.model), task, task.weights, task.data)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Prune columns of every batch's gradient."""
+        """Set the most revealing columns of the layer's weight gradient to zero, in every batch's gradient."""
         front_of = cache(self._front)
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
@@ -93,7 +93,7 @@ class Soteria(Defence):
         return gradient
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the layer's unpruned columns; after several steps, those that any step left unpruned."""
+        """Return a mask of the layer's columns that at least one local step left unpruned."""
         # By default the last matrix, which is that of the last linear layer unless an embedding follows it.
         name = f"{self.layer}.weight" if self.layer else [n for n, t in update.tensors.items() if t.dim() == 2][-1]
         weight = update.tensors[name]
@@ -136,14 +136,14 @@ class Soteria(Defence):
         layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         linear = [name for name in layers if f"{name}.weight".lstrip(".") in trained]  # a weight norm trains no weight
         if not linear:
-            raise UserError("soteria: the model has no trained nn.Linear: choose another defence or model")
+            raise UserError("soteria: the model has no trainable nn.Linear: choose another defence or model")
         if self.layer is not None and self.layer not in linear:
-            raise UserError(f"soteria: layer '{self.layer}' is not a trained nn.Linear: {nearest(self.layer, linear)}")
+            raise UserError(f"soteria: layer '{self.layer}' is not a trainable nn.Linear; {nearest(self.layer, linear)}")
         return self.layer or linear[-1]
 
 
 def displacement(features: Tensor, norms: Tensor) -> Tensor:
-    """Return how far pruning each feature moves the attacker's estimates, summed over samples: (N, F) twice -> (F,).
+    """Return how far pruning each feature moves the attacker's estimates, summed over N samples, (F,).
 
     It is 0 if a feature is already zero, even if its slope is also zero (an inactive ReLU).
     """
@@ -151,7 +151,7 @@ def displacement(features: Tensor, norms: Tensor) -> Tensor:
 
 
 def jacobian_norms(features: Features, images: Tensor, in_turn: bool = False) -> Tensor:
-    """Return norm(dr_i/dx) of every sample and feature, (N, F), from the full Jacobian.
+    """Return the norm of each feature's derivative with respect to the input, (N, F), from the full Jacobian.
 
     With `in_turn`, the rows are computed one by one, for models that vmap refuses.
     """
@@ -174,7 +174,7 @@ def jacobian_norms(features: Features, images: Tensor, in_turn: bool = False) ->
 def estimated_norms(
     features: Features, images: Tensor, probes: int, generator: torch.Generator, in_turn: bool = False
 ) -> Tensor:
-    """Estimate the norms of `jacobian_norms`, (N, F), by random probes.
+    """Estimate the norm of each feature's derivative with respect to the input, (N, F), by random probes.
 
     The squares are unbiased: E[(J v)_i^2] = norm(dr_i/dx)^2 for v of random signs (Hutchinson's estimator of the
     diagonal of J J^T). One forward-mode probe gives all features for the cost of about one forward pass, for any F.

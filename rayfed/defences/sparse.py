@@ -1,4 +1,4 @@
-"""Functions that sparsifying defences share: score values, and set a given number of them to zero."""
+"""Shared functions of sparsifying defences: score the values of tensors, and set the lowest-scored ones to zero."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Importance = Literal["magnitude", "weight_gradient"]
 
 
 def importance(by: Importance, task: Task, tensors: Named) -> Named:
-    """Return the score of every value, by name."""
+    """Return the importance score of every value of the tensors, by name."""
     if by == "magnitude":
         return {name: t.abs() for name, t in tensors.items()}
     return {name: (task.weights[name] * t).abs() for name, t in tensors.items()}
 
 
 def pruned(tensor: Tensor, scores: Tensor, count: int) -> Tensor:
-    """Return the tensor with exactly `count` values set to zero: those with the smallest scores.
+    """Return the tensor with exactly `count` values set to zero: the values with the smallest scores.
 
     Ties are resolved by position, so that constant tensors keep some values. Values with a NaN score are never removed.
     """
@@ -37,10 +37,10 @@ def pruned(tensor: Tensor, scores: Tensor, count: int) -> Tensor:
 
 
 def pruned_together(tensors: Named, scores: Named, count: int) -> Named:
-    """Prune all tensors as one vector; see `pruned`."""
+    """Return the tensors with exactly `count` values set to zero: the smallest scores over all tensors."""
     return unflatten(pruned(flatten(tensors), flatten(scores), count), tensors)
 
 
 def size(tensors: Named) -> int:
-    """Return the number of values in all tensors."""
+    """Return the total number of values in all tensors."""
     return sum(t.numel() for t in tensors.values())

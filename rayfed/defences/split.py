@@ -34,7 +34,7 @@ class Split(Defence):
     """Epochs over a client's data that train only its private layers, run whenever new global weights arrive."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Make the first layers private; raise `UserError` unless the model begins with that many convolutions."""
+        """Make the model's first layers private. Raises `UserError` if the model begins with too few convolutions."""
         return keep_front(model, self.layers, self._block)
 
     def _block(self, conv: nn.Conv2d, norm: nn.Module | None) -> PrivateConv:

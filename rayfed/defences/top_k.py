@@ -31,15 +31,15 @@ class TopK(Compression):
     """Score that ranks a value: its magnitude, or the magnitude of its product with the global weight."""
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` if the model has fewer than k trained parameters."""
+        """Raise `UserError` if the model has fewer than k trainable parameters."""
         values = size(weights_of(model))
         if self.k > values:
             raise UserError(
-                f"top_k: k is {self.k}, but the model has {values} trained values: set a smaller k, or a share below 1"
+                f"top_k: k is {self.k}, but the model has only {values} trainable values: set a smaller k, or a share below 1"
             )
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Set all but k values of the update to zero."""
+        """Return the update with all values except k set to zero."""
         values = size(update.tensors)
         keep = self.k if isinstance(self.k, int) else max(1, int(self.k * values))
         scores = importance(self.by, task, update.tensors)
@@ -47,5 +47,5 @@ class TopK(Compression):
         return replace(update, tensors=pruned_together(update.tensors, scores, max(0, values - keep)))
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the nonzero values, which are sent unchanged."""
+        """Return a mask of the update's nonzero values, which are sent unchanged."""
         return {name: t != 0 for name, t in update.tensors.items()}

@@ -79,7 +79,7 @@ NAMES: tuple[tuple[str, int], ...] = tuple(
 
 
 def transform(images: Tensor, number: int, generator: torch.Generator) -> Tensor:
-    """Return images (N, C, H, W) in [0, 1] after transformation `number`, with a random sign per image if signed."""
+    """Apply transformation `number` to images (N, C, H, W) in [0, 1], with a random sign per image if signed."""
     name, magnitude = NAMES[number]
     if name in _UNSIGNED:
         largest, operation = _UNSIGNED[name]

@@ -54,7 +54,7 @@ class Vae(Defence):
     images."""
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
-        """Replace the client's images by noisy reconstructions."""
+        """Replace the client's images by reconstructions of the client's autoencoder, with Laplace noise."""
 
         def data(task: Task) -> Batch:
             own = next(task)
@@ -64,13 +64,13 @@ class Vae(Defence):
 
     @torch.no_grad()
     def forged(self, task: Task, images: Tensor) -> Tensor:
-        """Return the autoencoder's reconstructions of images (N, C, H, W), without noise."""
+        """Return the client's autoencoder's reconstructions of images (N, C, H, W), without noise."""
         network = self._network(task)
         images = network(images, _normal((len(images), self.latent), images, task.generator))
         return images
 
     def noised(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Add Laplace noise to every pixel (equations 7 and 8)."""
+        """Add Laplace noise to every pixel of the images (equations 7 and 8)."""
         return images + self.sensitivity / self.epsilon * laplace(images.shape, generator).to(images)
 
     def _network(self, task: Task) -> Autoencoder:
@@ -99,7 +99,7 @@ class Vae(Defence):
 
     @property
     def keeps_state(self) -> bool:
-        """True, because the client keeps its autoencoder."""
+        """Return True, because the client keeps its autoencoder for later rounds."""
         return True
 
     @property

@@ -256,7 +256,7 @@ class Column:
         return self.near(self.values(true), self.values(guess))
 
     def near(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Return whether each value (N,) is correct: the true category, or a value within the `tolerance`, (N,) bool."""
+        """Return whether each value (N,) is correct (the true category, or within the `tolerance`), (N,) bool."""
         return (true - guess).abs() <= self.tolerance
 
     @property

@@ -86,7 +86,7 @@ def test_values_that_are_not_numbers_are_sent_so_that_divergence_shows() -> None
 
 def test_top_k_refuses_more_values_than_the_model_has() -> None:
     TopK(k=12).check(nn.Linear(3, 3))
-    with pytest.raises(UserError, match="12 trained values"):
+    with pytest.raises(UserError, match="12 trainable values"):
         TopK(k=13).check(nn.Linear(3, 3))
 
 

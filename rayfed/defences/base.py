@@ -94,7 +94,7 @@ class Task:
         return Batch(torch.cat([part.inputs for part in own]), torch.cat([part.labels for part in own])).rows(order)
 
     def public_for(self, defence: str) -> Batch:
-        """Return the public samples. Raises `UserError` with the defence's name if the scenario has no public samples."""
+        """Return the public samples. Raises `UserError` with the defence's name if the scenario reserves none."""
         if self.public is None:
             raise UserError(f"{defence} {NEEDS_PUBLIC}")
         return self.public

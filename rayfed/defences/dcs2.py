@@ -96,7 +96,7 @@ class Dcs2(Defence):
             torch.autograd.grad(gradients.sum() + logits.sum(), images)
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Add concealed samples to the batch, and remove the gradient's component opposed to the batch's own gradient."""
+        """Add concealed samples to each batch, and remove the result's component opposed to the batch's gradient."""
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             own, loss = next(task, weights, batch)
@@ -240,7 +240,7 @@ def _others(task: Task, chosen: Batch) -> Batch:
     count = _samples(task)
     if count < 2:
         raise UserError(
-            f"dcs2 starts from another sample of the client, but client {task.client} has only one: give it more, "
+            f"dcs2 starts from another sample of the client, but client {task.client} has only one: add samples, "
             f"or set `start: noise`"
         )
     assert chosen.places is not None

@@ -102,7 +102,7 @@ class DpFedAvg(Private):
         return "it must come last, because a later defence could exceed its clip bound" if later else None
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
-        """Add all updates with equal weight, whatever the rule's `weights`. Raises `UserError` unless the rule is `fedavg`."""
+        """Replace the rule `fedavg` by a noisy sum with equal weights. Raises `UserError` for other rules."""
         if type(next) is not FedAvg:
             raise UserError(
                 f"dp_fedavg needs the mean of the updates, and {type(next).__name__} is not one: use fedavg"

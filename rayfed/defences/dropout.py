@@ -29,5 +29,5 @@ class Dropout(Defence):
         return before_head(model, "dropout", lambda _: nn.Dropout(self.rate))
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the values in layers before the dropout, and of the last layer's nonzero values."""
+        """Return a mask of the layers before the dropout layer. Dropped columns of the last layer's gradient are 0."""
         return untouched(update.tensors, "dropout")

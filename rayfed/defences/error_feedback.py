@@ -27,7 +27,7 @@ class Compression(Defence):
     """Add the compression error of this update to the client's next update, instead of losing it."""
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Compress an update, given as tensors by name, and return the result."""
+        """Return a compressed update, which approximates the given update."""
         raise NotImplementedError
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:

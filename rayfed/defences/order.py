@@ -20,7 +20,7 @@ def broken_by(pipeline: Sequence[tuple[str, Defence]], place: int, spent: Spendi
         # All hooks on the update run after those on the gradient, in any order of the defences.
         outside = [stage for stage in _STAGES if stage > own or (stage == own and index > place)]
         if index != place and not other.post_processes and any(other.overrides(stage) for stage in outside):
-            return f"{name} comes later, reads the data again and changes the update"
+            return f"{name} reads the data again and changes the protected values"
         if spent.unit == "sample" and other.private_epochs:
             return (
                 f"the private layers of {name} train on the samples without clipping or noise, so one sample changes "

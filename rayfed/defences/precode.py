@@ -32,11 +32,11 @@ class Precode(Defence):
     """Weight of the KL divergence from N(0, 1) in the loss."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Insert the variational bottleneck before the last linear layer. Raises `UserError` if there is no such layer."""
+        """Insert a variational bottleneck before the last linear layer. Raises `UserError` if there is none."""
         return before_head(
             model, "precode", lambda features: VariationalBottleneck(features, self.bottleneck, self.beta)
         )
 
     def exposed(self, update: Update) -> Named:
-        """Return a mask of the values in layers before the bottleneck, which randomises their gradients only indirectly."""
+        """Return a mask of the layers before the bottleneck, whose gradients are randomised only indirectly."""
         return untouched(update.tensors, "precode")

@@ -33,7 +33,7 @@ def check_sample_gradients(defence: str, task: Task) -> None:
     `task` has a few samples of a client. If vmap refuses the model, a note says that the slower loop is used.
     """
     inputs, labels = task.data.inputs, task.data.labels
-    with needing_from_model(defence, "per-sample gradients", "change the model so that it accepts a batch of one sample"):
+    with needing_from_model(defence, "per-sample gradients", "make the model accept a batch of one sample"):
         per_sample_gradients(task.model, task.weights, task.buffers, inputs, labels)
     if refused := vmap_refusal(task.model, task.weights, task.buffers, inputs[:1], labels[:1]):
         note(task.model, f"{defence} computes gradients in a slower loop, because vmap refuses the model: {refused}")

@@ -138,7 +138,7 @@ class Soteria(Defence):
         if not linear:
             raise UserError("soteria: the model has no trainable nn.Linear: choose another defence or model")
         if self.layer is not None and self.layer not in linear:
-            raise UserError(f"soteria: layer '{self.layer}' is not a trainable nn.Linear; {nearest(self.layer, linear)}")
+            raise UserError(f"soteria: '{self.layer}' is not a trainable nn.Linear; {nearest(self.layer, linear)}")
         return self.layer or linear[-1]
 
 

@@ -35,7 +35,7 @@ class TopK(Compression):
         values = size(weights_of(model))
         if self.k > values:
             raise UserError(
-                f"top_k: k is {self.k}, but the model has only {values} trainable values: set a smaller k, or a share below 1"
+                f"top_k: k is {self.k}, but the model has {values} trainable values: set a smaller k, or a share"
             )
 
     def compress(self, task: Task, update: Update) -> Update:

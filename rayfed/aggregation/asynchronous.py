@@ -16,7 +16,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class Model:
-    """Weights and buffers of a model."""
+    """Weights and buffers of a global model."""
 
     weights: Named
     buffers: Named
@@ -30,15 +30,15 @@ class AsynchronousRule(WeightedSumRule):
     """Whether the server mixes models, so that `aged` needs the weights that the client received."""
 
     def weight(self, update: Update) -> int:
-        """Return 1 for every client."""
+        """Return 1, because all clients have the same weight."""
         return 1
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """Return the number of clients."""
+        """Return the largest total weight of a round: the number of clients."""
         return clients
 
     def aged(self, update: WeightedSum, staleness: int, sent: Named, now: Model) -> WeightedSum:
-        """Return an arriving update, weighted by its staleness, as the server adds it.
+        """Return an arriving update in the form in which the server adds it, weighted by the update's staleness.
 
         `staleness` is the number of server steps since the client received the weights `sent`, which are empty unless
         the rule `mixes`. `now` is the model from which the step begins.
@@ -46,5 +46,5 @@ class AsynchronousRule(WeightedSumRule):
         raise NotImplementedError
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
-        """Return the sum of the weighted updates divided by their number, and the mean of the buffers."""
+        """Return the sum of the weighted updates divided by the number of updates, and the mean of the buffers."""
         return scaled(total.tensors, 1 / total.weight), scaled(total.buffers, 1 / total.weight)

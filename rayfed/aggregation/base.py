@@ -26,7 +26,7 @@ Total = TypeVar("Total")
 
 
 class Aggregation(Generic[Sent, Partial, Total]):
-    """Base class of aggregation rules."""
+    """Base class of aggregation rules, which combine the updates of a round into one step of the server."""
 
     validates: ClassVar[bool] = False
     """Whether clients must hold out samples from training for evaluation."""
@@ -39,14 +39,14 @@ class Aggregation(Generic[Sent, Partial, Total]):
     it."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` if the rule is undefined for this number of clients, the smallest of any round."""
+        """Raise `UserError` if the rule is undefined for the given number of clients, the smallest of any round."""
 
     def partial(self, sent: Iterable[Sent]) -> Partial:
-        """Reduce the updates of one cohort to a partial result, which must be picklable."""
+        """Reduce the updates of one cohort (clients of one call) to a picklable partial result."""
         raise NotImplementedError
 
     def merge(self, left: Partial, right: Partial) -> Partial:
-        """Join two partial results; the order of the arguments is the order of the cohorts."""
+        """Merge the partial results of two groups of cohorts, in the order of the cohorts."""
         raise NotImplementedError
 
     def combine(self, total: Total, generator: torch.Generator) -> tuple[Named, Named]:
@@ -57,7 +57,7 @@ class Aggregation(Generic[Sent, Partial, Total]):
         raise NotImplementedError
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """Return the step after a round without clients: zeros."""
+        """Return the step of the server after a round without clients: zeros by default."""
         return {name: torch.zeros_like(w) for name, w in weights.items()}
 
 
@@ -66,20 +66,20 @@ AnyAggregation: TypeAlias = Aggregation[Any, Any, Any]
 
 
 class Member(Protocol):
-    """Protocol of a client that replies to questions."""
+    """Protocol of a client that replies to the server's questions."""
 
     @property
     def client(self) -> int:
-        """Number of the client."""
+        """Return the client's number."""
 
     @property
     def round(self) -> int:
-        """Number of the round that the question is about."""
+        """Return the number of the round that the question is about."""
 
     def evaluate(
         self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
     ) -> tuple[float, float]:
-        """Return mean loss and accuracy, on the client's own samples, of the model that belongs to this update.
+        """Return a model's mean loss and accuracy on the client's own samples. The model is given by an update.
 
         For a mean of updates, this is the mean of their models.
         """
@@ -89,19 +89,19 @@ class InteractiveAggregation(Aggregation[Sent, Partial, Total]):
     """Base of the rules that send questions to clients; `combine` receives the round's session."""
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundSession:
-        """Begin a round with these clients, and return the server's session.
+        """Begin a round with the given clients, and return the server's session for the round.
 
         `memory` is the rule's state after the previous round, initially empty.
         """
         raise NotImplementedError
 
     def answer(self, payload: Any, member: Member) -> Any:
-        """Return a client's reply to a question; runs on a client actor."""
+        """Return a client's reply to a question of the server. Called on a client actor."""
         raise NotImplementedError
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures | None:
-        """Return the models that clients receive to score, given a round's updates; None if there are none.
+        """Return the models that clients receive for scoring, given a round's updates; None if no models are scored.
 
-        Only attacks call it.
+        Only attacks call this method.
         """
         return None

@@ -1,4 +1,4 @@
-"""FedBoosting on encrypted updates: the server multiplies ciphertexts by the weights and adds them.
+"""FedBoosting on encrypted updates: the server multiplies ciphertexts by the clients' weights and adds the products.
 
 It needs a channel that can do both. It is a class separate from `FedBoosting` because its messages differ: weights are
 whole pieces, one client decrypts the step, and clients check everything that they are asked to decrypt.
@@ -43,20 +43,20 @@ class EncryptedCandidate(Candidate[Encrypted]):
 
     @property
     def sent_bytes(self) -> int:
-        """Size of the encrypted part in bytes."""
+        """Return the size of the message's encrypted part in bytes."""
         return self.model.sent_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncryptedScores(RoundScores[Encrypted]):
-    """Session of a round whose updates only clients can decrypt."""
+    """Session (the server's state) of a round with encrypted updates, which only clients can decrypt."""
 
     over: BoostingOverChannel
     opened: Tensors | None = None
     """The decrypted weighted sum of the updates."""
 
     def request(self) -> Question | None:
-        """Return the next question: all models for each client to score, then the weighted sum for one to decrypt."""
+        """Return the next question: first all clients score all models, then one client decrypts the weighted sum."""
         if not self.evaluations or self.opened:
             return super().request()
         pieces = apportion([self.weights[client] for client in self.candidates], self.over.pieces)  # equation 4.4
@@ -64,7 +64,7 @@ class EncryptedScores(RoundScores[Encrypted]):
         return Question(Open(self.over.channel.encryptor.weighted(updates, pieces)), of="one")
 
     def receive(self, answers: Mapping[int, Any]) -> Self:
-        """Return the session with the computed weights, or with the decrypted sum."""
+        """Return the session after the clients' replies: with the computed weights, or with the decrypted sum."""
         if not self.evaluations:
             return super().receive(answers)
         [opened] = answers.values()
@@ -73,16 +73,16 @@ class EncryptedScores(RoundScores[Encrypted]):
 
 @dataclass(frozen=True)
 class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted], EncryptedScores]):
-    """FedBoosting over any channel that can add and multiply."""
+    """FedBoosting over any secure channel whose ciphertexts the server can add and multiply."""
 
     rule: FedBoosting
     channel: EncryptedChannel
 
     @classmethod
     def of(cls, rule: FedBoosting, protection: Protection, clients: int) -> BoostingOverChannel:
-        """Return the rule over a protection's channel, for rounds of at most this many clients.
+        """Return the rule FedBoosting over a protection's channel, for rounds of at most `clients` clients.
 
-        Raises `UserError` for parameters without room for the sums, and if there are too few pieces to fuse this many
+        Raises `UserError` for parameters without room for the sums, and if there are too few pieces to fuse that many
         clients.
         """
         channel = protection.mixing(clients)
@@ -96,11 +96,11 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
 
     @property
     def pieces(self) -> int:
-        """Number of pieces into which the total weight is divided."""
+        """Return the number of pieces (whole units of weight) into which the server divides the total weight."""
         return self.channel.encryptor.load.units
 
     def caveat(self) -> str | None:
-        """Return in words how much of the other clients' updates every client sees."""
+        """Return, in words, how much of the other clients' updates every client sees."""
         if self.rule.fusion is None:
             return "hides the updates only from the server: every client decrypts all of them to score them"
         return "shows every client mixtures of all updates: fusion adds no noise, so each update can be computed"
@@ -110,19 +110,19 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         return 1
 
     def protect(self, update: Update) -> EncryptedCandidate:
-        """Return the encrypted update with the training loss."""
+        """Return a client's encrypted update with the client's training loss."""
         return EncryptedCandidate(update.client, self.channel.protect(update, self.weight(update)), update.loss)
 
     def partial(self, sent: Iterable[EncryptedCandidate]) -> Candidates[Encrypted]:
-        """Return the cohort's candidates by client."""
+        """Return the encrypted updates of one cohort of clients, with their training losses, by client."""
         return {candidate.client: candidate for candidate in sent}
 
     def merge(self, left: Candidates[Encrypted], right: Candidates[Encrypted]) -> Candidates[Encrypted]:
-        """Join two sets of candidates."""
+        """Merge the encrypted updates of two groups of cohorts, by client."""
         return left | right
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> EncryptedScores:
-        """Begin a round with the smoothed weights of earlier rounds."""
+        """Begin a round with the clients' smoothed weights of earlier rounds, and return the session."""
         return EncryptedScores(weigh=self.rule.weigh, mixed=self.mixed, memory=memory, over=self)
 
     def mixed(self, models: Mapping[int, Encrypted]) -> dict[int, Encrypted]:
@@ -133,14 +133,14 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         }
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures:
-        """Return the decrypted mixtures that clients receive to score."""
+        """Return the decrypted mixtures of a round's updates that clients receive for scoring."""
         models = {update.client: self.protect(update).model for update in updates}
         mixes = self._mixes(models)
         shares = {model: {c: Fraction(n, sum(mix.values())) for c, n in mix.items()} for model, mix in mixes.items()}
         return as_mixtures(self._opened(self.mixed(models), updates[0].round), shares)
 
     def answer(self, payload: Score[Encrypted] | Open, member: Member) -> Evaluation | Tensors:
-        """Return the client's scores of all models, or the decrypted weighted sum; never a single update.
+        """Return a client's reply: the client's scores of all models, or the decrypted weighted sum of the updates.
 
         Raises `ProtectionError` for mixtures that differ from the rule's, and for a sum of fewer than all pieces. The
         server computes the number of pieces per client from the clients' replies, and a client cannot check it.
@@ -150,11 +150,11 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
             return self._mean(payload.sum, member.round)
         self.channel.check_present(payload.models)
         if {model: factors(encrypted) for model, encrypted in payload.models.items()} != self._mixes(payload.models):
-            raise ProtectionError("the server sent mixtures that differ from the rule's: they are not decrypted")
+            raise ProtectionError("the server sent other mixtures than the rule's, which are not decrypted; restart the run")
         return self.rule.answer(Score(self._opened(payload.models, member.round)), member)
 
     def combine(self, total: EncryptedScores, generator: torch.Generator) -> Tensors:
-        """Return the weighted sum that the client opened."""
+        """Return the weighted sum of the updates, as decrypted by a client."""
         assert total.opened is not None
         return total.opened
 

@@ -43,12 +43,12 @@ class FedAsync(AsynchronousRule):
     """Staleness from which `hinge` decays."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` unless one model is mixed at a time."""
+        """Raise `UserError` unless the server mixes one client's model at a time (`clients_per_round: 1`)."""
         if clients != 1:
             raise UserError(f"fedasync mixes one model at a time: set federation.clients_per_round to 1, not {clients}")
 
     def share(self, staleness: int) -> float:
-        """Return the mixing weight of a model with this staleness in server steps."""
+        """Return the weight with which a model of a given staleness (in server steps) is mixed into the global one."""
         if self.staleness == "constant":
             return self.mixing
         if self.staleness == "hinge":
@@ -56,7 +56,7 @@ class FedAsync(AsynchronousRule):
         return float(self.mixing * (1 + staleness) ** -self.a)
 
     def aged(self, update: WeightedSum, staleness: int, sent: Named, now: Model) -> WeightedSum:
-        """Return the step from the global model to the mixture, and the mixture of the buffers."""
+        """Return the step from the global model to its mixture with the client's model, and the mixed buffers."""
         share = self.share(staleness)
         away = {name: now.weights[name] - sent[name] + t for name, t in update.tensors.items()}
         buffers = {name: now.buffers[name] + share * (b - now.buffers[name]) for name, b in update.buffers.items()}

@@ -26,7 +26,7 @@ class FedAvg(WeightedSumRule):
         return update.samples if self.weights == "samples" else 1
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """Return the largest total weight: the number of samples, or of clients."""
+        """Return the largest total weight of a round: the number of samples, or the number of clients."""
         return samples if self.weights == "samples" else clients
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:

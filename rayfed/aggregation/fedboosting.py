@@ -36,7 +36,7 @@ _LEAST = 1e-12
 
 @dataclass(frozen=True)
 class Candidate(Generic[Model]):
-    """One client's update with its training loss."""
+    """One client's update with the client's training loss."""
 
     client: int
     model: Model
@@ -72,7 +72,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class RoundScores(RoundSession, Generic[Model]):
-    """Session of a round: its candidates, the clients' scores of them, and the resulting weights."""
+    """Session of a FedBoosting round: the updates, the clients' scores of the models, and the resulting weights."""
 
     weigh: Callable[[Mapping[int, float], Mapping[int, Evaluation], Memory], tuple[dict[int, float], Memory]]
     """Function that computes the weights (`FedBoosting.weigh`)."""
@@ -85,17 +85,17 @@ class RoundScores(RoundSession, Generic[Model]):
     weights: dict[int, float] = field(default_factory=dict)
 
     def finalise(self, total: Candidates[Model]) -> Self:
-        """Return the session with all candidates."""
+        """Return the session after all updates of the round have arrived."""
         return replace(self, candidates=total)
 
     def request(self) -> Question | None:
-        """Ask every client to score all models, once."""
+        """Return the round's only question: every client scores all models. None after the replies."""
         if self.evaluations or not self.candidates:
             return None
         return Question(Score(self.mixed({client: candidate.model for client, candidate in self.candidates.items()})))
 
     def receive(self, answers: Mapping[int, Any]) -> Self:
-        """Return the session with the weights computed."""
+        """Return the session after the clients' scores, with the computed weights."""
         losses = {client: candidate.loss for client, candidate in self.candidates.items()}
         weights, memory = self.weigh(losses, answers, self.memory)
         return replace(self, evaluations=answers, weights=weights, memory=memory)
@@ -105,7 +105,7 @@ class RoundScores(RoundSession, Generic[Model]):
         return self.memory
 
     def rows(self) -> Tables:
-        """Return table rows of the round's weights and of all scores."""
+        """Return the rows of the tables `weights` and `scores` for the round."""
         said = [
             {"model": model, "validator": validator, "loss": loss, "accuracy": accuracy}
             for model in self.candidates
@@ -156,24 +156,24 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
     reveals: ClassVar[str | None] = "training losses and model scores"
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` for `fusion` in rounds of one client."""
+        """Raise `UserError` if `fusion` is set and rounds have only one client."""
         if self.fusion is not None and clients < 2:
             raise UserError("fedboosting: fusion needs at least two clients per round: set fusion to null")
 
     def partial(self, sent: Iterable[Update]) -> Candidates[Tensors]:
-        """Return the cohort's updates unchanged, with their training losses."""
+        """Return the unchanged updates of one cohort of clients, with their training losses, by client."""
         return {u.client: Candidate(u.client, (u.tensors, u.buffers), u.loss) for u in sent}
 
     def merge(self, left: Candidates[Tensors], right: Candidates[Tensors]) -> Candidates[Tensors]:
-        """Join two sets of candidates."""
+        """Merge the updates of two groups of cohorts, by client."""
         return left | right
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundScores[Tensors]:
-        """Begin a round with the smoothed weights of earlier rounds."""
+        """Begin a round with the clients' smoothed weights of earlier rounds, and return the session."""
         return RoundScores(self.weigh, self.mixed, memory)
 
     def mixed(self, models: Mapping[int, Tensors]) -> dict[int, Tensors]:
-        """Return the update and buffers that represent each client's model in scoring: its own, or a mixture."""
+        """Return the update and buffers that are scored for each client: the client's own, or a mixture with others."""
         if self.fusion is None:
             return dict(models)
         updates = {client: tensors for client, (tensors, _) in models.items()}
@@ -182,7 +182,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return {model: (weighted_sum(updates, mix), weighted_sum(buffers, mix)) for model, mix in shares.items()}
 
     def shares(self, clients: Collection[int]) -> dict[int, dict[int, Fraction]]:
-        """Return the share of each client's update in the mixture for each model: model -> client -> share.
+        """Return the share of each client's update in each mixture that is scored: model -> client -> share.
 
         This is equation 4.5 without P. Shares are exact, and an encrypted sender rounds them down to whole pieces.
         """
@@ -193,12 +193,12 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return {model: {client: own if client == model else other for client in clients} for model in clients}
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures:
-        """Return all models or mixtures of a round with these updates, for clients to score."""
+        """Return the models (or mixtures) that clients receive for scoring, given a round's updates."""
         models = {update.client: (update.tensors, update.buffers) for update in updates}
         return as_mixtures(self.mixed(models), self.shares(models))
 
     def answer(self, payload: Score[Tensors], member: Member) -> Evaluation:
-        """Return the client's scores of all models.
+        """Return a client's scores of all models, on the client's validation samples.
 
         A model whose loss is not finite gets accuracy 0.
         """
@@ -211,7 +211,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
     def weigh(
         self, losses: Mapping[int, float], evaluations: Mapping[int, Evaluation], memory: Memory
     ) -> tuple[dict[int, float], Memory]:
-        """Return every client's weight, and the state for the next round.
+        """Return every client's weight in the sum, and the rule's state for the next round.
 
         Both depend only on the clients' reports.
         """
@@ -239,14 +239,14 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return accuracy.mean(dim=1).log() + fit.log()
 
     def combine(self, total: RoundScores[Tensors], generator: torch.Generator) -> Tensors:
-        """Return the weighted sum of the updates (equation 4.1)."""
+        """Return the weighted sums of the updates and of the buffers (equation 4.1 of the thesis)."""
         updates = {client: candidate.model[0] for client, candidate in total.candidates.items()}
         buffers = {client: candidate.model[1] for client, candidate in total.candidates.items()}
         return weighted_sum(updates, total.weights), weighted_sum(buffers, total.weights)
 
 
 def as_mixtures(models: Mapping[int, Tensors], shares: Mapping[int, Mapping[int, Fraction]]) -> Mixtures:
-    """Return models mixed by these shares as `Mixtures`."""
+    """Convert models that were mixed by the given shares to `Mixtures`, for attackers."""
     return Mixtures(
         updates={model: update for model, (update, _) in models.items()},
         buffers={model: buffers for model, (_, buffers) in models.items()},
@@ -255,7 +255,7 @@ def as_mixtures(models: Mapping[int, Tensors], shares: Mapping[int, Mapping[int,
 
 
 def weighted_sum(tensors: Mapping[int, Named], weights: Mapping[int, float | Fraction]) -> Named:
-    """Return the weighted sum over clients, in the order of `tensors`."""
+    """Return the weighted sum of the clients' tensors, added in the order of `tensors`."""
     total: Named = {}
     for client, named in tensors.items():
         for name, tensor in scaled(named, float(weights[client])).items():

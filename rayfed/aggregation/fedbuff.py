@@ -30,5 +30,5 @@ class FedBuff(AsynchronousRule):
     """Weight of an update that is s server steps old: (1 + s)^-exponent. With 0, all updates weigh alike."""
 
     def aged(self, update: WeightedSum, staleness: int, sent: Named, now: Model) -> WeightedSum:
-        """Return the update times its weight, with buffers (batch-norm statistics) unweighted."""
+        """Return the update multiplied by its staleness weight. Buffers (batch-norm statistics) are unchanged."""
         return replace(update, tensors=scaled(update.tensors, float((1 + staleness) ** -self.exponent)))

@@ -33,15 +33,15 @@ class Gathering(Aggregation[Update, list[Received], list[Received]]):
     gathers: ClassVar[bool] = True
 
     def partial(self, sent: Iterable[Update]) -> list[Received]:
-        """Return the cohort's updates unchanged."""
+        """Return the unchanged updates of one cohort of clients."""
         return [Received(update.tensors, update.buffers, update.samples) for update in sent]
 
     def merge(self, left: list[Received], right: list[Received]) -> list[Received]:
-        """Concatenate two lists of updates, in order."""
+        """Concatenate two lists of updates, in the order of the cohorts."""
         return left + right
 
     def combine(self, total: list[Received], generator: torch.Generator) -> tuple[Named, Named]:
-        """Return the rule's result for the updates, and for the buffers."""
+        """Apply the rule to the updates and, separately, to the buffers, and return both results."""
         samples = torch.tensor([float(one.samples) for one in total])
         return (
             self._reduced([one.tensors for one in total], samples),
@@ -49,7 +49,7 @@ class Gathering(Aggregation[Update, list[Received], list[Received]]):
         )
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """Return one vector (d,) for the clients' vectors (n, d), given their numbers of samples (n,)."""
+        """Reduce the clients' vectors (n, d) to one vector (d,), given the clients' numbers of samples (n,)."""
         raise NotImplementedError
 
     def _reduced(self, sent: Sequence[Named], samples: Tensor) -> Named:

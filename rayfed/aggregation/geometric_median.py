@@ -33,7 +33,7 @@ class GeometricMedian(Gathering):
     """Maximum number of steps. The algorithm stops earlier when steps are short."""
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """Return Weiszfeld's fixed point: the mean of the rows, each weighted by one over its distance."""
+        """Return the geometric median (d,) of the clients' vectors (n, d), by Weiszfeld's fixed-point iteration."""
         shares = samples if self.weights == "samples" else torch.ones_like(samples)
         centre = middle(vectors)
         for _ in range(self.iterations):

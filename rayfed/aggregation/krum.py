@@ -26,7 +26,7 @@ class Krum(Gathering):
     """Number of updates with the best scores to average: 1 is Krum, up to n - f is multi-Krum."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` if a round has too few clients, or if `keep` exceeds the number of honest ones."""
+        """Raise `UserError` if a round has too few clients, or if `keep` exceeds the number of honest clients."""
         if clients < 2 * self.malicious + 3:
             raise UserError(
                 f"krum with malicious: {self.malicious} needs at least {2 * self.malicious + 3} clients per round, but "
@@ -34,12 +34,12 @@ class Krum(Gathering):
             )
         if self.keep > clients - self.malicious:
             raise UserError(
-                f"krum with keep: {self.keep} exceeds the number of honest clients: {clients - self.malicious} of "
+                f"krum with keep: {self.keep} exceeds the number of honest clients, {clients - self.malicious} of "
                 f"{clients} with malicious: {self.malicious}: lower keep"
             )
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """Return the mean of the rows with the lowest scores."""
+        """Return the mean (d,) of the clients' vectors (n, d) with the lowest Krum scores."""
         # by differences, because outliers cause large rounding errors in a matrix product
         squared = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").square()
         neighbours = len(vectors) - self.malicious - 2

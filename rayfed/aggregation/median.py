@@ -17,7 +17,7 @@ class Median(Gathering):
     """
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """Return the median of every column."""
+        """Return the coordinate-wise median (d,) of the clients' vectors (n, d)."""
         return middle(vectors)
 
 

@@ -32,26 +32,26 @@ class NoisySum(WeightedSumRule):
     rounded or clipped again, or the sum would lose noise."""
 
     def weight(self, update: Update) -> int:
-        """Return 1 for every client."""
+        """Return 1, because all clients have the same weight."""
         return 1
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """Return the number of clients."""
+        """Return the largest total weight of a round: the number of clients."""
         return clients
 
     def buffers(self, update: Update) -> Named:
-        """Return the buffers in double precision, so that the mean of equal single-precision values is exact."""
+        """Return a client's buffers in double precision, so that the mean of equal single-precision values is exact."""
         return {name: b.double() for name, b in update.buffers.items()}
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
-        """Return the noisy mean of the updates, and the mean of the buffers.
+        """Add noise to the sum of the updates, and return the noisy mean and the mean of the buffers.
 
         The mean of equal buffers is exactly their value: a rounding error would reveal how many clients were sampled.
         """
         return self._noised(total.tensors, generator), {n: b / total.weight for n, b in total.buffers.items()}
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """Return only noise, because it is secret whether any client was sampled."""
+        """Return a step of pure noise, so that the step does not reveal whether any client was sampled."""
         return self._noised({name: torch.zeros_like(w) for name, w in weights.items()}, generator)
 
     def _noised(self, sums: Named, generator: torch.Generator) -> Named:

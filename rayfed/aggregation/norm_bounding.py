@@ -41,12 +41,12 @@ class NormBounding(Aggregation[Update, Bounded, Bounded]):
     """Weight of a client: its number of samples, or 1. With `uniform`, false sample counts have no effect."""
 
     def partial(self, sent: Iterable[Update]) -> Bounded:
-        """Return the weighted sum of one cohort's bounded updates, and the list of its buffers."""
+        """Return the weighted sum of one cohort's bounded updates, and the list of the clients' buffers."""
         buffers: list[Received] = []
         return Bounded(self._mean.partial(self._bounded(sent, buffers)), buffers)
 
     def merge(self, left: Bounded, right: Bounded) -> Bounded:
-        """Add two sums, and concatenate the lists of buffers."""
+        """Add two sums of bounded updates, and concatenate their lists of buffers."""
         return Bounded(self._mean.merge(left.updates, right.updates), left.buffers + right.buffers)
 
     def combine(self, total: Bounded, generator: torch.Generator) -> tuple[Named, Named]:

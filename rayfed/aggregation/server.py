@@ -1,4 +1,4 @@
-"""The server's part of a run: global weights, and merging of a round's partial results into one step."""
+"""Server side of a run: the global weights, and the merging of a round's partial results into one step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayfed.update import Named
 
 
 class TreeFold:
-    """Merge numbered partial results in a binary tree fixed by their numbers, in any order of arrival.
+    """Binary tree that merges numbered partial results. The result does not depend on the order of arrival.
 
     None is the result of a cohort in which every client failed, and changes nothing.
 
@@ -26,11 +26,11 @@ class TreeFold:
 
     @property
     def nodes(self) -> dict[tuple[int, int], Any]:
-        """Partial results so far by (level, index); adding these to another fold adds all results that they contain."""
+        """Return the partial results so far, by (level, index). Another `TreeFold` can add them."""
         return self._nodes
 
     def add(self, index: int, partial: Any, level: int = 0) -> None:
-        """Add partial result number `index` (0 .. count - 1) once; at a `level` above 0 it contains 2^level results."""
+        """Add the partial result with number `index`. A result at a `level` above 0 merges 2^level results."""
         while (level, index ^ 1) in self._nodes:
             sibling = self._nodes.pop((level, index ^ 1))
             left, right = (sibling, partial) if index & 1 else (partial, sibling)
@@ -39,7 +39,7 @@ class TreeFold:
         self._nodes[level, index] = partial
 
     def total(self) -> Any:
-        """Return the merged result, None if all parts are None; raise `ValueError` before all parts are added.
+        """Return the merged result of all partial results; None if all are None. Raises `ValueError` if one is missing.
 
         Subtrees of an uneven count are joined from the left.
         """
@@ -70,6 +70,6 @@ class GlobalModel:
     """State of the aggregation rule."""
 
     def apply(self, step: Named, buffers: Named) -> None:
-        """Take one optimiser step, and replace the given buffers, keeping the precision of the old ones."""
+        """Take one step of the optimiser, and replace the given buffers in the precision of the model's buffers."""
         self.weights, self.state = self.optimiser.step(self.weights, step, self.state)
         self.buffers = {**self.buffers, **{n: b.to(self.buffers[n].dtype) for n, b in buffers.items()}}

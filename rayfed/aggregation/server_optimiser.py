@@ -28,7 +28,7 @@ class ServerOptimiser:
     """Adaptivity: value added to the root of the second moment (Reddi 2021, algorithm 2; 1e-3 in its experiments)."""
 
     def step(self, weights: Named, step: Named, state: dict[str, Named]) -> tuple[Named, dict[str, Named]]:
-        """Return the updated weights and the next state; the initial state is `{}`."""
+        """Return the weights after one optimiser step, and the optimiser's next state. The initial state is `{}`."""
         if self.kind == "adam":
             return self._adam(weights, step, state)
         if self.momentum:

@@ -24,7 +24,7 @@ class TrimmedMean(Gathering):
     half."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` unless values remain after trimming both ends."""
+        """Raise `UserError` if no values remain after both ends have been trimmed."""
         if 2 * self.malicious >= clients:
             raise UserError(
                 f"trimmed_mean with malicious: {self.malicious} removes {2 * self.malicious} values, but a round has "
@@ -32,5 +32,5 @@ class TrimmedMean(Gathering):
             )
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """Return the mean of every column without its extreme values."""
+        """Return the mean (d,) of the clients' vectors (n, d), without the extreme values of each coordinate."""
         return vectors.sort(dim=0).values[self.malicious : len(vectors) - self.malicious].mean(dim=0)

@@ -1,4 +1,4 @@
-"""Base of rules that need only the weighted sum of the updates, and so work over any secure channel."""
+"""Base of the rules that need only the weighted sum of the updates, and therefore work over any secure channel."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class WeightedSumRule(Aggregation[Update, WeightedSum, WeightedSum]):
     """Base of the rules that weigh each client independently and compute a step from the sum (`combine`)."""
 
     def weight(self, update: Update) -> int:
-        """Return a client's weight in the sum, at least 1."""
+        """Return the weight of a client's update in the sum, at least 1."""
         raise NotImplementedError
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """Return the largest possible total weight of this many clients with this many samples in total."""
+        """Return the largest possible total weight of `clients` clients with `samples` samples in total."""
         raise NotImplementedError
 
     @property
     def step(self) -> float | None:
-        """Grid step if all values are multiples of one that a channel must keep exact; None if rounding is harmless."""
+        """Return the step of which all values are multiples, if channels must keep the values exact; else None."""
         return None
 
     def buffers(self, update: Update) -> Named:
-        """Return a client's buffers in the form in which they are added."""
+        """Return a client's buffers in the form in which the server adds them."""
         return update.buffers
 
     def partial(self, sent: Iterable[Update]) -> WeightedSum:
-        """Return the weighted sum over one cohort, in the order of its clients."""
+        """Return the weighted sum of one cohort's updates, added in the order of the clients."""
         total: WeightedSum | None = None
         for update in sent:
             weight = float(self.weight(update))
@@ -55,18 +55,18 @@ class WeightedSumRule(Aggregation[Update, WeightedSum, WeightedSum]):
             total = replace(total, weight=total.weight + weight)
             del term  # frees memory while the next client trains
         if total is None:
-            raise ValueError("a cohort has at least one client")
+            raise ValueError("found a cohort without clients; expected at least one client")
         return total
 
     def merge(self, left: WeightedSum, right: WeightedSum) -> WeightedSum:
-        """Return the sum of two sums."""
+        """Add the weighted sums of two groups of cohorts."""
         return WeightedSum(
             _added(left.tensors, right.tensors), _added(left.buffers, right.buffers), left.weight + right.weight
         )
 
 
 def scaled(tensors: Named, factor: float) -> Named:
-    """Return every tensor multiplied by the factor."""
+    """Multiply every tensor by a factor, and return the products by name."""
     return {name: t * factor for name, t in tensors.items()}
 
 

@@ -1,4 +1,4 @@
-"""Encryptor of updates as tagged integers: encryption, addition and decryption of sums.
+"""Encryption of updates as tagged integers, addition of encrypted updates, and decryption of the sums.
 
 Clients hold `Keys`; an `Encryptor` is public. Anyone can add and multiply, and only holders of the keys can decrypt. A
 sum is decrypted only if its tag matches. So data that were tampered with, truncated or encrypted with other keys are
@@ -42,38 +42,38 @@ class Code(Protocol):
     """Protocol for encoding floats as integers."""
 
     def largest(self, clip: float) -> int:
-        """Return the largest magnitude of an integer for values within a clip bound."""
+        """Return the largest magnitude of an encoded value, given the clip bound of the floats."""
 
     def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """Return integers (D,) for floats (D,), which are clipped to their bounds (D,)."""
+        """Encode floats (D,) as integers (D,), after clipping each value to its bound (D,)."""
 
     def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """Return the floats (D,) of integers or sums of them."""
+        """Decode integers (D,), or sums of encoded integers, to floats (D,)."""
 
 
 class Scheme(Protocol):
     """Protocol for additively homomorphic encryption of integer vectors, with parameters for one load."""
 
     def generate(self, seed: bytes) -> bytes:
-        """Generate a key pair; deterministic if the scheme supports seeds."""
+        """Generate a key pair. The result is deterministic if the scheme supports seeds."""
 
     def public(self, pair: bytes) -> bytes:
-        """Return the public part of a key pair that addition needs; possibly empty."""
+        """Return the public key of a key pair; empty if additions need no public key."""
 
     def crack(self, public: bytes) -> bytes | None:
-        """Compute the key pair from the public key; None if that is infeasible."""
+        """Compute the key pair from the public key, as an attacker would; None if that is infeasible."""
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
-        """Return ciphertexts of a vector multiplied by `units`."""
+        """Encrypt an integer vector that was multiplied by `units`, and return the ciphertexts."""
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
-        """Return integers (size,); `units` is the total factor of the added vectors."""
+        """Decrypt ciphertexts to integers (size,), given the total factor `units` of the added vectors."""
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Return ciphertexts of the sum of two vectors."""
+        """Add two encrypted vectors, and return the ciphertexts of the sum."""
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Return ciphertexts of a vector multiplied by a factor of 1 or more."""
+        """Multiply an encrypted vector by a factor of 1 or more, and return the ciphertexts."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class Keys:
     """The scheme's secret and public key."""
 
     def tagger(self, round: int, layout: Layout) -> Tagger:
-        """Return the tagger for vectors of one round with this layout."""
+        """Return the generator of tags for vectors of one round and one layout."""
         return Tagger(derive(self.secret, "tags", round, repr(layout)))
 
 
 @dataclass(frozen=True)
 class Encryptor:
-    """Encryption, addition and decryption of updates."""
+    """Encryption of updates, addition of encrypted updates, and decryption of the sums."""
 
     scheme: Scheme
     code: Code
@@ -102,12 +102,12 @@ class Encryptor:
     load: Load
 
     def __post_init__(self) -> None:
-        """Raise `UserError` if tags cannot distinguish sums of such a load."""
+        """Raise `UserError` if tags cannot distinguish all sums of the given load."""
         if 2 * self.load.units * self._largest >= PRIME:
             raise UserError(f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to encrypt: lower it")
 
     def encrypt(self, keys: Keys, update: Update, weight: int) -> Encrypted:
-        """Return the encrypted update, multiplied by its weight unless the server does that."""
+        """Return a client's encrypted update, multiplied by the client's weight unless the server multiplies."""
         layout = Layout.of(update)
         before = 1 if self.load.multiplied else weight
         vector = before * self.code.encode(flat(update), layout.bounds(self.clip, self.clip_buffers))
@@ -124,15 +124,15 @@ class Encryptor:
         )
 
     def describe(self) -> str:
-        """Return a description of the encrypted form."""
+        """Describe, in words, the sums that can be encrypted and the resolution of their values."""
         return f"sums of up to {self.load.clients} clients: {in_steps(self.code, self.clip, self.clip_buffers)}"
 
     def clipped(self, update: Update) -> int:
-        """Return the number of an update's values that are clipped."""
+        """Return the number of an update's values that `encrypt` clips."""
         return beyond(update, self.clip, self.clip_buffers)
 
     def add(self, left: Encrypted, right: Encrypted) -> Encrypted:
-        """Return the encrypted sum; raise `ProtectionError` if the two differ in round, form or key."""
+        """Return the encrypted sum of two encrypted sums. Raises `ProtectionError` unless round, form and key are equal."""
         self._check(left)
         self._check(right)
         self._check_room(left.shares + right.shares)
@@ -168,11 +168,11 @@ class Encryptor:
         )
 
     def weighted(self, encrypted: Sequence[Encrypted], pieces: Sequence[int]) -> Encrypted:
-        """Return the encrypted sum of vectors times their numbers of pieces, without vectors with 0 pieces."""
+        """Return the encrypted weighted sum of vectors. Each weight is a number of pieces; vectors with 0 are left out."""
         return reduce(self.add, (self.times(s, count) for s, count in zip(encrypted, pieces, strict=True) if count))
 
     def open(self, keys: Keys, encrypted: Encrypted, alone: bool = False) -> tuple[Named, Named, int]:
-        """Return the decrypted weighted sums of tensors and buffers, in float64, and the sum of the weights.
+        """Decrypt a sum: return the weighted sums of tensors and buffers, in float64, and the sum of the weights.
 
         Raises `ProtectionError` for any data that are not the sum of updates encrypted with these keys. A sum that
         reveals one client's update also raises it, unless `alone` is true.
@@ -182,7 +182,7 @@ class Encryptor:
         self._check_room(encrypted.shares)
         if encrypted.public != self.scheme.public(keys.pair):
             raise ProtectionError(
-                "an encrypted sum has a public key that differs from the clients': it is not decrypted"
+                "an encrypted sum has another public key than the clients and is not decrypted; restart the run"
             )
         total = self._decrypted(keys.pair, encrypted)
         if max(map(abs, total.tolist()), default=0) > _units(encrypted) * self._largest:
@@ -199,7 +199,7 @@ class Encryptor:
         return self._decoded(encrypted, total)
 
     def broken(self, pair: bytes, encrypted: Encrypted) -> tuple[Named, Named]:
-        """Return one client's update and buffers, decrypted by an attacker with the broken key pair.
+        """Decrypt one client's update and buffers, as an attacker who has computed the key pair.
 
         The secret of the tags is not needed.
         """
@@ -256,7 +256,7 @@ class Encryptor:
 
 
 def in_steps(code: Code, clip: float, clip_buffers: float) -> str:
-    """Return the resolution of sent values, in words."""
+    """Describe, in words, the range and the resolution of encoded values and buffers."""
     step, coarse = code.decode(np.ones(2, np.int64), np.array([clip, clip_buffers]))
     return f"values up to {clip:g} in steps of {step:.1e}, buffers up to {clip_buffers:g} in steps of {coarse:.1e}"
 

@@ -9,7 +9,7 @@ MOST_BITS = 200
 
 
 def factor(n: int) -> tuple[int, int] | None:
-    """Return the two primes of a modulus, the smaller first; None if the modulus is too long."""
+    """Return the two prime factors of a modulus, the smaller one first; None if the modulus is too long."""
     if n.bit_length() >= MOST_BITS:
         return None
     (p, _), (q, _) = sorted(fmpz(n).factor())

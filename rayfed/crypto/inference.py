@@ -32,25 +32,25 @@ class Client:
 
     @classmethod
     def fresh(cls) -> Client:
-        """Return a client with new keys."""
+        """Create a client with new keys."""
         context = ts.context(ts.SCHEME_TYPE.CKKS, _DEGREE, coeff_mod_bit_sizes=list(_MODULI))
         context.global_scale = _SCALE
         context.generate_galois_keys()
         return cls(context)
 
     def public(self) -> bytes:
-        """Return the keys for the server: all except the secret one."""
+        """Return the serialised keys for the server: all keys except the secret key."""
         data: bytes = self.context.serialize(save_secret_key=False)
         return data
 
     def encrypt(self, image: Tensor, conv: nn.Conv2d) -> tuple[bytes, int]:
-        """Encrypt a grey image (1, H, W) as windows of the server's first layer; also return their number."""
+        """Encrypt a grey image (1, H, W) as windows of the server's first layer, and return the number of windows."""
         (height, width), (step, _) = conv.kernel_size, conv.stride
         vector, windows = ts.im2col_encoding(self.context, image[0].tolist(), height, width, step)
         return vector.serialize(), windows
 
     def decrypt(self, logits: bytes) -> list[float]:
-        """Return the decrypted logits."""
+        """Decrypt the logits that the server returned."""
         found: list[float] = ts.ckks_vector_from(self.context, logits).decrypt()
         return found
 
@@ -64,7 +64,7 @@ class Server:
 
     @classmethod
     def of(cls, public: bytes, model: nn.Sequential) -> Server:
-        """Return the server for one client's public keys.
+        """Create the server for one client's public keys and a `cryptonet`.
 
         Raises `UserError` for any other network, or one that normalises its images.
         """
@@ -73,7 +73,7 @@ class Server:
         return cls(ts.context_from(public), model)
 
     def classify(self, image: bytes, windows: int) -> bytes:
-        """Return the encrypted logits of an encrypted image."""
+        """Classify an encrypted image, and return the encrypted logits."""
         layers: dict[str, Any] = dict(self.model.named_children())
         conv, fc1, fc2 = layers["conv1"], layers["fc1"], layers["fc2"]
         vector = ts.ckks_vector_from(self.context, image)

@@ -21,7 +21,7 @@ _NONCE = 12
 
 
 def derive(secret: bytes, *purpose: str | int) -> bytes:
-    """Derive 32 bytes for one purpose, from which the secret and keys for other purposes cannot be computed."""
+    """Derive a key of 32 bytes for one purpose, which reveals neither the secret nor keys for other purposes."""
     return HKDF(SHA256(), length=32, salt=b"rayfed", info=encoded(*purpose)).derive(secret)
 
 
@@ -32,18 +32,18 @@ class Stream:
         self._keystream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next `size` bytes of the stream."""
         return self._keystream.update(bytes(size))
 
 
 def lock(key: bytes, data: bytes, about: bytes = b"") -> bytes:
-    """Encrypt `data`, and authenticate it together with `about`, which is not part of the box."""
+    """Encrypt `data`, authenticated together with the context `about`, which the result does not contain."""
     nonce = secrets.token_bytes(_NONCE)
     return nonce + AESGCM(key).encrypt(nonce, data, about)
 
 
 def unlock(key: bytes, box: bytes, about: bytes = b"") -> bytes:
-    """Return a box's data; raise `ProtectionError` for another key or `about`, or a modified box."""
+    """Decrypt data that `lock` encrypted. Raises `ProtectionError` for a wrong key, a wrong context or modified data."""
     try:
         return AESGCM(key).decrypt(box[:_NONCE], box[_NONCE:], about)
     except (InvalidTag, ValueError):

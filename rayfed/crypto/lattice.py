@@ -43,7 +43,7 @@ class Lattice:
 
     @classmethod
     def bfv(cls, most: int, noise: float) -> Lattice:
-        """Return BFV for exact sums of magnitude up to `most`.
+        """Return a BFV scheme for exact integer sums of magnitude up to `most`.
 
         `noise` is the noise of the sum divided by that of one ciphertext. Raises `OverflowError` if the modulus is too
         small.
@@ -57,28 +57,28 @@ class Lattice:
 
     @classmethod
     def ckks(cls, most: int, noise: float) -> Lattice:
-        """Return CKKS for sums of magnitude up to `most`, with the smallest scale that rounds the noise away."""
+        """Return a CKKS scheme for integer sums up to `most`, with the smallest scale at which rounding removes the noise."""
         bits = ceil(log2(2 * SIGMAS * _DEVIATION * DEGREE**0.5 * noise))
         _check(most << bits, _MODULI["ckks"][0] - 2)
         return cls("ckks", bits)
 
     @property
     def slots(self) -> int:
-        """Number of integers in one ciphertext."""
+        """Return the number of integers in one ciphertext."""
         return DEGREE if self.scheme == "bfv" else DEGREE // 2
 
     def generate(self) -> bytes:
-        """Generate a secret key, with randomness from the operating system that cannot be seeded."""
+        """Generate a secret key from the operating system's randomness, which cannot be seeded."""
         return self._made(secret=True)
 
     def encrypt(self, key: bytes, vector: np.ndarray) -> tuple[bytes, ...]:
-        """Return ciphertexts of a vector (D,) int64."""
+        """Encrypt an integer vector (D,) int64, and return the ciphertexts."""
         make = ts.bfv_vector if self.scheme == "bfv" else ts.ckks_vector
         starts = range(0, len(vector), self.slots)
         return tuple(make(_context(key), vector[i : i + self.slots].tolist()).serialize() for i in starts)
 
     def decrypt(self, key: bytes, ciphertexts: Sequence[bytes]) -> np.ndarray:
-        """Return the vector (D,) int64 in ciphertexts.
+        """Decrypt ciphertexts to an integer vector (D,) int64.
 
         Rounding removes the noise of CKKS, which would otherwise reveal the key (Li and Micciancio 2021, 'On the
         security of homomorphic encryption on approximate numbers'). Raises `ProtectionError` for bytes that are not a
@@ -89,13 +89,13 @@ class Lattice:
             return np.rint(np.concatenate(parts)).astype(np.int64)
 
     def add(self, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Return ciphertexts of the sums; raise `ProtectionError` as `decrypt` does."""
+        """Add two encrypted vectors, and return the ciphertexts. Raises `ProtectionError` for damaged ciphertexts."""
         with self._intact():
             pairs = zip(self._read(self._public, left), self._read(self._public, right), strict=True)
             return tuple(a.add_(b).serialize() for a, b in pairs)
 
     def times(self, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Return ciphertexts multiplied by a factor of at least 1, by doubling and adding."""
+        """Multiply an encrypted vector by a factor of at least 1, by doubling and adding, and return the ciphertexts."""
         with self._intact():
             return tuple(_multiple(c, factor).serialize() for c in self._read(self._public, ciphertexts))
 
@@ -126,7 +126,7 @@ class Lattice:
         found = [read(_context(context), c) for c in ciphertexts]
         for c in found:  # SEAL checks its part; TenSEAL trusts its header, and would read beyond the slots
             if len(c.ciphertext()) != 1 or not 0 < c.size() <= self.slots:
-                raise ValueError("its header is wrong")
+                raise ValueError("the header is wrong")
         return found
 
     @contextmanager

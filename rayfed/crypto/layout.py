@@ -1,4 +1,4 @@
-"""Layout of an update as one vector of numbers."""
+"""Layout of an update as one vector of numbers, as needed for encryption and masking."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ class Layout:
 
     @classmethod
     def of(cls, update: Update) -> Layout:
-        """Return the layout of an update's vector."""
+        """Return the layout of the vector of an update's values."""
         return cls(_shapes(update.tensors), _shapes(update.buffers))
 
     @property
     def size(self) -> int:
-        """Length D of the vector."""
+        """Return the length D of the vector."""
         return _size(self.tensors) + _size(self.buffers)
 
     def bounds(self, clip: float, clip_buffers: float) -> np.ndarray:
-        """Return each value's clip bound, (D,)."""
+        """Return the clip bound of each value of the vector, (D,)."""
         return np.repeat([clip, clip_buffers], [_size(self.tensors), _size(self.buffers)])
 
     def named(self, values: np.ndarray) -> tuple[Named, Named]:
-        """Return a vector's parameters and buffers by name, in the vector's precision."""
+        """Split a vector into parameters and buffers by name, in the vector's precision."""
         split = _size(self.tensors)
         return _named(values[:split], self.tensors), _named(values[split:], self.buffers)
 
 
 def flat(update: Update) -> np.ndarray:
-    """Return the values of an update, (D,) float64; raise `UserError` for types other than float32 and float64."""
+    """Return an update's values as a vector, (D,) float64. Raises `UserError` for types except float32 and float64."""
     check_types(update.tensors | update.buffers, "encryption")
     parts = [*update.tensors.values(), *update.buffers.values()]
     return np.concatenate([t.detach().cpu().numpy().ravel() for t in parts]).astype(np.float64)
 
 
 def single(tensors: Named) -> Named:
-    """Return tensors in single precision, the parameters' precision."""
+    """Convert tensors to single precision, the precision of the model's parameters."""
     return {name: t.float() for name, t in tensors.items()}
 
 

@@ -38,7 +38,7 @@ _NUMBERS = 1 << 63
 
 @dataclass(frozen=True)
 class Advertised:
-    """Public keys of a client."""
+    """Public keys that a client advertises for secure aggregation."""
 
     box: bytes
     """Key with which other clients encrypt shares for this client."""
@@ -54,7 +54,7 @@ Transcript = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Revealed:
-    """Shares that a client reveals in the last phase, of one of two secrets of each other client."""
+    """Secret shares that a client reveals in the last phase: one per other client, of its seed or of its mask key."""
 
     selves: Mapping[int, int]
     """Shares of the seeds of clients whose vectors are in the sum."""
@@ -86,7 +86,7 @@ class KeyList(Mapping[int, Advertised]):
 
     @classmethod
     def of(cls, directory: Directory) -> KeyList:
-        """Return the key list of a directory; a key list unchanged."""
+        """Convert a directory of public keys to a key list. A key list is returned unchanged."""
         return directory if type(directory) is cls else cls(directory)
 
     def __getitem__(self, client: int) -> Advertised:
@@ -112,12 +112,12 @@ class KeyList(Mapping[int, Advertised]):
 
     @cached_property
     def digest(self) -> bytes:
-        """Collision-resistant digest of the directory, 32 bytes."""
+        """Return a collision-resistant digest of the directory, 32 bytes."""
         return _digest("directory", *((c, keys.box, keys.mask) for c, keys in sorted(self._keys.items())))
 
 
 def neighbours(directory: Directory, degree: int) -> dict[int, tuple[int, ...]]:
-    """Return each client's neighbours in a ring, half on either side; all other clients in small rounds.
+    """Return each client's neighbours: half on either side of a ring or, in small rounds, all other clients.
 
     The order of the ring is derived from all public keys. So it is unknown before these are advertised, and clients
     with the directory can check it.
@@ -137,7 +137,7 @@ def _graph(directory: KeyList, degree: int) -> dict[int, tuple[int, ...]]:
 
 
 def digest_of(directory: Directory) -> bytes:
-    """Return a collision-resistant digest of a directory, 32 bytes."""
+    """Return a collision-resistant digest of a directory of public keys, 32 bytes."""
     return KeyList.of(directory).digest
 
 
@@ -158,11 +158,11 @@ class Participant:
     transcript: Transcript
 
     def advertise(self) -> Advertised:
-        """Return the public keys (phase 0)."""
+        """Return the client's public keys (phase 0)."""
         return Advertised(_public(self._box_key), _public(self._mask_key))
 
     def share(self, directory: Directory) -> dict[int, bytes]:
-        """Return encrypted shares of both secrets for the client itself and each neighbour (phase 1).
+        """Return encrypted shares of the client's two secrets, for itself and each neighbour (phase 1).
 
         Only the receiver can decrypt its box.
         """
@@ -195,7 +195,7 @@ class Participant:
         }
 
     def agree(self, directory: Directory, shared: Collection[int], model: bytes) -> dict[int, bytes]:
-        """Return tags for itself and each neighbour that has sent shares (phase 2, before training).
+        """Return tags that confirm the clients to mask with, by receiver (phase 2, before training).
 
         The tag proves to a neighbour with which clients, and for which model (a digest), this client masks.
         """
@@ -211,7 +211,7 @@ class Participant:
     def mask(
         self, vector: np.ndarray, directory: Directory, shared: Collection[int], model: bytes, agreed: bytes
     ) -> np.ndarray:
-        """Return the masked vector, (D,) uint64 modulo 2^64 (phase 2).
+        """Return the client's masked vector of values, (D,) uint64 modulo 2^64 (phase 2).
 
         The masks are its own one and those shared with the neighbours that have sent shares. `agreed` is the tag that
         the client made for itself. It ensures that the client masks only for this model and with these neighbours.
@@ -229,7 +229,7 @@ class Participant:
     def confirm(
         self, directory: Directory, shared: Collection[int], survivors: Collection[int], agreed: Mapping[int, bytes]
     ) -> dict[int, bytes]:
-        """Return tags on the list of survivors for itself and each neighbour among them (phase 3).
+        """Return tags that confirm the list of survivors (clients whose vectors were added), by receiver (phase 3).
 
         `agreed` has the tags that other clients made for this client in phase 2, by sender. All survivors in its
         neighbourhood must have masked with the same clients, and for the same model.
@@ -338,7 +338,7 @@ class Participant:
 
     def _refusal(self, why: str) -> ProtectionError:
         return ProtectionError(
-            f"client {self.client} stops replying to the server in round {self.setting.round}: it {why}; the server "
+            f"client {self.client} stops replying to the server in round {self.setting.round}, because it {why}: the server "
             f"does not follow the protocol, or the client was restarted and has lost its transcript"
         )
 
@@ -381,7 +381,7 @@ def unmasked(
     revealed: Mapping[int, Revealed],
     threshold: int,
 ) -> np.ndarray:
-    """Return the sum of the survivors' vectors, (D,) uint64, from their masked sum: the server's last step.
+    """Unmask the sum of the survivors' vectors, (D,) uint64. This is the server's last step.
 
     `dropped` are the clients that sent shares but no vector. `near` and `directory` cover all clients that sent shares,
     and `revealed` is by sender. Raises `ProtectionError` if fewer than `threshold` shares of a secret arrived.

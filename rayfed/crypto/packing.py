@@ -1,4 +1,4 @@
-"""Pack floats as short integers, several per large integer, such that their sums do not overlap.
+"""Pack floats as short integers into large integers, such that sums of the short integers do not overlap.
 
 Source: Zhang 2020, 'BatchCrypt: efficient homomorphic encryption for cross-silo federated learning', sections 4.2 and
 4.3: symmetric clipping, quantisation, guard bits. Lanes here hold values with an offset instead of two's complement, so
@@ -18,26 +18,26 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Encode values within a clip bound as signed integers of a fixed number of bits, symmetric around zero."""
+    """Encoding of values within a clip bound as signed integers of a fixed number of bits, symmetric around zero."""
 
     bits: int
 
     @property
     def most(self) -> int:
-        """Integer that represents the clip bound."""
+        """Return the integer that represents the clip bound."""
         return (1 << (self.bits - 1)) - 1
 
     def largest(self, clip: float) -> int:
-        """Return the largest magnitude of an encoded value."""
+        """Return the largest magnitude of an encoded value, which does not depend on the clip bound."""
         return self.most
 
     def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """Return the nearest integers, (D,) int64; values beyond the clip bound are clipped."""
+        """Encode floats as the nearest integers, (D,) int64, after clipping each value to its clip bound."""
         integers: np.ndarray = np.rint(np.clip(values / clip, -1, 1) * self.most).astype(np.int64)
         return integers
 
     def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """Return the floats of integers or of sums of integers, (D,) float64.
+        """Decode integers, or sums of encoded integers, to floats, (D,) float64.
 
         The error is at most half a step of clip / most per summand.
         """
@@ -54,11 +54,11 @@ class Lanes:
     """Number of lanes in one plaintext."""
 
     def pack(self, values: np.ndarray) -> list[int]:
-        """Pack (D,) values below 2^width into ceil(D / count) integers, the first value in the lowest bits."""
+        """Pack D values below 2^width into ceil(D / count) large integers, with the first value in the lowest bits."""
         return [number for block in self._blocks(values) for number in self._packed(block)]
 
     def unpack(self, numbers: Sequence[int], size: int) -> np.ndarray:
-        """Return the packed values, or their sums lane by lane, (size,) int64."""
+        """Unpack large integers, or sums of packed integers, to the values of all lanes, (size,) int64."""
         length = (self.width * self.count + 7) // 8
         data = np.frombuffer(b"".join(int(n).to_bytes(length, "little") for n in numbers), np.uint8)
         rows = np.unpackbits(data.reshape(-1, length), axis=1, bitorder="little", count=self.width * self.count)
@@ -79,7 +79,7 @@ class Lanes:
 
 
 def apportion(weights: Sequence[float], pieces: int) -> list[int]:
-    """Return whole numbers of pieces in proportion to the weights, by the largest-remainder method.
+    """Divide `pieces` into whole numbers in proportion to the weights, by the largest-remainder method.
 
     They sum to `pieces`. Rounding each one down, as in the thesis (equation 4.4), loses up to a piece per client: 10 of
     100 pieces with 30 equal clients.

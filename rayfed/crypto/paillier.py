@@ -35,25 +35,25 @@ class PublicKey:
 
     @cached_property
     def square(self) -> mpz:
-        """Modulus of ciphertexts, n squared."""
+        """Return the modulus of ciphertexts, n squared."""
         return self.n**2
 
     @property
     def bits(self) -> int:
-        """Key length in bits."""
+        """Return the key length in bits."""
         return int(self.n.bit_length())
 
     def encrypt(self, plaintexts: Sequence[int]) -> list[mpz]:
-        """Return ciphertexts of residues modulo n."""
+        """Encrypt residues modulo n, and return the ciphertexts."""
         obfuscators = gmpy2.powmod_base_list(_random(self.n, len(plaintexts)), self.n, self.square)
         return [(1 + m * self.n) * r % self.square for m, r in zip(plaintexts, obfuscators, strict=True)]
 
     def add(self, left: Sequence[mpz], right: Sequence[mpz]) -> list[mpz]:
-        """Return ciphertexts of the sums of plaintexts."""
+        """Add encrypted numbers pairwise, and return the ciphertexts of the sums."""
         return [a * b % self.square for a, b in zip(left, right, strict=True)]
 
     def times(self, ciphertexts: Sequence[mpz], factor: int) -> list[mpz]:
-        """Return ciphertexts of the plaintexts multiplied by a whole number."""
+        """Multiply encrypted numbers by a whole number, and return the ciphertexts."""
         return list(gmpy2.powmod_base_list(list(ciphertexts), factor, self.square))
 
 
@@ -66,7 +66,7 @@ class KeyPair:
 
     @classmethod
     def generate(cls, bits: int, stream: Stream) -> KeyPair:
-        """Generate two primes of equal length from a secret stream, with a product of the given number of bits."""
+        """Generate a key pair: two primes of equal length from a secret stream, with a product of `bits` bits."""
         while True:
             p, q = _prime(bits // 2, stream), _prime(bits // 2, stream)
             if p != q and gmpy2.gcd(p * q, (p - 1) * (q - 1)) == 1:
@@ -74,17 +74,17 @@ class KeyPair:
 
     @cached_property
     def public(self) -> PublicKey:
-        """Public key of the pair."""
+        """Return the public key of the pair."""
         return PublicKey(self.p * self.q)
 
     def encrypt(self, plaintexts: Sequence[int], obfuscators: Iterable[mpz] | None = None) -> list[mpz]:
-        """Return ciphertexts of residues modulo n, each with a fresh or precomputed obfuscator."""
+        """Encrypt residues modulo n, each with a fresh or precomputed obfuscator, and return the ciphertexts."""
         made = self.obfuscators(len(plaintexts)) if obfuscators is None else obfuscators
         n, square = self.public.n, self.public.square
         return [(1 + m * n) * r % square for m, r in zip(plaintexts, made, strict=False)]
 
     def obfuscators(self, count: int) -> list[mpz]:
-        """Sample n-th powers modulo n squared, uniformly.
+        """Sample `count` random n-th powers modulo n squared, with which plaintexts are hidden.
 
         Modulo p squared these are the p-th powers, and a^p depends only on a modulo p. So exponents and numbers have
         half the length.
@@ -94,7 +94,7 @@ class KeyPair:
         return self._joined(modulo_p, modulo_q)
 
     def tabulated(self) -> Callable[[int], list[mpz]]:
-        """Return a function like `obfuscators` that uses precomputed tables of powers and takes a fifth of the time.
+        """Return a function that does the same as `obfuscators` in a fifth of the time, with tables of powers.
 
         The tables generate all p-th powers, so the result is as uniform, and no assumption is added to Paillier's.
         """
@@ -102,7 +102,7 @@ class KeyPair:
         return lambda count: self._joined(*(table.random(count) for table in tables))
 
     def decrypt(self, ciphertexts: Sequence[mpz]) -> list[mpz]:
-        """Return the residues modulo n of ciphertexts."""
+        """Decrypt ciphertexts to residues modulo n."""
         n = self.public.n
         modulo = [
             [(power - 1) // prime * scale % prime for power in powers]
@@ -146,7 +146,7 @@ class _Table:
         return cls(prime, rows)
 
     def random(self, count: int) -> list[mpz]:
-        """Sample powers of g with uniform exponents, long enough to be statistically uniform."""
+        """Sample `count` powers of g. The random exponents are so long that the powers are statistically uniform."""
         return [self._power(secrets.token_bytes(len(self.rows))) for _ in repeat(None, count)]
 
     def _power(self, exponent: bytes) -> mpz:

@@ -1,4 +1,4 @@
-"""Server side of secure aggregation: the state of a round in each phase, and the next question.
+"""Server side of secure aggregation: the state of a round in each phase, and the next question to the clients.
 
 Source: Bonawitz et al. 2017, 'Practical secure aggregation for privacy-preserving machine learning', figure 4. The
 clients' side, including their checks of the server, is in `rayfed.crypto.masking`.
@@ -23,12 +23,12 @@ Letters = Mapping[int, Mapping[int, bytes]]
 
 @dataclass(frozen=True)
 class Advertise:
-    """Question to all clients: public keys."""
+    """Question to all clients of a round: send your public keys."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Question to the clients that have advertised: encrypted shares for each neighbour and themselves.
+    """Question to clients that have advertised keys: send encrypted shares of your secrets for each neighbour.
 
     This question and the later ones carry the directory, because a client of this simulation remembers only its digest.
     A real server sends it once.
@@ -39,7 +39,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Agree:
-    """Question to the clients that have sent shares: tags on the list of clients to mask with."""
+    """Question to clients that have sent shares: send tags that confirm the list of clients to mask with."""
 
     directory: Directory
     shared: tuple[int, ...]
@@ -47,7 +47,7 @@ class Agree:
 
 @dataclass(frozen=True)
 class Peers:
-    """The clients to mask with, sent to clients for training."""
+    """List of the clients to mask with, which the server sends to clients before training."""
 
     directory: Directory
     shared: tuple[int, ...]
@@ -57,7 +57,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class Confirm:
-    """Question to the survivors: tags on the list of vectors in the sum."""
+    """Question to the survivors: send tags that confirm the list of clients whose vectors are in the sum."""
 
     directory: Directory
     shared: tuple[int, ...]
@@ -68,7 +68,7 @@ class Confirm:
 
 @dataclass(frozen=True)
 class Reveal:
-    """Question to the clients that have confirmed: shares that unmask the sum."""
+    """Question to clients that have confirmed the survivors: send the shares that unmask the sum."""
 
     directory: Directory
     shared: tuple[int, ...]
@@ -81,7 +81,7 @@ class Reveal:
 
 @dataclass(frozen=True)
 class MaskingSession(RoundSession):
-    """The server's state of one round of secure aggregation.
+    """State of the server in one round of secure aggregation.
 
     It has keys, shares and the clients to mask with; after the vectors, their senders and the shares that unmask the
     sum.
@@ -109,7 +109,7 @@ class MaskingSession(RoundSession):
     """Reason for aborting the round; None otherwise."""
 
     def request(self) -> Question | None:
-        """Return the question of the next phase; None while the session waits for the masked sum."""
+        """Return the server's question of the next phase; None while the session waits for the masked sum."""
         if self.aborted or self.opened is not None:
             return None
         if not self.advertised:
@@ -127,7 +127,7 @@ class MaskingSession(RoundSession):
         return Question(Reveal(*so_far, survivors, confirmed, boxes))
 
     def receive(self, answers: Mapping[int, Any]) -> MaskingSession:
-        """Return the session with the clients' replies; aborted if too few clients are left.
+        """Return the session after the clients' replies. The session is aborted if too few clients are left.
 
         Raises `ProtectionError` if the shares are inconsistent.
         """
@@ -149,19 +149,19 @@ class MaskingSession(RoundSession):
         return replace(new, opened=unmasked(self.masked.vector, *parties, said, self.threshold).view(np.int64))
 
     def broadcast(self) -> Peers | None:
-        """Return the clients to mask with; None if the round is aborted, so that no client sends anything."""
+        """Return the message with the clients to mask with; None if the round is aborted and no client sends an update."""
         if self.aborted:
             return None
         return Peers(self.advertised, self._shared, {client: tags[client] for client, tags in self.agreed.items()})
 
     def finalise(self, total: Masked) -> MaskingSession:
-        """Return the session with the masked sum."""
+        """Return the session after the masked sum of the updates has arrived."""
         if self.aborted:
             return self
         return replace(self, masked=total)._checked(self.boxes, total.clients, "sent updates")
 
     def rows(self) -> Tables:
-        """Return a table row with the number of clients and bytes in each phase."""
+        """Return the round's row of the table `secure_sums`: clients per phase, and bytes sent."""
         row = {
             "clients": len(self.clients),
             "advertised": len(self.advertised),
@@ -176,7 +176,7 @@ class MaskingSession(RoundSession):
 
     @property
     def protocol_bytes(self) -> int:
-        """Number of bytes sent in both directions, without masked vectors, headers and client numbers.
+        """Return the number of bytes sent in both directions, without masked vectors, headers and client numbers.
 
         These are keys, boxes and tags, which are forwarded to other clients, and shares.
         """
@@ -206,8 +206,8 @@ class MaskingSession(RoundSession):
         if fewest >= self.threshold:
             return self
         reason = (
-            f"{len(present)} of {len(self.clients)} clients {done}: of some client and its neighbours, {fewest} "
-            f"are left and {self.threshold} are needed"
+            f"{len(present)} of {len(self.clients)} clients {done}: {fewest} holders of a client's shares "
+            f"are left, but {self.threshold} are needed"
         )
         return replace(self, aborted=reason)
 

@@ -15,21 +15,21 @@ SHARE_BYTES = 66
 
 
 def split(secret: bytes, threshold: int, holders: Sequence[int], stream: Stream) -> dict[int, int]:
-    """Return each holder's share of a secret of at most 64 bytes; `stream` provides the random polynomial.
+    """Split a secret of at most 64 bytes into one share per holder, with a random polynomial from `stream`.
 
     Raises `ProtectionError` for negative holder numbers: the share for -1 would be the secret.
     """
     if not all(type(holder) is int and 0 <= holder < PRIME - 1 for holder in holders):
-        raise ProtectionError("holders of a shared secret need numbers from 0")
+        raise ProtectionError("found a negative or too large number of a holder of secret shares; numbers start at 0")
     drawn = [int.from_bytes(stream.read(SHARE_BYTES + 16)) % PRIME for _ in range(threshold - 1)]
     coefficients = [int.from_bytes(secret), *drawn]
     return {holder: _at(holder + 1, coefficients) for holder in holders}
 
 
 def join(shares: Mapping[int, int], threshold: int, size: int) -> bytes:
-    """Return the secret of `size` bytes from shares by holder; raise `ProtectionError` for too few or bad shares."""
+    """Compute a secret of `size` bytes from its shares, by holder. Raises `ProtectionError` for too few or bad shares."""
     if len(shares) < threshold:
-        raise ProtectionError(f"only {len(shares)} of {threshold} needed shares of a secret are left")
+        raise ProtectionError(f"only {len(shares)} of {threshold} needed shares of a secret are left; lower the threshold")
     points = {holder + 1: share for holder, share in sorted(shares.items())[:threshold]}
     total = 0
     for x, share in points.items():

@@ -1,4 +1,4 @@
-"""Linearly homomorphic tags: the holder of the key can check a sum, and adding needs no key.
+"""Linearly homomorphic tags: with the key, a sum of tagged vectors can be verified; additions need no key.
 
 The tag of a vector is its inner product with secret coefficients modulo a prime, plus an individual mask. Tags can be
 added and multiplied by integers like vectors. If a decrypted sum does not match the sum of the tags, it is not the sum
@@ -30,12 +30,12 @@ Tag = int
 
 @dataclass(frozen=True)
 class Tagger:
-    """Tagger of vectors of one layout in one round."""
+    """Generator and verifier of tags for vectors of one layout in one round."""
 
     key: bytes
 
     def tag(self, vector: np.ndarray, *context: int | str) -> Tag:
-        """Return the tag of integers (D,).
+        """Return the tag of an integer vector (D,), given the vector's context.
 
         `context` identifies their owner and must not be used for two vectors: the difference of their tags would be a
         valid tag of their difference.
@@ -43,7 +43,7 @@ class Tagger:
         return (self._product(vector) + self._mask(context)) % PRIME
 
     def holds(self, total: np.ndarray, tag: Tag, contexts: Sequence[tuple[int, tuple[int | str, ...]]]) -> bool:
-        """Return whether a vector is the sum of the vectors tagged with these contexts, times their factors.
+        """Return whether a vector is the weighted sum of the vectors that were tagged with the given contexts.
 
         Factors and values are compared only modulo the prime.
         """

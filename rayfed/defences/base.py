@@ -197,7 +197,10 @@ class Defence:
         return next
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
-        """Wrap the aggregation rule `next`, to change the sum of the updates at the server."""
+        """Wrap the aggregation rule `next`, to change the sum of the updates at the server.
+
+        `clients` is the actual or expected number of updates in a round.
+        """
         return next
 
     def exposed(self, update: Update) -> Named | None:

@@ -150,7 +150,7 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
             return self._mean(payload.sum, member.round)
         self.channel.check_present(payload.models)
         if {model: factors(encrypted) for model, encrypted in payload.models.items()} != self._mixes(payload.models):
-            raise ProtectionError("the server sent other mixtures than the rule's, which are not decrypted; restart the run")
+            raise ProtectionError("the server sent mixtures that differ from the rule's and are not decrypted")
         return self.rule.answer(Score(self._opened(payload.models, member.round)), member)
 
     def combine(self, total: EncryptedScores, generator: torch.Generator) -> Tensors:

@@ -132,7 +132,7 @@ class Encryptor:
         return beyond(update, self.clip, self.clip_buffers)
 
     def add(self, left: Encrypted, right: Encrypted) -> Encrypted:
-        """Return the encrypted sum of two encrypted sums. Raises `ProtectionError` unless round, form and key are equal."""
+        """Add two encrypted sums. Raises `ProtectionError` unless round, form and public key are equal."""
         self._check(left)
         self._check(right)
         self._check_room(left.shares + right.shares)
@@ -168,7 +168,7 @@ class Encryptor:
         )
 
     def weighted(self, encrypted: Sequence[Encrypted], pieces: Sequence[int]) -> Encrypted:
-        """Return the encrypted weighted sum of vectors. Each weight is a number of pieces; vectors with 0 are left out."""
+        """Return the encrypted weighted sum of vectors. A vector's weight is its number of pieces, possibly 0."""
         return reduce(self.add, (self.times(s, count) for s, count in zip(encrypted, pieces, strict=True) if count))
 
     def open(self, keys: Keys, encrypted: Encrypted, alone: bool = False) -> tuple[Named, Named, int]:

@@ -43,7 +43,7 @@ def lock(key: bytes, data: bytes, about: bytes = b"") -> bytes:
 
 
 def unlock(key: bytes, box: bytes, about: bytes = b"") -> bytes:
-    """Decrypt data that `lock` encrypted. Raises `ProtectionError` for a wrong key, a wrong context or modified data."""
+    """Decrypt data that `lock` encrypted. Raises `ProtectionError` for a wrong key or context, or modified data."""
     try:
         return AESGCM(key).decrypt(box[:_NONCE], box[_NONCE:], about)
     except (InvalidTag, ValueError):

@@ -57,7 +57,7 @@ class Lattice:
 
     @classmethod
     def ckks(cls, most: int, noise: float) -> Lattice:
-        """Return a CKKS scheme for integer sums up to `most`, with the smallest scale at which rounding removes the noise."""
+        """Return a CKKS scheme for sums up to `most`, with the smallest scale at which rounding removes the noise."""
         bits = ceil(log2(2 * SIGMAS * _DEVIATION * DEGREE**0.5 * noise))
         _check(most << bits, _MODULI["ckks"][0] - 2)
         return cls("ckks", bits)
@@ -95,7 +95,7 @@ class Lattice:
             return tuple(a.add_(b).serialize() for a, b in pairs)
 
     def times(self, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Multiply an encrypted vector by a factor of at least 1, by doubling and adding, and return the ciphertexts."""
+        """Multiply an encrypted vector by a factor of at least 1 by doubling and adding; return the ciphertexts."""
         with self._intact():
             return tuple(_multiple(c, factor).serialize() for c in self._read(self._public, ciphertexts))
 

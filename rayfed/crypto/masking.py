@@ -338,7 +338,7 @@ class Participant:
 
     def _refusal(self, why: str) -> ProtectionError:
         return ProtectionError(
-            f"client {self.client} stops replying to the server in round {self.setting.round}, because it {why}: the server "
+            f"client {self.client} stops replying to the server in round {self.setting.round}: it {why}; the server "
             f"does not follow the protocol, or the client was restarted and has lost its transcript"
         )
 

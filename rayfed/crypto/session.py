@@ -149,7 +149,7 @@ class MaskingSession(RoundSession):
         return replace(new, opened=unmasked(self.masked.vector, *parties, said, self.threshold).view(np.int64))
 
     def broadcast(self) -> Peers | None:
-        """Return the message with the clients to mask with; None if the round is aborted and no client sends an update."""
+        """Return the message with the clients to mask with; None if the round is aborted without any updates."""
         if self.aborted:
             return None
         return Peers(self.advertised, self._shared, {client: tags[client] for client, tags in self.agreed.items()})

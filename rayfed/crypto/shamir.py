@@ -27,9 +27,12 @@ def split(secret: bytes, threshold: int, holders: Sequence[int], stream: Stream)
 
 
 def join(shares: Mapping[int, int], threshold: int, size: int) -> bytes:
-    """Compute a secret of `size` bytes from its shares, by holder. Raises `ProtectionError` for too few or bad shares."""
+    """Compute a secret of `size` bytes from its holders' shares. Raises `ProtectionError` for too few or bad shares."""
     if len(shares) < threshold:
-        raise ProtectionError(f"only {len(shares)} of {threshold} needed shares of a secret are left; lower the threshold")
+        raise ProtectionError(
+            f"only {len(shares)} of {threshold} needed shares of a secret are left: too many clients dropped out; "
+            f"lower the threshold"
+        )
     points = {holder + 1: share for holder, share in sorted(shares.items())[:threshold]}
     total = 0
     for x, share in points.items():

@@ -37,13 +37,13 @@ class Tagger:
     def tag(self, vector: np.ndarray, *context: int | str) -> Tag:
         """Return the tag of an integer vector (D,), given the vector's context.
 
-        `context` identifies their owner and must not be used for two vectors: the difference of their tags would be a
-        valid tag of their difference.
+        `context` identifies the vector's owner and must not be used for two vectors: the difference of their tags would
+        be a valid tag of their difference.
         """
         return (self._product(vector) + self._mask(context)) % PRIME
 
     def holds(self, total: np.ndarray, tag: Tag, contexts: Sequence[tuple[int, tuple[int | str, ...]]]) -> bool:
-        """Return whether a vector is the weighted sum of the vectors that were tagged with the given contexts.
+        """Return whether `total` is the weighted sum of the vectors that were tagged with the given contexts.
 
         Factors and values are compared only modulo the prime.
         """

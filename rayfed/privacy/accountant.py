@@ -46,7 +46,7 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Release:
-    """Noisy outputs of a mechanism about one unit of privacy: `count` of them, chosen adaptively."""
+    """Noisy outputs of a mechanism about one unit of privacy (a sample or a client), `count` in number."""
 
     noise: Literal["gaussian", "laplace"]
     multiplier: float
@@ -60,7 +60,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Privacy guarantee of a mechanism."""
+    """Privacy guarantee (epsilon, delta) of a mechanism, and the accountant that computed the guarantee."""
 
     epsilon: float
     delta: float
@@ -68,10 +68,10 @@ class Guarantee:
 
 
 def guarantee(releases: Iterable[Release], delta: float, method: Method | None = None) -> Guarantee:
-    """Return the guarantee of the unit with the largest epsilon; each release is about another unit.
+    """Return the (epsilon, delta) guarantee of the unit (sample or client) with the largest epsilon.
 
-    The default method is `pld`, or `rdp` if only that supports the sampling. Raises `UserError` for `pld` with sampling
-    without replacement, and for `rdp` with a delta of 0.
+    Each release is about another unit. The default method is `pld`, or `rdp` if only that supports the sampling.
+    Raises `UserError` for `pld` with sampling without replacement, and for `rdp` with a delta of 0.
     """
     return _worst(tuple(releases), delta, method)[0]
 
@@ -94,7 +94,7 @@ def _worst(releases: Sequence[Release], delta: float, method: Method | None) -> 
 def least_noise(
     releases: Callable[[float], Sequence[Release]], epsilon: float, delta: float, method: Method | None
 ) -> float:
-    """Return the smallest noise multiplier that keeps the releases within epsilon at delta, rounded up to three digits.
+    """Return the smallest noise multiplier with which the releases satisfy (epsilon, delta), to about three digits.
 
     Returns 0 if nothing is released. Raises `UserError` if a million times the sensitivity is not enough noise.
     """
@@ -135,7 +135,10 @@ def _least_noise(
 
 
 def analytic_gaussian(epsilon: float, delta: float) -> float:
-    """Return the noise multiplier of one Gaussian release, exact for every epsilon (Balle and Wang 2018, theorem 8)."""
+    """Return the exact noise multiplier at which one Gaussian release satisfies (epsilon, delta).
+
+    Source: Balle and Wang 2018, theorem 8.
+    """
     from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
     return float(get_sigma_gaussian(epsilon, delta))
@@ -167,7 +170,7 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
 
 
 def accountant_of(unit: Sequence[Release], method: Method, delta: float) -> PrivacyAccountant:
-    """Return an accountant with all releases of one unit; `delta` is the approximate one of later queries."""
+    """Return a dp-accounting accountant with all releases about one unit, for queries near the given `delta`."""
     accountant = _accountant(unit, method, delta)
     for release in unit:
         accountant.compose(_event(release), release.count)
@@ -192,7 +195,7 @@ def _accountant(unit: Sequence[Release], method: Method, delta: float) -> Privac
 
 
 def grid_of(release: Release, delta: float, finest: float = _GRID, steps: float = _STEPS) -> float:
-    """Return the grid width of privacy losses, coarser for large losses to limit memory."""
+    """Return the interval at which privacy losses are discretised: larger for large losses, to limit memory."""
     return max(finest, _epsilon(replace(release, drawn=None), delta, "rdp") / steps)
 
 

@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def at_most(bound: float, digits: int = 3) -> str:
-    """Format an upper bound, rounded up to this many significant digits: 9.23496 as '9.24'.
+    """Format an upper bound, rounded up to `digits` significant digits: 9.23496 becomes '9.24'.
 
     Examples: an epsilon, a delta, a sampling rate. The formatted number is never below `bound`.
     """
@@ -19,17 +19,17 @@ another."""
 
 
 def caution(epsilon: float) -> str:
-    """Return a remark for a weak guarantee, to append to it; empty for smaller epsilons."""
+    """Return a warning to append to a weak privacy guarantee; empty for smaller epsilons."""
     return f" (WEAK: epsilon above {LARGE:g})" if epsilon >= LARGE else ""
 
 
 def share_at_most(bound: float, digits: int = 3) -> str:
-    """Format an upper bound on a probability in per cent, rounded up: 0.02914 as '2.92 %'."""
+    """Format an upper bound on a probability in per cent, rounded up: 0.02914 becomes '2.92 %'."""
     return f"{Decimal(at_most(bound, digits)) * 100:.{digits}g} %"
 
 
 def at_least(bound: float, digits: int = 3) -> str:
-    """Format a lower bound, such as a noise multiplier, rounded down to this many significant digits."""
+    """Format a lower bound, such as a noise multiplier, rounded down to `digits` significant digits."""
     return _rounded(bound, digits, ROUND_FLOOR)
 
 

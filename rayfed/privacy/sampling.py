@@ -45,13 +45,13 @@ class SecureGenerator(torch.Generator):
         return Stream(seeds.derived(self._key, "stream"))
 
     def uniform(self, *shape: int) -> np.ndarray:
-        """Sample multiples of 2^-53 in [0, 1) of this shape, all equally likely."""
+        """Sample uniform numbers in [0, 1) of a given shape: multiples of 2^-53, all equally likely."""
         size = int(np.prod(shape))
         return (np.frombuffer(self._stream.read(8 * size), "<u8") >> 11).reshape(shape) * 2.0**-53
 
 
 def generator(key: bytes, secure: bool) -> torch.Generator:
-    """Return a generator for the noise of one purpose, cryptographic if `secure`."""
+    """Return a generator for noise from a key, which is cryptographically secure if `secure` is true."""
     return SecureGenerator(key) if secure else seeds.torch_generator(key)
 
 
@@ -60,7 +60,7 @@ Draw = Callable[[torch.Size, torch.Generator], Tensor]
 
 
 def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Sample standard normal numbers of a dtype.
+    """Sample standard normal noise of a given shape and dtype.
 
     Secure numbers are (X1 + X2 + X3 + X4) / 2 in float64 for every dtype, each X from the cosine of Box and Muller. The
     sine of the same pair is not used, because the pair can be computed from both.
@@ -71,9 +71,9 @@ def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype =
 
 
 def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Sample Laplace noise of scale 1; secure numbers are sums of two products of normal ones in float64.
+    """Sample Laplace noise of scale 1 and of a given shape.
 
-    Other numbers are the difference of two exponentials, which never needs the logarithm of zero.
+    Secure numbers are computed in float64, as sums of two products of normal numbers. Other numbers are the difference of two exponentials, which never needs the logarithm of zero.
     """
     if isinstance(generator, SecureGenerator):
         return _in_pieces(shape, lambda n: _product(*generator.uniform(2, 2, n)).sum(0))
@@ -82,7 +82,7 @@ def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def noised(values: Named, width: float, draw: Draw, generator: torch.Generator) -> Named:
-    """Return values plus noise of a width, added in the noise's precision and rounded once.
+    """Add noise of scale `width` to tensors, in the precision of the noise, and round each sum once.
 
     Raises `UserError` for values that are neither float32 nor float64.
     """

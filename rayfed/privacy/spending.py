@@ -23,7 +23,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Setting:
-    """The properties of a run on which its privacy depends."""
+    """Properties of a run on which the privacy guarantees of its defences depend."""
 
     clients: tuple[Work, ...]
     clients_per_round: int
@@ -44,18 +44,18 @@ class Setting:
 
     @property
     def works(self) -> tuple[Work, ...]:
-        """The distinct participations of clients in the run."""
+        """Return the distinct participations of clients in the run, without duplicates."""
         return tuple(dict.fromkeys(self.clients))
 
     @property
     def most_rounds(self) -> int:
-        """Number of rounds of the client that is sampled most often."""
+        """Return the number of rounds of the client that is sampled most often."""
         return max(work.rounds for work in self.clients)
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Releases of a defence in a run, and the unit that they protect."""
+    """Privacy accounting of a defence in a run: its releases, and the unit of privacy that they protect."""
 
     releases: tuple[Release, ...]
     """One release per client that may have the largest epsilon."""

@@ -64,27 +64,27 @@ class TradeOff:
 
     @classmethod
     def of(cls, releases: Iterable[Release], accountant: Method | None = None) -> TradeOff:
-        """Return the curve of releases, each about another unit."""
+        """Return the trade-off curve of releases, each about another unit of privacy."""
         return cls(tuple((release,) for release in releases), accountant)
 
     def after(self, extra: Iterable[Release]) -> TradeOff:
-        """Return the curve after additional releases about every unit."""
+        """Return the trade-off curve after additional releases about every unit of privacy."""
         added = tuple(extra)
         return TradeOff(tuple((*unit, *added) for unit in self.units) or (added,), self.accountant)
 
     @property
     def taking_part(self) -> TradeOff:
-        """The curve of a unit known to be in every release, without amplification by sampling."""
+        """Return the trade-off curve of a unit known to be in every release, without amplification by sampling."""
         known = (tuple(replace(release, rate=1.0, drawn=None) for release in unit) for unit in self.units)
         return TradeOff(tuple(known), self.accountant)
 
     def at_most(self, chance: float) -> float:
-        """Return the bound at a probability 0..1, at least `chance` and at most 1."""
+        """Return an upper bound on an attacker's success probability, given a success probability `chance` before."""
         return self._worst(lambda profile: _bound(profile, chance), chance)
 
     @property
     def advantage(self) -> float:
-        """The largest difference between a membership test's true and false positive rates."""
+        """Return an upper bound on the difference between a membership test's true and false positive rates."""
         return self._worst(lambda profile: float(profile[1][0]), 0.0)
 
     def _worst(self, bound: Callable[[Profile], float], least: float) -> float:

@@ -15,18 +15,18 @@ from rayfed.registry import component
 
 @component
 class Protection:
-    """Base class of protections."""
+    """Base class of protections, such as encryption, which hide single updates from the server."""
 
     masks: ClassVar[bool] = False
     """Whether the server sees only the sum of the clients' vectors, including their noise."""
 
     @property
     def missing(self) -> int:
-        """Number of clients that send nothing in every round."""
+        """Return the number of clients that drop out in every round before they send an update."""
         return 0
 
     def withstands(self, clients: int, colluders: int) -> bool:
-        """Return whether a server that colludes with clients learns only the sum of the other clients.
+        """Return whether a server that colludes with clients learns only the sum of the other clients' updates.
 
         The server is honest but curious. `clients` is the number of clients per round, of which `colluders` help the
         server.
@@ -34,11 +34,11 @@ class Protection:
         return False
 
     def warning(self) -> str | None:
-        """Return why this setting protects nothing; None if it does protect."""
+        """Return why the protection's parameters protect nothing, in words; None if they do protect."""
         return None
 
     def summing(self, clients: int, units: int, step: float | None) -> SecureChannel[Any, Any]:
-        """Return the channel for sums of at most this many clients with at most this total weight.
+        """Return a secure channel for sums of at most `clients` updates with a total weight of at most `units`.
 
         If values are multiples of a `step`, the channel may keep them exact. Raises `UserError` for parameters that
         cannot represent such sums.
@@ -46,7 +46,7 @@ class Protection:
         raise NotImplementedError
 
     def mixing(self, clients: int) -> EncryptedChannel:
-        """Return the channel for a server that also multiplies, for rounds of this many clients.
+        """Return a secure channel whose server can also multiply updates, for rounds of `clients` clients.
 
         The server multiplies the clients' messages by whole numbers. Raises `UserError` if there is no such channel.
         """
@@ -58,7 +58,7 @@ class Protection:
 
 @component
 class Clipping(Protection):
-    """Base of the protections that send clipped values in fixed point."""
+    """Base of the protections that clip an update's values and send them in fixed point."""
 
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Clip bound: every value of an update is clipped to [-clip, clip]. The table `clients` has the number of clipped
@@ -77,26 +77,26 @@ class Encryption(Clipping):
 
     @property
     def pieces(self) -> int | None:
-        """Number of pieces into which the server divides the weights; None if clients multiply by their own weights."""
+        """Return the number of pieces into which the server divides the weights; None if clients apply the weights."""
         return None
 
     def encryptor(self, load: Load) -> Encryptor:
-        """Return an encryptor for such sums; raise `UserError` if the parameters cannot represent them."""
+        """Return an encryptor for sums of the given load. Raises `UserError` if parameters cannot represent the sums."""
         raise NotImplementedError
 
     def summing(self, clients: int, units: int, step: float | None) -> EncryptedChannel:
-        """Return the channel for integer sums, with weights applied by clients, or by the server in pieces.
+        """Return a channel for encrypted integer sums. Weights are applied by clients or, in pieces, by the server.
 
         Values are rounded to the channel's own grid, whatever their `step`.
         """
         if self.pieces and self.pieces < clients:
             raise UserError(
-                f"{self.pieces} pieces are too few for {clients} clients, of which each needs at least one: increase "
-                f"pieces_of_weight, or reduce clients_per_round"
+                f"{self.pieces} pieces of weight are too few for {clients} clients, each of which needs at least one: "
+                f"increase pieces_of_weight, or reduce clients_per_round"
             )
         load = Load(clients, self.pieces, multiplied=True) if self.pieces else Load(clients, units)
         return EncryptedChannel(self.encryptor(load))
 
     def mixing(self, clients: int) -> EncryptedChannel:
-        """Return the channel for a server that multiplies by pieces of the total weight."""
+        """Return an encrypted channel whose server multiplies updates by whole pieces of the total weight."""
         return EncryptedChannel(self.encryptor(Load(clients, self.pieces_of_weight, multiplied=True)))

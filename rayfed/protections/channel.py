@@ -1,4 +1,4 @@
-"""Base class of secure channels, which carry updates to a server that can add but not read them.
+"""Base class of secure channels, which carry updates to a server that can add but not read the updates.
 
 A channel defines the clients' messages, their sum, who decrypts the sum, and which sums a client refuses to decrypt.
 Rules use channels only through this interface (`rayfed.aggregation.over_channel`), and channels do not depend on rules.
@@ -28,28 +28,28 @@ class SentModel(Protocol):
 
     @property
     def weights(self) -> Named:
-        """The global weights."""
+        """Return the global weights that the server sends."""
 
     @property
     def buffers(self) -> Named:
-        """The global buffers."""
+        """Return the global buffers that the server sends."""
 
     @property
     def keys(self) -> bytes:
-        """Keys created by `SecureChannel.make_keys`, forwarded by the server."""
+        """Return the encrypted keys that `SecureChannel.make_keys` created, as forwarded by the server."""
 
     @property
     def broadcast(self) -> Any:
-        """Value returned by `RoundSession.broadcast`."""
+        """Return the data that `RoundSession.broadcast` returned for the clients."""
 
     @property
     def digest(self) -> str:
-        """Digest of round, weights, buffers and keys."""
+        """Return the digest of the message's round, weights, buffers and keys."""
 
 
 @dataclass(frozen=True)
 class ClientRound:
-    """Data of a round that the processes of an arm's clients have, and the server does not."""
+    """Data of a round that the client processes of an arm have, but the server does not have."""
 
     secret: bytes
     """Secret that only the clients know; it simulates their key exchange before the first round."""
@@ -65,22 +65,22 @@ class ClientRound:
 
 
 class SecureChannel(ABC, Generic[Message, Sum]):
-    """Base class of channels: public parameters and, only in clients' copies, their secrets."""
+    """Base class of secure channels: public parameters and, only in clients' copies, the clients' secrets."""
 
     needs_all: ClassVar[str | None] = None
     """Why no client of a round may drop out unexpectedly, in words; None if clients may."""
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` if the smallest round has too few clients."""
+        """Raise `UserError` if the smallest round has too few clients for the channel."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Return a description of the messages, as a continuation of an arm's name."""
+        """Describe the channel's messages in words, as a continuation of an arm's name."""
 
     # The clients' side
 
     def make_keys(self, secret: bytes) -> bytes:
-        """Create one client's keys for all clients, encrypted for them, before the first round.
+        """Create the keys that all clients share, encrypted for the clients, before the first round.
 
         Empty if clients share no keys.
         """
@@ -88,41 +88,41 @@ class SecureChannel(ABC, Generic[Message, Sum]):
 
     @abstractmethod
     def at_clients(self, round: ClientRound) -> Self:
-        """Return a copy with the secrets that the clients of a round know."""
+        """Return the clients' copy of the channel, with the secrets that the clients of a round know."""
 
     @abstractmethod
     def protect(self, update: Update, weight: int) -> Message:
-        """Return the protected form of a client's update and weight, with its size as `sent_bytes`."""
+        """Return the protected (encrypted or masked) form of a client's update and weight."""
 
     @abstractmethod
     def observed(self, update: Update, weight: int) -> Sealed | None:
-        """Return the server's view of one client's update; None if it sees the update itself.
+        """Return the server's view of one client's update, for attacks; None if the server sees the update itself.
 
         This copy is only for attacks: it cannot be included in a sum that is decrypted.
         """
 
     def clipped(self, update: Update) -> int | None:
-        """Return the number of an update's values that `protect` clips; None if it does not clip."""
+        """Return the number of an update's values that `protect` clips; None if the channel does not clip."""
         return None
 
     @abstractmethod
     def answer(self, payload: Any, client: int, round: int) -> Any:
-        """Return a client's reply to the session; raise `ProtectionError` if it must not open the sum."""
+        """Return a client's reply to a question. Raises `ProtectionError` if the client must not decrypt the sum."""
 
     # The server's side, without secrets
 
     @abstractmethod
     def partial(self, messages: Iterable[Message]) -> Sum:
-        """Return the sum over one cohort."""
+        """Return the sum of the protected updates of one cohort of clients."""
 
     @abstractmethod
     def merge(self, left: Sum, right: Sum) -> Sum:
-        """Return the sum of two sums."""
+        """Add two partial sums of protected updates."""
 
     @abstractmethod
     def begin_round(self, clients: Sequence[int]) -> RoundSession:
-        """Return the session in which the server obtains the sum of these clients."""
+        """Begin a round, and return the session in which the server obtains the sum of the clients' updates."""
 
     @abstractmethod
     def opened(self, session: Any) -> Opened:
-        """Return the sums that the session has opened."""
+        """Return the decrypted or unmasked sums of a finished session."""

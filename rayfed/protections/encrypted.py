@@ -28,14 +28,14 @@ Ciphertexts = tuple[Encrypted, ...]
 
 @dataclass(frozen=True)
 class Open:
-    """Question to a client: the decrypted sum."""
+    """Question to a client: decrypt the sum of the updates."""
 
     sum: Encrypted
 
 
 @dataclass(frozen=True)
 class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
-    """Channel of updates encrypted by an `Encryptor`, with any scheme.
+    """Secure channel of updates that are encrypted by an `Encryptor`, with any scheme.
 
     Clients share one key pair. An honest server learns only the sum of each round, and no single update. A client that
     colludes with the server or intercepts other clients' messages can read all updates.
@@ -50,15 +50,15 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
     """Whether some clients may be missing."""
 
     def describe(self) -> str:
-        """Return the resolution of the encrypted values, in words."""
+        """Describe, in words, the encrypted sums and the resolution of their values."""
         return f"encrypts {self.encryptor.describe()}"
 
     def make_keys(self, secret: bytes) -> bytes:
-        """Create a key pair in a box that only clients can decrypt."""
+        """Create the clients' key pair, encrypted such that only clients can decrypt the pair."""
         return lock(derive(secret, "box"), self.encryptor.scheme.generate(derive(secret, "pair")))
 
     def at_clients(self, round: ClientRound) -> Self:
-        """Return a copy with the key pair; raise `ProtectionError` for a pair that clients did not create."""
+        """Return the clients' copy with their key pair. Raises `ProtectionError` for a pair not created by clients."""
         try:
             pair = unlock(derive(round.secret, "box"), round.sent.keys)
         except ProtectionError:
@@ -70,36 +70,36 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return replace(self, keys=keys, clients=tuple(round.drawn), drops=round.drops)
 
     def protect(self, update: Update, weight: int) -> Encrypted:
-        """Return the encrypted update."""
+        """Encrypt a client's update with the client's weight."""
         return self.encryptor.encrypt(self._own_keys, update, weight)
 
     def observed(self, update: Update, weight: int) -> Encrypted:
-        """Return the encrypted update without a tag, which cannot be included in a round's sum."""
+        """Return a client's encrypted update for attacks, without the tag that a round's sum would need."""
         return replace(self.protect(update, weight), tag=0)
 
     def clipped(self, update: Update) -> int:
-        """Return the number of values beyond the protection's clip bounds."""
+        """Return the number of an update's values that exceed the protection's clip bounds."""
         return self.encryptor.clipped(update)
 
     def partial(self, messages: Iterable[Encrypted]) -> Ciphertexts:
-        """Return the sum over one cohort."""
+        """Return the encrypted sum of one cohort's updates."""
         return reduce(self.merge, ((message,) for message in messages))
 
     def merge(self, left: Ciphertexts, right: Ciphertexts) -> Ciphertexts:
-        """Return the encrypted sum of both or, if the server multiplies first, both without adding."""
+        """Add two encrypted sums. If the server multiplies later, only concatenate the updates."""
         return left + right if self.encryptor.load.multiplied else (self.encryptor.add(left[0], right[0]),)
 
     def begin_round(self, clients: Sequence[int]) -> EncryptedSession:
-        """Return the initial session, which has no question before there is a sum."""
+        """Begin a round, and return the session. The session has no question before all updates have arrived."""
         return EncryptedSession(self)
 
     def opened(self, session: EncryptedSession) -> Opened:
-        """Return the sums that one client has decrypted."""
+        """Return the sums of a finished session, as decrypted by one client."""
         assert session.opened is not None
         return session.opened
 
     def answer(self, payload: Open, client: int, round: int) -> Opened:
-        """Return the decrypted sum; raise `ProtectionError` for any sum except the round's."""
+        """Decrypt the round's sum, as a client's reply. Raises `ProtectionError` for any other sum."""
         found = {share.client: share for share in payload.sum.shares}
         self.check_present(found)
         expected = self.factors_for({client: share.weight for client, share in found.items()})
@@ -111,17 +111,19 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return self.open(payload.sum, round)
 
     def open(self, encrypted: Encrypted, round: int, alone: bool = False) -> Opened:
-        """Decrypt a sum of this round.
+        """Decrypt an encrypted sum of the given round.
 
         The decrypted sums have 53 bits (`Encryptor.open`) and are returned in single precision.
         """
         if encrypted.round != round:
-            raise ProtectionError(f"an encrypted sum of round {encrypted.round} was sent in round {round}")
+            raise ProtectionError(
+                f"an encrypted sum of round {encrypted.round} was sent in round {round} and is not decrypted"
+            )
         tensors, buffers, weight = self.encryptor.open(self._own_keys, encrypted, alone)
         return single(tensors), single(buffers), weight
 
     def check_present(self, clients: Collection[int]) -> None:
-        """Raise `ProtectionError` unless these are the round's clients.
+        """Raise `ProtectionError` unless the clients of a sum are the round's clients.
 
         All of them must be present, or at least two if some may be missing.
         """
@@ -133,7 +135,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
             )
 
     def summed(self, total: Ciphertexts) -> Encrypted:
-        """Return the round's only sum."""
+        """Return the weighted encrypted sum of the round's updates, which one client then decrypts."""
         if not self.encryptor.load.multiplied:
             return total[0]
         shares = [encrypted.shares[0] for encrypted in total]
@@ -141,7 +143,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return self.encryptor.weighted(total, [factors[share.client] for share in shares])
 
     def factors_for(self, weights: Mapping[int, int]) -> dict[int, int]:
-        """Return the factor by which the server multiplies each client's update.
+        """Return the factor by which the server multiplies each client's encrypted update.
 
         It depends only on these weights, so that server and clients compute the same factors.
         """
@@ -159,25 +161,25 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
 
 @dataclass(frozen=True)
 class EncryptedSession(RoundSession):
-    """Session of a round: its ciphertexts, and the decrypted sum."""
+    """Session (the server's state) of a round: the encrypted updates, and the decrypted sum."""
 
     channel: EncryptedChannel
     total: Ciphertexts | None = None
     opened: Opened | None = None
 
     def request(self) -> Question | None:
-        """Ask one client to decrypt the sum."""
+        """Return the question to one client to decrypt the sum; None before the sum and after the reply."""
         if self.total is None or self.opened is not None:
             return None
         return Question(Open(self.channel.summed(self.total)), of="one")
 
     def receive(self, answers: Mapping[int, Opened]) -> EncryptedSession:
-        """Return the session with the decrypted sum."""
+        """Return the session after a client's reply, with the decrypted sum."""
         [opened] = answers.values()
         return replace(self, opened=opened)
 
     def finalise(self, total: Ciphertexts) -> EncryptedSession:
-        """Return the session with all encrypted updates."""
+        """Return the session after all encrypted updates have arrived."""
         return replace(self, total=total)
 
 

@@ -1,4 +1,4 @@
-"""Base of the lattice protections: fixed-point integers that use the whole modulus."""
+"""Base of the lattice protections (BFV and CKKS): fixed-point integers that use the whole modulus."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LatticeProtection(Encryption):
     to 27."""
 
     def encryptor(self, load: Load) -> Encryptor:
-        """Return the encryptor with the smallest parameters that can represent the sums."""
+        """Return an encryptor for sums of the given load, with as many bits per value as fit unless `bits` is set."""
         noise = float(load.units) if load.multiplied else load.clients**0.5
         for bits in (self.bits,) if self.bits else range(_MOST_BITS, 1, -1):
             code = FixedPoint(bits)
@@ -53,32 +53,32 @@ class LatticeScheme:
     lattice: Lattice
 
     def generate(self, seed: bytes) -> bytes:
-        """Generate a key pair; the seed is ignored."""
+        """Generate a key pair from the operating system's randomness, which ignores the seed."""
         return self.lattice.generate()
 
     def public(self, pair: bytes) -> bytes:
-        """Return no bytes, because addition needs only the parameters."""
+        """Return empty bytes, because additions need no public key."""
         return b""
 
     def crack(self, public: bytes) -> bytes | None:
-        """Return None, because there is no public key to break."""
+        """Return None, because the scheme has no public key to break."""
         return None
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
-        """Encrypt a vector, one value per slot."""
+        """Encrypt an integer vector, with one value per slot of a ciphertext."""
         return self.lattice.encrypt(pair, vector)
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
-        """Decrypt to (size,) int64; raise `ProtectionError` for a different number of values."""
+        """Decrypt ciphertexts to (size,) int64. Raises `ProtectionError` for a different number of values."""
         vector = self.lattice.decrypt(pair, ciphertexts)
         if len(vector) != size:
-            raise ProtectionError("an encrypted sum is truncated: the round is not applied")
+            raise ProtectionError("an encrypted sum is truncated; the round is not applied")
         return vector
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Add ciphertexts."""
+        """Add two encrypted vectors, and return the ciphertexts of the sum."""
         return self.lattice.add(left, right)
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Multiply a ciphertext by repeated addition."""
+        """Multiply an encrypted vector by a whole number, by repeated addition."""
         return self.lattice.times(ciphertexts, factor)

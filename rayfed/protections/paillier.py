@@ -63,17 +63,17 @@ class Paillier(Encryption):
 
     @property
     def pieces(self) -> int | None:
-        """Number of pieces into which the server divides weights; None for packed values, which clients weigh."""
+        """Return the number of pieces into which the server divides the weights; None if clients apply the weights."""
         return self.pieces_of_weight if self.encoding == "fedboosting" else None
 
     def warning(self) -> str | None:
-        """Return a warning if keys are short enough to be broken."""
+        """Return a warning if the keys are so short that they can be broken; else None."""
         if self.key_bits >= SECURE_BITS:
             return None
-        return f"keys of {self.key_bits} bits can be broken: anyone who sees a ciphertext can read it"
+        return f"keys of {self.key_bits} bits can be broken: anyone who sees a ciphertext can decrypt the update"
 
     def encryptor(self, load: Load) -> Encryptor:
-        """Return an encryptor with as many values per plaintext as fit, or one value in the paper's arithmetic."""
+        """Return an encryptor with as many values per plaintext as fit, or one value in the FedBoosting arithmetic."""
         code = FixedPoint(self.bits) if self.encoding == "packed" else Slices(self.pieces_of_weight)
         most = code.largest(max(self.clip, self.clip_buffers))
         width = (2 * load.units * most).bit_length()
@@ -92,21 +92,21 @@ class Paillier(Encryption):
 
 @dataclass(frozen=True)
 class Slices:
-    """The paper's integer encoding, g = floor(1e32 G / P), in exact arithmetic."""
+    """The FedBoosting paper's integer encoding, g = floor(1e32 G / P), in exact arithmetic."""
 
     pieces: int
 
     def largest(self, clip: float) -> int:
-        """Return the largest magnitude of an integer."""
+        """Return the largest magnitude of an encoded value, given the clip bound."""
         return -(-int(clip * SCALE) // self.pieces) + 1
 
     def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """Return the values as Python integers (D,)."""
+        """Encode floats (D,) as Python integers (D,), after clipping each value to its clip bound."""
         ratios = (value.as_integer_ratio() for value in np.clip(values, -clip, clip).tolist())
         return np.array([top * SCALE // (bottom * self.pieces) for top, bottom in ratios], object)
 
     def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """Return floats (D,) after all P slices have been added."""
+        """Decode sums of all P slices to floats (D,)."""
         return (integers * self.pieces / SCALE).astype(np.float64)
 
 
@@ -122,20 +122,20 @@ class PaillierScheme:
     table: bool
 
     def generate(self, seed: bytes) -> bytes:
-        """Generate the two primes from a seed."""
+        """Generate a key pair (two primes) from a seed."""
         return key_bytes(KeyPair.generate(self.key_bits, Stream(seed)))
 
     def public(self, pair: bytes) -> bytes:
-        """Return the modulus as bytes."""
+        """Return the public key, which is the modulus, as bytes."""
         return _number_bytes(parsed(pair)[0].public.n, self.key_bits)
 
     def crack(self, public: bytes) -> bytes | None:
-        """Return the key pair, by factoring the modulus."""
+        """Compute the key pair by factoring the modulus; None if the modulus is too long."""
         primes = factor(int.from_bytes(public, "big"))
         return key_bytes(KeyPair(*map(mpz, primes))) if primes else None
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
-        """Encrypt a vector in as many ciphertexts as it needs."""
+        """Encrypt an integer vector in as many ciphertexts as needed."""
         keys, obfuscators = parsed(pair)
         if self.lanes:
             plaintexts = self.lanes.pack(vector + units * self.offset)
@@ -145,13 +145,13 @@ class PaillierScheme:
         return self._written(keys.encrypt(plaintexts, made))
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
-        """Decrypt to (size,) int64, or to Python integers if values are not packed.
+        """Decrypt ciphertexts to (size,) int64, or to Python integers if values are not packed.
 
         Raises `ProtectionError` for a wrong number of ciphertexts, and for nonzero bits above the lanes.
         """
         keys, _ = parsed(pair)
         if len(ciphertexts) != -(-size // (self.lanes.count if self.lanes else 1)):
-            raise ProtectionError("an encrypted sum is truncated, or has too many parts: the round is not applied")
+            raise ProtectionError("an encrypted sum is truncated, or has too many parts; the round is not applied")
         plaintexts = keys.decrypt(self._read(ciphertexts))
         if not self.lanes:
             half = keys.public.n // 2
@@ -161,12 +161,12 @@ class PaillierScheme:
         return self.lanes.unpack([int(m) for m in plaintexts], size) - units * self.offset
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Add plaintexts with one multiplication per ciphertext."""
+        """Add two encrypted vectors, with one multiplication per ciphertext."""
         key = PublicKey(mpz(int.from_bytes(public, "big")))
         return self._written(key.add(self._read(left), self._read(right)))
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Multiply plaintexts with one exponentiation per ciphertext."""
+        """Multiply an encrypted vector by a whole number, with one exponentiation per ciphertext."""
         return self._written(PublicKey(mpz(int.from_bytes(public, "big"))).times(self._read(ciphertexts), factor))
 
     def _written(self, numbers: Sequence[mpz]) -> tuple[bytes, ...]:
@@ -182,7 +182,7 @@ class PaillierScheme:
 
 
 def key_bytes(keys: KeyPair) -> bytes:
-    """Return both primes as bytes, the format in which a key pair is stored and sent."""
+    """Convert a key pair to bytes (both primes), the format in which key pairs are stored and sent."""
     return b"".join(_number_bytes(prime, keys.public.bits // 2) for prime in (keys.p, keys.q))
 
 
@@ -192,7 +192,7 @@ def _number_bytes(number: mpz, bits: int) -> bytes:
 
 @lru_cache(maxsize=8)
 def parsed(pair: bytes) -> tuple[KeyPair, Callable[[], Callable[[int], list[mpz]]]]:
-    """Return the key pair of such bytes, with its table on first use; cached."""
+    """Convert bytes from `key_bytes` to a key pair and a cached function that makes the pair's table. Cached."""
     half = len(pair) // 2
     keys = KeyPair(*(mpz(int.from_bytes(part, "big")) for part in (pair[:half], pair[half:])))
     return keys, lru_cache(maxsize=1)(keys.tabulated)

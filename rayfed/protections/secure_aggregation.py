@@ -1,4 +1,4 @@
-"""Secure aggregation: updates with masks that cancel in their sum, even if clients drop out.
+"""Secure aggregation: updates are sent with masks that cancel in the sum, even if clients drop out.
 
 Before training, the channel's session asks clients for their keys (phase 0) and shares (phase 1). Clients then agree on
 the clients and the model to mask for (phase 2). After the vectors are added, the survivors confirm their list (phase 3)
@@ -49,7 +49,7 @@ class Dropouts:
     reveal: Count = 0
 
     def until(self, phase: Phase) -> int:
-        """Return the number of clients that have dropped out before this phase's messages are sent."""
+        """Return the number of clients that drop out before the messages of the given phase are sent."""
         return sum(getattr(self, each) for each in PHASES[: PHASES.index(phase) + 1])
 
 
@@ -90,11 +90,11 @@ class SecureAggregation(Clipping):
 
     @property
     def code(self) -> FixedPoint:
-        """Encoding of values as integers."""
+        """Return the encoding of values as integers."""
         return FixedPoint(self.bits)
 
     def summing(self, clients: int, units: int, step: float | None) -> MaskedChannel:
-        """Return the channel for weighted updates as 64-bit integers; multiples of a step stay exact.
+        """Return a channel for sums of weighted updates as 64-bit integers. Multiples of `step` stay exact.
 
         Raises `UserError` for sums that exceed 64 bits, and for a threshold of at most half of a client and its
         neighbours.
@@ -109,30 +109,30 @@ class SecureAggregation(Clipping):
         if 2 * needed <= around:
             raise UserError(
                 f"secure_aggregation: threshold: {needed} is not more than half of {around}, a client and its "
-                f"neighbours: a server that sends different lists to two halves could open single updates; set "
+                f"neighbours: a server that sends different lists to two halves could unmask single updates; set "
                 f"{around // 2 + 1} or more"
             )
         return MaskedChannel(protection, clients)
 
     def exact(self, step: float) -> SecureAggregation:
-        """Return a copy that keeps multiples of `step` exact, up to 2^24 of them."""
+        """Return a copy of the protection that keeps multiples of `step` exact, up to 2^24 times `step`."""
         return replace(self, bits=32, clip=step * FixedPoint(32).most)
 
     @property
     def missing(self) -> int:
-        """Number of clients that drop out before sending an update."""
+        """Return the number of clients that drop out before they send an update."""
         return self.dropouts.until("mask")
 
     def around(self, clients: int) -> int:
-        """Return the size of a neighbourhood, including the client, for rounds of this many clients."""
+        """Return the number of a client and its neighbours, for rounds of `clients` clients."""
         return min(self.neighbours or clients, clients - 1) + 1
 
     def needed(self, clients: int) -> int:
-        """Return the minimum number of clients of a neighbourhood that must stay."""
+        """Return the minimum number of a client and its neighbours that must stay until the end of a round."""
         return self.threshold or 2 * self.around(clients) // 3 + 1
 
     def withstands(self, clients: int, colluders: int) -> bool:
-        """Return whether a server that colludes with clients learns only the sum of the other clients.
+        """Return whether a server that colludes with clients learns only the sum of the other clients' updates.
 
         The server is honest but curious. There must be fewer colluders than the threshold, which opens a client's
         secrets. The other clients must stay connected by masks, or each connected part would reveal its sum. A ring
@@ -145,7 +145,7 @@ class SecureAggregation(Clipping):
 
 @dataclass(frozen=True)
 class Hosted:
-    """Secrets and state of a process with clients, none of which the server has."""
+    """Secrets and state of a client process, which the server does not have."""
 
     secret: bytes
     """Secret from which each client's own one is derived; it simulates secrets that every device samples itself."""
@@ -160,7 +160,7 @@ class Hosted:
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest of the model, on which clients that mask together must agree.
+        """Return the digest of the model, on which clients that mask together must agree.
 
         It depends on the order of the tensors, which is also the order of values in the masked vector.
         """
@@ -169,7 +169,7 @@ class Hosted:
 
 @dataclass(frozen=True)
 class MaskedChannel(SecureChannel[Masked, Masked]):
-    """Channel of masked updates, of which the server sees only the sum, even if clients drop out."""
+    """Secure channel of masked updates. The server sees only the sum of the updates, even if clients drop out."""
 
     protection: SecureAggregation
     clients: int
@@ -182,7 +182,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
     )
 
     def check(self, clients: int) -> None:
-        """Raise `UserError` if the smallest round has fewer clients than threshold or drop-outs require."""
+        """Raise `UserError` if the smallest round has fewer clients than the threshold or the drop-outs need."""
         needed, around = self.protection.needed(clients), self.protection.around(clients)
         if needed > around:
             raise UserError(
@@ -193,15 +193,15 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
             raise UserError(f"secure_aggregation: dropouts: more than the {clients} clients of a round: set fewer")
 
     def describe(self) -> str:
-        """Return the resolution of sent values and who unmasks the sum, in words."""
+        """Describe, in words, the resolution of the sent values and the number of clients that unmask the sum."""
         p = self.protection
         return (
-            f"masks sums of up to {self.clients} clients: {in_steps(p.code, p.clip, p.clip_buffers)}; opened by "
-            f"{p.needed(self.clients)} of {p.around(self.clients)}, a client and its neighbours"
+            f"masks sums of up to {self.clients} clients: {in_steps(p.code, p.clip, p.clip_buffers)}; unmasked by "
+            f"{p.needed(self.clients)} of {p.around(self.clients)} clients (a client and its neighbours)"
         )
 
     def at_clients(self, round: ClientRound) -> Self:
-        """Return a copy with each client's secret, and the model that it masks for."""
+        """Return the clients' copy of the channel, with the clients' secrets and the received model."""
         parts = {"weights": round.sent.weights, "buffers": round.sent.buffers}
         model = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
         own = derive(round.secret, "own")
@@ -209,7 +209,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return replace(self, hosted=hosted)
 
     def protect(self, update: Update, weight: int) -> Masked:
-        """Return the masked weighted update and weight; an empty message for a client that has dropped out."""
+        """Return a client's masked, weighted update; an empty message if the client has dropped out."""
         peers, vector = self._hosted.peers, self._vector(update, weight)
         if peers is None or update.client not in peers.agreed or not self._stays(update.client, "mask"):
             return _masked(update, (), np.zeros_like(vector))
@@ -218,7 +218,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return _masked(update, (update.client,), masked)
 
     def observed(self, update: Update, weight: int) -> Masked:
-        """Return the update with an independent mask.
+        """Return a client's update with a mask that is used only for attacks.
 
         It reveals nothing about the mask that is sent, and cannot be used in the sum.
         """
@@ -226,11 +226,11 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return _masked(update, (update.client,), vector + expand(secrets.token_bytes(32), len(vector)))
 
     def clipped(self, update: Update) -> int:
-        """Return the number of values beyond the protection's clip bounds."""
+        """Return the number of an update's values that exceed the protection's clip bounds."""
         return beyond(update, self.protection.clip, self.protection.clip_buffers)
 
     def answer(self, payload: Advertise | Share | Agree | Confirm | Reveal, client: int, round: int) -> Any:
-        """Return a client's reply in phases 0 to 4; None if it is not asked or has dropped out."""
+        """Return a client's reply in phases 0 to 4; None if the client is not asked or has dropped out."""
         itself = self._participant(client, round)
         match payload:
             case Advertise() if self._stays(client, "advertise"):
@@ -248,22 +248,22 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return None
 
     def partial(self, messages: Iterable[Masked]) -> Masked:
-        """Return the sum over one cohort."""
+        """Return the masked sum of one cohort's updates."""
         return reduce(self.merge, messages)
 
     def merge(self, left: Masked, right: Masked) -> Masked:
-        """Return the sum of two sums, modulo 2^64."""
+        """Add two masked sums, modulo 2^64."""
         return replace(left, clients=left.clients + right.clients, vector=left.vector + right.vector)
 
     def begin_round(self, clients: Sequence[int]) -> MaskingSession:
-        """Return the initial session.
+        """Begin a round, and return the server's session in the first phase.
 
         The graph is derived later, from the keys that clients advertise.
         """
         return MaskingSession(clients, self.protection.needed(len(clients)), self.protection.neighbours or len(clients))
 
     def opened(self, session: MaskingSession) -> Opened:
-        """Return the unmasked sums, and the sum of the weights."""
+        """Return the unmasked sums of updates and of buffers, and the sum of the weights."""
         assert session.masked is not None
         assert session.opened is not None
         p, layout = self.protection, Layout(session.masked.tensors, session.masked.buffers)

@@ -73,7 +73,8 @@ def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype =
 def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
     """Sample Laplace noise of scale 1 and of a given shape.
 
-    Secure numbers are computed in float64, as sums of two products of normal numbers. Other numbers are the difference of two exponentials, which never needs the logarithm of zero.
+    Secure numbers are computed in float64, as sums of two products of normal numbers. Other numbers are the difference
+    of two exponentials, which never needs the logarithm of zero.
     """
     if isinstance(generator, SecureGenerator):
         return _in_pieces(shape, lambda n: _product(*generator.uniform(2, 2, n)).sum(0))

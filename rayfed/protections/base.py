@@ -81,7 +81,7 @@ class Encryption(Clipping):
         return None
 
     def encryptor(self, load: Load) -> Encryptor:
-        """Return an encryptor for sums of the given load. Raises `UserError` if parameters cannot represent the sums."""
+        """Return an encryptor for sums of a given load. Raises `UserError` if parameters cannot represent the sums."""
         raise NotImplementedError
 
     def summing(self, clients: int, units: int, step: float | None) -> EncryptedChannel:

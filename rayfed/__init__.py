@@ -248,7 +248,7 @@ def attack(
     from rayfed.errors import ScenarioError, UserError
 
     if arm is not None and run is None:
-        raise UserError("found an arm without a run: give the run that contains it")
+        raise UserError("found `arm` without `run`: give the run that contains the arm")
     source = address_of(run)
     if source is not None:
         search_where(source)
@@ -284,7 +284,7 @@ def audit(
     address: str | None = None,
     show: bool = False,
 ) -> list[Run]:
-    """Measure how much a model's gradient leaks, as `rayfed audit` does.
+    """Measure how much of the training data a model's gradient leaks, as `rayfed audit` does.
 
     Return one run on the initial weights. With a `run`, a second one on that run's trained weights follows. The list is
     empty if no attack applies; this does not show that the gradient is safe.

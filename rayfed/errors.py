@@ -61,8 +61,8 @@ class OverdueError(UserError):
 
     def __init__(self, what: str, seconds: float) -> None:
         super().__init__(
-            f"{what} took longer than resources.timeout ({seconds:g} s): raise it, or fix the code that hangs. "
-            f"Complete rounds are kept and `rayfed resume` continues after them"
+            f"{what} took longer than resources.timeout ({seconds:g} s): increase the timeout, or fix code that hangs. "
+            f"Finished rounds are kept: continue with `rayfed resume`"
         )
 
 

@@ -68,7 +68,7 @@ def within(model: nn.Module, state: Named, act: Callable[[nn.Module], Result]) -
     given: dict[int, Tensor] = {}
     for name, table, key in places:
         if name in state and given.setdefault(id(table[key]), state[name]) is not state[name]:
-            raise ValueError(f"'{name}' is tied to a tensor with another value: give both the same tensor")
+            raise ValueError(f"'{name}' is tied to a tensor with another value: give the same tensor for both names")
     own = [(table, key, tensor) for _, table, key in places if id(tensor := table[key]) in given]
     try:
         for table, key, tensor in own:

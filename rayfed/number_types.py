@@ -35,13 +35,14 @@ def check_types(tensors: Mapping[str, Tensor], action: str, half: bool = False) 
     >>> check_types({"filter": torch.zeros(2, dtype=torch.complex64)}, "noise")
     Traceback (most recent call last):
         ...
-    rayfed.errors.UserError: noise needs float32 or float64 tensors, and 'filter' is complex64: convert it
+    rayfed.errors.UserError: noise needs float32 or float64 tensors, and 'filter' is complex64: convert 'filter'
     """
     known = (*KNOWN, *_HALF) if half else KNOWN
     for name, tensor in tensors.items():
         if tensor.dtype not in known:
             raise UserError(
-                f"{action} needs float32 or float64 tensors, and '{name}' is {type_name(tensor.dtype)}: convert it"
+                f"{action} needs float32 or float64 tensors, and '{name}' is {type_name(tensor.dtype)}: "
+                f"convert '{name}'"
             )
 
 

@@ -42,7 +42,7 @@ def describe_exit(error: BaseException) -> str:
     fix = 'move it under `if __name__ == "__main__":`' if imported else "raise an error instead"
     packages = {_package(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
     if packages.intersection(_PARSERS):
-        return f"your code ends the process ({_place(own)}), because it parses rayfed's command line; {fix}"
+        return f"your code ends the process ({_place(own)}), because the code parses rayfed's command line; {fix}"
     return f"your code ends the process ({_place(own)}) with sys.exit or exit, so nothing was measured; {fix}"
 
 

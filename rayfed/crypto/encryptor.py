@@ -104,7 +104,9 @@ class Encryptor:
     def __post_init__(self) -> None:
         """Raise `UserError` if tags cannot distinguish all sums of the given load."""
         if 2 * self.load.units * self._largest >= PRIME:
-            raise UserError(f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to encrypt: lower it")
+            raise UserError(
+                f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to encrypt: lower clip or clip_buffers"
+            )
 
     def encrypt(self, keys: Keys, update: Update, weight: int) -> Encrypted:
         """Return a client's encrypted update, multiplied by the client's weight unless the server multiplies."""
@@ -227,7 +229,7 @@ class Encryptor:
         clients = {share.client for share in encrypted.shares}
         if len(clients) < max(fewest, len(encrypted.shares)):
             raise ProtectionError(
-                f"the sum of clients {_clients(encrypted)} would reveal one client's update: it is not decrypted"
+                f"the sum of clients {_clients(encrypted)} would reveal one client's update and is not decrypted"
             )
         for share in encrypted.shares:
             before, most = (1, self.load.units) if self.load.multiplied else (share.weight, 1)

@@ -21,7 +21,7 @@ _NONCE = 12
 
 
 def derive(secret: bytes, *purpose: str | int) -> bytes:
-    """Derive a key of 32 bytes for one purpose, which reveals neither the secret nor keys for other purposes."""
+    """Derive a key of 32 bytes for one purpose, from which no other key can be computed."""
     return HKDF(SHA256(), length=32, salt=b"rayfed", info=encoded(*purpose)).derive(secret)
 
 

@@ -425,7 +425,7 @@ def _exchanged(own: X25519PrivateKey, public: bytes) -> bytes:
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # wrong length, or a point of low order, which gives all clients the same key
-        raise ProtectionError("an advertised public key is invalid; no message is encrypted for it") from None
+        raise ProtectionError("an advertised public key is invalid; no message is encrypted with this key") from None
 
 
 def _public(key: X25519PrivateKey) -> bytes:

@@ -79,7 +79,7 @@ class DpFedAvg(Private):
     @property
     def needs_all(self) -> str | None:
         """Return why no client may drop out if clients add the noise (each adds one part); None if the server does."""
-        return "its part of the noise would be missing from the sum" if self.noise == "clients" else None
+        return "the client's part of the noise would be missing from the sum" if self.noise == "clients" else None
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Clip the client's update, and add the client's part of the noise."""
@@ -99,13 +99,13 @@ class DpFedAvg(Private):
 
     def refuses(self, later: Sequence[Defence]) -> str | None:
         """Return why no later defence may follow `dp_fedavg`, in words; None if there is no later defence."""
-        return "it must come last, because a later defence could exceed its clip bound" if later else None
+        return "this defence must come last, because a later defence could exceed the clip bound" if later else None
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
         """Replace the rule `fedavg` by a noisy sum with equal weights. Raises `UserError` for other rules."""
         if type(next) is not FedAvg:
             raise UserError(
-                f"dp_fedavg needs the mean of the updates, and {type(next).__name__} is not one: use fedavg"
+                f"dp_fedavg needs the mean of the updates, but {type(next).__name__} computes no mean: use fedavg"
             )
         if self.noise == "server":
             return NoisySum(clients=clients, deviation=self.deviation)
@@ -175,7 +175,7 @@ class DpFedAvg(Private):
         honest = clients - self.colluders
         if honest < 1:
             raise UserError(
-                f"dp_fedavg: colluders: {self.colluders} of {clients} clients leaves no client to protect: set fewer"
+                f"dp_fedavg: colluders: {self.colluders} of {clients} clients leaves no client to protect; set fewer"
             )
         # Colluders know whether they were sampled: if j of them were, so were drawn - j of the `honest` others. The
         # bound grows with that share, so j = 0 is the worst case in every round. Replacing one client by another

@@ -61,12 +61,12 @@ class InstaHide(Defence):
             )
         if self.public and self.images <= _PRIVATE:
             raise ValueError(
-                f"images: found {self.images}, but {_PRIVATE} of them are private, which leaves none for public images"
+                f"images: found {self.images}; expected at least {_PRIVATE + 1}, {_PRIVATE} private and 1 public image"
             )
 
     @property
     def least_samples(self) -> int:
-        """Return the minimum number of samples that a client must have: the number of its own images per mixture."""
+        """Return the minimum number of samples of a client: the number of the client's images per mixture."""
         return _PRIVATE if self.public else self.images
 
     @property
@@ -117,4 +117,6 @@ class InstaHide(Defence):
 
 def _check(found: int, needed: int, whose: str) -> None:
     if found < needed:
-        raise UserError(f"instahide mixes {needed} different {whose} images, but there are only {found}")
+        raise UserError(
+            f"instahide mixes {needed} different {whose} images, but there are only {found}: lower images, or add samples"
+        )

@@ -116,7 +116,9 @@ class Soteria(Defence):
         with torch.no_grad():
             values = features(images)
         if values.dim() != 2:
-            raise UserError(f"soteria: the layer's input has shape {tuple(values.shape)}, not one row per sample")
+            raise UserError(
+                f"soteria: the layer's input has shape {tuple(values.shape)}, not one row per sample; choose another layer"
+            )
         norms = self._norms(features, images, generator, in_turn)
         kept = torch.ones(values.shape[1], dtype=torch.bool, device=values.device)
         kept[displacement(values, norms).topk(int(self.ratio * len(kept))).indices] = False

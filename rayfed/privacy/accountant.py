@@ -123,7 +123,8 @@ def _least_noise(
         high *= 2
         if high > _MOST_NOISE:
             raise UserError(
-                f"no noise reaches epsilon {epsilon:g} at delta {delta:g}: increase one of them, or reduce the rounds"
+                f"no noise reaches epsilon {epsilon:g} at delta {delta:g}: increase epsilon or delta, or reduce "
+                f"the number of rounds"
             )
     low = high / 2
     while excess(low, method) <= 0:

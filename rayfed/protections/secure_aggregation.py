@@ -190,7 +190,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
                 f"{clients} clients there are only {around}: lower the threshold, or increase clients_per_round"
             )
         if self.protection.dropouts.until("reveal") > clients:
-            raise UserError(f"secure_aggregation: dropouts: more than the {clients} clients of a round: set fewer")
+            raise UserError(f"secure_aggregation: dropouts exceed the {clients} clients of a round: lower dropouts")
 
     def describe(self) -> str:
         """Describe, in words, the resolution of the sent values and the number of clients that unmask the sum."""

@@ -26,7 +26,7 @@ __all__ = ["__version__", "attack", "audit", "defend", "launch", "load", "record
 
 
 def load(path: str | PathLike[str]) -> Run | Sweep:
-    """Open the results of a run or a sweep at a local path or fsspec URL.
+    """Open the results of a finished or unfinished run or sweep, at a local path or fsspec URL.
 
     Raises `rayfed.errors.RunError` if the path has neither.
 
@@ -144,7 +144,7 @@ def launch(
     address: str | None = None,
     show: bool = False,
 ) -> Run:
-    """Run a scenario, as `rayfed launch` does, and return its results.
+    """Run a scenario, as `rayfed launch` does, and return the run with the results.
 
     - `scenario`: a YAML file, the name of a scenario that comes with rayfed, a mapping or a loaded `Scenario`.
     - `changes`: strings `PATH=VALUE`, as for `--set`.
@@ -193,7 +193,7 @@ def sweep(
     executor: str = "local",
     address: str | None = None,
 ) -> Sweep:
-    """Run every trial of a scenario's `sweep`, as `rayfed sweep` does, and return the results.
+    """Run every trial of a scenario's `sweep`, as `rayfed sweep` does, and return the sweep with the results.
 
     See `launch` for the arguments.
     """
@@ -226,7 +226,7 @@ def attack(
     address: str | None = None,
     show: bool = False,
 ) -> Run:
-    """Run a scenario's attacks without training, as `rayfed attack` does, and return the results.
+    """Run a scenario's attacks without training, as `rayfed attack` does, and return the run with the results.
 
     The attacked model has its initial weights. With a `run`, each arm has the weights that it trained in that run; with
     an `arm` too, all arms have the weights of that arm. See `launch` for the other arguments.

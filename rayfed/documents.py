@@ -43,12 +43,12 @@ def load_yaml(text: str) -> Any:
 
 
 def dump_yaml(value: Any, width: int = 80) -> str:
-    """Return plain data as a YAML document for `load_yaml`. Raises `yaml.YAMLError` for other objects."""
+    """Convert plain data to a YAML document for `load_yaml`. Raises `yaml.YAMLError` for other objects."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
 
 
 def yaml_flow(value: Any) -> str:
-    """Return plain data as one line of YAML, as in `--set`. Raises `yaml.YAMLError` for other objects."""
+    """Convert plain data to one line of YAML, as in `--set`. Raises `yaml.YAMLError` for other objects."""
     text: str = yaml.dump(
         value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=float("inf")
     )

@@ -50,7 +50,7 @@ class Loss(ABC):
 
     @abstractmethod
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's loss (N,) from outputs (N, K) and targets."""
+        """Compute each sample's loss (N,) from the model's outputs (N, K) and targets."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
         """Return a batch's mean loss, a scalar. With the reduction `none`, return the loss of each sample, (N,)."""
@@ -108,7 +108,7 @@ class CrossEntropy(Loss):
     """Share of each label that is spread evenly over all classes (Szegedy et al. 2016, section 7)."""
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's loss (N,). Targets are classes (N,), probabilities (N, K) or words (N, L)."""
+        """Compute each sample's loss (N,), with targets that are classes (N,), probabilities (N, K) or words (N, L)."""
         return self(outputs, targets, "none")
 
     def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
@@ -116,7 +116,7 @@ class CrossEntropy(Loss):
         return objective.loss(outputs, targets, reduction, self.label_smoothing)
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """Return the probabilities of the classes, (..., K)."""
+        """Convert outputs to the probabilities of the classes, (..., K)."""
         return outputs.softmax(-1)
 
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class BinaryCrossEntropy(Loss):
     takes: ClassVar[Literal["numbers"]] = "numbers"
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's loss (N,) from targets (N, k) in [0, 1]."""
+        """Compute each sample's loss (N,) from outputs (N, k) and targets (N, k) in [0, 1]."""
         return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs), reduction="none").mean(1)
 
     def predicted(self, outputs: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class MeanSquaredError(Loss):
     takes: ClassVar[Literal["numbers"]] = "numbers"
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's loss (N,) from targets (N, k)."""
+        """Compute each sample's loss (N,) from outputs (N, k) and targets (N, k)."""
         return (outputs - targets.to(outputs)).square().mean(1)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class PlaceCrossEntropy(Loss):
     takes: ClassVar[Literal["places", "tokens"]] = "places"
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return each sample's loss (N,) from outputs (N, L, K) or (N, K, H, W) and targets (N, L) or (N, H, W)."""
+        """Compute each sample's loss (N,) from outputs (N, L, K) or (N, K, H, W), with targets (N, L) or (N, H, W)."""
         if targets.is_floating_point():
             return F.cross_entropy(outputs, targets, reduction="none").flatten(1).mean(1)
         scores, targets = objective.by_place(*self.aligned(outputs, targets))
@@ -188,7 +188,7 @@ class PlaceCrossEntropy(Loss):
         return outputs, targets
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """Return the probabilities of the classes, (..., K)."""
+        """Convert outputs to the probabilities of the classes, (..., K)."""
         return outputs.softmax(-1)
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def correct_places(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def overlap(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return each class's intersection and union over all pixels of a batch, (2, K) int64.
+    """Return each class's intersection and union (for the IoU), in pixels of a batch, (2, K) int64.
 
     These compare the pixels of a class in the targets (N, H, W) with its pixels in the prediction from outputs
     (N, K, H, W). Pixels with `NO_TARGET` are ignored. Add the counts of batches before you divide.

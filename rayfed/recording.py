@@ -146,7 +146,7 @@ class Recorder:
         client: int | None = None,
         local: LocalTraining | None = None,
     ) -> None:
-        """Record one client's update in one round.
+        """Record the update that one client returned in one round.
 
         `sent` is the state dict that the client was sent. `update` is the state dict after the `local` steps or, if
         `local` is None, the gradient of the client's mean loss. Both may be NumPy arrays, by name or in a list in the
@@ -354,7 +354,7 @@ class RecordedUpdate:
 
     @property
     def answer(self) -> dict[str, Any]:
-        """Return the keyword arguments of `rayfed.attacks.given.observe` for this update."""
+        """Return the recorded update as keyword arguments of `rayfed.attacks.given.observe`."""
         return (
             {"gradient": self.returned} if self.kind == "gradient" else {"returned": self.returned, "local": self.local}
         )

@@ -136,12 +136,12 @@ class Pixels(SampleSpec):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return the shape of an image, (C, H, W)."""
+        """Return the shape (C, H, W) of an image."""
         return self.channels, self.height, self.width
 
     @property
     def extent(self) -> str:
-        """Return channels, height and width of an image, in words."""
+        """Describe, in words, the channels, height and width of an image."""
         return "x".join(map(str, self.shape))
 
     @property
@@ -185,7 +185,7 @@ class Tokens(SampleSpec):
 
     @property
     def extent(self) -> str:
-        """Return the length of a text, in words."""
+        """Describe, in words, the length of a text in tokens."""
         return f"{self.length} tokens"
 
     @property
@@ -195,7 +195,7 @@ class Tokens(SampleSpec):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the type of token numbers: int64, as embedding layers expect."""
+        """Return the number type of tokens: int64, as embedding layers expect."""
         return torch.int64
 
     @property

@@ -83,7 +83,7 @@ def filled(generator: torch.Generator, key: bytes) -> torch.Generator:
 
 
 def numpy_generator(*key: KeyPart) -> np.random.Generator:
-    """Return a NumPy generator for a key; see `torch_generator`."""
+    """Return a NumPy generator for a key. The same key gives the same stream on every machine."""
     place, secret = divmod(number(*key), 2**128)
     return np.random.Generator(np.random.Philox(counter=place, key=secret))
 

@@ -1,4 +1,4 @@
-"""Sample many random subsets at once."""
+"""Random subsets, of which many are sampled at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def subsets(rng: np.random.Generator, draws: int, choices: int, size: int) -> np.ndarray:
-    """Sample uniform random subsets of range(choices), one per row of the result (draws, size) int64.
+    """Sample uniform random subsets of range(choices), with one subset per row, (draws, size) int64.
 
     Vectorised over the rows; memory does not depend on `choices`. Requires `size <= choices`.
     Source: Bentley and Floyd 1987, "A sample of brilliance".

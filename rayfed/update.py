@@ -158,7 +158,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Settings of a client's local steps, which the server knows. Default: one gradient (FedSGD)."""
+    """Settings of a client's local training, which the server knows. Default: one gradient (FedSGD)."""
 
     steps: int = 1
     batch_size: int | None = None
@@ -327,5 +327,5 @@ class Observation:
 
     @property
     def step(self) -> Named:
-        """Return the mean local step divided by the learning rate: the gradient including weight decay."""
+        """Return the mean local step divided by the learning rate, which is the gradient including weight decay."""
         return {name: tensor / self.scale for name, tensor in self.update.items()}

@@ -39,7 +39,7 @@ from rayfed.update import Encrypted, Mixtures, Update
 
 @dataclass(frozen=True)
 class EncryptedCandidate(Candidate[Encrypted]):
-    """One client's encrypted update with its training loss."""
+    """One client's encrypted update with the client's training loss."""
 
     @property
     def sent_bytes(self) -> int:
@@ -106,7 +106,7 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         return "shows every client mixtures of all updates: fusion adds no noise, so each update can be computed"
 
     def weight(self, update: Update) -> int:
-        """Return 1: the server chooses the weights, not the client."""
+        """Return 1, because the server applies the weights after encryption."""
         return 1
 
     def protect(self, update: Update) -> EncryptedCandidate:
@@ -126,7 +126,7 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         return EncryptedScores(weigh=self.rule.weigh, mixed=self.mixed, memory=memory, over=self)
 
     def mixed(self, models: Mapping[int, Encrypted]) -> dict[int, Encrypted]:
-        """Return the encrypted mixture that represents each client's model in scoring (equation 4.5)."""
+        """Return the encrypted mixture of updates that is scored for each client (equation 4.5)."""
         return {
             model: self.channel.encryptor.weighted([models[client] for client in mix], list(mix.values()))
             for model, mix in self._mixes(models).items()
@@ -181,5 +181,5 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
 
 
 def factors(encrypted: Encrypted) -> dict[int, int]:
-    """Return the factor by which the server has multiplied each client's update."""
+    """Return the factor by which the server has multiplied each client's encrypted update, by client."""
     return {share.client: share.after for share in encrypted.shares}

@@ -13,7 +13,7 @@ from rayfed.update import Named, Update
 
 @component
 class FedAvg(WeightedSumRule):
-    """Mean of the updates, each weighted by its client's number of samples.
+    """Mean of the updates, each weighted by the client's number of samples.
 
     Source: McMahan et al. 2017, algorithm 1; with fedsgd, the same mean of gradients.
     """
@@ -22,7 +22,7 @@ class FedAvg(WeightedSumRule):
     """Weight of a client: its number of samples, or 1."""
 
     def weight(self, update: Update) -> int:
-        """Return the client's number of samples, or 1 if all clients weigh alike."""
+        """Return the weight of a client's update: the client's number of samples, or 1 for uniform weights."""
         return update.samples if self.weights == "samples" else 1
 
     def heaviest(self, clients: int, samples: int) -> int:
@@ -30,5 +30,5 @@ class FedAvg(WeightedSumRule):
         return samples if self.weights == "samples" else clients
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
-        """Return the weighted mean of the updates and of the buffers."""
+        """Return the weighted mean of the updates, and the weighted mean of the buffers."""
         return scaled(total.tensors, 1 / total.weight), scaled(total.buffers, 1 / total.weight)

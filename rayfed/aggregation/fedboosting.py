@@ -54,7 +54,7 @@ Tensors = tuple[Named, Named]
 
 @dataclass(frozen=True)
 class Score(Generic[Model]):
-    """Question to a client: evaluate all models of a round."""
+    """Question to a client: evaluate all models of the round on the client's validation samples."""
 
     models: dict[int, Model]
     """Client -> the model or mixture that represents it."""
@@ -62,7 +62,7 @@ class Score(Generic[Model]):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One client's evaluation of all models of a round."""
+    """One client's evaluation of all models of a round: losses and accuracies."""
 
     validation: dict[int, tuple[float, float]]
     """Model -> mean loss (nats) and accuracy on the client's validation samples."""
@@ -101,7 +101,7 @@ class RoundScores(RoundSession, Generic[Model]):
         return replace(self, evaluations=answers, weights=weights, memory=memory)
 
     def remembered(self) -> Memory:
-        """Return the state of the smoothed weights for the next round."""
+        """Return the state of the clients' smoothed weights for the next round."""
         return self.memory
 
     def rows(self) -> Tables:

@@ -16,7 +16,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class Received:
-    """The part of a client's message that a rule uses."""
+    """Part of a client's message that rules use: update, buffers and number of samples."""
 
     tensors: Named
     buffers: Named
@@ -24,7 +24,7 @@ class Received:
 
 
 class Gathering(Aggregation[Update, list[Received], list[Received]]):
-    """Base of the rules that collect every update at the server, whose memory grows with the clients per round.
+    """Base of the rules that collect every update at the server. Memory grows with the number of clients per round.
 
     The same rule is applied to the float buffers (batch-norm statistics) as a second vector, because malicious clients
     can manipulate them, too.

@@ -15,7 +15,7 @@ from rayfed.registry import component
 
 @component
 class Krum(Gathering):
-    """Update with the smallest distance to its n - f - 2 nearest neighbours, or the mean of several such (multi-Krum).
+    """Update with the smallest distance to its n - f - 2 nearest updates, or the mean of several such (multi-Krum).
 
     Source: Blanchard et al. 2017. All clients weigh alike. The score is the sum of the squared Euclidean distances.
     """

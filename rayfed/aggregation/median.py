@@ -22,7 +22,7 @@ class Median(Gathering):
 
 
 def middle(vectors: Tensor) -> Tensor:
-    """Return the median (d,) of every column of an (n, d) tensor."""
+    """Return the median of every column of a tensor (n, d), as a tensor (d,)."""
     ordered = vectors.sort(dim=0).values  # not torch.quantile, which refuses large tensors
     n = len(ordered)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2

@@ -21,7 +21,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class Bounded:
-    """Sum of some clients' bounded updates, with the list of their buffers."""
+    """Sum of the norm-bounded updates of some clients, with the list of the clients' buffers."""
 
     updates: WeightedSum
     buffers: list[Received]

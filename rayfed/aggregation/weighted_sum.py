@@ -13,7 +13,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Weighted sum of some clients' updates."""
+    """Weighted sum of the updates and of the buffers of some clients."""
 
     tensors: Named
     buffers: Named

@@ -39,7 +39,7 @@ class Load:
 
 
 class Code(Protocol):
-    """Protocol for encoding floats as integers."""
+    """Protocol for encoding floats as integers, which can then be encrypted and added."""
 
     def largest(self, clip: float) -> int:
         """Return the largest magnitude of an encoded value, given the clip bound of the floats."""
@@ -78,7 +78,7 @@ class Scheme(Protocol):
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys that only the clients of an arm share in a round."""
+    """Secret keys that the clients of an arm share in a round, and the server does not have."""
 
     secret: bytes
     """Secret from which tags are derived, different in each session
@@ -105,7 +105,8 @@ class Encryptor:
         """Raise `UserError` if tags cannot distinguish all sums of the given load."""
         if 2 * self.load.units * self._largest >= PRIME:
             raise UserError(
-                f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to encrypt: lower clip or clip_buffers"
+                f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to encrypt: "
+                f"lower clip or clip_buffers"
             )
 
     def encrypt(self, keys: Keys, update: Update, weight: int) -> Encrypted:
@@ -158,7 +159,7 @@ class Encryptor:
         )
 
     def times(self, encrypted: Encrypted, factor: int) -> Encrypted:
-        """Return an encrypted sum multiplied by a public factor of at least 1."""
+        """Multiply an encrypted sum by a public factor of at least 1."""
         self._check(encrypted)
         shares = tuple(share._replace(after=factor * share.after) for share in encrypted.shares)
         self._check_room(shares)
@@ -264,7 +265,7 @@ def in_steps(code: Code, clip: float, clip_buffers: float) -> str:
 
 
 def beyond(update: Update, clip: float, clip_buffers: float) -> int:
-    """Return the number of an update's values that exceed their clip bounds."""
+    """Return the number of an update's values that exceed the clip bounds of parameters and buffers."""
     return int((np.abs(flat(update)) > Layout.of(update).bounds(clip, clip_buffers)).sum())
 
 

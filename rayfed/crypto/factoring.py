@@ -1,4 +1,4 @@
-"""Factor short Paillier moduli with FLINT: 128 bits take 0.04 s, 192 bits take 3 s."""
+"""Factor short Paillier moduli with FLINT, as an attacker would: 128 bits take 0.04 s, 192 bits take 3 s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Key derivation and authenticated encryption of data with a context.
+"""Key derivation, and authenticated encryption of data that is bound to a context.
 
 Source: HKDF, RFC 5869; ChaCha20, RFC 8439; AES-GCM, NIST SP 800-38D.
 """
@@ -26,7 +26,7 @@ def derive(secret: bytes, *purpose: str | int) -> bytes:
 
 
 class Stream:
-    """Cryptographic generator, reproducible on every machine from a key of 32 bytes."""
+    """Cryptographic random stream, reproducible on every machine from a key of 32 bytes."""
 
     def __init__(self, key: bytes) -> None:
         self._keystream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()

@@ -143,7 +143,7 @@ def digest_of(directory: Directory) -> bytes:
 
 @dataclass(frozen=True)
 class Participant:
-    """One client's side of the protocol in one round.
+    """One client's side of the secure aggregation protocol in one round.
 
     All secrets are derived from `secret`, which is unique to the client and round. The `transcript` is empty when the
     round begins, and the client keeps it until the round ends.
@@ -254,7 +254,7 @@ class Participant:
         confirmed: Mapping[int, bytes],
         boxes: Mapping[int, bytes],
     ) -> Revealed:
-        """Return the shares that unmask the sum of the survivors' vectors (phase 4).
+        """Return the client's shares that the server needs to unmask the sum of the survivors' vectors (phase 4).
 
         The shares are from the `boxes` that were sent to this client, by sender. `confirmed` has the tags that other
         clients made for this client in phase 3. A threshold of its neighbourhood, including itself, must have confirmed

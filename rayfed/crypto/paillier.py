@@ -29,7 +29,7 @@ _SURPLUS = 16
 
 @dataclass(frozen=True)
 class PublicKey:
-    """Public key, which is sufficient to encrypt and to add."""
+    """Paillier public key, which is sufficient to encrypt and to add."""
 
     n: mpz
 
@@ -59,7 +59,7 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Key pair: the two primes, which are the only secret."""
+    """Paillier key pair: the two primes, which are the only secret."""
 
     p: mpz
     q: mpz

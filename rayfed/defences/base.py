@@ -170,7 +170,7 @@ class Defence:
         return None
 
     def overrides(self, *hooks: str) -> bool:
-        """Return whether the defence overrides any of these hooks, given by method name."""
+        """Return whether the defence overrides any of the given hooks (method names)."""
         return any(getattr(type(self), hook) is not getattr(Defence, hook) for hook in hooks)
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:

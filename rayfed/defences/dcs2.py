@@ -77,7 +77,7 @@ class Dcs2(Defence):
         return int(self.start == "public")
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` for batch norm in training mode, which makes gradients depend on other samples."""
+        """Raise `UserError` if the model has batch norm in training mode, which mixes the samples of a batch."""
         if uses_batch_statistics(model):
             raise UserError(
                 "dcs2 imitates per-sample gradients, but batch norm mixes the samples of a batch: use group norm "

@@ -46,7 +46,7 @@ class DpSgd(Private):
     bounded: ClassVar[str] = "the clip bound"
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` for batch norm in training mode, which makes gradients depend on other samples."""
+        """Raise `UserError` if the model has batch norm in training mode, which mixes the samples of a batch."""
         if uses_batch_statistics(model):
             raise UserError(
                 "dp_sgd and fed_cdp clip per-sample gradients, but batch norm mixes the samples of a batch: use group "

@@ -31,5 +31,5 @@ class Gaussian(LocalNoise):
     """Probability that the guarantee fails."""
 
     def multiplier(self, epsilon: float) -> float:
-        """Return the noise multiplier of the analytic Gaussian mechanism for this epsilon."""
+        """Return the noise multiplier at which one update satisfies an epsilon, by the analytic Gaussian mechanism."""
         return analytic_gaussian(epsilon, self.delta)

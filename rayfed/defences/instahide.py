@@ -118,5 +118,5 @@ class InstaHide(Defence):
 def _check(found: int, needed: int, whose: str) -> None:
     if found < needed:
         raise UserError(
-            f"instahide mixes {needed} different {whose} images, but there are only {found}: lower images, or add samples"
+            f"instahide mixes {needed} different {whose} images, but found only {found}: lower images, or add samples"
         )

@@ -30,5 +30,5 @@ class Laplace(LocalNoise):
     total epsilon."""
 
     def multiplier(self, epsilon: float) -> float:
-        """Return the noise multiplier of the Laplace mechanism for this epsilon."""
+        """Return the noise multiplier at which one update satisfies an epsilon, by the Laplace mechanism."""
         return 1 / epsilon

@@ -65,7 +65,7 @@ class Soteria(Defence):
     probes)."""
 
     def check(self, model: nn.Module) -> None:
-        """Raise `UserError` for a layer that is not linear, and for batch norm in training mode."""
+        """Raise `UserError` if the layer is not linear, or if the model has batch norm in training mode."""
         self._layer_of(model)
         if uses_batch_statistics(model):
             raise UserError(
@@ -117,7 +117,7 @@ class Soteria(Defence):
             values = features(images)
         if values.dim() != 2:
             raise UserError(
-                f"soteria: the layer's input has shape {tuple(values.shape)}, not one row per sample; choose another layer"
+                f"soteria: the layer's input has shape {tuple(values.shape)}, not one row per sample; choose another"
             )
         norms = self._norms(features, images, generator, in_turn)
         kept = torch.ones(values.shape[1], dtype=torch.bool, device=values.device)

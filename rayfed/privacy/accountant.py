@@ -1,4 +1,4 @@
-"""Compute (epsilon, delta) from the noise, and the noise from epsilon, with Google's dp-accounting.
+"""Compute (epsilon, delta) of a mechanism from its noise, and its noise from epsilon, with Google's dp-accounting.
 
 There are two accountants. `pld` uses privacy loss distributions (Koskela 2020) and is numerically tight. `rdp` uses
 Renyi differential privacy (Mironov 2017; for sampling without replacement Wang, Balle and Kasiviswanathan 2019). It
@@ -46,12 +46,13 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Release:
-    """Noisy outputs of a mechanism about one unit of privacy (a sample or a client), `count` in number."""
+    """Noisy outputs of a mechanism about one unit of privacy (a sample or a client). Outputs are chosen adaptively."""
 
     noise: Literal["gaussian", "laplace"]
     multiplier: float
     """Standard deviation of the noise (for Laplace: its scale) divided by the sensitivity."""
     count: int
+    """Number of outputs."""
     rate: float = 1.0
     """Probability that the unit contributes to an output, independently for each output (Poisson sampling)."""
     drawn: tuple[int, int] | None = None

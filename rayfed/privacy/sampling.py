@@ -29,7 +29,7 @@ _AT_ONCE = 1 << 13
 
 
 class SecureGenerator(torch.Generator):
-    """PyTorch generator with a cryptographic stream, both seeded from one key."""
+    """PyTorch generator that also has a cryptographically secure stream, seeded from the same key."""
 
     def __new__(cls, key: bytes) -> Self:
         """Create a generator from a key instead of PyTorch's device."""

@@ -69,7 +69,7 @@ class Clipping(Protection):
 
 @component
 class Encryption(Clipping):
-    """Base of the protections that encrypt, with the public `Encryptor` created from the parameters."""
+    """Base of the protections that encrypt updates with an `Encryptor`, created from the parameters."""
 
     pieces_of_weight: Annotated[int, Field(ge=1)] = 100
     """The thesis' P: if the server multiplies (`fedboosting`, or `encoding: fedboosting`), weights are whole numbers

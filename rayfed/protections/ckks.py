@@ -1,4 +1,4 @@
-"""CKKS encryption of updates.
+"""CKKS encryption of updates, with exact sums by rounding.
 
 Source: Cheon 2017, 'Homomorphic encryption for arithmetic of approximate numbers'. Decrypted values are rounded before
 anyone sees them because of Li and Micciancio 2021, 'On the security of homomorphic encryption on approximate numbers'.

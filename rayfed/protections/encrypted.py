@@ -1,4 +1,4 @@
-"""Channel of ciphertexts: clients encrypt, anyone can add and multiply, one client decrypts.
+"""Channel of encrypted updates: clients encrypt, the server adds and multiplies, and one client decrypts the sum.
 
 Source: Ren's thesis, algorithm 3 and equation 4.4, whose server adds ciphertexts and asks a client to decrypt the sum.
 In addition, clients decrypt only one sum per round, no matter which client is asked and how often. It covers all of the

@@ -40,7 +40,7 @@ Count = Annotated[int, Field(ge=0)]
 
 @component
 class Dropouts:
-    """Number of clients per round that drop out before each phase, for the rest of the round."""
+    """Numbers of clients per round that drop out before each phase of secure aggregation."""
 
     advertise: Count = 0
     share: Count = 0

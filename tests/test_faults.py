@@ -217,7 +217,10 @@ def test_nobody_left_is_no_partial_result() -> None:
     ("change", "message"),
     [
         ("federation.protection=secure_aggregation", "masks would remain in the sum"),
-        ("arms.odd=[{name: dp_fedavg, clip: 1, noise_multiplier: 1, delta: 1.0e-5, noise: clients}]", "the client's part of"),
+        (
+            "arms.odd=[{name: dp_fedavg, clip: 1, noise_multiplier: 1, delta: 1.0e-5, noise: clients}]",
+            "part of the noise",
+        ),
         ("attacks=[{name: analytic, observes: shown, rounds: [0]}]", "other clients"),
     ],
 )
